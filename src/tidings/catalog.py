@@ -1,0 +1,357 @@
+"""The items of every feature, with revision and digest: operations in, Changes out.
+
+The catalog is the truth. It tells its sinks (the hub, a bus, a store) of every commit, in order, and of nothing that
+changed nothing. It does no I/O, knows no subscriber, and may be used from any thread: one lock, shared with the hub.
+
+An operation outside `batch()` is a batch of one. What a batch publishes is the *net* difference between its two ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from tidings import digest
+from tidings.errors import AlreadyExists, InvalidItem, NotFound
+from tidings.model import Change, Feature, Item, Operation, Topic, Version, operation
+from tidings.policy import Policy
+
+__all__ = ["Catalog", "Items", "Resources", "Sink"]
+
+logger = logging.getLogger(__name__)
+
+Sink = Callable[[tuple[Change, ...]], None]
+
+_NOWHERE = Version(0, "")
+"""The version of a content that nothing is known of."""
+
+
+class Catalog:
+    """What a server offers: `tools`, `prompts` and `resources`, and the versions of resources' contents."""
+
+    def __init__(
+        self, policy: Policy | None = None, *, clock: Callable[[], float] = time.time, origin: str = "local"
+    ) -> None:
+        self.policy = policy or Policy()
+        self.origin = origin
+        self.lock = threading.RLock()
+        self.tools = Items(self, Feature.TOOLS)
+        self.prompts = Items(self, Feature.PROMPTS)
+        self.resources = Resources(self)
+        self._clock = clock
+        self._revision = 0
+        self._sinks: list[Sink] = []
+        self._outbox: deque[tuple[Change, ...]] = deque()
+        self._sending = False
+        self._depth = 0
+        self._batch: list[Change] = []
+
+    @property
+    def revision(self) -> int:
+        return self._revision
+
+    def items(self, feature: Feature | str) -> Items:
+        return {Feature.TOOLS: self.tools, Feature.PROMPTS: self.prompts, Feature.RESOURCES: self.resources}[
+            Feature(feature)
+        ]
+
+    def version(self, topic: Topic) -> Version:
+        """The version of a list, or of a resource's content (revision 0 when nothing is known of it)."""
+        return self.items(topic).version if isinstance(topic, Feature) else self.resources.content(topic)
+
+    def follow(self, sink: Sink) -> Callable[[], None]:
+        """Call `sink` with the changes of every commit from now on; returns how to stop it."""
+        with self.lock:
+            self._sinks.append(sink)
+
+        def stop() -> None:
+            with self.lock:
+                if sink in self._sinks:
+                    self._sinks.remove(sink)
+
+        return stop
+
+    @contextmanager
+    def batch(self) -> Iterator[list[Change]]:
+        """Make many operations one publication. The list it gives holds, after the block, what was published.
+
+        Not a transaction: when the block raises, what it did until then is published, because it did happen. Don't
+        await inside: the block holds the catalog's lock.
+        """
+        with self.lock:
+            self._depth += 1
+            try:
+                yield self._batch
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    batch, self._batch = self._batch, []
+                    self._commit(batch)
+
+    def _commit(self, changes: list[Change]) -> None:
+        now = self._clock()
+        for items in (self.tools, self.prompts, self.resources):
+            changes += items._net(now)
+        if changes:
+            self._outbox.append(tuple(changes))
+        # A sink may itself change the catalog. Its commit waits here, so that all sinks hear all in the same order.
+        if self._sending:
+            return
+        self._sending = True
+        try:
+            while self._outbox:
+                published = self._outbox.popleft()
+                for sink in tuple(self._sinks):
+                    try:
+                        sink(published)
+                    except Exception:  # whoever changed the catalog must not pay for a sink's defect
+                        logger.exception("a sink of the catalog failed; going on")
+        finally:
+            self._sending = False
+
+    def _next_revision(self) -> int:
+        self._revision += 1
+        return self._revision
+
+
+class Items:
+    """The items of one feature. Definitions are mappings in the protocol's own terms (`inputSchema`, `mimeType`, …).
+
+    Every operation returns the changes it published: none if nothing changed, and none yet inside a batch.
+    """
+
+    def __init__(self, catalog: Catalog, feature: Feature) -> None:
+        self.feature = feature
+        self._catalog = catalog
+        self._items: dict[str, Item] = {}
+        self._sum = digest.ListDigest()
+        self._version = Version(0, digest.EMPTY)
+        self._touched: dict[str, Item | None] = {}
+        """What was there under a key before the batch."""
+
+    @property
+    def version(self) -> Version:
+        """As of the last commit: a batch under way shows in the items, not here."""
+        return self._version
+
+    def add(self, definition: Mapping[str, Any], *, replace: bool = False) -> Sequence[Change]:
+        """Add an item; with `replace`, whether or not its key is taken."""
+        item = self._item(definition)
+        with self._catalog.batch() as changes:
+            if not replace and item.key in self._items:
+                raise AlreadyExists(
+                    f"{self.feature.value}: {item.key!r} exists already; remove it first, or add it with replace=True"
+                )
+            self._put(item.key, item)
+        return changes
+
+    def remove(self, key: str) -> Sequence[Change]:
+        with self._catalog.batch() as changes:
+            self._known(key)
+            self._put(key, None)
+        return changes
+
+    def update(self, key: str, fields: Mapping[str, Any] | None = None, /, **more: Any) -> Sequence[Change]:
+        """Change only the fields given; None takes a field away."""
+        with self._catalog.batch() as changes:
+            merged = self._known(key).definition | dict(fields or {}) | more
+            item = self._item({name: value for name, value in merged.items() if value is not None})
+            if item.key != key:
+                raise InvalidItem(
+                    f"{self.feature.value}: an update can't rename {key!r} to {item.key!r}; remove and add"
+                )
+            self._put(key, item)
+        return changes
+
+    def replace(self, definitions: Iterable[Mapping[str, Any]]) -> Sequence[Change]:
+        """Make these the only items. What is the same stays, and nobody hears of it."""
+        items: dict[str, Item] = {}
+        for definition in definitions:
+            item = self._item(definition)
+            if item.key in items:
+                raise InvalidItem(f"{self.feature.value}: {item.key!r} is there twice; give each item its own key")
+            items[item.key] = item
+        with self._catalog.batch() as changes:
+            for key in [key for key in self._items if key not in items]:
+                self._put(key, None)
+            for key, item in items.items():
+                self._put(key, item)
+        return changes
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """A copy of an item's definition."""
+        item = self._items.get(key)
+        return item.definition if item else None
+
+    def snapshot(self) -> tuple[Item, ...]:
+        """All items, in the order of their keys, so that a list looks the same however it came about."""
+        with self._catalog.lock:
+            return tuple(self._items[key] for key in sorted(self._items))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (item.definition for item in self.snapshot())
+
+    def _known(self, key: str) -> Item:
+        item = self._items.get(key)
+        if item is None:
+            raise NotFound(f"{self.feature.value}: there is no {key!r}")
+        return item
+
+    def _put(self, key: str, item: Item | None) -> None:
+        """Set or remove an item, and note for the commit what was there before."""
+        before = self._items.get(key)
+        self._touched.setdefault(key, before)
+        if item is None:
+            self._items.pop(key, None)
+        else:
+            # The same content keeps its first object: a re-scan must not pile up copies.
+            self._items[key] = before if before is not None and before.hash == item.hash else item
+
+    def _item(self, definition: Mapping[str, Any]) -> Item:
+        feature = self.feature
+        if not isinstance(definition, Mapping):
+            raise InvalidItem(f"{feature.value}: an item is a mapping, not {definition!r:.80}")
+        key = self._key(definition)
+        plain = definition if isinstance(definition, dict) else dict(definition)
+        try:
+            text = msgspec.json.encode(plain)
+            hashed = digest.item_hash(msgspec.json.decode(text))
+        except Exception as error:  # any value at all may come here; the message says which item it was
+            raise InvalidItem(f"{feature.value}: {key!r} can't be written as JSON: {error}") from None
+        limit = self._catalog.policy.max_item_bytes
+        if len(text) > limit:
+            raise InvalidItem(
+                f"{feature.value}: {key!r} has {len(text)} bytes of JSON; Policy.max_item_bytes allows {limit}"
+            )
+        return Item(feature, key, text, hashed)
+
+    def _key(self, definition: Mapping[str, Any]) -> str:
+        key = definition.get("name")
+        if not isinstance(key, str):
+            raise InvalidItem(f"{self.feature.value}: an item needs a name, a text; got {definition!r:.80}")
+        return key
+
+    def _net(self, now: float) -> list[Change]:
+        """The difference between the batch's two ends, and a new version for each change of it."""
+        changes: list[Change] = []
+        for key, before in self._touched.items():
+            after = self._items.get(key)
+            if after is before:
+                continue
+            if before is not None:
+                if after is not None and after.hash == before.hash:
+                    continue
+                self._sum.discard(before.hash)
+            if after is not None:
+                self._sum.add(after.hash)
+            previous, self._version = self._version, Version(self._catalog._next_revision(), self._sum.hexdigest())
+            changes.append(
+                Change(
+                    topic=self.feature,
+                    operation=operation(before, after),
+                    key=key,
+                    version=self._version,
+                    previous=previous,
+                    time=now,
+                    origin=self._catalog.origin,
+                    item=after,
+                    before=before,
+                )
+            )
+        self._touched.clear()
+        return changes
+
+
+class Resources(Items):
+    """Resources and resource templates, and the versions of resources' contents, listed or not."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        super().__init__(catalog, Feature.RESOURCES)
+        self._contents: dict[str, Version] = {}
+        """In the order of their last change, so that the one longest unchanged is forgotten first."""
+        self._said: dict[str, tuple[str | None, Mapping[str, Any] | None]] = {}
+        """What the batch said of contents: digest (None: a new one) and metadata."""
+
+    def updated(self, uri: str, *, etag: str | None = None, **metadata: Any) -> Sequence[Change]:
+        """The content of `uri` is another one.
+
+        With an `etag`, only if it differs from the last one; without, always. The resource need not be listed.
+        """
+        return self._say(uri, None if etag is None else digest.content_digest(str(etag)), metadata or None)
+
+    def deleted(self, uri: str) -> Sequence[Change]:
+        """The resource is gone: its subscribers are told, their subscriptions to it end, and it leaves the list."""
+        with self._catalog.batch() as changes:
+            self._say(uri, digest.DELETED, None)
+            if uri in self._items:
+                self._put(uri, None)
+        return changes
+
+    def content(self, uri: str) -> Version:
+        return self._contents.get(uri, _NOWHERE)
+
+    def _key(self, definition: Mapping[str, Any]) -> str:
+        key = definition.get("uri", definition.get("uriTemplate"))
+        if not isinstance(key, str):
+            raise InvalidItem(f"resources: an item needs a uri or a uriTemplate, a text; got {definition!r:.80}")
+        return key
+
+    def _say(self, uri: str, content: str | None, metadata: Mapping[str, Any] | None) -> Sequence[Change]:
+        if not isinstance(uri, str) or not _is_unicode(uri):
+            raise InvalidItem(f"resources: a URI is a text of whole characters, not {uri!r:.80}")
+        if metadata is not None:
+            # A copy in JSON's terms: what the caller does to its objects later must not reach a slow reader.
+            metadata = msgspec.json.decode(digest.safe_json(metadata))
+        with self._catalog.batch() as changes:
+            self._said[uri] = (content, metadata)
+        return changes
+
+    def _net(self, now: float) -> list[Change]:
+        changes: list[Change] = []
+        for uri, (content, metadata) in self._said.items():
+            previous = self._contents.get(uri, _NOWHERE)
+            if content == previous.digest:
+                continue
+            revision = self._catalog._next_revision()
+            version = Version(revision, digest.revision_digest(revision) if content is None else content)
+            self._contents.pop(uri, None)
+            self._contents[uri] = version
+            changes.append(
+                Change(
+                    topic=uri,
+                    operation=Operation.DELETED if content == digest.DELETED else Operation.UPDATED,
+                    key=uri,
+                    version=version,
+                    previous=previous,
+                    time=now,
+                    origin=self._catalog.origin,
+                    metadata=metadata,
+                )
+            )
+        self._said.clear()
+        while len(self._contents) > self._catalog.policy.max_contents:
+            del self._contents[next(iter(self._contents))]
+        # Contents first: whoever hears that a resource left the list has then already heard why.
+        return changes + super()._net(now)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether there is a UTF-8 form: half of a surrogate pair has none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,100 @@
+"""Canonical JSON and digests: what makes two contents the same.
+
+*An item's hash* is BLAKE2b-256 over the item's canonical JSON: object keys sorted, no white space, UTF-8. Key order
+and the way the JSON was written play no part; numbers compare as they are written (`1` is not `1.0`).
+
+*A list's digest* is over the set of its items' hashes: their sum modulo 2^256 (an additive multiset hash) and their
+number, hashed once more to 128 bits. Adding, removing or replacing one item is one addition or subtraction, whatever
+the length of the list, and the order of the items plays no part.
+
+*A content's digest* is over the etag that its server gave, or over the revision where there is none.
+
+Digests detect change. They are no defence against a server that wants to deceive its own clients.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+__all__ = ["DELETED", "EMPTY", "ListDigest", "canonical", "content_digest", "item_hash", "revision_digest", "safe_json"]
+
+_MODULUS = 1 << 256
+_encode_sorted = msgspec.json.Encoder(order="sorted")
+_encode = msgspec.json.Encoder()
+
+
+def canonical(value: Any) -> bytes:
+    """JSON with sorted keys, for comparing."""
+    return _encode_sorted.encode(value)
+
+
+def item_hash(definition: Any) -> bytes:
+    return blake2b(canonical(definition), digest_size=32).digest()
+
+
+class ListDigest:
+    """The digest of a list, kept up to date item by item."""
+
+    __slots__ = ("_count", "_sum")
+
+    def __init__(self) -> None:
+        self._sum = 0
+        self._count = 0
+
+    def add(self, item: bytes) -> None:
+        self._sum = (self._sum + int.from_bytes(item, "big")) % _MODULUS
+        self._count += 1
+
+    def discard(self, item: bytes) -> None:
+        self._sum = (self._sum - int.from_bytes(item, "big")) % _MODULUS
+        self._count -= 1
+
+    def hexdigest(self) -> str:
+        return blake2b(self._sum.to_bytes(32, "big") + self._count.to_bytes(8, "big"), digest_size=16).hexdigest()
+
+
+EMPTY = ListDigest().hexdigest()
+"""The digest of a list without items."""
+
+
+def content_digest(etag: str) -> str:
+    return blake2b(b"etag:" + etag.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def revision_digest(revision: int) -> str:
+    return blake2b(b"revision:%d" % revision, digest_size=16).hexdigest()
+
+
+DELETED = blake2b(b"deleted", digest_size=16).hexdigest()
+"""The digest of a content that is gone."""
+
+
+def safe_json(value: Any) -> bytes:
+    """JSON of anything at all: what has no JSON form is written as its text, so that odd metadata fails nobody."""
+    try:
+        return _encode.encode(value)
+    except Exception:  # any value at all may come here; the slow path below takes each
+        return _encode.encode(_plain(value, 0))
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if depth > 64:  # deeper than any metadata is; a structure that contains itself ends here
+        return "…"
+    if value is None or isinstance(value, bool | int | float):
+        return value if not isinstance(value, int) or abs(value) < 1 << 63 else str(value)
+    if isinstance(value, dict):
+        return {_text(key): _plain(inner, depth + 1) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(inner, depth + 1) for inner in value]
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    try:
+        text = value if isinstance(value, str) else str(value)
+    except Exception:  # a broken __str__ is the user's, and no reason to lose the notification
+        text = object.__repr__(value)
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,156 @@
+"""Notifications as bytes: encoded once per shape and shared, with only the subscription id spliced in.
+
+What a notification says is DESIGN's: the operation and the item in `params`, where plain readers find them, and a
+summary under `dev.tidings/change` in `_meta`, which typed clients keep. `params` is always an object, and there is
+never an `id`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tidings.delta import merge_patch
+from tidings.digest import safe_json
+from tidings.model import Change, Feature, Notification, Operation
+from tidings.policy import Detail
+
+__all__ = ["CHANGE_KEY", "DELETED_METHOD", "SUBSCRIPTION_KEY", "Shape", "encode_tag", "render", "write"]
+
+SUBSCRIPTION_KEY = "io.modelcontextprotocol/subscriptionId"
+CHANGE_KEY = "dev.tidings/change"
+DELETED_METHOD = "notifications/resources/deleted"
+"""Not of the specification: only for clients that declare `dev.tidings/changes`."""
+
+
+class Shape(NamedTuple):
+    """All that makes one client's frame differ from another's, but for the subscription id."""
+
+    detail: Detail = "full"
+    most: int = 64
+    """Changes in one frame: `Policy.max_changes_per_frame`."""
+    is_sse: bool = False
+    """A server-sent event rather than a line."""
+    is_tagged: bool = False
+    """With a subscription id, as listen streams need it."""
+    is_extended: bool = False
+    """For a client that declared `dev.tidings/changes`."""
+
+
+def write(notification: Notification, shape: Shape, tag: bytes = b"") -> bytes:
+    """The frame for one subscriber. `tag` is its `encode_tag(id)` if the shape is tagged."""
+    head, tail = render(notification, shape)
+    return head + tag + tail
+
+
+def encode_tag(subscription_id: str | int) -> bytes:
+    return _escape(msgspec.json.encode(subscription_id))
+
+
+def render(notification: Notification, shape: Shape) -> tuple[bytes, bytes]:
+    """What stands before the subscription id, and after it. Without an id, all of it stands before."""
+    frame = notification.frames.get(shape)
+    if frame is None:
+        frame = notification.frames[shape] = _render(notification, shape)
+    return frame
+
+
+def _render(notification: Notification, shape: Shape) -> tuple[bytes, bytes]:
+    is_list = isinstance(notification.topic, Feature)
+    method = notification.method
+    members: dict[str, Any] = {} if is_list else {"uri": notification.topic}
+    if shape.is_extended and _is_deletion(notification):
+        method = DELETED_METHOD
+    if shape.detail == "full":
+        members |= _members(notification, shape) if is_list else _content_members(notification)
+    head = b'{"jsonrpc":"2.0","method":"%s","params":{' % method.encode()
+    tail = b"}}"
+    if members:
+        head += _escape(msgspec.json.encode(members))[1:-1]
+    meta = b""
+    if shape.detail != "none" or shape.is_extended:
+        meta = b'"%s":%s' % (CHANGE_KEY.encode(), _escape(msgspec.json.encode(_summary(notification, shape))))
+    if shape.is_tagged or meta:
+        head += b',"_meta":{' if members else b'"_meta":{'
+        tail = b"}}}"
+    if shape.is_tagged:
+        head += b'"%s":' % SUBSCRIPTION_KEY.encode()
+        tail = b"," + meta + tail if meta else tail
+    else:
+        head, tail = head + meta + tail, b""
+    before, after = (b"event: message\r\ndata: ", b"\r\n\r\n") if shape.is_sse else (b"", b"\n")
+    return (before + head, tail + after) if tail else (before + head + after, b"")
+
+
+def _members(notification: Notification, shape: Shape) -> dict[str, Any]:
+    """The unofficial members of `params`, for those who look at the message itself."""
+    described = [_described(change) for change in notification.changes[: shape.most]]
+    if len(notification.changes) > shape.most:
+        return {"changes": described, "truncated": True}
+    if len(described) == 1:
+        return described[0]
+    return {"changes": described} if described else {}
+
+
+def _described(change: Change) -> dict[str, Any]:
+    assert isinstance(change.topic, Feature)
+    item = change.item or change.before
+    described: dict[str, Any] = {"operation": change.operation}
+    if change.topic is Feature.RESOURCES:
+        described["uri"] = change.key
+    if item is not None:
+        described[change.topic.singular] = msgspec.Raw(item.json)
+    return described
+
+
+def _content_members(notification: Notification) -> dict[str, Any]:
+    metadata = notification.changes[-1].metadata if notification.changes else None
+    return {"metadata": msgspec.Raw(safe_json(metadata))} if metadata else {}
+
+
+def _summary(notification: Notification, shape: Shape) -> dict[str, Any]:
+    """What rides in `_meta`."""
+    revision, digest = notification.version
+    summaries = [_summarized(change, shape) for change in notification.changes[: shape.most]]
+    summary = summaries[0] if len(summaries) == 1 else {}
+    summary |= {"revision": revision, "digest": digest}
+    if len(summaries) > 1:
+        summary["changes"] = summaries
+    if len(notification.changes) > shape.most:
+        summary["truncated"] = True
+    if not notification.complete:
+        summary["complete"] = False
+    return summary
+
+
+def _summarized(change: Change, shape: Shape) -> dict[str, Any]:
+    if not isinstance(change.topic, Feature):
+        return {"operation": change.operation, "uri": change.key}
+    summary: dict[str, Any] = {"operation": change.operation, change.topic.key_field: change.key}
+    if shape.is_extended and change.item is not None:
+        patch = merge_patch(change.before.definition, change.item.definition) if change.before else None
+        if patch is None or change.before is None:
+            summary["item"] = msgspec.Raw(change.item.json)
+        else:
+            summary |= {"delta": patch, "before": change.before.digest, "after": change.item.digest}
+    return summary
+
+
+def _is_deletion(notification: Notification) -> bool:
+    return bool(notification.changes) and notification.changes[-1].operation is Operation.DELETED
+
+
+_LINE_BREAKS = (
+    ("\u2028".encode(), rb"\u2028"),
+    ("\u2029".encode(), rb"\u2029"),
+    ("\u0085".encode(), rb"\u0085"),
+)
+"""What some readers of lines and of server-sent events take for the end of a line, though JSON allows it in a text."""
+
+
+def _escape(text: bytes) -> bytes:
+    if not text.isascii():
+        for character, escaped in _LINE_BREAKS:
+            text = text.replace(character, escaped)
+    return text

@@ -1,0 +1,529 @@
+"""Who listens to what, and the fan-out.
+
+One rule: if a topic's digest differs from what a subscriber was told, tell it, and remember. A subscriber that keeps up
+is told at once and costs no memory per topic; for any other one the change is noted in its mailbox.
+
+The hub writes to nobody. It calls each subscriber's `deliver`, which must not wait: one that can take no more for now
+returns `BUSY` and calls `hub.wake(subscriber)` later. It never sleeps either: whoever owns the hub calls `tick(now)`
+at `next_due()`, and is told through `alarm` when that comes nearer. Not a queue: what happened in between is in the
+journal, if it still is.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import combinations, groupby
+from operator import attrgetter
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from tidings.agenda import Agenda
+from tidings.catalog import Catalog
+from tidings.errors import LimitReached
+from tidings.journal import Journal, net
+from tidings.mailbox import NEVER, Entry, Filter, IsMuted, Mailbox
+from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version
+from tidings.patterns import PatternIndex, Templates, compile_pattern, is_pattern
+from tidings.policy import Policy
+from tidings.subscriber import BUSY, Deliver, OnClose, Subscriber, WeakMethod, check_callback, identity
+
+if TYPE_CHECKING:
+    from tidings.lanes.local import Listener
+
+__all__ = ["BUSY", "Hub", "Subscriber"]
+
+logger = logging.getLogger(__name__)
+
+
+class Hub:
+    """The subscribers of one catalog. Shares the catalog's lock, so that both may be used from any thread."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        policy: Policy | None = None,
+        journal: Journal | None = None,
+        templates: Templates | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        first: Callable[[Topic], None] | None = None,
+        last: Callable[[Topic], None] | None = None,
+        alarm: Callable[[float], None] | None = None,
+    ) -> None:
+        self.catalog = catalog
+        self.policy = policy or catalog.policy
+        self.journal = journal or Journal(self.policy)
+        self.first = first
+        """Called with a feature, URI or pattern when its first subscriber comes: the place to start a watcher."""
+        self.last = last
+        """Called when its last subscriber is gone: the place to stop the watcher."""
+        self.alarm = alarm
+        """Called with a time when `tick` is needed then, and was not needed so early before."""
+        self._clock = clock
+        self._lock = catalog.lock
+        self._templates = templates
+        self._subscribers: dict[Subscriber, None] = {}
+        self._callbacks: dict[object, Subscriber] = {}
+        self._watchers: dict[Topic, dict[Subscriber, None]] = {}
+        """By feature, URI and pattern. Dicts as ordered sets: who came first is told first."""
+        self._patterns = PatternIndex(templates)
+        self._agenda = Agenda()
+        self._lost: deque[object] = deque()
+        """The methods whose owner was collected. A collection may strike anywhere, so it only leaves a note here."""
+        self._versions = {feature: catalog.version(feature) for feature in Feature}
+        """As far as published: the catalog may be ahead when a subscriber changes it."""
+        self._built: dict[Feature, dict[tuple[int, Filter | None], Notification]] = {feature: {} for feature in Feature}
+        """What to say of a list, by the revision as of which it is known and the filter: built once for all of them."""
+        self._outbox: deque[tuple[Change, ...]] = deque()
+        self._publishing = False
+        self._edits = 0
+        """Counts what makes a list of subscribers stale."""
+        catalog.follow(self.publish)
+
+    # Subscribing
+
+    def open(
+        self,
+        deliver: Deliver,
+        *,
+        label: str = "",
+        policy: Policy | None = None,
+        filter: Filter | None = None,
+        is_muted: IsMuted | None = None,
+        on_close: OnClose | None = None,
+    ) -> Subscriber:
+        """A new subscriber that watches nothing yet."""
+        with self._lock:
+            self._sweep()
+            subscriber = Subscriber(
+                self,
+                deliver,
+                policy or self.policy,
+                label=label,
+                filter=filter,
+                is_muted=is_muted,
+                on_close=on_close,
+            )
+            self._subscribers[subscriber] = None
+            return subscriber
+
+    def subscribe(
+        self,
+        who: Subscriber | Callable[[Notification], object],
+        *features: Feature | str,
+        uris: Iterable[str] = (),
+        told: Mapping[Topic, Version | None] | None = None,
+        ttl: float | None = None,
+        **options: Any,
+    ) -> Subscriber:
+        """Let a subscriber, or a callback, watch features, URIs and URI patterns too.
+
+        A callback is subscribed once, however often it is named; `options` are those of `open()` and count the first
+        time. A bound method does not keep its object alive: with the object goes the subscription.
+
+        Who subscribes is taken to know the present version of what it watches, unless `told` says otherwise: the
+        version it was told last, or None for never. After `ttl` seconds, the subscriptions named here end.
+        """
+        chosen = [Feature(feature) for feature in features]
+        paths = [uris] if isinstance(uris, str) else list(uris)
+        for uri in paths:
+            if is_pattern(uri):
+                compile_pattern(uri, self._templates)  # before anything is changed: a bad one must leave no half
+        with self._lock:
+            self._sweep()
+            subscriber = who if isinstance(who, Subscriber) else self._callback(who, options)
+            if subscriber.is_closed:
+                return subscriber
+            self._check_limit(subscriber, paths)
+            topics: list[Topic] = [*chosen, *paths]
+            for topic in topics:
+                self._watch(subscriber, topic)
+            now = self._clock()
+            if ttl is not None:
+                subscriber.expiries = (subscriber.expiries or {}) | dict.fromkeys(topics, now + ttl)
+                self._arm(subscriber, now + ttl)
+            if told:
+                self._catch_up(subscriber, told, now)
+            return subscriber
+
+    def unsubscribe(
+        self,
+        who: Subscriber | Callable[[Notification], object],
+        *features: Feature | str,
+        uris: Iterable[str] = (),
+    ) -> None:
+        """End some subscriptions, or all when none is named. Ending what never was is fine."""
+        chosen = [Feature(feature) for feature in features]
+        paths = [uris] if isinstance(uris, str) else list(uris)
+        with self._lock:
+            subscriber = self._find(who)
+            if subscriber is None:
+                return
+            topics: list[Topic] = [*chosen, *paths]
+            for topic in topics or subscriber.watched:
+                self._unwatch(subscriber, topic)
+            self._forget_unwatched(subscriber)
+            self._close_if_idle(subscriber)
+
+    def close(self, who: Subscriber | Callable[[Notification], object], reason: Reason = Reason.UNSUBSCRIBED) -> None:
+        """Remove every trace of a subscriber. Closing twice is fine."""
+        with self._lock:
+            subscriber = self._find(who)
+            if subscriber is None or subscriber.is_closed:
+                return
+            subscriber.is_closed = True
+            subscriber.is_plain = False
+            for topic in subscriber.watched:
+                self._unwatch(subscriber, topic)
+            subscriber.mailbox = None
+            subscriber.expiries = None
+            if subscriber.date is not None:
+                self._agenda.cancel(subscriber.date)
+                subscriber.date = None
+            self._subscribers.pop(subscriber, None)
+            key = identity(subscriber.deliver)
+            if self._callbacks.get(key) is subscriber:
+                del self._callbacks[key]
+            logger.debug("closed %r: %s", subscriber, reason)
+            if subscriber.on_close is not None:
+                self._guarded(subscriber.on_close, reason)
+
+    def listen(self, *features: Feature | str, uris: Iterable[str] = (), **options: Any) -> Listener:
+        """`async with hub.listen("prompts") as changes: async for change in changes: …`"""
+        from tidings.lanes.local import Listener  # the core itself knows nothing that awaits
+
+        return Listener(self, features, uris, options)
+
+    # Asking
+
+    def subscribers(self, topic: Feature | str) -> list[Subscriber]:
+        """Who is told when this changes: a feature by its name, or the URI of a resource."""
+        with self._lock:
+            self._sweep()
+            return list(self._watching(_topic(topic)))
+
+    def subscriptions(self) -> list[tuple[Topic, list[Subscriber]]]:
+        """Every feature, URI and pattern that is watched, and by whom."""
+        with self._lock:
+            self._sweep()
+            return [(topic, list(watchers)) for topic, watchers in self._watchers.items()]
+
+    def told(self, subscriber: Subscriber, topic: Topic) -> Version | None:
+        """The version that a subscriber was last told, or knew when it came; None if it was never told."""
+        entry = subscriber.mailbox.entries.get(topic) if subscriber.mailbox else None
+        return entry.told if entry else self._version(topic)
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._sweep()
+            return len(self._subscribers)
+
+    # Telling
+
+    def publish(self, changes: tuple[Change, ...]) -> None:
+        """Take in one commit of the catalog. A subscriber's own changes wait until all have heard of this one."""
+        with self._lock:
+            self._outbox.append(changes)
+            if self._publishing:
+                return
+            self._publishing = True
+            try:
+                while self._outbox:
+                    self._sweep()
+                    published = self._outbox.popleft()
+                    self.journal.append(published)
+                    for topic, group in groupby(published, attrgetter("topic")):
+                        self._fan_out(topic, tuple(group))
+            finally:
+                self._publishing = False
+
+    def wake(self, subscriber: Subscriber) -> None:
+        """The subscriber can take notifications again, or is muted no longer."""
+        with self._lock:
+            if not subscriber.is_closed:
+                subscriber.is_ready = True
+                self._serve(subscriber, self._clock())
+
+    def next_due(self) -> float | None:
+        """When `tick` has something to do."""
+        with self._lock:
+            return self._agenda.next()
+
+    def tick(self, now: float | None = None) -> None:
+        """Tell what has become due, and end the subscriptions that have run out."""
+        with self._lock:
+            self._sweep()
+            now = self._clock() if now is None else now
+            while (subscriber := self._agenda.pop(now)) is not None:
+                subscriber.date = None
+                self._serve(subscriber, now)
+
+    def _fan_out(self, topic: Topic, changes: tuple[Change, ...]) -> None:
+        previous, newest = changes[0].previous, changes[-1]
+        notification = Notification(topic, newest.version, changes, since=previous.revision)
+        if isinstance(topic, Feature):
+            self._versions[topic] = newest.version
+            self._built[topic] = {(previous.revision, None): notification}
+        watching = self._watching(topic)
+        logger.debug("telling %d subscribers: %r", len(watching), notification)
+        now = self._clock()
+        edits = self._edits
+        told: list[Subscriber] = []
+        for subscriber in tuple(watching):
+            # A callback may have closed or unsubscribed others meanwhile.
+            if edits != self._edits and subscriber not in self._watching(topic):
+                continue
+            if not subscriber.is_plain:
+                self._note(subscriber, notification, previous, now)
+                continue
+            try:
+                if subscriber.deliver(notification) is BUSY:
+                    subscriber.is_ready = subscriber.is_plain = False
+            except Exception:  # one bad subscriber must not affect another, nor the publisher
+                logger.exception("%r failed to take %r; going on", subscriber, notification)
+            if newest.operation is Operation.DELETED:
+                told.append(subscriber)
+        for subscriber in told:
+            self._end(subscriber, newest.key)
+
+    def _note(self, subscriber: Subscriber, notification: Notification, previous: Version, now: float) -> None:
+        mailbox = subscriber.mailbox
+        if mailbox is None:
+            mailbox = subscriber.mailbox = Mailbox()
+        elif len(mailbox.entries) >= subscriber.policy.max_pending and notification.topic not in mailbox.entries:
+            logger.warning("%r has %d topics pending, the most allowed; closing it", subscriber, len(mailbox.entries))
+            self.close(subscriber, Reason.OVERFLOW)
+            return
+        due = mailbox.note(notification, previous, subscriber.policy, subscriber.filter, now)
+        if not subscriber.is_ready:
+            return
+        if due <= now or due == NEVER:
+            self._serve(subscriber, now)
+        else:
+            self._arm(subscriber, due)
+
+    def _serve(self, subscriber: Subscriber, now: float) -> None:
+        """Hand over whatever is due, for as long as the subscriber takes it."""
+        if subscriber.expiries is not None:
+            self._expire(subscriber, now)
+        while subscriber.is_ready and subscriber.mailbox is not None:
+            taken = subscriber.mailbox.take(now, subscriber.is_muted)
+            if taken is None:
+                break
+            self._tell(subscriber, *taken, now)
+        if subscriber.is_closed:
+            return
+        if subscriber.mailbox is not None:
+            if subscriber.is_ready and (due := subscriber.mailbox.next_due(now, subscriber.is_muted)) != NEVER:
+                self._arm(subscriber, due)
+            if not subscriber.mailbox.entries:
+                subscriber.mailbox = None
+        if subscriber.expiries:
+            self._arm(subscriber, min(subscriber.expiries.values()))
+        subscriber.settle()
+
+    def _tell(self, subscriber: Subscriber, topic: Topic, entry: Entry, now: float) -> None:
+        mailbox = subscriber.mailbox
+        assert mailbox is not None
+        if entry.is_true_still:
+            mailbox.tell(topic, entry, subscriber.policy, now)
+            return
+        notification = entry.content or self._missed(topic, entry.since, subscriber.filter)
+        if notification.complete and not notification.changes:
+            mailbox.skip(topic, entry, now)
+            return
+        # Remember before delivering: whatever `deliver` does, it does to a subscriber that has been told.
+        mailbox.tell(topic, entry, subscriber.policy, now)
+        try:
+            if subscriber.deliver(notification) is BUSY:
+                subscriber.is_ready = False
+        except Exception:  # as in the fan-out
+            logger.exception("%r failed to take %r; going on", subscriber, notification)
+        if any(change.operation is Operation.DELETED for change in notification.changes):
+            self._end(subscriber, str(topic))
+
+    def _missed(self, topic: Topic, since: int, filter: Filter | None = None) -> Notification:
+        """What to say of a topic to whoever knows it as of a revision."""
+        if not isinstance(topic, Feature):
+            found = self.journal.since(since, topic)
+            return Notification(topic, self._version(topic), tuple(found or ())[-1:], since=since, complete=bool(found))
+        notification = self._built[topic].get((since, filter))
+        if notification is None:
+            found = self.journal.since(since, topic)
+            changes = net(found or ())
+            if filter is not None:
+                changes = tuple(change for change in changes if filter.passes(change))
+            notification = Notification(topic, self._versions[topic], changes, since=since, complete=found is not None)
+            self._built[topic][since, filter] = notification
+        return notification
+
+    def _version(self, topic: Topic) -> Version:
+        return self._versions[topic] if isinstance(topic, Feature) else self.catalog.version(topic)
+
+    def _catch_up(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
+        """Note what differs between what the subscriber was told last and what is true now, and tell it."""
+        for topic, version in told.items():
+            current = self._version(topic)
+            if version is not None and version.digest == current.digest:
+                continue
+            if subscriber not in self._watching(topic):
+                continue
+            # A revision that has not been yet is from another life of this server: nothing is known since then.
+            since = version.revision if version is not None and version.revision < current.revision else -1
+            if subscriber.mailbox is None:
+                subscriber.mailbox = Mailbox()
+            subscriber.mailbox.owe(self._missed(topic, since), version, subscriber.policy, now)
+        self._serve(subscriber, now)
+
+    # Keeping the index
+
+    def _watching(self, topic: Topic) -> Mapping[Subscriber, None]:
+        exact = self._watchers.get(topic, _NOBODY)
+        if isinstance(topic, Feature):
+            return exact
+        others = self._patterns.matching(topic)
+        if self.policy.subresources:
+            others += [path for path in _ancestors(topic) if path in self._watchers]
+        if not others:
+            return exact
+        # One who matches in several ways is told once.
+        return {subscriber: None for path in (topic, *others) for subscriber in self._watchers.get(path, _NOBODY)}
+
+    def _watch(self, subscriber: Subscriber, topic: Topic) -> None:
+        watchers = self._watchers.get(topic)
+        if watchers is None:
+            watchers = self._watchers[topic] = {}
+            if not isinstance(topic, Feature) and is_pattern(topic):
+                self._patterns.add(topic)
+        is_first = not watchers
+        watchers[subscriber] = None
+        if isinstance(topic, Feature):
+            subscriber.features = _SETS[subscriber.features | {topic}]
+        elif subscriber.uris is None:
+            subscriber.uris = {topic: None}
+        else:
+            subscriber.uris[topic] = None
+        logger.debug("%r watches %s", subscriber, topic)
+        if is_first and self.first is not None:
+            self._guarded(self.first, topic)
+
+    def _unwatch(self, subscriber: Subscriber, topic: Topic) -> None:
+        watchers = self._watchers.get(topic)
+        if watchers is None or subscriber not in watchers:
+            return
+        self._edits += 1
+        del watchers[subscriber]
+        if isinstance(topic, Feature):
+            subscriber.features = _SETS[subscriber.features - {topic}]
+        elif subscriber.uris is not None:
+            del subscriber.uris[topic]
+            if not subscriber.uris:
+                subscriber.uris = None
+        if subscriber.expiries is not None:
+            subscriber.expiries.pop(topic, None)
+        logger.debug("%r no longer watches %s", subscriber, topic)
+        if not watchers:
+            del self._watchers[topic]
+            if not isinstance(topic, Feature) and is_pattern(topic):
+                self._patterns.discard(topic)
+            if self.last is not None:
+                self._guarded(self.last, topic)
+
+    def _end(self, subscriber: Subscriber, uri: str) -> None:
+        """The resource is gone and the subscriber knows: its subscription to just this URI is over."""
+        self._unwatch(subscriber, uri)
+        self._close_if_idle(subscriber)
+
+    def _expire(self, subscriber: Subscriber, now: float) -> None:
+        for topic in [topic for topic, end in (subscriber.expiries or {}).items() if end <= now]:
+            self._unwatch(subscriber, topic)
+        self._forget_unwatched(subscriber)
+        self._close_if_idle(subscriber)
+
+    def _forget_unwatched(self, subscriber: Subscriber) -> None:
+        if subscriber.mailbox is not None:
+            for topic in list(subscriber.mailbox.entries):
+                if subscriber not in self._watching(topic):
+                    subscriber.mailbox.drop(topic)
+            if not subscriber.mailbox.entries:
+                subscriber.mailbox = None
+        subscriber.settle()
+
+    def _close_if_idle(self, subscriber: Subscriber) -> None:
+        """A callback that watches nothing is done; a lane's subscriber stays open for what it may watch later."""
+        if subscriber.is_idle and self._callbacks.get(identity(subscriber.deliver)) is subscriber:
+            self.close(subscriber)
+
+    def _check_limit(self, subscriber: Subscriber, uris: list[str]) -> None:
+        limit = subscriber.policy.max_uris
+        watched = subscriber.uris or {}
+        if len(watched) + len([uri for uri in set(uris) if uri not in watched]) > limit:
+            raise LimitReached(
+                f"{len(watched)} URIs are watched and {len(uris)} more were asked for; Policy.max_uris allows {limit}"
+            )
+
+    def _callback(self, callback: Callable[[Notification], object], options: Mapping[str, Any]) -> Subscriber:
+        check_callback(callback)
+        key = identity(callback)
+        subscriber = self._callbacks.get(key)
+        if subscriber is None:
+            options = {"label": getattr(callback, "__qualname__", ""), **options}
+            deliver = WeakMethod(callback, self._lost.append) if isinstance(callback, MethodType) else callback
+            subscriber = self._callbacks[key] = self.open(deliver, **options)
+        return subscriber
+
+    def _find(self, who: Subscriber | Callable[[Notification], object]) -> Subscriber | None:
+        return who if isinstance(who, Subscriber) else self._callbacks.get(identity(who))
+
+    def _sweep(self) -> None:
+        while self._lost:
+            subscriber = self._callbacks.get(self._lost.popleft())
+            if subscriber is not None:
+                self.close(subscriber, Reason.COLLECTED)
+
+    def _arm(self, subscriber: Subscriber, when: float) -> None:
+        """See to it that the subscriber is looked at by then."""
+        if subscriber.date is not None:
+            if subscriber.date.when <= when:
+                return
+            self._agenda.cancel(subscriber.date)
+        soonest = self._agenda.next()
+        subscriber.date = self._agenda.add(when, subscriber)
+        if self.alarm is not None and (soonest is None or when < soonest):
+            self._guarded(self.alarm, when)
+
+    @staticmethod
+    def _guarded(hook: Callable[[Any], object], argument: object) -> None:
+        try:
+            hook(argument)
+        except Exception:  # a hook is the user's; the hub must stay whole
+            logger.exception("a hook of the hub failed on %r; going on", argument)
+
+
+_NOBODY: Mapping[Subscriber, None] = {}
+
+_SETS = {
+    chosen: chosen
+    for size in range(len(Feature) + 1)
+    for chosen in map(frozenset[Feature], combinations(Feature, size))
+}
+"""All sets of features there are, so that subscribers share them."""
+
+
+def _topic(name: Feature | str) -> Topic:
+    if isinstance(name, Feature):
+        return name
+    return next((feature for feature in Feature if feature.value == name), name)
+
+
+def _ancestors(uri: str) -> Iterator[str]:
+    """What a resource may be a part of: `a://b/c/d` → `a://b/c/`, `a://b/c`, `a://b/`, `a://b`."""
+    root = uri.find("://") + 3 if "://" in uri else 0
+    end = uri.rfind("/", root, len(uri) - 1)
+    while end > root:
+        yield uri[: end + 1]
+        yield uri[:end]
+        end = uri.rfind("/", root, end)

@@ -1,0 +1,105 @@
+"""The bounded history of Changes: what changed since revision N, or that nobody knows any more.
+
+Each feature has its own history, and all contents together have one: a storm of content updates must not push out what
+a client that was away needs to know of the tools. Not a log for audits: it forgets, by count and by age.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from operator import attrgetter
+
+from msgspec import structs
+
+from tidings.model import Change, Feature, Topic, operation
+from tidings.policy import Policy
+
+__all__ = ["Journal", "net"]
+
+
+class _History:
+    __slots__ = ("changes", "floor")
+
+    def __init__(self) -> None:
+        self.changes: deque[Change] = deque()
+        self.floor = 0
+        """Everything after this revision is still here."""
+
+    def forget_oldest(self) -> None:
+        self.floor = self.changes.popleft().revision
+
+
+class Journal:
+    """Remembers at most `Policy.journal_changes` of each feature, none older than `Policy.journal_age`."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        policy = policy or Policy()
+        self._most = policy.journal_changes
+        self._age = policy.journal_age
+        self._contents = _History()
+        self._lists = {feature: _History() for feature in Feature}
+
+    def append(self, changes: Iterable[Change]) -> None:
+        """Take in changes, in the order of their revisions."""
+        for change in changes:
+            history = self._history(change.topic)
+            history.changes.append(change)
+            while len(history.changes) > self._most or history.changes[0].time < change.time - self._age:
+                history.forget_oldest()
+                if not history.changes:
+                    break
+
+    def expire(self, now: float) -> None:
+        """Forget what is older than the policy allows."""
+        for history in self._histories():
+            while history.changes and history.changes[0].time < now - self._age:
+                history.forget_oldest()
+
+    def since(self, revision: int, topic: Topic | None = None) -> list[Change] | None:
+        """The changes after `revision`, oldest first, of one topic or of all; None if some of them are forgotten."""
+        if topic is not None:
+            history = self._history(topic)
+            if revision < history.floor:
+                return None
+            found = _after(history, revision)
+            return found if isinstance(topic, Feature) else [change for change in found if change.topic == topic]
+        if any(revision < history.floor for history in self._histories()):
+            return None
+        found_each = (_after(history, revision) for history in self._histories())
+        return list(heapq.merge(*found_each, key=attrgetter("revision")))
+
+    def __len__(self) -> int:
+        return sum(len(history.changes) for history in self._histories())
+
+    def _history(self, topic: Topic) -> _History:
+        return self._lists[topic] if isinstance(topic, Feature) else self._contents
+
+    def _histories(self) -> Iterable[_History]:
+        return (*self._lists.values(), self._contents)
+
+
+def net(changes: Iterable[Change]) -> tuple[Change, ...]:
+    """What is left of changes of one list when they are seen at once: at most one per item, in order."""
+    folded: dict[str, Change] = {}
+    for change in changes:
+        earlier = folded.pop(change.key, None)
+        if earlier is not None:
+            before, after = earlier.before, change.item
+            if before is after or (before is not None and after is not None and before.hash == after.hash):
+                continue
+            change = structs.replace(change, operation=operation(before, after), before=before)
+        folded[change.key] = change
+    return tuple(folded.values())
+
+
+def _after(history: _History, revision: int) -> list[Change]:
+    # From the newest backwards: the answer is nearly always a few of many.
+    found: list[Change] = []
+    for change in reversed(history.changes):
+        if change.revision <= revision:
+            break
+        found.append(change)
+    found.reverse()
+    return found

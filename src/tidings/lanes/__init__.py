@@ -1,0 +1,1 @@
+"""How frames reach each kind of subscriber."""

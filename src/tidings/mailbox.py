@@ -1,0 +1,174 @@
+"""What waits for one subscriber: a set of topics, not a queue of events.
+
+A topic without an entry here needs none: its subscriber knows the newest version. So `told` is kept only where it
+differs from what is true now, a subscriber that is up to date has no mailbox at all, and one that never reads again
+costs no more than the topics it watches.
+
+Time is passed in. The mailbox decides *when* a topic may be told and in which order, never what is said of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from tidings.model import Change, Feature, Notification, Operation, Priority, Topic, Version
+from tidings.patterns import Match, compile_pattern
+from tidings.policy import Policy
+
+__all__ = ["NEVER", "Entry", "Filter", "IsMuted", "Mailbox"]
+
+NEVER = math.inf
+IsMuted: TypeAlias = Callable[[Topic], bool]
+
+
+class Filter:
+    """Which changes of a *list* count for a subscriber. Contents are chosen by the URIs that it subscribed to."""
+
+    __slots__ = ("_matches", "names", "operations")
+
+    def __init__(self, operations: Iterable[Operation | str] | None = None, names: Iterable[str] | None = None) -> None:
+        self.operations = None if operations is None else frozenset(map(Operation, operations))
+        self.names = None if names is None else tuple(names)
+        self._matches: tuple[Match, ...] = tuple(map(compile_pattern, self.names or ()))
+
+    def passes(self, change: Change) -> bool:
+        if self.operations is not None and change.operation not in self.operations:
+            return False
+        return self.names is None or any(match(change.key) for match in self._matches)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Filter) and (self.operations, self.names) == (other.operations, other.names)
+
+    def __hash__(self) -> int:
+        return hash((self.operations, self.names))
+
+
+class Entry:
+    """One topic of which the subscriber may not know the newest version."""
+
+    __slots__ = ("content", "cooling_until", "due", "first", "latest", "since", "told")
+
+    def __init__(self, told: Version | None, since: int, latest: Version) -> None:
+        self.told = told
+        """What the subscriber knows; None if it was never told anything."""
+        self.since = since
+        """Where there may be something to say begins: later than `told` once a filter has ruled changes out."""
+        self.latest = latest
+        self.content: Notification | None = None
+        """What to say of a resource's content: always the newest change, so all who wait for it share one. What to say
+        of a list depends on what its reader missed, and is found out when it is told."""
+        self.first = NEVER
+        """When the oldest of what is to be said came up."""
+        self.due = NEVER
+        """When it may be said; never, while there is nothing to say."""
+        self.cooling_until = 0.0
+        """The rate limit: not before this time."""
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Whether nothing is waiting, and what the subscriber was told last is the truth."""
+        return self.due == NEVER and self.is_true_still
+
+    @property
+    def is_true_still(self) -> bool:
+        """Whether what the subscriber was told last is the truth (again)."""
+        return self.told is not None and self.told.digest == self.latest.digest
+
+
+class Mailbox:
+    """The pending topics of one subscriber, in the order in which they are to be told."""
+
+    __slots__ = ("_queues", "entries")
+
+    def __init__(self) -> None:
+        self.entries: dict[Topic, Entry] = {}
+        self._queues: dict[Priority, dict[Topic, Entry]] = {}
+        """The entries that have something to say; a topic that changes again keeps its place."""
+
+    def note(
+        self, notification: Notification, previous: Version, policy: Policy, filter: Filter | None, now: float
+    ) -> float:
+        """Take in that a topic changed. Returns when there is something to say of it, which may be `NEVER`."""
+        topic = notification.topic
+        entry = self.entries.get(topic)
+        if entry is None:
+            entry = self.entries[topic] = Entry(previous, previous.revision, notification.version)
+        elif entry.is_up_to_date:
+            entry.told, entry.since = previous, previous.revision
+        entry.latest = notification.version
+        if not isinstance(topic, Feature):
+            entry.content = notification
+        elif filter is not None and entry.due == NEVER and not any(map(filter.passes, notification.changes)):
+            self.skip(topic, entry, now)
+            return NEVER
+        return self._schedule(topic, entry, policy, now)
+
+    def owe(self, notification: Notification, told: Version | None, policy: Policy, now: float) -> None:
+        """Note that the subscriber was last told something else than is true now."""
+        topic = notification.topic
+        entry = self.entries[topic] = Entry(told, notification.since, notification.version)
+        if not isinstance(topic, Feature):
+            entry.content = notification
+        self._schedule(topic, entry, policy, now)
+
+    def take(self, now: float, is_muted: IsMuted | None) -> tuple[Topic, Entry] | None:
+        """The next topic to be told. The caller then either tells it or skips it."""
+        for priority in sorted(self._queues):
+            for topic, entry in self._queues[priority].items():
+                if entry.due <= now and not (is_muted is not None and is_muted(topic)):
+                    self._unqueue(topic)
+                    return topic, entry
+        return None
+
+    def tell(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> None:
+        """The subscriber knows the latest now: forget the topic, or keep it for as long as the rate limit needs it."""
+        if policy.min_interval > 0:
+            entry.told, entry.cooling_until = entry.latest, now + policy.min_interval
+        else:
+            del self.entries[topic]
+
+    def skip(self, topic: Topic, entry: Entry, now: float) -> None:
+        """Nothing of it is to be said: `told` stays, and the next change is judged by itself."""
+        entry.since = entry.latest.revision
+        if entry.is_up_to_date and entry.cooling_until <= now:
+            del self.entries[topic]
+
+    def drop(self, topic: Topic) -> None:
+        """The subscriber no longer watches this topic."""
+        if self.entries.pop(topic, None) is not None:
+            self._unqueue(topic)
+
+    def next_due(self, now: float, is_muted: IsMuted | None) -> float:
+        """When there will be something to do: tell a topic, or forget one that the rate limit kept."""
+        soonest = NEVER
+        for topic, entry in list(self.entries.items()):
+            if entry.due != NEVER:
+                if entry.due < soonest and not (is_muted is not None and is_muted(topic)):
+                    soonest = entry.due
+            elif entry.is_up_to_date:
+                if entry.cooling_until <= now:
+                    del self.entries[topic]
+                else:
+                    soonest = min(soonest, entry.cooling_until)
+        return soonest
+
+    def _schedule(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> float:
+        priority = policy.priority(topic)
+        self._queues.setdefault(priority, {})[topic] = entry
+        entry.first = min(entry.first, now)
+        if priority is Priority.URGENT:
+            entry.due = now
+        else:
+            gap = min(now + policy.quiet_gap, entry.first + policy.longest_wait)
+            entry.due = max(gap, entry.cooling_until)
+        return entry.due
+
+    def _unqueue(self, topic: Topic) -> None:
+        for priority, queue in self._queues.items():
+            if (entry := queue.pop(topic, None)) is not None:
+                entry.first = entry.due = NEVER
+                if not queue:
+                    del self._queues[priority]
+                return

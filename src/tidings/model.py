@@ -1,0 +1,186 @@
+"""The words of Tidings as values: frozen, without I/O and without behaviour that needs a clock.
+
+A *topic* is either a `Feature` (a list) or the URI of a resource (its content). The two never compare equal, not even
+for a resource whose URI is the text "tools": `Feature` is deliberately no `str`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, IntEnum, StrEnum
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+__all__ = [
+    "Change",
+    "Feature",
+    "Item",
+    "Notification",
+    "Operation",
+    "Priority",
+    "Reason",
+    "Topic",
+    "Version",
+    "operation",
+]
+
+
+class Feature(Enum):
+    """A list that a server offers. Resource templates belong to `RESOURCES`."""
+
+    TOOLS = "tools"
+    PROMPTS = "prompts"
+    RESOURCES = "resources"
+
+    # Enum hashes by name through a Python call; members are singletons, and topics are hashed on every fan-out.
+    __hash__ = object.__hash__
+
+    @property
+    def singular(self) -> str:
+        """The member of a notification's params that holds one item: `tool`, `prompt` or `resource`."""
+        return self.value[:-1]
+
+    @property
+    def method(self) -> str:
+        return f"notifications/{self.value}/list_changed"
+
+    @property
+    def key_field(self) -> str:
+        """What tells the items of this list apart on the wire."""
+        return "uri" if self is Feature.RESOURCES else "name"
+
+
+Topic: TypeAlias = Feature | str
+
+
+class Operation(StrEnum):
+    ADDED = "added"
+    REMOVED = "removed"
+    UPDATED = "updated"
+    DELETED = "deleted"
+    """Of a resource's content only: the resource is gone, whether or not it was listed."""
+
+
+class Priority(IntEnum):
+    """The order in which one subscriber's pending topics are told. Smaller goes first."""
+
+    URGENT = 0
+    """Passes the rate limit and the quiet gap too."""
+    HIGH = 1
+    NORMAL = 2
+    LOW = 3
+
+
+class Reason(StrEnum):
+    """Why a subscriber was closed."""
+
+    UNSUBSCRIBED = "unsubscribed"
+    DISCONNECTED = "disconnected"
+    COLLECTED = "collected"
+    """Nobody refers to the in-process subscriber any more."""
+    OVERFLOW = "overflow"
+    """More topics were pending than `Policy.max_pending` allows: the client must come back and refetch."""
+    SLOW = "slow"
+    SHUTDOWN = "shutdown"
+
+
+class Version(NamedTuple):
+    """What a topic is now: a revision that only grows, and the digest of the content."""
+
+    revision: int
+    digest: str
+
+
+class Item(msgspec.Struct, frozen=True, gc=False):
+    """One definition of the protocol (a tool, a prompt, a resource, a template) as its JSON text.
+
+    Bytes rather than a dict: nobody can change an item behind the catalog's back, and frames copy it as it stands.
+    """
+
+    feature: Feature
+    key: str
+    json: bytes
+    hash: bytes
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """A fresh copy of the definition."""
+        decoded: dict[str, Any] = msgspec.json.decode(self.json)
+        return decoded
+
+    @property
+    def digest(self) -> str:
+        return self.hash[:16].hex()
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One operation on one item (or on one resource's content), and the version of the topic that it led to."""
+
+    topic: Topic
+    operation: Operation
+    key: str
+    version: Version
+    previous: Version
+    time: float
+    origin: str
+    item: Item | None = None
+    """The item afterwards; None when it was removed, and for changes of content."""
+    before: Item | None = None
+    """The item before; None when it was added, and for changes of content."""
+    metadata: Mapping[str, Any] | None = None
+    """What the server passed to `resources.updated()`; it means nothing to Tidings."""
+
+    @property
+    def revision(self) -> int:
+        return self.version.revision
+
+    @property
+    def digest(self) -> str:
+        return self.version.digest
+
+
+def operation(before: Item | None, after: Item | None) -> Operation:
+    """What leads from one state of an item to the other."""
+    if before is None:
+        return Operation.ADDED
+    return Operation.REMOVED if after is None else Operation.UPDATED
+
+
+class Notification:
+    """What a subscriber is told of one topic: all that differs between the version it knew and the one that is now.
+
+    Subscribers that missed the same share one object, and with it the encoded frames.
+    """
+
+    __slots__ = ("changes", "complete", "frames", "priority", "since", "topic", "version")
+
+    def __init__(
+        self,
+        topic: Topic,
+        version: Version,
+        changes: tuple[Change, ...],
+        *,
+        since: int,
+        complete: bool = True,
+        priority: Priority = Priority.NORMAL,
+    ) -> None:
+        self.topic = topic
+        self.version = version
+        self.changes = changes
+        """The net changes: an item that came and went within one notification is not in it."""
+        self.since = since
+        """The revision after which the changes begin."""
+        self.complete = complete
+        """False when the journal no longer knew all changes: refetch."""
+        self.priority = priority
+        self.frames: dict[Any, tuple[bytes, bytes]] = {}
+        """Encoded once per shape, by `tidings.frames`."""
+
+    @property
+    def method(self) -> str:
+        return self.topic.method if isinstance(self.topic, Feature) else "notifications/resources/updated"
+
+    def __repr__(self) -> str:
+        operations = ", ".join(f"{change.operation} {change.key!r}" for change in self.changes[:4])
+        return f"<Notification {self.method} r{self.version.revision}: {operations or 'refetch'}>"

@@ -1,0 +1,132 @@
+"""Every knob, in one frozen value. A default is a decision: its reason stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any, Literal, TypeAlias, get_args
+
+from tidings.errors import InvalidPolicy
+from tidings.model import Feature, Priority, Topic
+from tidings.patterns import Match, compile_pattern
+
+__all__ = ["Detail", "Policy"]
+
+Detail: TypeAlias = Literal["full", "summary", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How much is said, how often, and how much is kept. A subscriber may have its own."""
+
+    detail: Detail = "full"
+    """How much a notification says: the item itself, only the summary in `_meta`, or nothing (the plain specification).
+    Full, because every client tested accepts the extra members and it saves those who read them a refetch."""
+
+    quiet_gap: float = 0.0
+    """Seconds without a further change of a topic before it is told. None by default: a reader that keeps up hears of
+    each change at once, one that doesn't gets them together anyway."""
+
+    longest_wait: float = 1.0
+    """Seconds after which a topic is told although the gap never came, so that a busy source can't starve anyone."""
+
+    min_interval: float = 0.0
+    """Seconds between two notifications of one topic to one subscriber. The last change is always told."""
+
+    priorities: tuple[tuple[str, Priority], ...] = ()
+    """(URI or pattern, priority) pairs; the first that matches counts. Lists are HIGH and contents NORMAL otherwise: a
+    list decides what else a client may ask for."""
+
+    subresources: bool = True
+    """Whether a subscription to `a://b` covers `a://b/c`. The specification lets a server do so, and clients that
+    subscribe to a folder expect it."""
+
+    mute_list_changed: frozenset[str] = frozenset({"2025-03-26"})
+    """Protocol versions whose sessions are never told of list changes. The version does define them; silence there is
+    what servers of its time did and what the folder servers that we replace promise their clients."""
+
+    max_item_bytes: int = 1 << 20
+    """The JSON of one item. A definition past 1 MiB is a mistake, and would be copied into every notification."""
+
+    max_changes_per_frame: int = 64
+    """Past this a client does better to refetch the list than to apply changes one by one."""
+
+    max_pending: int = 10_000
+    """Topics that may wait for one subscriber; past it, the subscriber is closed. Only a subscription to a pattern can
+    reach it, and about 1 MB is what one reader may cost."""
+
+    max_uris: int = 10_000
+    """Subscriptions to URIs and patterns of one subscriber."""
+
+    max_contents: int = 100_000
+    """Resources whose content version is remembered; the one longest unchanged is forgotten first, which costs at most
+    one notification too many."""
+
+    journal_changes: int = 10_000
+    """Changes that are remembered per feature, and as many of contents."""
+
+    journal_age: float = 24 * 3600.0
+    """Seconds that a change is remembered. A client that was away for longer does better to refetch."""
+
+    def __post_init__(self) -> None:
+        if self.detail not in get_args(Detail):
+            raise InvalidPolicy(f"detail is {self.detail!r}; it must be one of {', '.join(get_args(Detail))}")
+        for name in ("quiet_gap", "longest_wait", "min_interval", "journal_age"):
+            self._check(name, getattr(self, name), (int, float), 0)
+        for name in ("max_item_bytes", "max_changes_per_frame", "max_pending"):
+            self._check(name, getattr(self, name), (int,), 1)
+        for name in ("max_uris", "max_contents", "journal_changes"):
+            self._check(name, getattr(self, name), (int,), 0)
+        if self.quiet_gap > self.longest_wait:
+            raise InvalidPolicy(
+                f"quiet_gap ({self.quiet_gap} s) is longer than longest_wait ({self.longest_wait} s), "
+                "so the gap could never come; raise longest_wait"
+            )
+        object.__setattr__(self, "priorities", _priority_pairs(self.priorities))
+        object.__setattr__(self, "mute_list_changed", frozenset(self.mute_list_changed))
+
+    @staticmethod
+    def _check(name: str, value: Any, kinds: Any, least: int) -> None:
+        # Not `value < least`: a NaN must not pass.
+        if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value:
+            raise InvalidPolicy(f"{name} is {value!r}; it must be a number of at least {least}")
+
+    @property
+    def paces(self) -> bool:
+        """Whether anything is ever held back although its reader is ready."""
+        return self.quiet_gap > 0 or self.min_interval > 0
+
+    def priority(self, topic: Topic) -> Priority:
+        if isinstance(topic, Feature):
+            return Priority.HIGH
+        for uri, priority in self.priorities:
+            if _matcher(uri)(topic):
+                return priority
+        return Priority.NORMAL
+
+    def but(self, **knobs: Any) -> Policy:
+        """The same policy with some knobs turned."""
+        known = {field.name for field in fields(self)}
+        if unknown := sorted(knobs.keys() - known):
+            raise InvalidPolicy(f"no such knob: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        return replace(self, **knobs)
+
+
+@cache
+def _matcher(pattern: str) -> Match:
+    return compile_pattern(pattern)
+
+
+def _priority_pairs(given: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> tuple[tuple[str, Priority], ...]:
+    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        chosen = tuple(
+            (uri, Priority[value.upper()] if isinstance(value, str) else Priority(value)) for uri, value in pairs
+        )
+        for uri, _ in chosen:
+            _matcher(uri)
+        return chosen
+    except (KeyError, ValueError, TypeError) as error:
+        names = ", ".join(priority.name.lower() for priority in Priority)
+        raise InvalidPolicy(f"priorities must map URIs or patterns to one of {names}: {error}") from None

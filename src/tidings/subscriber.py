@@ -1,0 +1,170 @@
+"""One open ear: what it watches, how it wants to be told, and how it is reached."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterable
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from tidings.mailbox import Filter, IsMuted, Mailbox
+from tidings.model import Feature, Notification, Reason, Topic
+from tidings.policy import Policy
+
+if TYPE_CHECKING:
+    from tidings.agenda import Date
+    from tidings.hub import Hub
+
+__all__ = ["BUSY", "Deliver", "OnClose", "Subscriber", "WeakMethod", "check_callback", "identity"]
+
+
+class _Busy:
+    def __repr__(self) -> str:
+        return "BUSY"
+
+
+BUSY: Final = _Busy()
+"""What `deliver` returns when it took the notification but can take no further one until `hub.wake(subscriber)`.
+
+An object of its own: a callback that happens to return False or None must not fall silent for it.
+"""
+
+Deliver: TypeAlias = Callable[[Notification], object]
+OnClose: TypeAlias = Callable[[Reason], None]
+
+_NO_FEATURES: frozenset[Feature] = frozenset()
+
+
+class Subscriber:
+    """Made by `hub.open()` or `hub.subscribe()`. Small on purpose: there may be tens of thousands."""
+
+    __slots__ = (
+        "__weakref__",
+        "date",
+        "deliver",
+        "expiries",
+        "features",
+        "filter",
+        "hub",
+        "is_closed",
+        "is_muted",
+        "is_plain",
+        "is_ready",
+        "label",
+        "mailbox",
+        "on_close",
+        "policy",
+        "uris",
+    )
+
+    def __init__(
+        self,
+        hub: Hub,
+        deliver: Deliver,
+        policy: Policy,
+        *,
+        label: str = "",
+        filter: Filter | None = None,
+        is_muted: IsMuted | None = None,
+        on_close: OnClose | None = None,
+    ) -> None:
+        self.hub = hub
+        self.deliver = deliver
+        self.policy = policy
+        self.label = label
+        self.filter = filter
+        self.is_muted = is_muted
+        self.on_close = on_close
+        self.features = _NO_FEATURES
+        self.uris: dict[str, None] | None = None
+        """The URIs and patterns that it watches."""
+        self.expiries: dict[Topic, float] | None = None
+        self.mailbox: Mailbox | None = None
+        """None while it knows the newest version of all that it watches."""
+        self.date: Date | None = None
+        self.is_ready = True
+        self.is_closed = False
+        self.is_plain = True
+        self.settle()
+
+    def settle(self) -> None:
+        """Decide whether a change can be handed over at once, without looking at anything else."""
+        self.is_plain = (
+            self.is_ready
+            and self.mailbox is None
+            and self.filter is None
+            and self.is_muted is None
+            and not self.policy.paces
+            and not self.is_closed
+        )
+
+    def subscribe(self, *features: Feature | str, uris: Iterable[str] = (), ttl: float | None = None) -> None:
+        self.hub.subscribe(self, *features, uris=uris, ttl=ttl)
+
+    def unsubscribe(self, *features: Feature | str, uris: Iterable[str] = ()) -> None:
+        self.hub.unsubscribe(self, *features, uris=uris)
+
+    def close(self, reason: Reason = Reason.UNSUBSCRIBED) -> None:
+        self.hub.close(self, reason)
+
+    @property
+    def watched(self) -> list[Topic]:
+        """The features, URIs and patterns that it subscribed to."""
+        return [*self.features, *(self.uris or ())]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it watches nothing."""
+        return not self.features and not self.uris
+
+    @property
+    def pending(self) -> int:
+        """How many topics wait for it."""
+        return len(self.mailbox.entries) if self.mailbox else 0
+
+    def __enter__(self) -> Subscriber:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        watched = [topic.value if isinstance(topic, Feature) else topic for topic in self.watched]
+        shown = ", ".join(watched[:4]) + (", …" if len(watched) > 4 else "")
+        state = ", closed" if self.is_closed else ""
+        return f"<Subscriber {self.label or hex(id(self))} of {shown or 'nothing'}{state}>"
+
+
+class WeakMethod:
+    """Calls a method without keeping its object alive. Lighter than `weakref.WeakMethod`, which is built to compare."""
+
+    __slots__ = ("_function", "_owner", "identity")
+
+    def __init__(self, method: types.MethodType, on_lost: Callable[[object], None]) -> None:
+        self.identity = key = identity(method)
+        self._function = method.__func__
+        self._owner = weakref.ref(method.__self__, lambda _: on_lost(key))
+
+    def __call__(self, notification: Notification) -> object:
+        owner = self._owner()
+        return None if owner is None else self._function(owner, notification)
+
+
+def identity(callback: object) -> object:
+    """What makes two mentions of a callback the same subscriber."""
+    if isinstance(callback, WeakMethod):
+        return callback.identity
+    if isinstance(callback, types.MethodType):
+        return (id(callback.__self__), callback.__func__)
+    return callback if isinstance(callback, Hashable) else id(callback)
+
+
+def check_callback(callback: object) -> None:
+    if not callable(callback):
+        raise TypeError(f"a subscriber is a function of one notification, not {callback!r:.80}")
+    if inspect.iscoroutinefunction(callback):
+        raise TypeError(
+            f"{getattr(callback, '__qualname__', callback)} is a coroutine function, and the hub does not wait; "
+            "use `async with hub.listen(…) as changes`"
+        )

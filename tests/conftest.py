@@ -1,0 +1,68 @@
+"""What all tests share: no silent skips where everything must run, the Hypothesis profiles, the event loop.
+
+With ``TIDINGS_REQUIRE_ALL=1`` a test that skips, or that fails as it was expected to, is a failure, and so is a
+module that skips itself while it is collected. Elsewhere a missing service may skip its tests. Tests that ``-k`` or
+``-m`` leave out are nobody's failure.
+"""
+
+import os
+from collections.abc import Generator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+REQUIRE_ALL = os.environ.get("TIDINGS_REQUIRE_ALL") == "1"
+
+# Every setting that Hypothesis' own profiles differ in is named: where it recognises a CI service it has already
+# chosen its own "ci", and a profile inherits whatever is left open from the one in force.
+settings.register_profile(
+    "default",
+    max_examples=100,
+    deadline=None,  # a busy machine is not a defect; pytest-timeout catches a hang
+    derandomize=False,  # each run looks somewhere new
+    print_blob=False,  # the local example database replays a failure
+)
+settings.register_profile(
+    "ci",
+    settings.get_profile("default"),
+    print_blob=True,  # the database is gone with the machine; the blob replays the failure elsewhere
+    suppress_health_check=[HealthCheck.too_slow],  # as with the deadline
+)
+settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """``@pytest.mark.anyio`` means asyncio: uvicorn and NATS know no other loop."""
+    return "asyncio"
+
+
+# tryfirst makes a wrapper the outermost: it sees the report after pytest's own plugins have made a skip or an
+# expected failure of it.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if REQUIRE_ALL and report.skipped:
+        if hasattr(report, "wasxfail"):
+            reason = f"expected to fail: {report.wasxfail}"
+            del report.wasxfail  # a failed report that has it is not counted
+        else:
+            reason = skip_reason(report)
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid} did not pass, and TIDINGS_REQUIRE_ALL=1 requires it to: {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if REQUIRE_ALL and report.skipped:
+        reason = skip_reason(report)
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid} was not collected, and TIDINGS_REQUIRE_ALL=1 requires it to be: {reason}"
+    return report
+
+
+def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Pytest keeps a skip as (path, line, reason)."""
+    return report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
