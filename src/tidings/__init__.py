@@ -1,5 +1,7 @@
 """Tidings makes a Python MCP server live: every connected client is told what changed, once and in order."""
 
+from typing import TYPE_CHECKING, Any
+
 from tidings.catalog import Catalog
 from tidings.errors import (
     AlreadyExists,
@@ -11,12 +13,16 @@ from tidings.errors import (
     NotFound,
     TidingsError,
 )
+from tidings.gate import Principal
 from tidings.hub import BUSY, Hub
 from tidings.journal import Journal
 from tidings.mailbox import Filter
 from tidings.model import Change, Feature, Item, Notification, Operation, Priority, Reason, Topic, Version
 from tidings.policy import Policy
 from tidings.subscriber import Subscriber
+
+if TYPE_CHECKING:
+    from tidings.live import Live
 
 __all__ = [
     "BUSY",
@@ -33,10 +39,12 @@ __all__ = [
     "Item",
     "Journal",
     "LimitReached",
+    "Live",
     "NotFound",
     "Notification",
     "Operation",
     "Policy",
+    "Principal",
     "Priority",
     "Reason",
     "Subscriber",
@@ -44,3 +52,12 @@ __all__ = [
     "Topic",
     "Version",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # `Live` needs the SDK, which takes most of a second to import; whoever uses the core alone does not wait for it.
+    if name == "Live":
+        from tidings.live import Live
+
+        return Live
+    raise AttributeError(f"module 'tidings' has no attribute {name!r}")

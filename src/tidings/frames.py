@@ -16,12 +16,32 @@ from tidings.digest import safe_json
 from tidings.model import Change, Feature, Notification, Operation
 from tidings.policy import Detail
 
-__all__ = ["CHANGE_KEY", "DELETED_METHOD", "SUBSCRIPTION_KEY", "Shape", "encode_tag", "render", "write"]
+__all__ = [
+    "CHANGE_KEY",
+    "CURSOR_KEY",
+    "DELETED_METHOD",
+    "EXTENSION",
+    "KEEP_ALIVE",
+    "SUBSCRIPTION_KEY",
+    "Shape",
+    "acknowledgement",
+    "encode_tag",
+    "listen_result",
+    "render",
+    "write",
+]
 
 SUBSCRIPTION_KEY = "io.modelcontextprotocol/subscriptionId"
 CHANGE_KEY = "dev.tidings/change"
+CURSOR_KEY = "dev.tidings/cursor"
+EXTENSION = "dev.tidings/changes"
+"""What a client declares to get items and deltas in `_meta`, and deletions as such."""
+KEEP_ALIVE = b": keep-alive\r\n\r\n"
 DELETED_METHOD = "notifications/resources/deleted"
 """Not of the specification: only for clients that declare `dev.tidings/changes`."""
+
+
+_SSE_HEAD, _SSE_TAIL = b"event: message\r\ndata: ", b"\r\n\r\n"
 
 
 class Shape(NamedTuple):
@@ -46,6 +66,25 @@ def write(notification: Notification, shape: Shape, tag: bytes = b"") -> bytes:
 
 def encode_tag(subscription_id: str | int) -> bytes:
     return _escape(msgspec.json.encode(subscription_id))
+
+
+def acknowledgement(honoured: dict[str, Any], cursor: dict[str, Any], tag: bytes) -> bytes:
+    """The first event of a listen stream: what of the request is served."""
+    params = {"notifications": honoured, "_meta": {SUBSCRIPTION_KEY: msgspec.Raw(tag), CURSOR_KEY: cursor}}
+    return (
+        _SSE_HEAD
+        + b'{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":%s}'
+        % (_escape(msgspec.json.encode(params)),)
+        + _SSE_TAIL
+    )
+
+
+def listen_result(meta: dict[str, Any], tag: bytes) -> bytes:
+    """The last event of a listen stream that ends on purpose."""
+    result = {"resultType": "complete", "_meta": {**meta, SUBSCRIPTION_KEY: msgspec.Raw(tag)}}
+    return (
+        _SSE_HEAD + b'{"jsonrpc":"2.0","id":%s,"result":%s}' % (tag, _escape(msgspec.json.encode(result))) + _SSE_TAIL
+    )
 
 
 def render(notification: Notification, shape: Shape) -> tuple[bytes, bytes]:
@@ -79,7 +118,7 @@ def _render(notification: Notification, shape: Shape) -> tuple[bytes, bytes]:
         tail = b"," + meta + tail if meta else tail
     else:
         head, tail = head + meta + tail, b""
-    before, after = (b"event: message\r\ndata: ", b"\r\n\r\n") if shape.is_sse else (b"", b"\n")
+    before, after = (_SSE_HEAD, _SSE_TAIL) if shape.is_sse else (b"", b"\n")
     return (before + head, tail + after) if tail else (before + head + after, b"")
 
 

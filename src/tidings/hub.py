@@ -26,7 +26,7 @@ from tidings.errors import LimitReached
 from tidings.journal import Journal, net
 from tidings.mailbox import NEVER, Entry, Filter, IsMuted, Mailbox
 from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version
-from tidings.patterns import PatternIndex, Templates, compile_pattern, is_pattern
+from tidings.patterns import Match, PatternIndex, Templates, compile_pattern, is_pattern
 from tidings.policy import Policy
 from tidings.subscriber import BUSY, Deliver, OnClose, Subscriber, WeakMethod, check_callback, identity
 
@@ -52,7 +52,9 @@ class Hub:
         first: Callable[[Topic], None] | None = None,
         last: Callable[[Topic], None] | None = None,
         alarm: Callable[[float], None] | None = None,
+        follow: bool = True,
     ) -> None:
+        """With `follow`, every commit of the catalog is published at once, in the thread that made it."""
         self.catalog = catalog
         self.policy = policy or catalog.policy
         self.journal = journal or Journal(self.policy)
@@ -81,7 +83,8 @@ class Hub:
         self._publishing = False
         self._edits = 0
         """Counts what makes a list of subscribers stale."""
-        catalog.follow(self.publish)
+        if follow:
+            catalog.follow(self.publish)
 
     # Subscribing
 
@@ -129,18 +132,21 @@ class Hub:
         """
         chosen = [Feature(feature) for feature in features]
         paths = [uris] if isinstance(uris, str) else list(uris)
-        for uri in paths:
-            if is_pattern(uri):
-                compile_pattern(uri, self._templates)  # before anything is changed: a bad one must leave no half
         with self._lock:
             self._sweep()
+            # Before anything is changed: a bad one must leave no half.
+            matches = {
+                uri: compile_pattern(uri, self._templates)
+                for uri in paths
+                if is_pattern(uri) and uri not in self._watchers
+            }
             subscriber = who if isinstance(who, Subscriber) else self._callback(who, options)
             if subscriber.is_closed:
                 return subscriber
             self._check_limit(subscriber, paths)
             topics: list[Topic] = [*chosen, *paths]
             for topic in topics:
-                self._watch(subscriber, topic)
+                self._watch(subscriber, topic, matches)
             now = self._clock()
             if ttl is not None:
                 subscriber.expiries = (subscriber.expiries or {}) | dict.fromkeys(topics, now + ttl)
@@ -392,12 +398,12 @@ class Hub:
         # One who matches in several ways is told once.
         return {subscriber: None for path in (topic, *others) for subscriber in self._watchers.get(path, _NOBODY)}
 
-    def _watch(self, subscriber: Subscriber, topic: Topic) -> None:
+    def _watch(self, subscriber: Subscriber, topic: Topic, matches: Mapping[str, Match]) -> None:
         watchers = self._watchers.get(topic)
         if watchers is None:
             watchers = self._watchers[topic] = {}
             if not isinstance(topic, Feature) and is_pattern(topic):
-                self._patterns.add(topic)
+                self._patterns.add(topic, matches.get(topic))
         is_first = not watchers
         watchers[subscriber] = None
         if isinstance(topic, Feature):
@@ -458,12 +464,12 @@ class Hub:
             self.close(subscriber)
 
     def _check_limit(self, subscriber: Subscriber, uris: list[str]) -> None:
-        limit = subscriber.policy.max_uris
-        watched = subscriber.uris or {}
-        if len(watched) + len([uri for uri in set(uris) if uri not in watched]) > limit:
-            raise LimitReached(
-                f"{len(watched)} URIs are watched and {len(uris)} more were asked for; Policy.max_uris allows {limit}"
-            )
+        watched = dict.fromkeys([*(subscriber.uris or ()), *uris])
+        counts = {"max_uris": len(watched), "max_patterns": sum(map(is_pattern, watched))}
+        for name, count in counts.items():
+            limit: int = getattr(subscriber.policy, name)
+            if uris and count > limit:
+                raise LimitReached(f"this would make {count} subscriptions; Policy.{name} allows {limit}")
 
     def _callback(self, callback: Callable[[Notification], object], options: Mapping[str, Any]) -> Subscriber:
         check_callback(callback)

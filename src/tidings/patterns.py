@@ -8,14 +8,16 @@ Three forms, told apart by what they contain:
 * anything else is an exact URI and no matter for this module.
 
 The index is a trie over the segments between slashes. A segment with wildcards is filed under what is literal at its
-two ends, so that ten thousand patterns that differ anywhere near an end of a segment cost a look-up and no scan.
+two ends, and patterns that are alike in that too under a text between two wildcards, so that ten thousand patterns that
+differ in any literal text cost a few look-ups and no scan.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Generic, TypeAlias, TypeVar
 
 from tidings.errors import InvalidPattern
 
@@ -25,7 +27,7 @@ Match: TypeAlias = Callable[[str], bool]
 Templates: TypeAlias = Callable[[str], Match]
 """From the text of an RFC 6570 template to what tells whether a URI matches it; raises ValueError on a bad one."""
 
-_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 _VARIABLE = re.compile(r"\{[^{}]*\}|\*+")
 _SIMPLE_EXPRESSION = re.compile(r"\{[A-Za-z0-9_.]+\}")
@@ -81,16 +83,95 @@ def _group_regex(group: str, is_last: bool) -> str:
     return first + "".join(f"(?>[^/]*?{literal})" for literal in others)
 
 
+class _Shelf:
+    """Patterns that the trie can't tell apart, filed under a text that each has between two wildcards."""
+
+    __slots__ = ("by_length",)
+
+    def __init__(self) -> None:
+        self.by_length: dict[int, dict[str, dict[str, Match]]] = {}
+
+    def collect(self, uri: str, found: list[tuple[str, Match]]) -> None:
+        for length, by_text in self.by_length.items():
+            if len(by_text) < len(uri):
+                for text, patterns in by_text.items():
+                    if text in uri:
+                        found += patterns.items()
+            else:
+                for text in {uri[at : at + length] for at in range(len(uri) - length + 1)}:
+                    if text in by_text:
+                        found += by_text[text].items()
+
+    def put(self, pattern: str, match: Match) -> bool:
+        """File a pattern; whether it was not there."""
+        texts = _between(pattern)
+        shelved = [self.by_length.get(len(text), _NO_TEXTS).get(text, _NONE) for text in texts]
+        if any(pattern in patterns for patterns in shelved):
+            return False
+        # Where the fewest are: a text that all of them have tells nothing.
+        text = min(zip(map(len, shelved), texts, strict=True), key=lambda pair: (pair[0], -len(pair[1])))[1]
+        self.by_length.setdefault(len(text), {}).setdefault(text, {})[pattern] = match
+        return True
+
+    def discard(self, pattern: str) -> bool:
+        for text in _between(pattern):
+            by_text = self.by_length.get(len(text), _NO_TEXTS)
+            if pattern in (patterns := by_text.get(text, _NONE)):
+                del patterns[pattern]
+                if not patterns:
+                    del by_text[text]
+                if not by_text:
+                    del self.by_length[len(text)]
+                return True
+        return False
+
+
+class _Ends(Generic[_Value]):
+    """Values by what a text starts and ends with; by the start first, since most texts fail there."""
+
+    __slots__ = ("by_start",)
+
+    def __init__(self) -> None:
+        self.by_start: dict[int, dict[str, dict[int, dict[str, _Value]]]] = {}
+
+    def fitting(self, text: str) -> list[_Value]:
+        found: list[_Value] = []
+        for length, starts in self.by_start.items():
+            by_end = starts.get(text[:length])
+            if by_end is not None:
+                for length, ends in by_end.items():
+                    value = ends.get(text[-length:] if length else "")
+                    if value is not None:
+                        found.append(value)
+        return found
+
+    def setdefault(self, start: str, end: str, value: _Value) -> _Value:
+        by_end = self.by_start.setdefault(len(start), {}).setdefault(start, {})
+        return by_end.setdefault(len(end), {}).setdefault(end, value)
+
+    def delete(self, start: str, end: str) -> None:
+        starts = self.by_start[len(start)]
+        by_end = starts[start]
+        ends = by_end[len(end)]
+        del ends[end]
+        if not ends:
+            del by_end[len(end)]
+        if not by_end:
+            del starts[start]
+        if not starts:
+            del self.by_start[len(start)]
+
+
 class _Node:
     __slots__ = ("ends", "literal", "rest", "wild")
 
     def __init__(self) -> None:
         self.literal: dict[str, _Node] = {}
-        self.wild: dict[tuple[int, int], dict[tuple[str, str], _Node]] = {}
-        """By (length of the literal start, of the literal end), then by those texts."""
-        self.rest: dict[tuple[int, int], dict[tuple[str, str], dict[str, Match]]] = {}
+        self.wild: _Ends[_Node] | None = None
+        """By what is literal at the two ends of the segment."""
+        self.rest: _Ends[_Shelf] | None = None
         """Patterns that go on over any number of segments, by what is literal at the two ends of all that is left."""
-        self.ends: dict[str, Match] = {}
+        self.ends: _Shelf | None = None
         """Patterns whose last segment this is."""
 
     def is_empty(self) -> bool:
@@ -105,8 +186,9 @@ class PatternIndex:
         self._root = _Node()
         self._count = 0
 
-    def add(self, pattern: str) -> None:
-        self._edit(self._root, _segments(pattern), pattern, compile_pattern(pattern, self._templates))
+    def add(self, pattern: str, match: Match | None = None) -> None:
+        """File a pattern; `match` is its compiled form, for who has that already."""
+        self._edit(self._root, _segments(pattern), pattern, match or compile_pattern(pattern, self._templates))
 
     def discard(self, pattern: str) -> None:
         self._edit(self._root, _segments(pattern), pattern, None)
@@ -114,77 +196,88 @@ class PatternIndex:
     def matching(self, uri: str) -> list[str]:
         if not self._count:
             return []
-        return [pattern for pattern, match in self._candidates(self._root, uri.split("/"), 0, uri) if match(uri)]
+        found: list[tuple[str, Match]] = []
+        self._collect(self._root, uri.split("/"), 0, uri, found)
+        return [pattern for pattern, match in found if match(uri)]
 
     def __len__(self) -> int:
         return self._count
 
-    def _candidates(self, node: _Node, parts: list[str], at: int, uri: str) -> Iterator[tuple[str, Match]]:
-        if node.rest:
-            left = "/".join(parts[at:])
-            for lengths, by_ends in node.rest.items():
-                yield from by_ends.get(_ends(left, *lengths), _NONE).items()
+    def _collect(self, node: _Node, parts: list[str], at: int, uri: str, found: list[tuple[str, Match]]) -> None:
+        if node.rest is not None:
+            for shelf in node.rest.fitting("/".join(parts[at:])):
+                shelf.collect(uri, found)
         if at == len(parts):
-            yield from node.ends.items()
+            if node.ends is not None:
+                node.ends.collect(uri, found)
             return
         part = parts[at]
         child = node.literal.get(part)
         if child is not None:
-            yield from self._candidates(child, parts, at + 1, uri)
-        for lengths, children in node.wild.items():
-            child = children.get(_ends(part, *lengths))
-            if child is not None:
-                yield from self._candidates(child, parts, at + 1, uri)
+            self._collect(child, parts, at + 1, uri, found)
+        if node.wild is not None:
+            for child in node.wild.fitting(part):
+                self._collect(child, parts, at + 1, uri, found)
 
     def _edit(self, node: _Node, segments: list[str], pattern: str, match: Match | None) -> None:
         """File `pattern` below `node`, or with no `match` take it out, and with it what is empty then."""
         if not segments:
+            if node.ends is None:
+                node.ends = _Shelf()
             self._put(node.ends, pattern, match)
+            if not node.ends.by_length:
+                node.ends = None
             return
         segment, *others = segments
         pieces = _VARIABLE.split(segment)
         start, end = pieces[0], pieces[-1]
         if segment == start:
-            self._descend(node.literal, segment, others, pattern, match)
+            child = node.literal.setdefault(segment, _Node())
+            self._edit(child, others, pattern, match)
+            if child.is_empty():
+                del node.literal[segment]
         elif not _is_open(segment):
-            children = node.wild.setdefault((len(start), len(end)), {})
-            self._descend(children, (start, end), others, pattern, match)
-            if not children:
-                del node.wild[len(start), len(end)]
+            if node.wild is None:
+                node.wild = _Ends()
+            child = node.wild.setdefault(start, end, _Node())
+            self._edit(child, others, pattern, match)
+            if child.is_empty():
+                node.wild.delete(start, end)
+                if not node.wild.by_start:
+                    node.wild = None
         else:
             end = _VARIABLE.split("/".join(segments))[-1]
-            if segments[0] == "**":
+            if segment.startswith("**") and not segment.strip("*"):
                 end = end.removeprefix("/")  # `**/x` matches a mere `x`
-            by_ends = node.rest.setdefault((len(start), len(end)), {})
-            patterns = by_ends.setdefault((start, end), {})
-            self._put(patterns, pattern, match)
-            if not patterns:
-                del by_ends[start, end]
-            if not by_ends:
-                del node.rest[len(start), len(end)]
+            if node.rest is None:
+                node.rest = _Ends()
+            shelf = node.rest.setdefault(start, end, _Shelf())
+            self._put(shelf, pattern, match)
+            if not shelf.by_length:
+                node.rest.delete(start, end)
+                if not node.rest.by_start:
+                    node.rest = None
 
-    def _descend(
-        self, children: dict[_Key, _Node], key: _Key, others: list[str], pattern: str, match: Match | None
-    ) -> None:
-        child = children.setdefault(key, _Node())
-        self._edit(child, others, pattern, match)
-        if child.is_empty():
-            del children[key]
-
-    def _put(self, patterns: dict[str, Match], pattern: str, match: Match | None) -> None:
-        before = len(patterns)
+    def _put(self, shelf: _Shelf, pattern: str, match: Match | None) -> None:
         if match is None:
-            patterns.pop(pattern, None)
+            self._count -= shelf.discard(pattern)
         else:
-            patterns[pattern] = match
-        self._count += len(patterns) - before
+            self._count += shelf.put(pattern, match)
 
 
 _NONE: dict[str, Match] = {}
+_NO_TEXTS: dict[str, dict[str, Match]] = {}
 
 
-def _ends(text: str, start: int, end: int) -> tuple[str, str]:
-    return text[:start], text[max(len(text) - end, 0) :]
+def _between(pattern: str) -> list[str]:
+    """The literal texts between two wildcards of a pattern, which a URI that matches must contain; at least one."""
+    wildcards = list(_VARIABLE.finditer(pattern))
+    texts = []
+    for left, right in pairwise(wildcards):
+        text = pattern[left.end() : right.start()]
+        # `**/` stands for no segment at all too, and its slash is then not there.
+        texts.append(text.removeprefix("/") if left[0].startswith("**") else text)
+    return texts or [""]
 
 
 def _segments(pattern: str) -> list[str]:

@@ -46,6 +46,30 @@ class Policy:
     """Protocol versions whose sessions are never told of list changes. The version does define them; silence there is
     what servers of its time did and what the folder servers that we replace promise their clients."""
 
+    announce: bool = False
+    """Whether a new legacy session is told of every list once. For servers whose clients wait for it, as those of
+    folders do; modern streams never get it, since the specification forbids what nobody asked for."""
+
+    keep_alive: float = 15.0
+    """Seconds between two comments on an idle stream: shorter than the idle time-outs of common proxies."""
+
+    write_deadline: float = 20.0
+    """Seconds that a reader may not read before it is cut off. Long enough for a laptop that wakes up, short enough
+    for a socket's buffers not to be held by the dead."""
+
+    max_streams: int = 50_000
+    """Open streams and sessions in all: more than one process can serve well."""
+
+    max_streams_per_principal: int | None = 1_000
+    """Of one authenticated caller. A fleet of agents under one token is hundreds; more is a loop that reconnects."""
+
+    max_streams_per_address: int | None = None
+    """Of one address. No limit, since behind a proxy all clients have the same one."""
+
+    list_ttl: float = 0.0
+    """Seconds that a client may keep a list without asking again. None: whoever listens is told, and who doesn't
+    must not be served a stale list."""
+
     max_item_bytes: int = 1 << 20
     """The JSON of one item. A definition past 1 MiB is a mistake, and would be copied into every notification."""
 
@@ -58,6 +82,9 @@ class Policy:
 
     max_uris: int = 10_000
     """Subscriptions to URIs and patterns of one subscriber."""
+
+    max_patterns: int = 1_000
+    """Of those, patterns. A client chooses them, and at worst every one has to be tried for every update."""
 
     max_contents: int = 100_000
     """Resources whose content version is remembered; the one longest unchanged is forgotten first, which costs at most
@@ -72,11 +99,16 @@ class Policy:
     def __post_init__(self) -> None:
         if self.detail not in get_args(Detail):
             raise InvalidPolicy(f"detail is {self.detail!r}; it must be one of {', '.join(get_args(Detail))}")
-        for name in ("quiet_gap", "longest_wait", "min_interval", "journal_age"):
+        for name in ("quiet_gap", "longest_wait", "min_interval", "journal_age", "list_ttl"):
             self._check(name, getattr(self, name), (int, float), 0)
+        for name in ("keep_alive", "write_deadline"):
+            self._check(name, getattr(self, name), (int, float), 0.001)
+        for name in ("max_streams", "max_streams_per_principal", "max_streams_per_address"):
+            if (value := getattr(self, name)) is not None or name == "max_streams":
+                self._check(name, value, (int,), 1)
         for name in ("max_item_bytes", "max_changes_per_frame", "max_pending"):
             self._check(name, getattr(self, name), (int,), 1)
-        for name in ("max_uris", "max_contents", "journal_changes"):
+        for name in ("max_uris", "max_patterns", "max_contents", "journal_changes"):
             self._check(name, getattr(self, name), (int,), 0)
         if self.quiet_gap > self.longest_wait:
             raise InvalidPolicy(
@@ -87,7 +119,7 @@ class Policy:
         object.__setattr__(self, "mute_list_changed", frozenset(self.mute_list_changed))
 
     @staticmethod
-    def _check(name: str, value: Any, kinds: Any, least: int) -> None:
+    def _check(name: str, value: Any, kinds: Any, least: float) -> None:
         # Not `value < least`: a NaN must not pass.
         if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value:
             raise InvalidPolicy(f"{name} is {value!r}; it must be a number of at least {least}")

@@ -1,0 +1,100 @@
+"""Who may watch what, and how many streams there may be. Asked before anything is acknowledged.
+
+A refusal never says whether the thing exists.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from tidings.errors import LimitReached
+from tidings.model import Topic
+from tidings.policy import Policy
+
+__all__ = ["Authorize", "Gate", "Principal", "Ticket"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks, as the server's own authentication found out."""
+
+    client_id: str
+    subject: str | None = None
+    scopes: tuple[str, ...] = ()
+    claims: dict[str, Any] = field(default_factory=dict, compare=False)
+
+
+Authorize: TypeAlias = Callable[[Principal | None, Topic], bool | Awaitable[bool]]
+"""Whether a principal (None: nobody in particular) may watch a feature, or the URI or pattern of a resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One open stream, for `leave`."""
+
+    principal: Principal | None
+    address: str | None
+
+
+class Gate:
+    def __init__(self, policy: Policy, authorize: Authorize | None = None) -> None:
+        self._policy = policy
+        self._authorize = authorize
+        self._principals: Counter[Principal] = Counter()
+        self._addresses: Counter[str] = Counter()
+        self.count = 0
+
+    def enter(self, principal: Principal | None, address: str | None) -> Ticket:
+        """Count one more stream, or say which limit stands in the way."""
+        policy = self._policy
+        self._check("max_streams", self.count, policy.max_streams)
+        if principal is not None:
+            self._check("max_streams_per_principal", self._principals[principal], policy.max_streams_per_principal)
+        if address is not None:
+            self._check("max_streams_per_address", self._addresses[address], policy.max_streams_per_address)
+        self.count += 1
+        if principal is not None:
+            self._principals[principal] += 1
+        if address is not None:
+            self._addresses[address] += 1
+        return Ticket(principal, address)
+
+    def leave(self, ticket: Ticket) -> None:
+        self.count -= 1
+        if ticket.principal is not None:
+            _discount(self._principals, ticket.principal)
+        if ticket.address is not None:
+            _discount(self._addresses, ticket.address)
+
+    async def allowed(self, principal: Principal | None, topics: Iterable[Topic]) -> list[Topic]:
+        """Those of the topics that the principal may watch."""
+        if self._authorize is None:
+            return list(topics)
+        return [topic for topic in topics if await self._may(self._authorize, principal, topic)]
+
+    @staticmethod
+    async def _may(authorize: Authorize, principal: Principal | None, topic: Topic) -> bool:
+        try:
+            answer = authorize(principal, topic)
+            return bool(await answer if inspect.isawaitable(answer) else answer)
+        except Exception:  # the user's function; in doubt nobody is let in
+            logger.exception("authorize() failed for %r; refusing", topic)
+            return False
+
+    @staticmethod
+    def _check(name: str, count: int, limit: int | None) -> None:
+        if limit is not None and count >= limit:
+            raise LimitReached(f"{count} streams are open; Policy.{name} allows {limit}")
+
+
+def _discount(counter: Counter[Any], key: object) -> None:
+    counter[key] -= 1
+    if counter[key] <= 0:
+        del counter[key]

@@ -1,0 +1,147 @@
+"""The processes and apps that Tidings runs: the server's own ASGI app made live, uvicorn around it, and stdio.
+
+Streams end on the signal itself: uvicorn runs an app's shutdown only after it has waited for open connections, which a
+stream never closes by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from tidings import seams
+from tidings.lanes.front import Front
+
+if TYPE_CHECKING:
+    from tidings.live import Live
+
+__all__ = ["build_app", "run_http", "run_stdio"]
+
+logger = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def build_app(live: Live, options: dict[str, Any]) -> Any:
+    """The Starlette app of the user's server, with our front where the SDK's session manager is called."""
+    server = live.server
+    if hasattr(server, "streamable_http_app"):
+        app = server.streamable_http_app(**options)
+        manager = server.session_manager
+        manager.asgi_app = Front(live, manager)
+
+        def take_place() -> None:
+            return None
+    else:
+        app = server.http_app(**options)
+        endpoint = seams.fastmcp_endpoint(app)
+
+        def take_place() -> None:
+            # FastMCP makes a session manager with every start of the app.
+            manager = endpoint.session_manager
+            manager.asgi_app = Front(live, manager)
+
+    inner = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[Any]:
+        async with inner(app) as state:
+            take_place()
+            await live.attend()
+            with _on_signal(live.stop):
+                try:
+                    yield state
+                finally:
+                    live.stop()
+
+    app.router.lifespan_context = lifespan
+    return app
+
+
+@contextmanager
+def _on_signal(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on the event loop when the process is told to end, before whoever handled the signal so far."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers; its owner then stops us through the app's shutdown
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def handle(number: int, frame: Any) -> None:
+        loop.call_soon_threadsafe(stop)
+        previous = before[signal.Signals(number)]
+        if callable(previous):
+            previous(number, frame)
+        elif previous == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    for number in _SIGNALS:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            if signal.getsignal(number) is handle:
+                signal.signal(number, previous)
+
+
+def run_http(live: Live, *, host: str = "127.0.0.1", port: int = 8000, log_level: str = "info", **options: Any) -> None:
+    import uvicorn
+
+    if hasattr(live.server, "streamable_http_app"):
+        options.setdefault("host", host)
+    config = uvicorn.Config(
+        live.http_app(**options),
+        host=host,
+        port=port,
+        log_level=log_level,
+        timeout_graceful_shutdown=1,  # streams end by themselves; a request that hangs must not keep the process
+    )
+    uvicorn.Server(config).run()
+
+
+def run_stdio(live: Live) -> None:
+    """Serve one client on standard input and output."""
+    try:
+        anyio.run(_serve_stdio, live)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+async def _serve_stdio(live: Live) -> None:
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    stopped: list[int] = []
+
+    def stop(number: int) -> None:
+        if stopped:
+            return
+        stopped.append(number)
+        live.stop()
+        # The results of the streams are written by their own tasks; give them a moment, then leave. The thread that
+        # reads standard input can't be interrupted, so a plain return would wait for the client's next line.
+        loop.call_later(0.2, lambda: os._exit(128 + number))
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        if hasattr(live.server, "run_stdio_async"):
+            await live.server.run_stdio_async()
+        else:
+            from mcp.server.stdio import stdio_server
+
+            async with stdio_server() as (read_stream, write_stream):
+                options = live.lowlevel.create_initialization_options()
+                await live.lowlevel.run(read_stream, write_stream, options)
+    finally:
+        del task

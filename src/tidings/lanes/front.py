@@ -1,0 +1,158 @@
+"""The ASGI front: which request is ours, and which is the SDK's.
+
+It stands where the SDK's session manager is called, inside the server's authentication. Keyed on the routing headers;
+in any doubt the body is replayed into the SDK, so that the SDK words the error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.streamable_http import check_accept_headers
+from mcp.server.transport_security import TransportSecurityMiddleware
+from mcp.shared.inbound import InboundModernRoute, classify_inbound_request, find_duplicated_routing_header
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from starlette.requests import Request
+
+from tidings.frames import EXTENSION
+from tidings.gate import Principal
+from tidings.lanes.channel import Message, Receive, Scope, Send
+from tidings.lanes.listen import Wanted
+from tidings.lanes.lists import LISTS
+
+if TYPE_CHECKING:
+    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+    from tidings.live import Live
+
+__all__ = ["Front", "declares_extension", "principal_of"]
+
+_MODERN = frozenset(version.encode() for version in MODERN_PROTOCOL_VERSIONS)
+_OURS = frozenset(method.encode() for method in (*LISTS, "subscriptions/listen"))
+
+
+class Front:
+    def __init__(self, live: Live, manager: StreamableHTTPSessionManager) -> None:
+        self._live = live
+        self._app = manager.asgi_app
+        self._most = manager.max_request_body_size
+        self._security = TransportSecurityMiddleware(manager.security_settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = dict(scope["headers"])
+            if scope["method"] == "POST":
+                if headers.get(b"mcp-protocol-version") in _MODERN and headers.get(b"mcp-method") in _OURS:
+                    await self._modern(scope, receive, send, headers[b"mcp-method"].decode())
+                    return
+            elif scope["method"] == "GET":
+                session_id = headers.get(b"mcp-session-id")
+                if session_id is not None:
+                    await self._live.splice.serve(self._app, scope, receive, send, session_id.decode("latin-1"))
+                    return
+        await self._app(scope, receive, send)
+
+    async def _modern(self, scope: Scope, receive: Receive, send: Send, method: str) -> None:
+        request = Request(scope)
+        is_list = method in LISTS
+        if (
+            self._live.steps_aside
+            or (is_list and not self._live.shares_lists)
+            or not all(check_accept_headers(request))
+            or find_duplicated_routing_header(request.headers.items()) is not None
+            or await self._security.validate_request(request, is_post=True) is not None
+        ):
+            await self._app(scope, receive, send)
+            return
+        messages, body = await self._read(receive)
+        replayed = _replay(messages, receive)
+        envelope = _decode(body)
+        route = classify_inbound_request(envelope, headers=dict(request.headers)) if envelope else None
+        if envelope is None or not isinstance(route, InboundModernRoute):
+            await self._app(scope, replayed, send)
+            return
+        request_id, params = envelope["id"], envelope["params"]
+        if is_list:
+            if params.keys() == {"_meta"}:
+                await self._live.lists.serve(
+                    self._app, scope, replayed, send, request_id, method, route.protocol_version
+                )
+            else:
+                await self._app(scope, replayed, send)
+            return
+        try:
+            wanted = msgspec.convert(params.get("notifications"), Wanted)
+        except msgspec.ValidationError:
+            await self._app(scope, replayed, send)
+            return
+        await self._live.attend()
+        await self._live.listen.serve(
+            scope,
+            receive,
+            send,
+            request_id,
+            wanted,
+            principal_of(scope.get("user")),
+            declares_extension(route.client_capabilities),
+        )
+
+    async def _read(self, receive: Receive) -> tuple[list[Message], bytes]:
+        """The messages of a request, and its body if all of it came and is no larger than the SDK allows."""
+        messages: list[Message] = []
+        body = b""
+        while True:
+            message = await receive()
+            messages.append(message)
+            if message["type"] != "http.request":
+                return messages, b""
+            body += message.get("body", b"")
+            if len(body) > self._most:
+                return messages, b""
+            if not message.get("more_body"):
+                return messages, body
+
+
+def _replay(messages: list[Message], receive: Receive) -> Receive:
+    kept = iter(messages)
+
+    async def replayed() -> Message:
+        for message in kept:
+            return message
+        return await receive()
+
+    return replayed
+
+
+def _decode(body: bytes) -> dict[str, Any] | None:
+    """A request, or None for whatever the SDK should answer."""
+    try:
+        envelope = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if (
+        not isinstance(envelope, dict)
+        or envelope.get("jsonrpc") != "2.0"
+        or not isinstance(envelope.get("params"), dict)
+    ):
+        return None
+    request_id = envelope.get("id")
+    is_request = isinstance(request_id, str | int) and not isinstance(request_id, bool)
+    return envelope if is_request else None
+
+
+def declares_extension(capabilities: Any) -> bool:
+    """Whether a client declared `dev.tidings/changes`, under `extensions` or (legacy) `experimental`."""
+    if not isinstance(capabilities, dict):
+        return False
+    declared = (capabilities.get("extensions"), capabilities.get("experimental"))
+    return any(isinstance(each, dict) and EXTENSION in each for each in declared)
+
+
+def principal_of(user: object) -> Principal | None:
+    """Who the server's authentication says this is."""
+    if not isinstance(user, AuthenticatedUser):
+        return None
+    token = user.access_token
+    return Principal(token.client_id, token.subject, tuple(token.scopes), token.claims or {})

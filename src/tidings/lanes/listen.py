@@ -1,0 +1,256 @@
+"""Modern HTTP: `subscriptions/listen`, whose response is the stream.
+
+The acknowledgement is the first event and names only what this server can ever send and this caller may watch; nothing
+else is ever sent; an end on purpose sends the result as the last event. One task per stream, asleep until the client is
+gone: whoever publishes writes to the stream directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidings.errors import InvalidPattern, LimitReached
+from tidings.frames import KEEP_ALIVE, acknowledgement, encode_tag, listen_result, render
+from tidings.gate import Principal
+from tidings.lanes.channel import Channel, Receive, Scope, Send
+from tidings.model import Feature, Notification, Reason, Topic
+from tidings.patterns import compile_pattern, is_pattern
+from tidings.subscriber import BUSY, Subscriber
+
+if TYPE_CHECKING:
+    from tidings.live import Live
+
+__all__ = ["ListenLane", "Wanted", "honour"]
+
+logger = logging.getLogger(__name__)
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"connection", b"keep-alive"),
+    (b"x-accel-buffering", b"no"),
+]
+
+_SLOTS = 16
+"""Streams get their keep-alives in so many groups, one after the other, so that nobody waits for all of them."""
+
+
+class Wanted(msgspec.Struct, rename="camel"):
+    """What a client asks for, and in the acknowledgement what it gets."""
+
+    tools_list_changed: bool | None = None
+    prompts_list_changed: bool | None = None
+    resources_list_changed: bool | None = None
+    resource_subscriptions: list[str] | None = None
+
+    @property
+    def features(self) -> list[Feature]:
+        chosen = {
+            Feature.TOOLS: self.tools_list_changed,
+            Feature.PROMPTS: self.prompts_list_changed,
+            Feature.RESOURCES: self.resources_list_changed,
+        }
+        return [feature for feature, is_chosen in chosen.items() if is_chosen]
+
+
+class Honoured:
+    """What of a listen request is served."""
+
+    __slots__ = ("features", "uris")
+
+    def __init__(self, topics: list[Topic]) -> None:
+        self.features = [topic for topic in topics if isinstance(topic, Feature)]
+        self.uris = [topic for topic in topics if not isinstance(topic, Feature)]
+
+    def __bool__(self) -> bool:
+        return bool(self.features or self.uris)
+
+    def as_filter(self) -> dict[str, Any]:
+        chosen: dict[str, Any] = {f"{feature.value}ListChanged": True for feature in self.features}
+        return chosen | ({"resourceSubscriptions": self.uris} if self.uris else {})
+
+
+async def honour(live: Live, wanted: Wanted, principal: Principal | None) -> Honoured:
+    """What this server can send of what is wanted, and this caller may watch."""
+    uris = list(dict.fromkeys(wanted.resource_subscriptions or ()))
+    limit = live.policy.max_uris
+    if len(uris) > limit:
+        raise LimitReached(f"{len(uris)} URIs were asked for; Policy.max_uris allows {limit}")
+    topics: list[Topic] = [feature for feature in wanted.features if live.serves(feature)]
+    if live.serves(Feature.RESOURCES):
+        topics += [uri for uri in uris if _can_be_matched(uri, live)]
+    return Honoured(await live.gate.allowed(principal, topics))
+
+
+def _can_be_matched(uri: str, live: Live) -> bool:
+    try:
+        if is_pattern(uri):
+            compile_pattern(uri, live.templates)
+    except InvalidPattern:
+        return False
+    return True
+
+
+class ListenLane:
+    """All listen streams of one server over HTTP."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._streams: list[dict[_Stream, None]] = [{} for _ in range(_SLOTS)]
+        self._slot = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def serve(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        request_id: str | int,
+        wanted: Wanted,
+        principal: Principal | None,
+        is_extended: bool,
+    ) -> None:
+        live = self._live
+        address = scope["client"][0] if scope.get("client") else None
+        try:
+            ticket = live.gate.enter(principal, address)
+        except LimitReached as error:
+            await refuse(send, request_id, str(error))
+            return
+        try:
+            honoured = await honour(live, wanted, principal)
+            await self._stream(receive, send, encode_tag(request_id), honoured, is_extended, str(request_id))
+        except LimitReached as error:
+            await refuse(send, request_id, str(error))
+        finally:
+            live.gate.leave(ticket)
+
+    async def _stream(
+        self, receive: Receive, send: Send, tag: bytes, honoured: Honoured, is_extended: bool, label: str
+    ) -> None:
+        live = self._live
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        stream = _Stream(live, send, receive, tag, is_extended)
+        # From here to the subscription nothing waits: no change can fall in between, and the ack is first.
+        stream.channel.write(acknowledgement(honoured.as_filter(), live.cursor(honoured.features), tag))
+        if not honoured or live.is_stopping:
+            stream.end()
+            return
+        stream.open(honoured, label)
+        slot = self._join(stream)
+        reason = Reason.DISCONNECTED
+        try:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            self._streams[slot].pop(stream, None)
+            if stream.channel.is_busy:
+                stream.channel.abort()
+            stream.channel.is_over = True
+            if stream.subscriber is not None:
+                live.hub.close(stream.subscriber, reason)
+
+    def stop(self) -> None:
+        """End every stream with its result."""
+        for streams in self._streams:
+            for stream in list(streams):
+                stream.end()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._streams))
+
+    def _join(self, stream: _Stream) -> int:
+        slot = min(range(_SLOTS), key=lambda index: len(self._streams[index]))
+        self._streams[slot][stream] = None
+        if self._timer is None:
+            self._arm()
+        return slot
+
+    def _arm(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._live.policy.keep_alive / _SLOTS, self._keep_alive)
+
+    def _keep_alive(self) -> None:
+        self._timer = None
+        self._slot = (self._slot + 1) % _SLOTS
+        for stream in list(self._streams[self._slot]):
+            stream.keep_alive()
+        if any(self._streams):
+            self._arm()
+
+
+class _Stream:
+    """One listen stream."""
+
+    __slots__ = ("_live", "_shape", "_tag", "channel", "subscriber")
+
+    def __init__(self, live: Live, send: Send, receive: Receive, tag: bytes, is_extended: bool) -> None:
+        self._live = live
+        self._tag = tag
+        self._shape = live.shape(is_sse=True, is_tagged=True, is_extended=is_extended)
+        self.channel = Channel(send, receive, live.policy.write_deadline, asyncio.get_running_loop())
+        self.channel.on_free = self._on_free
+        self.channel.on_slow = self._on_slow
+        self.subscriber: Subscriber | None = None
+
+    def open(self, honoured: Honoured, label: str) -> None:
+        hub = self._live.hub
+        self.subscriber = hub.open(self.deliver, label=f"listen {label}", on_close=self._on_close)
+        self.subscriber.is_ready = not self.channel.is_busy
+        self.subscriber.settle()
+        hub.subscribe(self.subscriber, *honoured.features, uris=honoured.uris)
+
+    def deliver(self, notification: Notification) -> object:
+        head, tail = notification.frames.get(self._shape) or render(notification, self._shape)
+        return None if self.channel.write(head + self._tag + tail) else BUSY
+
+    def keep_alive(self) -> None:
+        if not self.channel.is_busy and not self.channel.write(KEEP_ALIVE) and self.subscriber is not None:
+            self.subscriber.is_ready = self.subscriber.is_plain = False
+
+    def end(self) -> None:
+        """Send the result; the request's task then sees its response complete. A busy stream ends when it is free."""
+        if self.channel.is_over:
+            return
+        if self.subscriber is not None:
+            subscriber, self.subscriber = self.subscriber, None
+            self._live.hub.close(subscriber, Reason.SHUTDOWN)
+        if not self.channel.is_busy:
+            self.channel.write(listen_result(self._live.result_meta, self._tag), is_last=True)
+
+    def _on_free(self) -> None:
+        if self.subscriber is not None:
+            self._live.hub.wake(self.subscriber)
+        elif not self.channel.is_over:
+            self.end()
+
+    def _on_slow(self) -> None:
+        limit = self._live.policy.write_deadline
+        logger.warning("a listen stream was not read for %s s; cutting it off", limit)
+        if self.subscriber is not None:
+            self._live.hub.close(self.subscriber, Reason.SLOW)
+
+    def _on_close(self, reason: Reason) -> None:
+        if reason is Reason.OVERFLOW:
+            self.subscriber = None
+            self.end()
+
+
+async def refuse(send: Send, request_id: str | int, message: str) -> None:
+    """A JSON-RPC error in place of the stream: too many of them."""
+    error = {"jsonrpc": "2.0", "id": request_id, "error": {"code": -32603, "message": message}}
+    body = msgspec.json.encode(error)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"retry-after", b"5"),
+    ]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,99 @@
+"""Modern HTTP: lists and `server/discover`, from bytes that were made once per revision.
+
+The real cost of a notification is the herd of refetches that it causes. The SDK words the first answer after a change;
+everyone else gets those bytes with their own request id in front. Only for servers whose lists are the same for every
+caller, and never for a request with a cursor: `front` sees to both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidings.frames import encode_tag
+from tidings.lanes.channel import Message, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from tidings.live import Live
+
+__all__ = ["LISTS", "ListsLane"]
+
+LISTS = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "server/discover"})
+
+
+class _Answer(msgspec.Struct):
+    result: msgspec.Raw
+
+
+class ListsLane:
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._kept: dict[tuple[str, str], tuple[Hashable, bytes]] = {}
+        self._asked: dict[tuple[str, str], tuple[Hashable, asyncio.Future[bytes | None]]] = {}
+
+    async def serve(
+        self, app: Any, scope: Scope, receive: Receive, send: Send, request_id: str | int, method: str, version: str
+    ) -> None:
+        key, state = (method, version), self._live.state_of(method)
+        kept_state, result = self._kept.get(key, (None, None))
+        if result is None or kept_state != state:
+            asked_state, asked = self._asked.get(key, (None, None))
+            if asked is None or asked_state != state:
+                await self._ask(key, state, app, scope, receive, send)
+                return
+            # Somebody has just asked the SDK for the same: a herd asks once.
+            result = await asked
+        if result is None:
+            await app(scope, receive, send)
+            return
+        body = b'{"jsonrpc":"2.0","id":%s,"result":%s}' % (encode_tag(request_id), result)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _ask(
+        self, key: tuple[str, str], state: Hashable, app: Any, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Let the SDK answer this caller, and keep what it said."""
+        future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._asked[key] = (state, future)
+        start: Message = {}
+        body = bytearray()
+
+        async def listen_in(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+            else:
+                body.extend(message.get("body", b""))
+            await send(message)
+
+        result: bytes | None = None
+        try:
+            await app(scope, receive, listen_in)
+            if start.get("status") == 200 and _is_json(start) and self._live.state_of(key[0]) == state:
+                result = _result(bytes(body))
+                if result is not None:
+                    self._kept[key] = (state, result)
+        finally:
+            if self._asked.get(key) == (state, future):
+                del self._asked[key]
+            future.set_result(result)
+
+
+def _is_json(start: Message) -> bool:
+    return any(
+        name.lower() == b"content-type" and value.startswith(b"application/json") for name, value in start["headers"]
+    )
+
+
+def _result(body: bytes) -> bytes | None:
+    """The result as it stands in the answer, if it is whole: an error or a page is nobody else's answer."""
+    try:
+        result = bytes(msgspec.json.decode(body, type=_Answer).result)
+        is_page = "nextCursor" in msgspec.json.decode(result)
+    except msgspec.DecodeError:
+        return None
+    return None if is_page else result

@@ -1,0 +1,322 @@
+"""Everything that goes through the SDK: the handshake, stdio in both eras, legacy subscriptions, and truthful answers.
+
+One MCP middleware and three request handlers. The middleware makes capabilities true and puts cursors on lists; the
+handlers serve `resources/subscribe`, `resources/unsubscribe` and, where no faster lane does, `subscriptions/listen`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import mcp_types as types
+import msgspec
+from mcp.server import ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import BaseModel
+
+from tidings import seams
+from tidings.errors import InvalidPattern, LimitReached
+from tidings.frames import CURSOR_KEY, EXTENSION, SUBSCRIPTION_KEY, Shape, encode_tag, write
+from tidings.gate import Principal
+from tidings.lanes.front import declares_extension, principal_of
+from tidings.lanes.listen import Wanted, honour
+from tidings.model import Feature, Notification, Reason, Topic
+from tidings.subscriber import BUSY, Subscriber
+
+if TYPE_CHECKING:
+    from mcp.server.connection import Connection
+
+    from tidings.live import Live
+
+__all__ = ["SessionLane"]
+
+logger = logging.getLogger(__name__)
+
+Ctx = ServerRequestContext[Any, Any]
+
+_STATE = "dev.tidings/session"
+_LISTS = {
+    "tools/list": (Feature.TOOLS, "tools", "name"),
+    "prompts/list": (Feature.PROMPTS, "prompts", "name"),
+    "resources/list": (Feature.RESOURCES, "resources", "uri"),
+    "resources/templates/list": (Feature.RESOURCES, "resourceTemplates", "uriTemplate"),
+}
+
+
+class _Raw(BaseModel):
+    """A notification that is already in the wire's terms."""
+
+    method: str
+    params: dict[str, Any]
+
+
+class SessionLane:
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._listening: dict[_Pump, None] = {}
+        server = live.lowlevel
+        server.middleware.insert(0, self._middleware)
+        server.extensions.setdefault(EXTENSION, {})
+        server.add_request_handler("resources/subscribe", types.SubscribeRequestParams, self._subscribe)
+        server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, self._unsubscribe)
+        server.add_request_handler("subscriptions/listen", types.SubscriptionsListenRequestParams, self._listen)
+
+    def stop(self) -> None:
+        """End every listen stream that the SDK carries; its handler then returns the result."""
+        for pump in list(self._listening):
+            pump.close()
+
+    # The middleware
+
+    async def _middleware(self, ctx: Ctx, call_next: CallNext) -> HandlerResult:
+        live = self._live
+        if ctx.request_id == live.own_request_id:
+            return await call_next(ctx)
+        try:
+            await live.attend(ctx.lifespan_context)
+        except Exception:  # our trouble must not become the client's
+            logger.exception("reading the server's lists failed; going on with what was known")
+        result = await call_next(ctx)
+        try:
+            return await self._after(ctx, result)
+        except Exception:  # likewise
+            logger.exception("%s was answered, but Tidings could not add to it", ctx.method)
+            return result
+
+    async def _after(self, ctx: Ctx, result: HandlerResult) -> HandlerResult:
+        if ctx.method in _LISTS:
+            return self._with_cursor(ctx, _as_dict(result))
+        if ctx.method in ("initialize", "server/discover"):
+            return self._with_capabilities(ctx, _as_dict(result))
+        if ctx.method == "notifications/initialized":
+            await self._open(ctx)
+        return result
+
+    def _with_capabilities(self, ctx: Ctx, result: dict[str, Any]) -> dict[str, Any]:
+        """Advertise exactly what is served."""
+        version = result.get("protocolVersion", ctx.protocol_version)
+        is_muted = version in self._live.policy.mute_list_changed
+        capabilities = dict(result.get("capabilities") or {})
+        for feature in Feature:
+            if isinstance(capabilities.get(feature.value), dict):
+                capabilities[feature.value] = {**capabilities[feature.value], "listChanged": not is_muted}
+        if "resources" in capabilities:
+            capabilities["resources"]["subscribe"] = True
+        return result | {"capabilities": capabilities}
+
+    def _with_cursor(self, ctx: Ctx, result: dict[str, Any]) -> dict[str, Any]:
+        feature, member, key = _LISTS[ctx.method]
+        meta = {**(result.get("_meta") or {}), CURSOR_KEY: self._live.cursor([feature])}
+        result = result | {"_meta": meta}
+        if not result.get("nextCursor") and not (ctx.params or {}).get("cursor"):
+            # However the list came about, it looks the same: clients key their caches on the text of it.
+            result[member] = sorted(result.get(member, []), key=lambda item: str(item.get(key)))
+        if self._live.policy.list_ttl and ctx.protocol_version in MODERN_PROTOCOL_VERSIONS and not result.get("ttlMs"):
+            result["ttlMs"] = int(self._live.policy.list_ttl * 1000)
+        return result
+
+    # Legacy sessions
+
+    async def _open(self, ctx: Ctx) -> Subscriber | None:
+        """The subscriber of a legacy session: told of every list, and of the resources that it subscribes to."""
+        connection = seams.connection_of(ctx.session)
+        known: Subscriber | None = connection.state.get(_STATE)
+        if (
+            known is not None
+            or ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
+            or not connection.has_standalone_channel
+        ):
+            return known
+        live = self._live
+        principal = _principal(ctx)
+        features = [feature for feature in Feature if live.serves(feature)]
+        allowed = await live.gate.allowed(principal, features)
+        try:
+            ticket = live.gate.enter(principal, _address(ctx))
+        except LimitReached as error:
+            logger.warning("a legacy session will not be told of changes: %s", error)
+            return None
+        subscriber = self._session(ctx, connection)
+        connection.state[_STATE] = subscriber
+
+        def close() -> None:
+            live.gate.leave(ticket)
+            live.splice.forget(connection.session_id or "")
+            live.hub.close(subscriber, Reason.DISCONNECTED)
+
+        connection.exit_stack.callback(close)
+        told = dict.fromkeys(allowed) if live.policy.announce else None
+        live.hub.subscribe(subscriber, *[topic for topic in allowed if isinstance(topic, Feature)], told=told)
+        return subscriber
+
+    def _session(self, ctx: Ctx, connection: Connection) -> Subscriber:
+        live = self._live
+        capabilities = ctx.session.client_capabilities
+        declared = capabilities.model_dump(by_alias=True, exclude_none=True) if capabilities else None
+        is_extended = declares_extension(declared)
+        is_muted = _is_feature if ctx.protocol_version in live.policy.mute_list_changed else None
+        if connection.session_id is None:
+            pipe = _Pipe(live, connection, live.shape(is_extended=is_extended))
+            pipe.subscriber = live.hub.open(pipe.deliver, label="stdio", is_muted=is_muted)
+            return pipe.subscriber
+        spliced = live.splice.session(connection.session_id)
+        return spliced.open(is_extended, f"session {connection.session_id}", is_muted)
+
+    async def _subscribe(self, ctx: Ctx, params: types.SubscribeRequestParams) -> types.EmptyResult:
+        uri = str(params.uri)
+        if not await self._live.gate.allowed(_principal(ctx), [uri]):
+            raise MCPError(types.INVALID_PARAMS, "This caller may not watch that URI", {"uri": uri})
+        subscriber = await self._open(ctx)
+        if subscriber is not None:
+            try:
+                self._live.hub.subscribe(subscriber, uris=[uri])
+            except (InvalidPattern, LimitReached) as error:
+                raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri}) from None
+        return types.EmptyResult()
+
+    async def _unsubscribe(self, ctx: Ctx, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
+        subscriber = seams.connection_of(ctx.session).state.get(_STATE)
+        if subscriber is not None:
+            self._live.hub.unsubscribe(subscriber, uris=[str(params.uri)])
+        return types.EmptyResult()
+
+    # Modern streams that the SDK carries
+
+    async def _listen(
+        self, ctx: Ctx, params: types.SubscriptionsListenRequestParams
+    ) -> types.SubscriptionsListenResult:
+        live = self._live
+        if ctx.request_id is None:
+            raise MCPError(types.INVALID_REQUEST, "subscriptions/listen requires a request id")
+        wanted = msgspec.convert(
+            params.notifications.model_dump(by_alias=True, include=_KNOWN_KINDS), Wanted, strict=False
+        )
+        meta: dict[str, Any] = {SUBSCRIPTION_KEY: ctx.request_id}
+        principal = _principal(ctx)
+        try:
+            ticket = live.gate.enter(principal, _address(ctx))
+        except LimitReached as error:
+            raise MCPError(types.INTERNAL_ERROR, str(error)) from None
+        try:
+            honoured = await honour(live, wanted, principal)
+            capabilities = ctx.session.client_capabilities
+            declared = capabilities.model_dump(by_alias=True, exclude_none=True) if capabilities else None
+            shape = live.shape(is_tagged=True, is_extended=declares_extension(declared))
+            pump = _Pump(live, ctx, shape)
+            # Open before the acknowledgement, so that what changes while it is written is told after it.
+            pump.open(honoured.features, honoured.uris)
+            self._listening[pump] = None
+            try:
+                cursor = live.cursor(honoured.features)
+                await pump.send(
+                    "notifications/subscriptions/acknowledged",
+                    {"notifications": honoured.as_filter(), "_meta": {**meta, CURSOR_KEY: cursor}},
+                )
+                if honoured and not live.is_stopping:
+                    await pump.run()
+            finally:
+                self._listening.pop(pump, None)
+                pump.close()
+        except LimitReached as error:
+            raise MCPError(types.INVALID_PARAMS, str(error)) from None
+        finally:
+            live.gate.leave(ticket)
+        return types.SubscriptionsListenResult(_meta=meta)
+
+
+class _Pipe:
+    """A legacy session on a duplex pipe: one notification is written at a time, the rest waits in the mailbox."""
+
+    __slots__ = ("_connection", "_live", "_shape", "_task", "subscriber")
+
+    def __init__(self, live: Live, connection: Connection, shape: Shape) -> None:
+        self._live = live
+        self._connection = connection
+        self._shape = shape
+        self._task: asyncio.Task[None] | None = None
+        self.subscriber: Subscriber | None = None
+
+    def deliver(self, notification: Notification) -> object:
+        self._task = asyncio.get_running_loop().create_task(self._write(notification))
+        return BUSY
+
+    async def _write(self, notification: Notification) -> None:
+        try:
+            message = msgspec.json.decode(write(notification, self._shape))
+            await self._connection.outbound.notify(message["method"], message["params"])
+        except Exception as error:  # the pipe broke: the SDK ends the connection, and with it this subscriber
+            logger.debug("a legacy session could not be written to: %r", error)
+            return
+        if self.subscriber is not None:
+            self._live.hub.wake(self.subscriber)
+
+
+class _Pump:
+    """One listen stream inside the SDK: its own request's task writes, and sleeps in between."""
+
+    def __init__(self, live: Live, ctx: Ctx, shape: Shape) -> None:
+        self._live = live
+        self._ctx = ctx
+        self._shape = shape
+        self._tag = encode_tag(ctx.request_id if ctx.request_id is not None else "")
+        self._notification: Notification | None = None
+        self._roused = asyncio.Event()
+        self._is_closed = False
+        self._subscriber: Subscriber | None = None
+
+    def open(self, features: list[Feature], uris: list[str]) -> None:
+        self._subscriber = self._live.hub.open(self._deliver, label=f"listen {self._ctx.request_id}")
+        self._live.hub.subscribe(self._subscriber, *features, uris=uris)
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._subscriber is not None:
+            self._live.hub.close(self._subscriber, Reason.DISCONNECTED)
+        self._roused.set()
+
+    async def run(self) -> None:
+        while not self._is_closed:
+            await self._roused.wait()
+            self._roused.clear()
+            if self._notification is not None:
+                message = msgspec.json.decode(write(self._notification, self._shape, self._tag))
+                self._notification = None
+                await self.send(message["method"], message["params"])
+                if self._subscriber is not None:
+                    self._live.hub.wake(self._subscriber)
+
+    async def send(self, method: str, params: dict[str, Any]) -> None:
+        raw: Any = _Raw(method=method, params=params)
+        await self._ctx.session.send_notification(raw, related_request_id=self._ctx.request_id)
+
+    def _deliver(self, notification: Notification) -> object:
+        self._notification = notification
+        self._roused.set()
+        return BUSY
+
+
+_KNOWN_KINDS = {"tools_list_changed", "prompts_list_changed", "resources_list_changed", "resource_subscriptions"}
+
+
+def _is_feature(topic: Topic) -> bool:
+    return isinstance(topic, Feature)
+
+
+def _as_dict(result: HandlerResult) -> dict[str, Any]:
+    if isinstance(result, BaseModel):
+        return result.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return dict(result) if isinstance(result, Mapping) else {}
+
+
+def _principal(ctx: Ctx) -> Principal | None:
+    return principal_of(ctx.request.scope.get("user")) if ctx.request is not None else None
+
+
+def _address(ctx: Ctx) -> str | None:
+    client = ctx.request.client if ctx.request is not None else None
+    return client.host if client else None

@@ -1,0 +1,320 @@
+"""`Live(server)`: the composition root.
+
+Takes the server that the user already has and makes it live: what it lists becomes the catalog, every change goes
+through the hub, and the lanes carry it to clients of either era. It never replaces the server, and trouble in here
+never fails a request or a tool call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from mcp_types import SERVER_INFO_META_KEY
+
+from tidings.catalog import Catalog
+from tidings.errors import TidingsError
+from tidings.frames import Shape
+from tidings.gate import Authorize, Gate
+from tidings.hub import Hub
+from tidings.journal import Journal
+from tidings.lanes.listen import ListenLane
+from tidings.lanes.lists import ListsLane
+from tidings.lanes.session import SessionLane
+from tidings.lanes.splice import SpliceLane
+from tidings.lanes.templates import read_template
+from tidings.model import Change, Feature, Topic
+from tidings.policy import Policy
+from tidings.sources import inquiry
+from tidings.sources.attached import Attached, attach
+
+__all__ = ["Live", "LiveItems", "LiveResources"]
+
+logger = logging.getLogger(__name__)
+
+
+class Live:
+    """Makes an `MCPServer`, a low-level `Server` or a `FastMCP` tell its clients of every change."""
+
+    def __init__(
+        self,
+        server: Any,
+        *,
+        policy: Policy | None = None,
+        authorize: Authorize | None = None,
+        shared_lists: bool | None = None,
+        first: Callable[[Topic], None] | None = None,
+        last: Callable[[Topic], None] | None = None,
+    ) -> None:
+        """`shared_lists` says that every caller is shown the same lists, so that they may be encoded once for all. It
+        is known for an `MCPServer`; a low-level server and FastMCP may show each caller something else."""
+        self.server = server
+        self.policy = policy or Policy()
+        self.epoch = secrets.token_hex(4)
+        """One life of this server: a cursor from another one means nothing here."""
+        self.templates = read_template
+        self.catalog = Catalog(self.policy)
+        self.hub = Hub(
+            self.catalog,
+            policy=self.policy,
+            journal=Journal(self.policy),
+            templates=read_template,
+            alarm=self._alarm,
+            first=first,
+            last=last,
+            follow=False,
+        )
+        self.gate = Gate(self.policy, authorize)
+        self.tools = LiveItems(self, Feature.TOOLS)
+        self.prompts = LiveItems(self, Feature.PROMPTS)
+        self.resources = LiveResources(self)
+        self.own_request_id = f"tidings-{secrets.token_hex(8)}"
+        """Of the requests with which we ask the server ourselves, so that we don't take them for a client's."""
+        self.is_stopping = False
+        self._source: Attached = attach(server)
+        self.lowlevel = self._source.lowlevel
+        self._shared_lists = shared_lists
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lifespan: Any = inquiry.UNKNOWN
+        self._stale: set[Feature] = set(Feature)
+        self._reading: asyncio.Lock | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._outbox: deque[tuple[Change, ...]] = deque()
+        self.catalog.follow(self._publish)
+        self.splice = SpliceLane(self)
+        self.listen = ListenLane(self)
+        self.lists = ListsLane(self)
+        self._sessions = SessionLane(self)
+        for feature in Feature:
+            self._wake(feature)
+        self._source.watch(self._wake, self._updated, lambda feature, key: key in self.catalog.items(feature))
+
+    # Serving
+
+    def http_app(self, **options: Any) -> Any:
+        """The server's own ASGI app, live. `options` are those of its `streamable_http_app()` or `http_app()`."""
+        from tidings.lanes.app import build_app
+
+        return build_app(self, options)
+
+    def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
+        """Serve until the process is told to stop. For "http", `host` and `port` are uvicorn's, the rest the app's."""
+        from tidings.lanes import app
+
+        if transport == "stdio":
+            app.run_stdio(self)
+        elif transport == "http":
+            app.run_http(self, **options)
+        else:
+            raise TidingsError(f"no transport {transport!r}; there are stdio and http")
+
+    def stop(self) -> None:
+        """End every stream with its graceful result. Safe to call from a signal handler's callback, and twice."""
+        self.is_stopping = True
+        self.listen.stop()
+        self.splice.stop()
+        self._sessions.stop()
+
+    # Reading the server
+
+    async def refresh(self, *features: Feature | str) -> None:
+        """Read anew what the server lists, and tell of what differs."""
+        self._stale.update(map(Feature, features or Feature))
+        await self._read_stale()
+
+    async def attend(self, lifespan: Any = inquiry.UNKNOWN) -> None:
+        """A client is here: bind to its event loop, and read what could not be read without one."""
+        if self._loop is None:
+            self._bind(asyncio.get_running_loop())
+        if lifespan is not inquiry.UNKNOWN:
+            self._lifespan = lifespan
+        if self._stale:
+            await self._read_stale()
+
+    def serves(self, feature: Feature) -> bool:
+        return self.lowlevel.get_request_handler(f"{feature.value}/list") is not None
+
+    @property
+    def steps_aside(self) -> bool:
+        """Whether every request must go through the SDK, because the user's own middleware wants to see it."""
+        return self._source.has_own_middleware()
+
+    @property
+    def shares_lists(self) -> bool:
+        return self._source.lists_are_shared if self._shared_lists is None else self._shared_lists
+
+    def state_of(self, method: str) -> Hashable:
+        """What an answer to a list request depends on."""
+        if method == "server/discover":
+            return (self.lowlevel.instructions, tuple(self.serves(feature) for feature in Feature))
+        return self.catalog.version(Feature(method.partition("/")[0]))
+
+    def cursor(self, features: Iterable[Feature]) -> dict[str, Any]:
+        """Where a client stands that has just been shown these lists."""
+        return {
+            "epoch": self.epoch,
+            "topics": {feature.value: self.catalog.version(feature)._asdict() for feature in features},
+        }
+
+    @property
+    def result_meta(self) -> dict[str, Any]:
+        return {SERVER_INFO_META_KEY: self.lowlevel.server_info_stamp}
+
+    def shape(self, *, is_sse: bool = False, is_tagged: bool = False, is_extended: bool = False) -> Shape:
+        policy = self.policy
+        return Shape(policy.detail, policy.max_changes_per_frame, is_sse, is_tagged, is_extended)
+
+    def _wake(self, feature: Feature) -> None:
+        """A list may have changed. Called by the server's own methods, from any thread: it must not raise."""
+        try:
+            listed = self._source.list_now(feature)
+            if listed is not None:
+                self._stale.discard(feature)
+                self.catalog.items(feature).replace(_distinct(feature, listed))
+                return
+            self._stale.add(feature)
+            if self._loop is not None and self._lifespan is not inquiry.UNKNOWN and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._read_soon)
+        except Exception:  # the user's add_tool() must not fail because of us
+            self._stale.add(feature)
+            logger.exception("reading %s failed; it will be read again", feature.value)
+
+    def _updated(self, uri: str) -> None:
+        try:
+            self.catalog.resources.updated(uri)
+        except Exception:  # likewise, the user's ctx.notify_resource_updated()
+            logger.exception("telling of %r failed", uri)
+
+    def _read_soon(self) -> None:
+        if self._stale and self._loop is not None:
+            task = self._loop.create_task(self._read_guarded())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _read_guarded(self) -> None:
+        try:
+            await self._read_stale()
+        except Exception:  # nobody waits for it; the next wake-up or client tries again
+            logger.exception("reading the server's lists failed; they will be read again")
+
+    async def _read_stale(self) -> None:
+        if self._reading is None:
+            self._reading = asyncio.Lock()
+        async with self._reading:
+            while self._stale:
+                feature = next(feature for feature in Feature if feature in self._stale)
+                listed = self._source.list_now(feature)
+                if listed is None:
+                    if self._lifespan is inquiry.UNKNOWN:
+                        return
+                    # Before asking: what changes while the answer is made is then read again.
+                    self._stale.discard(feature)
+                    try:
+                        listed = await inquiry.listed(self.lowlevel, feature, self._lifespan, self.own_request_id)
+                    except BaseException:
+                        self._stale.add(feature)
+                        raise
+                self._stale.discard(feature) if self._source.list_now(feature) is not None else None
+                self.catalog.items(feature).replace(_distinct(feature, listed))
+
+    # Telling, on the event loop's thread
+
+    def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._thread = threading.get_ident()
+
+    def _publish(self, changes: tuple[Change, ...]) -> None:
+        """Hand a commit to the hub, on the thread of the event loop once there is one."""
+        self._outbox.append(changes)
+        if self._loop is None or threading.get_ident() == self._thread:
+            self._drain()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        while self._outbox:
+            self.hub.publish(self._outbox.popleft())
+
+    def _alarm(self, when: float) -> None:
+        if self._loop is None or self._loop.is_closed():
+            return
+        if threading.get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self._alarm, when)
+            return
+        delay = max(0.0, when - time.monotonic())
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.hub.tick()
+        due = self.hub.next_due()
+        if due is not None:
+            self._alarm(due)
+
+
+class LiveItems:
+    """`live.tools` and `live.prompts`: changes that every client is told of."""
+
+    def __init__(self, live: Live, feature: Feature) -> None:
+        self._live = live
+        self._feature = feature
+
+    def add(self, thing: Any, *, replace: bool = False, **options: Any) -> None:
+        """Add a function, with the options of the server's own decorator, or an item of the server's own class.
+
+        A low-level server takes a definition, and `handler=`.
+        """
+        self._live._source.add(self._feature, thing, replace=replace, **options)
+
+    def remove(self, key: str) -> None:
+        self._live._source.remove(self._feature, key)
+
+    def update(self, key: str, fields: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Change only the fields given."""
+        self._live._source.update(self._feature, key, {**(fields or {}), **more})
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._live.catalog.items(self._feature)
+
+    def __len__(self) -> int:
+        return len(self._live.catalog.items(self._feature))
+
+    def __iter__(self) -> Any:
+        return iter(self._live.catalog.items(self._feature))
+
+
+class LiveResources(LiveItems):
+    """`live.resources`: the list, and the contents behind it."""
+
+    def __init__(self, live: Live) -> None:
+        super().__init__(live, Feature.RESOURCES)
+
+    def updated(self, uri: str, *, etag: str | None = None, **metadata: Any) -> Sequence[Change]:
+        """The content of `uri` is another one: its subscribers are told."""
+        return self._live.catalog.resources.updated(uri, etag=etag, **metadata)
+
+    def deleted(self, uri: str) -> Sequence[Change]:
+        """The resource is gone: its subscribers are told, and it leaves the list."""
+        with self._live.catalog.batch() as changes:
+            self._live.catalog.resources.deleted(uri)
+            if uri in self:
+                self.remove(uri)
+        return changes
+
+
+def _distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """The first of each key: a server may list a thing twice, and its clients take the first."""
+    key = "uri" if feature is Feature.RESOURCES else "name"
+    seen: dict[Any, dict[str, Any]] = {}
+    for definition in listed:
+        seen.setdefault(definition.get(key, definition.get("uriTemplate")), definition)
+    return seen.values()

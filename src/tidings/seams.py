@@ -1,0 +1,130 @@
+"""Every private part of the SDK and of FastMCP that Tidings touches, in one place.
+
+Each has no public equal in the versions supported. `tests/test_seams.py` fails loudly when one of them moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastmcp import FastMCP
+    from mcp.server import Server
+    from mcp.server.connection import Connection
+    from mcp.server.mcpserver import MCPServer
+    from mcp.server.session import ServerSession
+    from mcp.server.subscriptions import SubscriptionBus
+
+__all__ = [
+    "Watched",
+    "bus_of",
+    "connection_of",
+    "fastmcp_endpoint",
+    "fastmcp_registry",
+    "lowlevel_of",
+    "registries_of",
+    "watch_fastmcp",
+    "watch_mcpserver",
+]
+
+
+def connection_of(session: ServerSession) -> Connection:
+    """The connection behind a request: its scratch state, and the stack that is unwound when it closes."""
+    return session._connection
+
+
+def lowlevel_of(server: MCPServer[Any] | FastMCP[Any]) -> Server[Any]:
+    """The low-level server that a high-level one is built on."""
+    lowlevel: Server[Any] = server._mcp_server if hasattr(server, "_mcp_server") else server._lowlevel_server
+    return lowlevel
+
+
+def bus_of(server: MCPServer[Any]) -> SubscriptionBus:
+    """Where `ctx.notify_*()` publishes."""
+    return server._subscriptions
+
+
+def registries_of(server: MCPServer[Any]) -> dict[str, dict[str, Any]]:
+    """The dicts that an `MCPServer` keeps its items in: it has no way to remove a resource, nor to update anything."""
+    return {
+        "tools": server._tool_manager._tools,
+        "prompts": server._prompt_manager._prompts,
+        "resources": server._resource_manager._resources,
+        "templates": server._resource_manager._templates,
+    }
+
+
+def fastmcp_registry(server: FastMCP[Any]) -> dict[str, Any]:
+    """All components that were registered with a `FastMCP` itself, by its own keys."""
+    return server.local_provider._components
+
+
+def watch_mcpserver(server: MCPServer[Any], wake: Callable[[str], None]) -> None:
+    """Call `wake` with the name of a registry whenever it is changed, by whatever method."""
+    server._tool_manager._tools = Watched(server._tool_manager._tools, lambda: wake("tools"))
+    server._prompt_manager._prompts = Watched(server._prompt_manager._prompts, lambda: wake("prompts"))
+    manager = server._resource_manager
+    manager._resources = Watched(manager._resources, lambda: wake("resources"))
+    manager._templates = Watched(manager._templates, lambda: wake("resources"))
+
+
+def watch_fastmcp(server: FastMCP[Any], wake: Callable[[], None]) -> None:
+    provider = server.local_provider
+    provider._components = Watched(provider._components, wake)
+
+
+def fastmcp_endpoint(app: Any) -> Any:
+    """FastMCP's ASGI endpoint inside its authentication; its `session_manager` is new with each start of the app."""
+    from fastmcp.server.http import StreamableHTTPASGIApp
+
+    for route in app.routes:
+        endpoint = getattr(route, "endpoint", None)
+        while endpoint is not None:
+            if isinstance(endpoint, StreamableHTTPASGIApp):
+                return endpoint
+            endpoint = getattr(endpoint, "app", None)
+    raise LookupError("this version of FastMCP has no streamable HTTP endpoint where Tidings looks for it")
+
+
+class Watched(dict[str, Any]):
+    """A dict that tells when it was changed."""
+
+    def __init__(self, items: dict[str, Any], changed: Callable[[], None]) -> None:
+        super().__init__(items)
+        self._changed = changed
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self._changed()
+
+    def __delitem__(self, key: str) -> None:
+        super().__delitem__(key)
+        self._changed()
+
+    def __ior__(self, other: Any) -> Watched:  # type: ignore[override, misc]  # dict's own is an overload for pairs
+        self.update(other)
+        return self
+
+    def pop(self, *args: Any) -> Any:
+        value = super().pop(*args)
+        self._changed()
+        return value
+
+    def popitem(self) -> tuple[str, Any]:
+        item = super().popitem()
+        self._changed()
+        return item
+
+    def clear(self) -> None:
+        super().clear()
+        self._changed()
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        super().update(*args, **kwargs)
+        self._changed()
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        value = super().setdefault(key, default)
+        self._changed()
+        return value

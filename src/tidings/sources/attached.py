@@ -1,0 +1,293 @@
+"""A server that the user already has, as a source: what it lists, and how to change that.
+
+Three kinds of server, one seam. Noticing a change is only a wake-up: the truth is what the server lists. An `MCPServer`
+can be asked at once and from any thread; the others answer only as they would answer a client, which takes an event
+loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mcp.server import Server
+from mcp.server.mcpserver import MCPServer
+from mcp.server.subscriptions import ResourcesListChanged, ResourceUpdated, ServerEvent, ToolsListChanged
+from pydantic import BaseModel
+
+from tidings import seams
+from tidings.errors import AlreadyExists, InvalidItem, NotFound, TidingsError
+from tidings.model import Feature
+from tidings.sources.code import LowLevelSource
+
+if TYPE_CHECKING:
+    from fastmcp import FastMCP
+
+__all__ = ["Attached", "attach"]
+
+Wake = Callable[[Feature], None]
+
+
+class Attached(Protocol):
+    """What `Live` needs of a server."""
+
+    lowlevel: Server[Any]
+    lists_are_shared: bool
+    """Whether every caller is shown the same lists, as far as the kind of server tells."""
+
+    def watch(self, wake: Wake, updated: Callable[[str], None], is_listed: Callable[[Feature, str], bool]) -> None:
+        """Call `wake` when a list may have changed, and `updated` with a URI when the server says so itself."""
+
+    def list_now(self, feature: Feature) -> list[dict[str, Any]] | None:
+        """What the server lists, or None if it can only be asked as a client asks."""
+
+    def has_own_middleware(self) -> bool:
+        """Whether the user put middleware in, which must see every request."""
+
+    def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None: ...
+
+    def remove(self, feature: Feature, key: str) -> None: ...
+
+    def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None: ...
+
+
+def attach(server: Any) -> Attached:
+    if isinstance(server, MCPServer):
+        return MCPServerSource(server)
+    if isinstance(server, Server):
+        return LowLevelSource(server)
+    if any(kind.__name__ == "FastMCP" and kind.__module__.startswith("fastmcp.") for kind in type(server).__mro__):
+        return FastMCPSource(server)
+    raise TidingsError(
+        f"Live() takes an MCPServer, a low-level Server or a FastMCP 4, not {type(server).__module__}."
+        f"{type(server).__name__}"
+    )
+
+
+_FIELDS = {"inputSchema": "parameters", "outputSchema": "output_schema", "mimeType": "mime_type", "_meta": "meta"}
+"""The protocol's names of fields, where the high-level servers have others."""
+
+
+class MCPServerSource:
+    """The SDK's high-level server."""
+
+    lists_are_shared = True
+
+    def __init__(self, server: MCPServer[Any]) -> None:
+        self._server = server
+        self.lowlevel = seams.lowlevel_of(server)
+
+    def watch(self, wake: Wake, updated: Callable[[str], None], is_listed: Callable[[Feature, str], bool]) -> None:
+        seams.watch_mcpserver(self._server, lambda name: wake(Feature(name)))
+
+        def on_event(event: ServerEvent) -> None:
+            if isinstance(event, ResourceUpdated):
+                updated(event.uri)
+            elif isinstance(event, ToolsListChanged):
+                wake(Feature.TOOLS)
+            else:
+                wake(Feature.RESOURCES if isinstance(event, ResourcesListChanged) else Feature.PROMPTS)
+
+        seams.bus_of(self._server).subscribe(on_event)
+
+    def list_now(self, feature: Feature) -> list[dict[str, Any]]:
+        match feature:
+            case Feature.TOOLS:
+                return _dump(_step(self._server.list_tools()))
+            case Feature.PROMPTS:
+                return _dump(_step(self._server.list_prompts()))
+            case Feature.RESOURCES:
+                return _dump(_step(self._server.list_resources())) + _dump(
+                    _step(self._server.list_resource_templates())
+                )
+
+    def has_own_middleware(self) -> bool:
+        return has_own_middleware(self.lowlevel)
+
+    def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
+        item = thing if isinstance(thing, BaseModel) else self._build(feature, thing, options)
+        key = _key(item)
+        registry = self._registry(feature, key)
+        if key in registry and not replace:
+            raise AlreadyExists(f"{feature.value}: {key!r} exists already; remove it first, or add with replace=True")
+        registry[key] = item
+
+    def remove(self, feature: Feature, key: str) -> None:
+        registry = self._registry(feature, key)
+        if key not in registry:
+            raise NotFound(f"{feature.value}: there is no {key!r}")
+        del registry[key]
+
+    def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
+        registry = self._registry(feature, key)
+        if key not in registry:
+            raise NotFound(f"{feature.value}: there is no {key!r}")
+        registry[key] = _copy(feature, key, registry[key], fields)
+
+    def _registry(self, feature: Feature, key: str) -> dict[str, Any]:
+        registries = seams.registries_of(self._server)
+        if feature is Feature.RESOURCES and key not in registries["resources"] and "{" in key:
+            return registries["templates"]
+        return registries[feature.value]
+
+    @staticmethod
+    def _build(feature: Feature, function: Callable[..., Any], options: dict[str, Any]) -> BaseModel:
+        from mcp.server.mcpserver.prompts.base import Prompt
+        from mcp.server.mcpserver.resources import FunctionResource, ResourceTemplate
+        from mcp.server.mcpserver.tools.base import Tool
+
+        if feature is Feature.TOOLS:
+            return Tool.from_function(function, **options)
+        if feature is Feature.PROMPTS:
+            return Prompt.from_function(function, **options)
+        uri = _uri(options)
+        if "{" in uri:
+            return ResourceTemplate.from_function(function, uri_template=uri, **options)
+        return FunctionResource.from_function(function, uri=uri, **options)
+
+
+class FastMCPSource:
+    """FastMCP 4. What it lists depends on providers, transforms and the session, so it is asked as a client asks."""
+
+    lists_are_shared = False
+
+    def __init__(self, server: FastMCP[Any]) -> None:
+        self._server = server
+        self.lowlevel = seams.lowlevel_of(server)
+
+    def watch(self, wake: Wake, updated: Callable[[str], None], is_listed: Callable[[Feature, str], bool]) -> None:
+        def wake_all() -> None:
+            for feature in Feature:
+                wake(feature)
+
+        seams.watch_fastmcp(self._server, wake_all)
+        for name in ("add_provider", "mount", "add_transform", "enable", "disable", "add_middleware"):
+            _wrap(self._server, name, wake_all)
+
+    def list_now(self, feature: Feature) -> None:
+        return None
+
+    def has_own_middleware(self) -> bool:
+        from fastmcp.server.middleware.dereference import DereferenceRefsMiddleware
+
+        inner = any(not isinstance(each, DereferenceRefsMiddleware) for each in self._server.middleware)
+        return inner or has_own_middleware(self.lowlevel)
+
+    def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
+        item = thing if isinstance(thing, BaseModel) else self._build(feature, thing, options)
+        key = _key(item)
+        if self._find(feature, key):
+            if not replace:
+                raise AlreadyExists(
+                    f"{feature.value}: {key!r} exists already; remove it first, or add with replace=True"
+                )
+            self.remove(feature, key)
+        self._server.local_provider._add_component(item)  # type: ignore[type-var]  # any component
+
+    def remove(self, feature: Feature, key: str) -> None:
+        provider = self._server.local_provider
+        found = self._find(feature, key)
+        if not found:
+            raise NotFound(f"{feature.value}: there is no {key!r} that was registered with this server itself")
+        if feature is Feature.TOOLS:
+            provider.remove_tool(key)
+        elif feature is Feature.PROMPTS:
+            provider.remove_prompt(key)
+        elif getattr(found[0], "uri_template", None) is not None:
+            provider.remove_template(key)
+        else:
+            provider.remove_resource(key)
+
+    def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
+        found = self._find(feature, key)
+        if not found:
+            raise NotFound(f"{feature.value}: there is no {key!r} that was registered with this server itself")
+        registry = seams.fastmcp_registry(self._server)
+        for component in found:
+            registry[component.key] = _copy(feature, key, component, fields)
+
+    def _find(self, feature: Feature, key: str) -> list[Any]:
+        from fastmcp.prompts import Prompt
+        from fastmcp.resources import Resource, ResourceTemplate
+        from fastmcp.tools import Tool
+
+        kinds: dict[Feature, tuple[type, ...]] = {
+            Feature.TOOLS: (Tool,),
+            Feature.PROMPTS: (Prompt,),
+            Feature.RESOURCES: (Resource, ResourceTemplate),
+        }
+        components = seams.fastmcp_registry(self._server).values()
+        return [each for each in components if isinstance(each, kinds[feature]) and _key(each) == key]
+
+    @staticmethod
+    def _build(feature: Feature, function: Callable[..., Any], options: dict[str, Any]) -> BaseModel:
+        from fastmcp.prompts import Prompt
+        from fastmcp.resources import Resource, ResourceTemplate
+        from fastmcp.tools import Tool
+
+        if feature is Feature.TOOLS:
+            return Tool.from_function(function, **options)
+        if feature is Feature.PROMPTS:
+            return Prompt.from_function(function, **options)
+        uri = _uri(options)
+        if "{" in uri:
+            return ResourceTemplate.from_function(function, uri_template=uri, **options)
+        return Resource.from_function(function, uri=uri, **options)
+
+
+def has_own_middleware(lowlevel: Server[Any]) -> bool:
+    """Whether anything but the SDK's, FastMCP's and our own stands in the chain."""
+    return any(type(each).__module__.split(".")[0] not in ("mcp", "fastmcp", "tidings") for each in lowlevel.middleware)
+
+
+def _step(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine that never waits, without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as finished:
+        return finished.value
+    coroutine.close()
+    raise TidingsError("the SDK's own lists are expected to be ready at once, and this one is not")
+
+
+def _dump(models: Iterable[BaseModel]) -> list[dict[str, Any]]:
+    return [model.model_dump(by_alias=True, mode="json", exclude_none=True) for model in models]
+
+
+def _key(item: Any) -> str:
+    for name in ("uri_template", "uri", "name"):
+        if (value := getattr(item, name, None)) is not None:
+            return str(value)
+    raise InvalidItem(f"{item!r:.80} has neither a name nor a URI")
+
+
+def _uri(options: dict[str, Any]) -> str:
+    try:
+        return str(options.pop("uri"))
+    except KeyError:
+        raise InvalidItem("resources: a function needs uri=… to be added as a resource or a template") from None
+
+
+def _copy(feature: Feature, key: str, item: BaseModel, fields: Mapping[str, Any]) -> BaseModel:
+    wanted = {_FIELDS.get(name, name): value for name, value in fields.items()}
+    known = type(item).model_fields
+    if unknown := sorted(name for name in wanted if name not in known):
+        raise InvalidItem(f"{feature.value}: {key!r} has no field {', '.join(unknown)} that can be changed")
+    copy = item.model_copy(update=wanted)
+    if _key(copy) != key:
+        raise InvalidItem(f"{feature.value}: an update can't rename {key!r} to {_key(copy)!r}; remove and add")
+    return copy
+
+
+def _wrap(owner: Any, name: str, after: Callable[[], None]) -> None:
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        finally:
+            after()
+
+    setattr(owner, name, wrapped)

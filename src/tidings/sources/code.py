@@ -1,0 +1,220 @@
+"""Items given in code to a low-level `Server`, which has handlers and no registry of its own.
+
+What the user's own handlers list stays; over it lies what was added, removed and updated through `Live`.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mcp_types as types
+from mcp.server import Server, ServerRequestContext
+from mcp.shared.exceptions import MCPError
+from mcp.shared.uri_template import UriTemplate
+
+from tidings.digest import safe_json
+from tidings.errors import AlreadyExists, InvalidItem, NotFound
+from tidings.model import Feature
+
+__all__ = ["LowLevelSource"]
+
+_LISTS = {
+    "tools/list": (Feature.TOOLS, "tools"),
+    "prompts/list": (Feature.PROMPTS, "prompts"),
+    "resources/list": (Feature.RESOURCES, "resources"),
+    "resources/templates/list": (Feature.RESOURCES, "resourceTemplates"),
+}
+
+
+class LowLevelSource:
+    """`live.tools.add({"name": …, "inputSchema": …}, handler=function)`: the handler gets the arguments by name."""
+
+    lists_are_shared = False
+
+    def __init__(self, server: Server[Any]) -> None:
+        self.lowlevel = server
+        self._added: dict[Feature, dict[str, dict[str, Any]]] = {feature: {} for feature in Feature}
+        self._handlers: dict[tuple[Feature, str], Callable[..., Any]] = {}
+        self._changed: dict[Feature, dict[str, dict[str, Any] | None]] = {feature: {} for feature in Feature}
+        """What the user's handlers list otherwise: other fields, or None for an item that is to be hidden."""
+        self._installed: set[Feature] = set()
+        self._wake: Callable[[Feature], None] = lambda feature: None
+        self._is_listed: Callable[[Feature, str], bool] = lambda feature, key: False
+
+    def watch(
+        self,
+        wake: Callable[[Feature], None],
+        updated: Callable[[str], None],
+        is_listed: Callable[[Feature, str], bool],
+    ) -> None:
+        self._wake, self._is_listed = wake, is_listed
+
+    def list_now(self, feature: Feature) -> None:
+        return None
+
+    def has_own_middleware(self) -> bool:
+        return any(
+            type(each).__module__.split(".")[0] not in ("mcp", "fastmcp", "tidings")
+            for each in self.lowlevel.middleware
+        )
+
+    def add(
+        self, feature: Feature, thing: Any, *, replace: bool, handler: Callable[..., Any] | None = None, **options: Any
+    ) -> None:
+        definition = _definition(feature, thing, options)
+        key = _key(feature, definition)
+        if not replace and (key in self._added[feature] or self._is_listed(feature, key)):
+            raise AlreadyExists(f"{feature.value}: {key!r} exists already; remove it first, or add with replace=True")
+        self._install(feature)
+        self._added[feature][key] = definition
+        self._changed[feature].pop(key, None)
+        if handler is not None:
+            self._handlers[feature, key] = handler
+        self._wake(feature)
+
+    def remove(self, feature: Feature, key: str) -> None:
+        if self._added[feature].pop(key, None) is not None:
+            self._handlers.pop((feature, key), None)
+        else:
+            self._check_listed(feature, key)
+            self._install(feature)
+            self._changed[feature][key] = None
+        self._wake(feature)
+
+    def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
+        if key in self._added[feature]:
+            self._added[feature][key] = _merged(self._added[feature][key], fields)
+        else:
+            self._check_listed(feature, key)
+            self._install(feature)
+            self._changed[feature][key] = (self._changed[feature].get(key) or {}) | dict(fields)
+        self._wake(feature)
+
+    def _check_listed(self, feature: Feature, key: str) -> None:
+        if not self._is_listed(feature, key) or self._changed[feature].get(key, key) is None:
+            raise NotFound(f"{feature.value}: there is no {key!r}")
+
+    def _install(self, feature: Feature) -> None:
+        """Put our handlers around the user's, once for each feature that is touched."""
+        if feature in self._installed:
+            return
+        self._installed.add(feature)
+        for method, (of, member) in _LISTS.items():
+            if of is feature:
+                self._install_list(method, feature, member)
+        self._install_call(feature)
+
+    def _install_list(self, method: str, feature: Feature, member: str) -> None:
+        inner = self.lowlevel.get_request_handler(method)
+
+        async def handle(ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams) -> dict[str, Any]:
+            result: dict[str, Any] = {} if inner is None else _dump(await inner.handler(ctx, params))
+            listed = [self._overlaid(feature, item) for item in result.get(member, [])]
+            items = [item for item in listed if item is not None]
+            if not result.get("nextCursor"):
+                is_template = member == "resourceTemplates"
+                added = self._added[feature].values()
+                items += [item for item in added if ("uriTemplate" in item) == is_template]
+            return result | {member: items}
+
+        self.lowlevel.add_request_handler(method, types.PaginatedRequestParams, handle)
+
+    def _overlaid(self, feature: Feature, item: dict[str, Any]) -> dict[str, Any] | None:
+        key = _key(feature, item)
+        if key in self._added[feature]:
+            return None
+        changed = self._changed[feature].get(key, {})
+        return None if changed is None else _merged(item, changed)
+
+    def _install_call(self, feature: Feature) -> None:
+        method, params_type, member, answer = _CALLS[feature]
+        inner = self.lowlevel.get_request_handler(method)
+
+        async def handle(ctx: ServerRequestContext[Any, Any], params: Any) -> Any:
+            key = str(getattr(params, member))
+            found = self._handler(feature, key)
+            if found is not None:
+                handler, arguments = found
+                value = handler(**(arguments or getattr(params, "arguments", None) or {}))
+                return answer(key, await value if inspect.isawaitable(value) else value)
+            if inner is None or self._changed[feature].get(key, key) is None:
+                raise MCPError(types.INVALID_PARAMS, f"Unknown {feature.singular}: {key}")
+            return await inner.handler(ctx, params)
+
+        self.lowlevel.add_request_handler(method, params_type, handle)
+
+    def _handler(self, feature: Feature, key: str) -> tuple[Callable[..., Any], dict[str, Any]] | None:
+        if (feature, key) in self._handlers:
+            return self._handlers[feature, key], {}
+        if feature is Feature.RESOURCES:
+            for template in self._added[feature]:
+                matched = UriTemplate.parse(template).match(key) if "{" in template else None
+                if matched is not None and (feature, template) in self._handlers:
+                    return self._handlers[feature, template], dict(matched)
+        return None
+
+
+def _definition(feature: Feature, thing: Any, options: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(thing, types.Tool | types.Prompt | types.Resource | types.ResourceTemplate):
+        thing = _dump(thing)
+    if not isinstance(thing, Mapping):
+        raise InvalidItem(f"{feature.value}: a low-level server takes a definition and handler=…, not {thing!r:.80}")
+    definition = {**thing, **options}
+    if feature is Feature.TOOLS:
+        definition.setdefault("inputSchema", {"type": "object"})
+    return definition
+
+
+def _key(feature: Feature, definition: Mapping[str, Any]) -> str:
+    names = ("uri", "uriTemplate") if feature is Feature.RESOURCES else ("name",)
+    for name in names:
+        if isinstance(definition.get(name), str):
+            return str(definition[name])
+    raise InvalidItem(f"{feature.value}: an item needs a {' or a '.join(names)}; got {definition!r:.80}")
+
+
+def _merged(item: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in {**item, **fields}.items() if value is not None}
+
+
+def _dump(result: Any) -> dict[str, Any]:
+    if isinstance(result, Mapping):
+        return dict(result)
+    dumped: dict[str, Any] = result.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return dumped
+
+
+def _tool_result(name: str, value: Any) -> Any:
+    if isinstance(value, types.CallToolResult | types.InputRequiredResult):
+        return value
+    structured = value if isinstance(value, dict) else None
+    return types.CallToolResult(
+        content=[types.TextContent(type="text", text=value if isinstance(value, str) else safe_json(value).decode())],
+        structured_content=structured,
+    )
+
+
+def _prompt_result(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        message = types.PromptMessage(role="user", content=types.TextContent(type="text", text=value))
+        return types.GetPromptResult(messages=[message])
+    return value
+
+
+def _read_result(uri: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, text=value)])
+    if isinstance(value, bytes):
+        blob = base64.b64encode(value).decode()
+        return types.ReadResourceResult(contents=[types.BlobResourceContents(uri=uri, blob=blob)])
+    return value
+
+
+_CALLS: dict[Feature, tuple[str, Any, str, Callable[[str, Any], Any]]] = {
+    Feature.TOOLS: ("tools/call", types.CallToolRequestParams, "name", _tool_result),
+    Feature.PROMPTS: ("prompts/get", types.GetPromptRequestParams, "name", _prompt_result),
+    Feature.RESOURCES: ("resources/read", types.ReadResourceRequestParams, "uri", _read_result),
+}
