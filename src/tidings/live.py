@@ -19,8 +19,8 @@ from typing import Any, Literal
 from mcp_types import SERVER_INFO_META_KEY
 
 from tidings.catalog import Catalog
-from tidings.errors import TidingsError
-from tidings.frames import Shape
+from tidings.errors import NotFound, TidingsError
+from tidings.frames import EXTENSION, Shape
 from tidings.gate import Authorize, Gate
 from tidings.hub import Hub
 from tidings.journal import Journal
@@ -37,6 +37,9 @@ from tidings.sources.attached import Attached, attach
 __all__ = ["Live", "LiveItems", "LiveResources"]
 
 logger = logging.getLogger(__name__)
+
+_RETRY = 1.0
+"""Seconds until a list that could not be read is asked for again."""
 
 
 class Live:
@@ -79,11 +82,14 @@ class Live:
         self.is_stopping = False
         self._source: Attached = attach(server)
         self.lowlevel = self._source.lowlevel
+        if EXTENSION in self.lowlevel.extensions:
+            raise TidingsError(f"{self.lowlevel.name!r} is live already; keep the first Live() and use that")
         self._shared_lists = shared_lists
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
         self._lifespan: Any = inquiry.UNKNOWN
         self._stale: set[Feature] = set(Feature)
-        self._reading: asyncio.Lock | None = None
+        self._reading = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._outbox: deque[tuple[Change, ...]] = deque()
@@ -93,8 +99,8 @@ class Live:
         self.lists = ListsLane(self)
         self._sessions = SessionLane(self)
         for feature in Feature:
-            self._wake(feature)
-        self._source.watch(self._wake, self._updated, lambda feature, key: key in self.catalog.items(feature))
+            self.wake(feature)
+        self._source.watch(self.wake, self._updated, lambda feature, key: key in self.catalog.items(feature))
 
     # Serving
 
@@ -131,8 +137,8 @@ class Live:
 
     async def attend(self, lifespan: Any = inquiry.UNKNOWN) -> None:
         """A client is here: bind to its event loop, and read what could not be read without one."""
-        if self._loop is None:
-            self._bind(asyncio.get_running_loop())
+        if self._loop is not (running := asyncio.get_running_loop()):
+            self._bind(running)
         if lifespan is not inquiry.UNKNOWN:
             self._lifespan = lifespan
         if self._stale:
@@ -171,7 +177,7 @@ class Live:
         policy = self.policy
         return Shape(policy.detail, policy.max_changes_per_frame, is_sse, is_tagged, is_extended)
 
-    def _wake(self, feature: Feature) -> None:
+    def wake(self, feature: Feature) -> None:
         """A list may have changed. Called by the server's own methods, from any thread: it must not raise."""
         try:
             listed = self._source.list_now(feature)
@@ -205,30 +211,31 @@ class Live:
             logger.exception("reading the server's lists failed; they will be read again")
 
     async def _read_stale(self) -> None:
-        if self._reading is None:
-            self._reading = asyncio.Lock()
         async with self._reading:
-            while self._stale:
-                feature = next(feature for feature in Feature if feature in self._stale)
-                listed = self._source.list_now(feature)
-                if listed is None:
-                    if self._lifespan is inquiry.UNKNOWN:
-                        return
+            for feature in Feature:
+                while feature in self._stale:
+                    listed = self._source.list_now(feature)
+                    if listed is None and self._lifespan is inquiry.UNKNOWN:
+                        break
                     # Before asking: what changes while the answer is made is then read again.
                     self._stale.discard(feature)
-                    try:
-                        listed = await inquiry.listed(self.lowlevel, feature, self._lifespan, self.own_request_id)
-                    except BaseException:
-                        self._stale.add(feature)
-                        raise
-                self._stale.discard(feature) if self._source.list_now(feature) is not None else None
-                self.catalog.items(feature).replace(_distinct(feature, listed))
+                    if listed is None:
+                        listed = await self._ask(feature)
+                    self.catalog.items(feature).replace(_distinct(feature, listed))
+
+    async def _ask(self, feature: Feature) -> list[dict[str, Any]]:
+        try:
+            return await inquiry.listed(self.lowlevel, feature, self._lifespan, self.own_request_id)
+        except Exception:
+            # Not at every request again: a list that fails is expensive as often as not.
+            asyncio.get_running_loop().call_later(_RETRY, self.wake, feature)
+            raise
 
     # Telling, on the event loop's thread
 
     def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._thread = threading.get_ident()
+        self._loop, self._thread = loop, threading.get_ident()
+        self._reading = asyncio.Lock()
 
     def _publish(self, changes: tuple[Change, ...]) -> None:
         """Hand a commit to the hub, on the thread of the event loop once there is one."""
@@ -305,9 +312,12 @@ class LiveResources(LiveItems):
     def deleted(self, uri: str) -> Sequence[Change]:
         """The resource is gone: its subscribers are told, and it leaves the list."""
         with self._live.catalog.batch() as changes:
-            self._live.catalog.resources.deleted(uri)
             if uri in self:
-                self.remove(uri)
+                try:
+                    self.remove(uri)
+                except NotFound:
+                    pass  # listed by something that is not ours to change
+            self._live.catalog.resources.deleted(uri)
         return changes
 
 

@@ -70,6 +70,10 @@ class Policy:
     """Seconds that a client may keep a list without asking again. None: whoever listens is told, and who doesn't
     must not be served a stale list."""
 
+    list_memory: float = 1.0
+    """Seconds that an encoded list is used before the server is asked again: what nobody noticed, a tool changed in
+    place say, shows after so long."""
+
     max_item_bytes: int = 1 << 20
     """The JSON of one item. A definition past 1 MiB is a mistake, and would be copied into every notification."""
 
@@ -99,7 +103,7 @@ class Policy:
     def __post_init__(self) -> None:
         if self.detail not in get_args(Detail):
             raise InvalidPolicy(f"detail is {self.detail!r}; it must be one of {', '.join(get_args(Detail))}")
-        for name in ("quiet_gap", "longest_wait", "min_interval", "journal_age", "list_ttl"):
+        for name in ("quiet_gap", "longest_wait", "min_interval", "journal_age", "list_ttl", "list_memory"):
             self._check(name, getattr(self, name), (int, float), 0)
         for name in ("keep_alive", "write_deadline"):
             self._check(name, getattr(self, name), (int, float), 0.001)

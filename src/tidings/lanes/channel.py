@@ -26,13 +26,25 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 class Channel:
     """Whole chunks only, one at a time."""
 
-    __slots__ = ("_deadline", "_limit", "_loop", "_receive", "_send", "_task", "is_over", "on_free", "on_slow")
+    __slots__ = (
+        "_deadline",
+        "_limit",
+        "_loop",
+        "_owner",
+        "_receive",
+        "_send",
+        "_task",
+        "is_over",
+        "on_free",
+        "on_slow",
+    )
 
     def __init__(self, send: Send, receive: Receive, limit: float, loop: asyncio.AbstractEventLoop) -> None:
         self._send = send
         self._receive = receive
         self._limit = limit
         self._loop = loop
+        self._owner = asyncio.current_task()
         self._task: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self.on_free: Callable[[], None] | None = None
@@ -73,13 +85,17 @@ class Channel:
         await send(message)
 
     def abort(self) -> None:
-        """Drop the connection without waiting for what is still to be read, where the server allows it."""
+        """Drop the connection without waiting for what is still to be read."""
         self.is_over = True
         if self._task is not None:
             self._task.cancel()
+        # Under uvicorn `receive` is a method of what holds the transport. Elsewhere, a request that ends before its
+        # response makes the server close the connection.
         transport = getattr(getattr(self._receive, "__self__", None), "transport", None)
         if transport is not None:
             transport.abort()
+        elif self._owner is not None and self._owner is not asyncio.current_task():
+            self._owner.cancel()
 
     async def _finish(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:
         try:

@@ -74,6 +74,7 @@ class Front:
             await self._app(scope, replayed, send)
             return
         request_id, params = envelope["id"], envelope["params"]
+        await self._live.attend()
         if is_list:
             if params.keys() == {"_meta"}:
                 await self._live.lists.serve(
@@ -87,7 +88,6 @@ class Front:
         except msgspec.ValidationError:
             await self._app(scope, replayed, send)
             return
-        await self._live.attend()
         await self._live.listen.serve(
             scope,
             receive,

@@ -2,19 +2,22 @@
 
 The real cost of a notification is the herd of refetches that it causes. The SDK words the first answer after a change;
 everyone else gets those bytes with their own request id in front. Only for servers whose lists are the same for every
-caller, and never for a request with a cursor: `front` sees to both.
+caller, and never for a request with a cursor: `front` sees to both. The SDK is asked again from time to time, and when
+it answers otherwise although nobody noticed a change, everybody is told of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from tidings.frames import encode_tag
 from tidings.lanes.channel import Message, Receive, Scope, Send
+from tidings.model import Feature
 
 if TYPE_CHECKING:
     from tidings.live import Live
@@ -28,18 +31,26 @@ class _Answer(msgspec.Struct):
     result: msgspec.Raw
 
 
+class _Kept(NamedTuple):
+    state: Hashable
+    result: bytes
+    until: float
+
+
 class ListsLane:
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._kept: dict[tuple[str, str], tuple[Hashable, bytes]] = {}
+        self._kept: dict[tuple[str, str], _Kept] = {}
         self._asked: dict[tuple[str, str], tuple[Hashable, asyncio.Future[bytes | None]]] = {}
 
     async def serve(
         self, app: Any, scope: Scope, receive: Receive, send: Send, request_id: str | int, method: str, version: str
     ) -> None:
         key, state = (method, version), self._live.state_of(method)
-        kept_state, result = self._kept.get(key, (None, None))
-        if result is None or kept_state != state:
+        kept = self._kept.get(key)
+        if kept is not None and kept.state == state and time.monotonic() < kept.until:
+            result: bytes | None = kept.result
+        else:
             asked_state, asked = self._asked.get(key, (None, None))
             if asked is None or asked_state != state:
                 await self._ask(key, state, app, scope, receive, send)
@@ -76,11 +87,17 @@ class ListsLane:
             if start.get("status") == 200 and _is_json(start) and self._live.state_of(key[0]) == state:
                 result = _result(bytes(body))
                 if result is not None:
-                    self._kept[key] = (state, result)
+                    self._keep(key, state, result)
         finally:
             if self._asked.get(key) == (state, future):
                 del self._asked[key]
             future.set_result(result)
+
+    def _keep(self, key: tuple[str, str], state: Hashable, result: bytes) -> None:
+        before = self._kept.get(key)
+        self._kept[key] = _Kept(state, result, time.monotonic() + self._live.policy.list_memory)
+        if before is not None and before.state == state and before.result != result and key[0] != "server/discover":
+            self._live.wake(Feature(key[0].partition("/")[0]))
 
 
 def _is_json(start: Message) -> bool:

@@ -25,6 +25,8 @@ from tidings.frames import CURSOR_KEY, EXTENSION, SUBSCRIPTION_KEY, Shape, encod
 from tidings.gate import Principal
 from tidings.lanes.front import declares_extension, principal_of
 from tidings.lanes.listen import Wanted, honour
+from tidings.lanes.splice import SplicedSession
+from tidings.mailbox import IsMuted
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.subscriber import BUSY, Subscriber
 
@@ -91,15 +93,20 @@ class SessionLane:
     async def _after(self, ctx: Ctx, result: HandlerResult) -> HandlerResult:
         if ctx.method in _LISTS:
             return self._with_cursor(ctx, _as_dict(result))
-        if ctx.method in ("initialize", "server/discover"):
-            return self._with_capabilities(ctx, _as_dict(result))
+        if ctx.method == "server/discover":
+            return self._with_capabilities(_as_dict(result), ctx.protocol_version)
+        if ctx.method == "initialize":
+            answer = _as_dict(result)
+            await self._open(ctx, answer["protocolVersion"])
+            return self._with_capabilities(answer, answer["protocolVersion"])
         if ctx.method == "notifications/initialized":
-            await self._open(ctx)
+            session = seams.connection_of(ctx.session).state.get(_STATE)
+            if isinstance(session, _Pipe):
+                session.start()
         return result
 
-    def _with_capabilities(self, ctx: Ctx, result: dict[str, Any]) -> dict[str, Any]:
+    def _with_capabilities(self, result: dict[str, Any], version: str) -> dict[str, Any]:
         """Advertise exactly what is served."""
-        version = result.get("protocolVersion", ctx.protocol_version)
         is_muted = version in self._live.policy.mute_list_changed
         capabilities = dict(result.get("capabilities") or {})
         for feature in Feature:
@@ -122,16 +129,12 @@ class SessionLane:
 
     # Legacy sessions
 
-    async def _open(self, ctx: Ctx) -> Subscriber | None:
-        """The subscriber of a legacy session: told of every list, and of the resources that it subscribes to."""
+    async def _open(self, ctx: Ctx, version: str) -> None:
+        """Let a legacy session watch every list. From the handshake on, so that nothing falls between it and the
+        client's first look; told only after it, since the client must not hear of anything before."""
         connection = seams.connection_of(ctx.session)
-        known: Subscriber | None = connection.state.get(_STATE)
-        if (
-            known is not None
-            or ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
-            or not connection.has_standalone_channel
-        ):
-            return known
+        if not connection.has_standalone_channel:
+            return
         live = self._live
         principal = _principal(ctx)
         features = [feature for feature in Feature if live.serves(feature)]
@@ -140,49 +143,45 @@ class SessionLane:
             ticket = live.gate.enter(principal, _address(ctx))
         except LimitReached as error:
             logger.warning("a legacy session will not be told of changes: %s", error)
-            return None
-        subscriber = self._session(ctx, connection)
-        connection.state[_STATE] = subscriber
+            return
+        is_extended = declares_extension((ctx.params or {}).get("capabilities"))
+        is_muted = _is_feature if version in live.policy.mute_list_changed else None
+        session_id = connection.session_id
+        session: _Pipe | SplicedSession
+        if session_id is None:
+            session = _Pipe(live, connection)
+            subscriber = session.open(is_extended, "pipe", is_muted)
+        else:
+            session = live.splice.session(session_id)
+            subscriber = session.open(is_extended, f"session {session_id}", is_muted)
+        connection.state[_STATE] = session
 
         def close() -> None:
             live.gate.leave(ticket)
-            live.splice.forget(connection.session_id or "")
             live.hub.close(subscriber, Reason.DISCONNECTED)
+            if session_id is not None:
+                live.splice.forget(session_id)
 
         connection.exit_stack.callback(close)
         told = dict.fromkeys(allowed) if live.policy.announce else None
         live.hub.subscribe(subscriber, *[topic for topic in allowed if isinstance(topic, Feature)], told=told)
-        return subscriber
-
-    def _session(self, ctx: Ctx, connection: Connection) -> Subscriber:
-        live = self._live
-        capabilities = ctx.session.client_capabilities
-        declared = capabilities.model_dump(by_alias=True, exclude_none=True) if capabilities else None
-        is_extended = declares_extension(declared)
-        is_muted = _is_feature if ctx.protocol_version in live.policy.mute_list_changed else None
-        if connection.session_id is None:
-            pipe = _Pipe(live, connection, live.shape(is_extended=is_extended))
-            pipe.subscriber = live.hub.open(pipe.deliver, label="stdio", is_muted=is_muted)
-            return pipe.subscriber
-        spliced = live.splice.session(connection.session_id)
-        return spliced.open(is_extended, f"session {connection.session_id}", is_muted)
 
     async def _subscribe(self, ctx: Ctx, params: types.SubscribeRequestParams) -> types.EmptyResult:
         uri = str(params.uri)
         if not await self._live.gate.allowed(_principal(ctx), [uri]):
             raise MCPError(types.INVALID_PARAMS, "This caller may not watch that URI", {"uri": uri})
-        subscriber = await self._open(ctx)
-        if subscriber is not None:
+        session = seams.connection_of(ctx.session).state.get(_STATE)
+        if session is not None:
             try:
-                self._live.hub.subscribe(subscriber, uris=[uri])
+                self._live.hub.subscribe(session.subscriber, uris=[uri])
             except (InvalidPattern, LimitReached) as error:
                 raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri}) from None
         return types.EmptyResult()
 
     async def _unsubscribe(self, ctx: Ctx, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
-        subscriber = seams.connection_of(ctx.session).state.get(_STATE)
-        if subscriber is not None:
-            self._live.hub.unsubscribe(subscriber, uris=[str(params.uri)])
+        session = seams.connection_of(ctx.session).state.get(_STATE)
+        if session is not None:
+            self._live.hub.unsubscribe(session.subscriber, uris=[str(params.uri)])
         return types.EmptyResult()
 
     # Modern streams that the SDK carries
@@ -234,14 +233,25 @@ class _Pipe:
 
     __slots__ = ("_connection", "_live", "_shape", "_task", "subscriber")
 
-    def __init__(self, live: Live, connection: Connection, shape: Shape) -> None:
+    def __init__(self, live: Live, connection: Connection) -> None:
         self._live = live
         self._connection = connection
-        self._shape = shape
+        self._shape = live.shape()
         self._task: asyncio.Task[None] | None = None
         self.subscriber: Subscriber | None = None
 
-    def deliver(self, notification: Notification) -> object:
+    def open(self, is_extended: bool, label: str, is_muted: IsMuted | None) -> Subscriber:
+        self._shape = self._live.shape(is_extended=is_extended)
+        self.subscriber = self._live.hub.open(self._deliver, label=label, is_muted=is_muted)
+        self.subscriber.is_ready = False  # until the handshake is over
+        self.subscriber.settle()
+        return self.subscriber
+
+    def start(self) -> None:
+        if self.subscriber is not None and self._task is None:
+            self._live.hub.wake(self.subscriber)
+
+    def _deliver(self, notification: Notification) -> object:
         self._task = asyncio.get_running_loop().create_task(self._write(notification))
         return BUSY
 
@@ -252,8 +262,8 @@ class _Pipe:
         except Exception as error:  # the pipe broke: the SDK ends the connection, and with it this subscriber
             logger.debug("a legacy session could not be written to: %r", error)
             return
-        if self.subscriber is not None:
-            self._live.hub.wake(self.subscriber)
+        self._task = None
+        self.start()
 
 
 class _Pump:

@@ -64,7 +64,8 @@ class SplicedSession:
                 self.subscriber.is_ready = self.subscriber.is_plain = False
 
     def _on_free(self) -> None:
-        if self.subscriber is not None:
+        # Without a stream nothing may be handed over: it would count as told.
+        if self.subscriber is not None and self.channel is not None and not self.channel.is_busy:
             self._live.hub.wake(self.subscriber)
 
     def _on_slow(self) -> None:
