@@ -31,8 +31,8 @@ help: ## list the targets
 	@echo '  UV=            build the environment with pip, even where uv is present'
 	@echo '  PYTEST_ARGS=…  LOCK_ARGS=…  BENCH_ARGS=…  passed on'
 
-run: $(READY) ## show the core at work, in one process
-	@$(BIN)/python -m tidings.demo
+run: $(READY) ## serve the example board over HTTP, and say what to try
+	@$(BIN)/python examples/board.py
 
 test: $(READY) ## run the tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -1,0 +1,125 @@
+"""The examples run as their texts say, as processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@asynccontextmanager
+async def running(*command: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def line_with(process: asyncio.subprocess.Process, text: str) -> str:
+    assert process.stdout is not None
+    while line := (await process.stdout.readline()).decode():
+        if text in line:
+            return line
+    raise AssertionError(f"the process ended without saying {text!r}")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+async def connected(port: int) -> None:
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0)
+            continue
+        writer.close()
+        return
+
+
+async def call(url: str, *arguments: str) -> str:
+    async with running(str(EXAMPLES / "call.py"), url, *arguments) as process:
+        output, _ = await process.communicate()
+        assert process.returncode == 0
+        return output.decode()
+
+
+@pytest.mark.parametrize("era", [[], ["--legacy"]], ids=["modern", "legacy"])
+def test_the_board_tells_whoever_watches_it(era: list[str]) -> None:
+    async def scenario() -> None:
+        port = free_port()
+        url = f"http://127.0.0.1:{port}/mcp"
+        async with asyncio.timeout(60), running(str(EXAMPLES / "board.py"), "--port", str(port)) as board:
+            assert "Serving the board" in await line_with(board, "Serving")
+            await connected(port)
+            async with running(str(EXAMPLES / "watch.py"), url, *era) as watcher:
+                await line_with(watcher, "watching")
+                assert await call(url, "open_sprint") == "open\n"
+                added = await line_with(watcher, "tools/list_changed")
+                assert json.loads(added.split(" ", 1)[1])["operation"] == "added"
+                assert await call(url, "add_task", "title=Ship it") == "2 tasks\n"
+                assert "board://sprint" in await line_with(watcher, "resources/updated")
+                board.send_signal(signal.SIGTERM)
+                await asyncio.wait_for(board.wait(), 5)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("example", "tool", "arguments", "added"),
+    [("lowlevel.py", "hello", {}, "goodbye"), ("fast.py", "learn", {"word": "moin"}, "moin")],
+)
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+def test_a_stdio_example_tells_its_client(
+    example: str, tool: str, arguments: dict[str, str], added: str, mode: str
+) -> None:
+    if example == "fast.py":
+        pytest.importorskip("fastmcp")
+
+    async def scenario() -> None:
+        told: asyncio.Queue[str] = asyncio.Queue()
+
+        async def on_message(message: object) -> None:
+            told.put_nowait(str(getattr(message, "method", message)))
+
+        parameters = StdioServerParameters(command=sys.executable, args=[str(EXAMPLES / example)])
+        async with (
+            asyncio.timeout(60),
+            Client(stdio_client(parameters), mode=mode, message_handler=on_message) as client,
+        ):
+            if mode == "legacy":
+                await client.call_tool(tool, arguments)
+                assert await told.get() == "notifications/tools/list_changed"
+            else:
+                async with client.listen(tools_list_changed=True):
+                    await client.call_tool(tool, arguments)
+                    assert await told.get() == "notifications/tools/list_changed"
+            listed = await client.list_tools(cache_mode="bypass")
+            assert added in [each.name for each in listed.tools]
+
+    asyncio.run(scenario())
