@@ -13,6 +13,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import mcp_types as types
@@ -20,6 +21,7 @@ from mcp.server import ServerRequestContext
 from mcp.server.mcpserver import Context, MCPServer, RequestStateSecurity, UserMessage
 from mcp.server.mcpserver.prompts.base import Prompt
 from mcp.server.mcpserver.tools import Tool
+from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
 from mcp.shared.exceptions import MCPError
 from pydantic import Field
 
@@ -120,7 +122,7 @@ def test_error_handling() -> str:
 
 
 @mcp.tool()
-def test_header(region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})] = "none") -> str:
+def test_header(region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})]) -> str:
     """An argument that is sent as an HTTP header too."""
     return region
 
@@ -144,6 +146,35 @@ async def test_tool_with_progress(ctx: Context) -> str:
         await ctx.report_progress(percent, 100)
         await asyncio.sleep(0.05)  # the suite asks for it
     return "Done."
+
+
+@mcp.tool()
+async def test_reconnection(ctx: Context) -> str:
+    """Hang up, and answer when the client has called back."""
+    await ctx.info("Hanging up.")  # what was sent has then been received: the line is open
+    await ctx.close_sse_stream()
+    await asyncio.sleep(0.2)  # twice the time after which the client is asked to call back
+    return "Here I am again."
+
+
+class Events(EventStore):
+    """What the client missed while the line was dead. Enough for the suite, which has one session at a time: the SDK
+    names the streams of all sessions alike, so that one session would be sent what belongs to another."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[str, types.JSONRPCMessage | None]] = []
+
+    async def store_event(self, stream_id: str, message: types.JSONRPCMessage | None) -> str:
+        self._kept.append((stream_id, message))
+        return str(len(self._kept))
+
+    async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str:
+        last = int(last_event_id)
+        stream_id, _ = self._kept[last - 1]
+        for number, (of, message) in enumerate(self._kept[last:], start=last + 1):
+            if of == stream_id and message is not None:
+                await send_callback(EventMessage(message, str(number)))
+        return stream_id
 
 
 @mcp.tool()
@@ -304,7 +335,7 @@ async def test_input_required_result_capabilities(ctx: Context) -> types.InputRe
 async def test_missing_capability(ctx: Context) -> str:
     """Refuses a client that has no model."""
     if ctx.client_capabilities is None or ctx.client_capabilities.sampling is None:
-        required = {"requiredCapabilities": {"sampling": {}}}
+        required: dict[str, Any] = {"requiredCapabilities": {"sampling": {}}}
         raise MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, "This tool needs sampling", required)
     return "ok"
 
@@ -366,7 +397,7 @@ def template(id: str) -> str:
     return json.dumps({"id": id, "templateTest": True, "data": f"Data for ID: {id}"})
 
 
-@mcp.completion()
+@mcp.completion()  # type: ignore[no-untyped-call, untyped-decorator]  # the SDK's, and without types
 async def complete(
     ref: types.PromptReference | types.ResourceTemplateReference,
     argument: types.CompletionArgument,
@@ -383,20 +414,19 @@ async def set_level(ctx: ServerRequestContext[Any, Any], params: types.SetLevelR
 # What changes
 
 
-count = 0
+state = SimpleNamespace(is_plain=False, changes=0)
 
 
 @mcp.resource(WATCHED, mime_type="text/plain")
 def watched() -> str:
     """Another text with every call of test_trigger_resource_change."""
-    return f"It has changed {count} times."
+    return f"It has changed {state.changes} times."
 
 
 @mcp.tool()
 async def test_trigger_resource_change(ctx: Context) -> str:
     """Change the watched resource."""
-    global count
-    count += 1
+    state.changes += 1
     # Of what a function will return when it is read next, nobody can know: here the server has to say so.
     await ctx.notify_resource_updated(WATCHED)
     return watched()
@@ -418,7 +448,7 @@ async def test_trigger_tool_change(ctx: Context) -> str:
         mcp.remove_tool("dynamic_tool")
     else:
         mcp.add_tool(dynamic, name="dynamic_tool")
-    if is_plain:
+    if state.is_plain:
         await ctx.notify_tools_changed()
     return "The list of tools is another one."
 
@@ -430,14 +460,12 @@ async def test_trigger_prompt_change(ctx: Context) -> str:
         mcp.remove_prompt("dynamic_prompt")
     else:
         mcp.add_prompt(Prompt.from_function(dynamic, name="dynamic_prompt"))
-    if is_plain:
+    if state.is_plain:
         await ctx.notify_prompts_changed()
     return "The list of prompts is another one."
 
 
 # Live, or plain
-
-is_plain = False
 
 
 async def accept(ctx: ServerRequestContext[Any, Any], params: types.RequestParams) -> types.EmptyResult:
@@ -446,20 +474,19 @@ async def accept(ctx: ServerRequestContext[Any, Any], params: types.RequestParam
 
 
 def main() -> None:
-    global is_plain
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--plain", action="store_true", help="on the SDK alone, without Tidings")
     options = parser.parse_args()
-    is_plain = options.plain
+    state.is_plain = options.plain
     lowlevel = mcp._lowlevel_server  # the high-level server takes no handlers for methods of the protocol
     lowlevel.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_level)
-    if is_plain:
+    if state.is_plain:
         lowlevel.add_request_handler("resources/subscribe", types.SubscribeRequestParams, accept)
         lowlevel.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, accept)
-        mcp.run("streamable-http", port=options.port)
+        mcp.run("streamable-http", port=options.port, event_store=Events(), retry_interval=100)
     else:
-        Live(mcp).run("http", port=options.port, log_level="warning")
+        Live(mcp).run("http", port=options.port, log_level="warning", event_store=Events(), retry_interval=100)
 
 
 if __name__ == "__main__":

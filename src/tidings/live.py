@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from mcp_types import SERVER_INFO_META_KEY
@@ -57,7 +57,6 @@ class Live:
     ) -> None:
         """`shared_lists` says that every caller is shown the same lists, so that they may be encoded once for all. It
         is known for an `MCPServer`; a low-level server and FastMCP may show each caller something else."""
-        self.server = server
         self.policy = policy or Policy()
         self.epoch = secrets.token_hex(4)
         """One life of this server: a cursor from another one means nothing here."""
@@ -81,6 +80,7 @@ class Live:
         """Of the requests with which we ask the server ourselves, so that we don't take them for a client's."""
         self.is_stopping = False
         self._source: Attached = attach(server)
+        self.server = self._source.server
         self.lowlevel = self._source.lowlevel
         if EXTENSION in self.lowlevel.extensions:
             raise TidingsError(f"{self.lowlevel.name!r} is live already; keep the first Live() and use that")
@@ -100,7 +100,7 @@ class Live:
         self._sessions = SessionLane(self)
         for feature in Feature:
             self.wake(feature)
-        self._source.watch(self.wake, self._updated, lambda feature, key: key in self.catalog.items(feature))
+        self._source.watch(self.catalog, self.wake)
 
     # Serving
 
@@ -127,6 +127,8 @@ class Live:
         self.listen.stop()
         self.splice.stop()
         self._sessions.stop()
+        for task in self._tasks:
+            task.cancel()
 
     # Reading the server
 
@@ -142,7 +144,7 @@ class Live:
         if lifespan is not inquiry.UNKNOWN:
             self._lifespan = lifespan
         if self._stale:
-            await self._read_stale()
+            await self._read_guarded()
 
     def serves(self, feature: Feature) -> bool:
         return self.lowlevel.get_request_handler(f"{feature.value}/list") is not None
@@ -192,17 +194,20 @@ class Live:
             self._stale.add(feature)
             logger.exception("reading %s failed; it will be read again", feature.value)
 
-    def _updated(self, uri: str) -> None:
-        try:
-            self.catalog.resources.updated(uri)
-        except Exception:  # likewise, the user's ctx.notify_resource_updated()
-            logger.exception("telling of %r failed", uri)
-
     def _read_soon(self) -> None:
-        if self._stale and self._loop is not None:
-            task = self._loop.create_task(self._read_guarded())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if self._stale:
+            self._keep(self._read_guarded())
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something in the background, until it is done or the server stops."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a task in the background failed", exc_info=task.exception())
 
     async def _read_guarded(self) -> None:
         try:
@@ -236,6 +241,7 @@ class Live:
     def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._thread = loop, threading.get_ident()
         self._reading = asyncio.Lock()
+        self._keep(self._source.run())
 
     def _publish(self, changes: tuple[Change, ...]) -> None:
         """Hand a commit to the hub, on the thread of the event loop once there is one."""

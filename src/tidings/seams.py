@@ -11,19 +11,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastmcp import FastMCP
     from mcp.server import Server
+    from mcp.server.auth.provider import TokenVerifier
+    from mcp.server.auth.settings import AuthSettings
     from mcp.server.connection import Connection
     from mcp.server.mcpserver import MCPServer
     from mcp.server.session import ServerSession
+    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
     from mcp.server.subscriptions import SubscriptionBus
 
 __all__ = [
     "Watched",
+    "add_to_fastmcp",
     "bus_of",
     "connection_of",
     "fastmcp_endpoint",
     "fastmcp_registry",
+    "lifespan_state_of",
     "lowlevel_of",
     "registries_of",
+    "set_auth",
     "watch_fastmcp",
     "watch_mcpserver",
 ]
@@ -38,6 +44,11 @@ def lowlevel_of(server: MCPServer[Any] | FastMCP[Any]) -> Server[Any]:
     """The low-level server that a high-level one is built on."""
     lowlevel: Server[Any] = server._mcp_server if hasattr(server, "_mcp_server") else server._lowlevel_server
     return lowlevel
+
+
+def lifespan_state_of(manager: StreamableHTTPSessionManager) -> Any:
+    """What the server's lifespan gave, once the manager runs: handlers find it in their context."""
+    return manager._lifespan_state
 
 
 def bus_of(server: MCPServer[Any]) -> SubscriptionBus:
@@ -55,9 +66,20 @@ def registries_of(server: MCPServer[Any]) -> dict[str, dict[str, Any]]:
     }
 
 
+def set_auth(server: MCPServer[Any], settings: AuthSettings, verifier: TokenVerifier) -> None:
+    """Make an `MCPServer` want a token, which it can otherwise only be told when it is made."""
+    server.settings.auth = settings
+    server._token_verifier = verifier
+
+
 def fastmcp_registry(server: FastMCP[Any]) -> dict[str, Any]:
     """All components that were registered with a `FastMCP` itself, by its own keys."""
     return server.local_provider._components
+
+
+def add_to_fastmcp(server: FastMCP[Any], component: Any) -> None:
+    """Register a tool, prompt, resource or template; the public methods are one for each, and wrap anew."""
+    server.local_provider._add_component(component)
 
 
 def watch_mcpserver(server: MCPServer[Any], wake: Callable[[str], None]) -> None:

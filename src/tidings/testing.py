@@ -251,8 +251,10 @@ def check_ordered(history: History) -> None:
         if isinstance(event, Subscribed):
             # A cursor counts where a subscriber comes with it. Where it already listens, older news may be under way.
             if event.subscriber not in came:
+                ear = _Ear()
+                ear.follow(event, index)
                 for topic, version in event.told.items():
-                    if version is not None and (topic, version) in known:
+                    if version is not None and (topic, version) in known and ear.hears(topic):
                         newest[event.subscriber, topic] = version.revision
             came.add(event.subscriber)
         elif isinstance(event, Told) and event.version is not None:
@@ -286,11 +288,14 @@ def check_unique(history: History) -> None:
             ear.follow(event, index)
             if isinstance(event, Subscribed):
                 for topic, version in event.told.items():
-                    last[who, topic] = _Last(version)
+                    if ear.hears(topic):  # a cursor for anything else counts for nothing
+                        last[who, topic] = _Last(version, is_cursor=True)
         if isinstance(event, Told | Unsubscribed | Closed):
-            for (subscriber, topic), told in last.items():
+            for (subscriber, topic), told in list(last.items()):
                 if subscriber == who and not ear.hears(topic):
                     told.is_continuous = False
+                    if told.is_cursor:
+                        del last[subscriber, topic]
 
 
 def check_reliable(history: History) -> None:
@@ -419,10 +424,12 @@ class _Ear:
 class _Last:
     """What a subscriber was told last of one topic."""
 
-    __slots__ = ("is_continuous", "version")
+    __slots__ = ("is_continuous", "is_cursor", "version")
 
-    def __init__(self, version: Version | None) -> None:
+    def __init__(self, version: Version | None, is_cursor: bool = False) -> None:
         self.version = version
+        self.is_cursor = is_cursor
+        """Whether it only said so itself, which counts for as long as that subscription."""
         self.is_continuous = True
         """Whether it has been listening ever since."""
 
@@ -591,8 +598,8 @@ def _broken(promise: str, history: History, index: int, event: Told, why: str) -
 def _concerning(history: History, end: int, subscriber: str, topic: Topic | None) -> Iterator[tuple[int, Event]]:
     """The part of a history, up to a point, that one subscriber (and one topic) has to do with."""
     for index, event in enumerate(history.events[:end]):
-        is_about = topic is None or getattr(event, "topic", topic) == topic
-        if is_about and (isinstance(event, Changed) or event.subscriber == subscriber):
+        is_noise = topic is not None and (isinstance(event, Held) or getattr(event, "topic", topic) != topic)
+        if not is_noise and (isinstance(event, Changed) or event.subscriber == subscriber):
             yield index, event
 
 
@@ -618,6 +625,8 @@ class Recorder:
             self._hub_unsubscribe, self._hub_close = hub.unsubscribe, hub.close
             hub.open, hub.subscribe = self._open, self._subscribe  # type: ignore[method-assign]
             hub.unsubscribe, hub.close = self._unsubscribe, self._close  # type: ignore[method-assign]
+            self._journal_append = hub.journal.append
+            hub.journal.append = self._append  # type: ignore[method-assign]
             for subscriber in hub._subscribers:
                 self._adopt(subscriber)
                 self._wish(subscriber, tuple(subscriber.watched), {})
@@ -639,8 +648,6 @@ class Recorder:
         for topic in (*Feature, *catalog.resources._contents):
             self._topics[topic] = None
             self.history.record(Changed(topic, catalog.version(topic)))
-        # Before the hub: a change must be in the history when the first subscriber is told of it.
-        catalog._sinks.insert(0, self._changed)
 
     def _adopt(self, subscriber: Subscriber) -> str:
         self._count += 1
@@ -651,10 +658,13 @@ class Recorder:
         subscriber.deliver = _Tap(subscriber.deliver, lambda notification: self._told(subscriber, name, notification))
         return name
 
-    def _changed(self, changes: tuple[Change, ...]) -> None:
+    def _append(self, changes: Iterable[Change]) -> None:
+        # Here, and not as a sink of the catalog: a change counts from when the hub hears of it, before anybody is told.
+        changes = tuple(changes)
         for change in changes:
             self._topics[change.topic] = None
             self.history.record(Changed.from_change(change))
+        self._journal_append(changes)
 
     def _told(self, subscriber: Subscriber, name: str, notification: Notification) -> None:
         if subscriber in self._names:
@@ -678,7 +688,10 @@ class Recorder:
 
     def _look_whether_muted(self, subscriber: Subscriber, name: str, topic: Topic) -> None:
         muted = self._muted[subscriber]
-        is_muted = subscriber.is_muted is not None and subscriber.is_muted(topic)
+        try:
+            is_muted = subscriber.is_muted is not None and subscriber.is_muted(topic)
+        except Exception:  # the user's; one that fails is taken as muted
+            is_muted = True
         if is_muted and topic not in muted:
             muted.add(topic)
             self.history.record(Muted(name, (topic,)))

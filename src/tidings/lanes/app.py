@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -24,7 +25,7 @@ from tidings.lanes.front import Front
 if TYPE_CHECKING:
     from tidings.live import Live
 
-__all__ = ["build_app", "run_http", "run_stdio"]
+__all__ = ["build_app", "run_http", "run_stdio", "serve_app"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,24 +40,25 @@ def build_app(live: Live, options: dict[str, Any]) -> Any:
         manager = server.session_manager
         manager.asgi_app = Front(live, manager)
 
-        def take_place() -> None:
-            return None
+        def take_place() -> Any:
+            return manager
     else:
         app = server.http_app(**options)
         endpoint = seams.fastmcp_endpoint(app)
 
-        def take_place() -> None:
+        def take_place() -> Any:
             # FastMCP makes a session manager with every start of the app.
             manager = endpoint.session_manager
             manager.asgi_app = Front(live, manager)
+            return manager
 
     inner = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[Any]:
         async with inner(app) as state:
-            take_place()
-            await live.attend()
+            # Read before the first client: one that only listens would otherwise be told of all that was there.
+            await live.attend(seams.lifespan_state_of(take_place()))
             with _on_signal(live.stop):
                 try:
                     yield state
@@ -96,18 +98,24 @@ def _on_signal(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def run_http(live: Live, *, host: str = "127.0.0.1", port: int = 8000, log_level: str = "info", **options: Any) -> None:
-    import uvicorn
-
     if hasattr(live.server, "streamable_http_app"):
         options.setdefault("host", host)
+    serve_app(live.http_app(**options), host=host, port=port, log_level=log_level)
+
+
+def serve_app(app: Any, *, sockets: list[socket.socket] | None = None, **options: Any) -> None:
+    """Run uvicorn around an app of ours until the process is told to stop. `options` are those of `uvicorn.Config`."""
+    import uvicorn
+
     config = uvicorn.Config(
-        live.http_app(**options),
-        host=host,
-        port=port,
-        log_level=log_level,
+        app,
         timeout_graceful_shutdown=1,  # streams end by themselves; a request that hangs must not keep the process
+        **options,
     )
-    uvicorn.Server(config).run()
+    try:
+        uvicorn.Server(config).run(sockets=sockets)
+    except KeyboardInterrupt:
+        pass  # uvicorn raises it anew once everything has ended
 
 
 def run_stdio(live: Live) -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, MutableMapping
 from typing import Any, TypeAlias, cast
 
-__all__ = ["Channel", "Message", "Receive", "Scope", "Send"]
+from tidings.policy import Policy
+
+__all__ = ["Channel", "Message", "Receive", "Scope", "Send", "dismiss"]
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +24,9 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+_FAREWELL = 0.8
+"""Seconds to read the end of a stream when the server stops: a process that is told to end must be gone within two."""
 
 
 class Channel:
@@ -31,18 +37,20 @@ class Channel:
         "_limit",
         "_loop",
         "_owner",
-        "_receive",
         "_send",
         "_task",
+        "_transport",
+        "is_cut",
         "is_over",
         "on_free",
         "on_slow",
     )
 
-    def __init__(self, send: Send, receive: Receive, limit: float, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, send: Send, receive: Receive, policy: Policy, loop: asyncio.AbstractEventLoop) -> None:
         self._send = send
-        self._receive = receive
-        self._limit = limit
+        self._transport: asyncio.Transport | None = getattr(getattr(receive, "__self__", None), "transport", None)
+        """Under uvicorn, `receive` is a method of what holds it."""
+        self._limit = policy.write_deadline
         self._loop = loop
         self._owner = asyncio.current_task()
         self._task: asyncio.Task[None] | None = None
@@ -52,6 +60,10 @@ class Channel:
         self.on_slow: Callable[[], None] | None = None
         """Called when the reader did not read for longer than the limit; the connection is aborted then."""
         self.is_over = False
+        self.is_cut = False
+        if self._transport is not None:
+            # Longer than our own deadline, which says why. There is something to be answered at every keep-alive.
+            _limit_silence(self._transport, policy.write_deadline + policy.keep_alive)
 
     @property
     def is_busy(self) -> bool:
@@ -80,22 +92,28 @@ class Channel:
 
     async def relay(self, send: Send, message: Message) -> None:
         """Let somebody else write a chunk of theirs, between ours."""
-        while self._task is not None:
-            await asyncio.wait({self._task})
+        await self.wait_until_free()
         await send(message)
 
     def abort(self) -> None:
         """Drop the connection without waiting for what is still to be read."""
-        self.is_over = True
+        self.is_over = self.is_cut = True
         if self._task is not None:
             self._task.cancel()
-        # Under uvicorn `receive` is a method of what holds the transport. Elsewhere, a request that ends before its
-        # response makes the server close the connection.
-        transport = getattr(getattr(self._receive, "__self__", None), "transport", None)
-        if transport is not None:
-            transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
+        # Elsewhere, a request that ends before its response makes the server close the connection.
         elif self._owner is not None and self._owner is not asyncio.current_task():
             self._owner.cancel()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all that was written has left for the reader, as far as is known."""
+        return self._task is None and (self._transport is None or not self._transport.get_write_buffer_size())
+
+    async def wait_until_free(self) -> None:
+        while self._task is not None:
+            await asyncio.wait({self._task})
 
     async def _finish(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:
         try:
@@ -116,6 +134,33 @@ class Channel:
         if self.on_slow is not None:
             self.on_slow()
         self.abort()
+
+
+def dismiss(channels: Iterable[Channel]) -> None:
+    """The server stops: after a moment, drop the connections of those who still have not read the last of it."""
+    kept = list(channels)
+
+    def drop() -> None:
+        unread = [channel for channel in kept if not channel.is_read]
+        if unread:
+            logger.warning("%d streams were not read while the server was stopping; cutting them off", len(unread))
+        for channel in unread:
+            channel.abort()
+
+    if kept:
+        kept[0]._loop.call_later(_FAREWELL, drop)
+
+
+def _limit_silence(transport: asyncio.Transport, seconds: float) -> None:
+    """Bound how long what was written may stay without an answer from the reader's machine. Nothing else notices one
+    that vanished without a word, as long as its kernel's buffers here are not full."""
+    connection = transport.get_extra_info("socket")
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux has it
+    if option is not None and connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, option, int(seconds * 1000))
+        except OSError as error:  # gone already: its own request task hears of it
+            logger.debug("a connection's time-out could not be set: %r", error)
 
 
 @types.coroutine

@@ -38,11 +38,15 @@ class Front:
         self._live = live
         self._app = manager.asgi_app
         self._most = manager.max_request_body_size
+        live.splice.has_event_store = manager.event_store is not None
         self._security = TransportSecurityMiddleware(manager.security_settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            headers = dict(scope["headers"])
+            headers = {name: value.strip(b" \t") for name, value in scope["headers"]}
+            if any(value[-1:] in (b" ", b"\t") for _, value in scope["headers"]):
+                # HTTP allows whitespace after a value; httptools, unlike h11, leaves it there, and the SDK compares.
+                scope = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
             if scope["method"] == "POST":
                 if headers.get(b"mcp-protocol-version") in _MODERN and headers.get(b"mcp-method") in _OURS:
                     await self._modern(scope, receive, send, headers[b"mcp-method"].decode())

@@ -16,7 +16,7 @@ import msgspec
 from tidings.errors import InvalidPattern, LimitReached
 from tidings.frames import KEEP_ALIVE, acknowledgement, encode_tag, listen_result, render
 from tidings.gate import Principal
-from tidings.lanes.channel import Channel, Receive, Scope, Send
+from tidings.lanes.channel import Channel, Receive, Scope, Send, dismiss
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.patterns import compile_pattern, is_pattern
 from tidings.subscriber import BUSY, Subscriber
@@ -77,9 +77,14 @@ class Honoured:
 async def honour(live: Live, wanted: Wanted, principal: Principal | None) -> Honoured:
     """What this server can send of what is wanted, and this caller may watch."""
     uris = list(dict.fromkeys(wanted.resource_subscriptions or ()))
-    limit = live.policy.max_uris
-    if len(uris) > limit:
-        raise LimitReached(f"{len(uris)} URIs were asked for; Policy.max_uris allows {limit}")
+    # Before anything is sent: a response that has begun as a stream can no longer be an error.
+    for name, what, count in (
+        ("max_uris", "URIs", len(uris)),
+        ("max_patterns", "patterns", sum(map(is_pattern, uris))),
+    ):
+        limit: int = getattr(live.policy, name)
+        if count > limit:
+            raise LimitReached(f"{count} {what} were asked for; Policy.{name} allows {limit}")
     topics: list[Topic] = [feature for feature in wanted.features if live.serves(feature)]
     if live.serves(Feature.RESOURCES):
         topics += [uri for uri in uris if _can_be_matched(uri, live)]
@@ -156,9 +161,10 @@ class ListenLane:
 
     def stop(self) -> None:
         """End every stream with its result."""
-        for streams in self._streams:
-            for stream in list(streams):
-                stream.end()
+        ending = [stream for streams in self._streams for stream in streams]
+        for stream in ending:
+            stream.end()
+        dismiss(stream.channel for stream in ending)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -195,7 +201,7 @@ class _Stream:
         self._live = live
         self._tag = tag
         self._shape = live.shape(is_sse=True, is_tagged=True, is_extended=is_extended)
-        self.channel = Channel(send, receive, live.policy.write_deadline, asyncio.get_running_loop())
+        self.channel = Channel(send, receive, live.policy, asyncio.get_running_loop())
         self.channel.on_free = self._on_free
         self.channel.on_slow = self._on_slow
         self.subscriber: Subscriber | None = None

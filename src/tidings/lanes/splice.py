@@ -2,6 +2,9 @@
 
 Session, authentication and keep-alive stay the SDK's. The broadcaster never waits: a session whose stream is not open,
 or not read, keeps its pending topics in its mailbox until it is.
+
+What was written to a stream that broke may never have been read. So every event has an id, and a client that comes back
+with the last one it read (`Last-Event-ID`, as the specification says) is told again what it missed.
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from tidings.frames import render
-from tidings.lanes.channel import Channel, Message, Receive, Scope, Send
+from tidings.lanes.channel import Channel, Message, Receive, Scope, Send, dismiss
 from tidings.mailbox import IsMuted
-from tidings.model import Notification
+from tidings.model import Notification, Topic, Version
 from tidings.subscriber import BUSY, Subscriber
 
 if TYPE_CHECKING:
@@ -24,16 +27,61 @@ __all__ = ["SpliceLane", "SplicedSession"]
 logger = logging.getLogger(__name__)
 
 
+_ID = b"tidings-"
+"""What our event ids start with. Others are an event store's, and its own business."""
+
+_MOST_REMEMBERED = 1_000
+"""Topics of one session whose last event is remembered. Only a subscription to a pattern can reach it."""
+
+
+class _Sent:
+    """Which events told a session of what. Of each topic only the last one is kept, and the id of the one before."""
+
+    __slots__ = ("_last", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last: dict[Topic, tuple[int, int, int]] = {}
+
+    def note(self, notification: Notification) -> bytes:
+        """The line with the id of the event that is about to be written."""
+        self.count += 1
+        _, before, _ = self._last.pop(notification.topic, (0, 0, 0))
+        self._last[notification.topic] = (before, self.count, notification.since)
+        if len(self._last) > _MOST_REMEMBERED:
+            del self._last[next(iter(self._last))]
+        return b"id: %s%d\r\n" % (_ID, self.count)
+
+    def missed(self, read: int) -> dict[Topic, Version | None]:
+        """What a client that read no further than an event knows of the topics that it has missed something of."""
+        return {
+            # Never the digest that is true now: in between, it may have been told of another one.
+            topic: Version(since, "") if before <= read else None
+            for topic, (before, last, since) in self._last.items()
+            if last > read
+        }
+
+
 class SplicedSession:
     """A legacy HTTP session, with or without its stream: either may come first."""
 
-    __slots__ = ("_live", "channel", "shape", "subscriber")
+    __slots__ = ("_channels", "_live", "_read", "_sent", "_start", "shape", "subscriber")
 
     def __init__(self, live: Live) -> None:
         self._live = live
+        self._sent = _Sent()
+        self._start = 0
+        """How many events there were when the newest stream began."""
+        self._read: int | None = None
+        """How many of them were read for sure, after a stream was cut off."""
         self.shape = live.shape(is_sse=True)
-        self.channel: Channel | None = None
+        self._channels: list[Channel] = []
+        """Its open streams; the last one is written to."""
         self.subscriber: Subscriber | None = None
+
+    @property
+    def channel(self) -> Channel | None:
+        return self._channels[-1] if self._channels else None
 
     def open(self, is_extended: bool, label: str, is_muted: IsMuted | None) -> Subscriber:
         """The handshake is over: from now on there is something to tell."""
@@ -45,23 +93,34 @@ class SplicedSession:
 
     def deliver(self, notification: Notification) -> object:
         head, tail = notification.frames.get(self.shape) or render(notification, self.shape)
-        if self.channel is None or not self.channel.write(head + tail):
+        event_id = self._sent.note(notification)
+        if self._live.splice.has_event_store:
+            event_id = b""
+        if self.channel is None or not self.channel.write(event_id + head + tail):
             return BUSY
         return None
 
-    def attach(self, channel: Channel) -> None:
-        """The stream is open: tell what is pending."""
-        self.channel = channel
+    def attach(self, channel: Channel, *, is_resumed: bool = False, read: int | None = None) -> None:
+        """A stream is open: tell what is pending. A resumed one may be that of a request, where a server with an event
+        store goes on with its answer: it is written to only while there is no other.
+
+        `read` is the last event that the client has read, if it says so."""
+        self._channels.insert(0 if is_resumed else len(self._channels), channel)
+        read, self._read = self._read if read is None else read, None
+        self._start = self._sent.count
+        if read is not None and self.subscriber is not None:
+            self._live.hub.subscribe(self.subscriber, told=self._sent.missed(read))
         channel.on_free = self._on_free
         channel.on_slow = self._on_slow
         self._on_free()
 
     def detach(self, channel: Channel) -> None:
-        """The stream is gone; the session may open another one."""
-        if self.channel is channel:
-            self.channel = None
+        """A stream is gone; the session may have another one, or open one."""
+        if channel in self._channels:
+            self._channels.remove(channel)
             if self.subscriber is not None:
                 self.subscriber.is_ready = self.subscriber.is_plain = False
+            self._on_free()
 
     def _on_free(self) -> None:
         # Without a stream nothing may be handed over: it would count as told.
@@ -70,6 +129,7 @@ class SplicedSession:
 
     def _on_slow(self) -> None:
         logger.warning("a legacy stream was not read for %s s; cutting it off", self._live.policy.write_deadline)
+        self._read = self._start
 
 
 class SpliceLane:
@@ -77,6 +137,8 @@ class SpliceLane:
         self._live = live
         self._sessions: dict[str, SplicedSession] = {}
         """By the SDK's session id."""
+        self.has_event_store = False
+        """Whether the SDK itself gives ids to events, and replays them."""
         self._ends: dict[Channel, asyncio.Event] = {}
 
     def session(self, session_id: str) -> SplicedSession:
@@ -91,9 +153,15 @@ class SpliceLane:
     async def serve(self, app: Any, scope: Scope, receive: Receive, send: Send, session_id: str) -> None:
         """Let the SDK serve the `GET`, and write between its chunks once it has accepted it."""
         session = self.session(session_id)
-        channel = Channel(send, receive, self._live.policy.write_deadline, asyncio.get_running_loop())
+        channel = Channel(send, receive, self._live.policy, asyncio.get_running_loop())
         end = asyncio.Event()
         is_open = False
+        event_id = next((value for name, value in scope["headers"] if name == b"last-event-id"), None)
+        read = None
+        if event_id is not None and event_id.startswith(_ID) and event_id[len(_ID) :].isdigit():
+            read = int(event_id[len(_ID) :])
+            # Without an event store the SDK has no answer to this header.
+            scope = {**scope, "headers": [header for header in scope["headers"] if header[0] != b"last-event-id"]}
 
         async def spliced_send(message: Message) -> None:
             nonlocal is_open
@@ -107,7 +175,7 @@ class SpliceLane:
             if message["type"] == "http.response.start" and message["status"] == 200:
                 is_open = True
                 self._ends[channel] = end
-                session.attach(channel)
+                session.attach(channel, is_resumed=event_id is not None and read is None, read=read)
 
         async def spliced_receive() -> Message:
             # The SDK's response goes on until its client is gone; on shutdown, we say so.
@@ -126,10 +194,14 @@ class SpliceLane:
             self._ends.pop(channel, None)
             if session.subscriber is None:
                 self.forget(session_id)
-            if is_open and not channel.is_over and not channel.is_busy:
-                channel.write(b"", is_last=True)
+        if is_open:
+            await channel.wait_until_free()
+            channel.write(b"", is_last=True)
+        while channel.is_cut and (await receive())["type"] != "http.disconnect":
+            pass  # a request that ends before its connection looks like a defect to the server
 
     def stop(self) -> None:
+        dismiss(self._ends)
         for end in self._ends.values():
             end.set()
 

@@ -8,7 +8,7 @@ loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mcp.server import Server
 from mcp.server.mcpserver import MCPServer
@@ -16,9 +16,10 @@ from mcp.server.subscriptions import ResourcesListChanged, ResourceUpdated, Serv
 from pydantic import BaseModel
 
 from tidings import seams
+from tidings.catalog import Catalog
 from tidings.errors import AlreadyExists, InvalidItem, NotFound, TidingsError
 from tidings.model import Feature
-from tidings.sources.code import LowLevelSource
+from tidings.sources.code import LowLevelSource, has_own_middleware
 
 if TYPE_CHECKING:
     from fastmcp import FastMCP
@@ -28,15 +29,21 @@ __all__ = ["Attached", "attach"]
 Wake = Callable[[Feature], None]
 
 
+@runtime_checkable
 class Attached(Protocol):
     """What `Live` needs of a server."""
 
+    server: Any
+    """What the user has, or what stands for it: it makes the ASGI app."""
     lowlevel: Server[Any]
     lists_are_shared: bool
     """Whether every caller is shown the same lists, as far as the kind of server tells."""
 
-    def watch(self, wake: Wake, updated: Callable[[str], None], is_listed: Callable[[Feature, str], bool]) -> None:
-        """Call `wake` when a list may have changed, and `updated` with a URI when the server says so itself."""
+    def watch(self, catalog: Catalog, wake: Wake) -> None:
+        """Call `wake` when a list may have changed, and tell the catalog when the server says so of a content."""
+
+    async def run(self) -> None:
+        """Follow what can change by itself, for as long as the server runs."""
 
     def list_now(self, feature: Feature) -> list[dict[str, Any]] | None:
         """What the server lists, or None if it can only be asked as a client asks."""
@@ -52,6 +59,8 @@ class Attached(Protocol):
 
 
 def attach(server: Any) -> Attached:
+    if isinstance(server, Attached):
+        return server  # a source of its own, as a workspace is
     if isinstance(server, MCPServer):
         return MCPServerSource(server)
     if isinstance(server, Server):
@@ -59,7 +68,7 @@ def attach(server: Any) -> Attached:
     if any(kind.__name__ == "FastMCP" and kind.__module__.startswith("fastmcp.") for kind in type(server).__mro__):
         return FastMCPSource(server)
     raise TidingsError(
-        f"Live() takes an MCPServer, a low-level Server or a FastMCP 4, not {type(server).__module__}."
+        f"Live() takes an MCPServer, a low-level Server, a FastMCP 4 or a Workspace, not {type(server).__module__}."
         f"{type(server).__name__}"
     )
 
@@ -74,32 +83,33 @@ class MCPServerSource:
     lists_are_shared = True
 
     def __init__(self, server: MCPServer[Any]) -> None:
-        self._server = server
+        self.server = server
         self.lowlevel = seams.lowlevel_of(server)
 
-    def watch(self, wake: Wake, updated: Callable[[str], None], is_listed: Callable[[Feature, str], bool]) -> None:
-        seams.watch_mcpserver(self._server, lambda name: wake(Feature(name)))
+    def watch(self, catalog: Catalog, wake: Wake) -> None:
+        seams.watch_mcpserver(self.server, lambda name: wake(Feature(name)))
 
         def on_event(event: ServerEvent) -> None:
             if isinstance(event, ResourceUpdated):
-                updated(event.uri)
+                catalog.resources.updated(event.uri)
             elif isinstance(event, ToolsListChanged):
                 wake(Feature.TOOLS)
             else:
                 wake(Feature.RESOURCES if isinstance(event, ResourcesListChanged) else Feature.PROMPTS)
 
-        seams.bus_of(self._server).subscribe(on_event)
+        seams.bus_of(self.server).subscribe(on_event)
+
+    async def run(self) -> None:
+        return None
 
     def list_now(self, feature: Feature) -> list[dict[str, Any]]:
         match feature:
             case Feature.TOOLS:
-                return _dump(_step(self._server.list_tools()))
+                return _dump(_step(self.server.list_tools()))
             case Feature.PROMPTS:
-                return _dump(_step(self._server.list_prompts()))
+                return _dump(_step(self.server.list_prompts()))
             case Feature.RESOURCES:
-                return _dump(_step(self._server.list_resources())) + _dump(
-                    _step(self._server.list_resource_templates())
-                )
+                return _dump(_step(self.server.list_resources())) + _dump(_step(self.server.list_resource_templates()))
 
     def has_own_middleware(self) -> bool:
         return has_own_middleware(self.lowlevel)
@@ -125,7 +135,7 @@ class MCPServerSource:
         registry[key] = _copy(feature, key, registry[key], fields)
 
     def _registry(self, feature: Feature, key: str) -> dict[str, Any]:
-        registries = seams.registries_of(self._server)
+        registries = seams.registries_of(self.server)
         if feature is Feature.RESOURCES and key not in registries["resources"] and "{" in key:
             return registries["templates"]
         return registries[feature.value]
@@ -152,17 +162,20 @@ class FastMCPSource:
     lists_are_shared = False
 
     def __init__(self, server: FastMCP[Any]) -> None:
-        self._server = server
+        self.server = server
         self.lowlevel = seams.lowlevel_of(server)
 
-    def watch(self, wake: Wake, updated: Callable[[str], None], is_listed: Callable[[Feature, str], bool]) -> None:
+    def watch(self, catalog: Catalog, wake: Wake) -> None:
         def wake_all() -> None:
             for feature in Feature:
                 wake(feature)
 
-        seams.watch_fastmcp(self._server, wake_all)
+        seams.watch_fastmcp(self.server, wake_all)
         for name in ("add_provider", "mount", "add_transform", "enable", "disable", "add_middleware"):
-            _wrap(self._server, name, wake_all)
+            _wrap(self.server, name, wake_all)
+
+    async def run(self) -> None:
+        return None
 
     def list_now(self, feature: Feature) -> None:
         return None
@@ -170,7 +183,7 @@ class FastMCPSource:
     def has_own_middleware(self) -> bool:
         from fastmcp.server.middleware.dereference import DereferenceRefsMiddleware
 
-        inner = any(not isinstance(each, DereferenceRefsMiddleware) for each in self._server.middleware)
+        inner = any(not isinstance(each, DereferenceRefsMiddleware) for each in self.server.middleware)
         return inner or has_own_middleware(self.lowlevel)
 
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
@@ -182,10 +195,10 @@ class FastMCPSource:
                     f"{feature.value}: {key!r} exists already; remove it first, or add with replace=True"
                 )
             self.remove(feature, key)
-        self._server.local_provider._add_component(item)  # type: ignore[type-var]  # any component
+        seams.add_to_fastmcp(self.server, item)
 
     def remove(self, feature: Feature, key: str) -> None:
-        provider = self._server.local_provider
+        provider = self.server.local_provider
         found = self._find(feature, key)
         if not found:
             raise NotFound(f"{feature.value}: there is no {key!r} that was registered with this server itself")
@@ -202,7 +215,7 @@ class FastMCPSource:
         found = self._find(feature, key)
         if not found:
             raise NotFound(f"{feature.value}: there is no {key!r} that was registered with this server itself")
-        registry = seams.fastmcp_registry(self._server)
+        registry = seams.fastmcp_registry(self.server)
         for component in found:
             registry[component.key] = _copy(feature, key, component, fields)
 
@@ -216,7 +229,7 @@ class FastMCPSource:
             Feature.PROMPTS: (Prompt,),
             Feature.RESOURCES: (Resource, ResourceTemplate),
         }
-        components = seams.fastmcp_registry(self._server).values()
+        components = seams.fastmcp_registry(self.server).values()
         return [each for each in components if isinstance(each, kinds[feature]) and _key(each) == key]
 
     @staticmethod
@@ -233,11 +246,6 @@ class FastMCPSource:
         if "{" in uri:
             return ResourceTemplate.from_function(function, uri_template=uri, **options)
         return Resource.from_function(function, uri=uri, **options)
-
-
-def has_own_middleware(lowlevel: Server[Any]) -> bool:
-    """Whether anything but the SDK's, FastMCP's and our own stands in the chain."""
-    return any(type(each).__module__.split(".")[0] not in ("mcp", "fastmcp", "tidings") for each in lowlevel.middleware)
 
 
 def _step(coroutine: Coroutine[Any, Any, Any]) -> Any:

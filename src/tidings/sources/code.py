@@ -15,11 +15,12 @@ from mcp.server import Server, ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp.shared.uri_template import UriTemplate
 
+from tidings.catalog import Catalog
 from tidings.digest import safe_json
 from tidings.errors import AlreadyExists, InvalidItem, NotFound
 from tidings.model import Feature
 
-__all__ = ["LowLevelSource"]
+__all__ = ["LowLevelSource", "has_own_middleware"]
 
 _LISTS = {
     "tools/list": (Feature.TOOLS, "tools"),
@@ -35,7 +36,7 @@ class LowLevelSource:
     lists_are_shared = False
 
     def __init__(self, server: Server[Any]) -> None:
-        self.lowlevel = server
+        self.server = self.lowlevel = server
         self._added: dict[Feature, dict[str, dict[str, Any]]] = {feature: {} for feature in Feature}
         self._handlers: dict[tuple[Feature, str], Callable[..., Any]] = {}
         self._changed: dict[Feature, dict[str, dict[str, Any] | None]] = {feature: {} for feature in Feature}
@@ -44,22 +45,18 @@ class LowLevelSource:
         self._wake: Callable[[Feature], None] = lambda feature: None
         self._is_listed: Callable[[Feature, str], bool] = lambda feature, key: False
 
-    def watch(
-        self,
-        wake: Callable[[Feature], None],
-        updated: Callable[[str], None],
-        is_listed: Callable[[Feature, str], bool],
-    ) -> None:
-        self._wake, self._is_listed = wake, is_listed
+    def watch(self, catalog: Catalog, wake: Callable[[Feature], None]) -> None:
+        self._wake = wake
+        self._is_listed = lambda feature, key: key in catalog.items(feature)
+
+    async def run(self) -> None:
+        return None
 
     def list_now(self, feature: Feature) -> None:
         return None
 
     def has_own_middleware(self) -> bool:
-        return any(
-            type(each).__module__.split(".")[0] not in ("mcp", "fastmcp", "tidings")
-            for each in self.lowlevel.middleware
-        )
+        return has_own_middleware(self.lowlevel)
 
     def add(
         self, feature: Feature, thing: Any, *, replace: bool, handler: Callable[..., Any] | None = None, **options: Any
@@ -155,6 +152,12 @@ class LowLevelSource:
                 if matched is not None and (feature, template) in self._handlers:
                     return self._handlers[feature, template], dict(matched)
         return None
+
+
+def has_own_middleware(lowlevel: Server[Any]) -> bool:
+    """Whether anything but the SDK's, FastMCP's and our own stands in the chain."""
+    # Of the thing itself and not of its type: our own is a bound method, whose type is a builtin.
+    return any(each.__module__.split(".")[0] not in ("mcp", "fastmcp", "tidings") for each in lowlevel.middleware)
 
 
 def _definition(feature: Feature, thing: Any, options: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,5 @@
+"""`python -m tidings`, for where the command is not on PATH."""
+
+from tidings.cli import main
+
+main()

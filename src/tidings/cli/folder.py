@@ -1,0 +1,38 @@
+"""The folder that a command is given."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidings.cli.output import fail, stdout_is_set_aside
+
+if TYPE_CHECKING:
+    from tidings.sources.workspace.workspace import Workspace
+
+__all__ = ["Folder", "check_folder", "open_workspace"]
+
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The workspace: the folder with tools/, resources/, prompts/.")
+]
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what can't be a workspace, before anything slow is done for it."""
+    if not folder.exists():
+        fail(f"{folder} is not there; `tidings new {folder}` makes a workspace to begin with")
+    if not folder.is_dir():
+        fail(f"{folder} is not a folder; name the folder that tools/, resources/ and prompts/ are in")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        fail(f"{folder} can't be read: permission denied")
+
+
+def open_workspace(folder: Path, **options: float) -> Workspace:
+    check_folder(folder)
+    with stdout_is_set_aside():
+        from tidings.sources.workspace.workspace import Workspace
+
+        return Workspace(folder, **options)

@@ -1,0 +1,98 @@
+"""What the commands print, and where: results on standard output, everything said about them on standard error.
+
+A file of a workspace is code and may print. That must never end up among the results, nor in the protocol.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any, NoReturn
+
+import typer
+
+__all__ = ["LogLevel", "counted", "fail", "print_json", "say", "set_up_logging", "stdout_is_set_aside"]
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def fail(message: str, status: int = 2) -> NoReturn:
+    """End the command with one clear line."""
+    say(f"tidings: {message}")
+    raise typer.Exit(status)
+
+
+def say(text: str = "") -> None:
+    typer.echo(text, err=True)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=not _takes_unicode()))
+
+
+def _takes_unicode() -> bool:
+    return (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") == "utf8"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+@contextmanager
+def stdout_is_set_aside() -> Iterator[None]:
+    """Let whatever is printed meanwhile, by Python or below it, go to standard error."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # there is none, so nothing can get into it
+        yield
+        return
+    os.dup2(2, 1)
+    stdout, sys.stdout = sys.stdout, sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stdout = stdout
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def set_up_logging(level: LogLevel) -> None:
+    """Before a server is made: the SDK's sets up logging of its own unless somebody has."""
+    chosen = logging.getLevelNamesMapping()[level.upper()]
+    handler = _Lines()
+    handler.setFormatter(_Plain("%(asctime)s %(message)s", "%H:%M:%S"))
+    # What others have to say of every request is for whoever debugs.
+    logging.basicConfig(
+        level=logging.INFO if chosen == logging.DEBUG else max(chosen, logging.WARNING), handlers=[handler]
+    )
+    logging.getLogger("tidings").setLevel(chosen)
+
+
+class _Lines(logging.Handler):
+    """Standard error as it is when the line is written: the status on a terminal puts itself in between."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:  # as every handler of logging does
+            self.handleError(record)
+
+
+class _Plain(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's own name
+        if record.levelno >= logging.WARNING:
+            record.message = f"{record.levelname.lower()}: {record.message}"
+        return super().formatMessage(record)

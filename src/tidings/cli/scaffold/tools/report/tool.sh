@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# One JSON object on stdout is structured output; lines on the progress channel become progress notifications.
+set -euo pipefail
+cd "$TIDINGS_WORKSPACE/resources"
+
+echo "1/2 counting files" >&"$TIDINGS_PROGRESS_FD"
+files=$(find . -type f | wc -l)
+echo "2/2 counting bytes" >&"$TIDINGS_PROGRESS_FD"
+bytes=$(find . -type f -exec cat {} + | wc -c)
+printf '{"files": %d, "bytes": %d}\n' "$files" "$bytes"

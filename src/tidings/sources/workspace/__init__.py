@@ -1,0 +1,1 @@
+"""A folder is a live server: scripts, functions, files and prompts, as they stand on the disk."""

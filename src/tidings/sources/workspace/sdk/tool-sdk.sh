@@ -1,0 +1,734 @@
+# shellcheck shell=bash
+# Helper functions for tools written in bash (4.4 or newer): source "${MCP_SDK:?}/tool-sdk.sh"
+#
+# Tidings' own implementation of the functions that the documentation of mcp-bash-framework describes. docs/tools.md of
+# Tidings has the table. The quick ones are bash alone; JSON is read with jq where there is one, else with values.py.
+#
+# Who ends the tool: mcp_fail*, mcp_error and mcp_result_* do, because a tool that goes on after its answer would act on
+# what it has just refused. EXIT traps run. mcp_emit_* do not.
+
+_MCP_SDK_DIR="${BASH_SOURCE[0]%/*}"
+[[ ${_MCP_SDK_DIR} == /* ]] || _MCP_SDK_DIR="$(cd -- "${_MCP_SDK_DIR}" && pwd)"
+_MCP_JQ="${MCPBASH_JSON_TOOL_BIN-$(command -v jq || true)}"
+_MCP_FD="${TIDINGS_PROGRESS_FD:-}"
+if [[ -n ${_MCP_FD} && -z ${MCP_PROGRESS_STREAM:-} ]]; then
+	export MCP_PROGRESS_STREAM="/dev/fd/${_MCP_FD}"
+fi
+
+# values.py OPERATION ARGS…: what jq is not there for, or can't do. Without site-packages it starts in 10 ms.
+_mcp_values() {
+	"${TIDINGS_PYTHON:-python3}" -I -S "${_MCP_SDK_DIR}/values.py" "$@"
+}
+
+# JSON text ----------------------------------------------------------------------------------------------------------
+
+# Puts the JSON string literal of $1 into the variable _mcp_quoted, without a process.
+_mcp_quote() {
+	local LC_ALL=C value="$1" code char escape # by bytes: quick for a megabyte, and UTF-8 passes as it is
+	value="${value//\\/\\\\}"
+	value="${value//\"/\\\"}"
+	if [[ ${value} == *[$'\x01'-$'\x1f']* ]]; then
+		value="${value//$'\n'/\\n}"
+		value="${value//$'\r'/\\r}"
+		value="${value//$'\t'/\\t}"
+		if [[ ${value} == *[$'\x01'-$'\x1f']* ]]; then
+			for ((code = 1; code < 32; code++)); do
+				printf -v escape '\\x%02x' "${code}"
+				printf -v char '%b' "${escape}"
+				printf -v escape '\\u%04x' "${code}"
+				value="${value//"${char}"/"${escape}"}"
+			done
+		fi
+	fi
+	_mcp_quoted="\"${value}\""
+}
+
+mcp_json_escape() {
+	local _mcp_quoted
+	_mcp_quote "${1-}"
+	printf '%s\n' "${_mcp_quoted}"
+}
+
+# mcp_json_obj key value …: every value becomes a string.
+mcp_json_obj() {
+	if (($# % 2)); then
+		mcp_fail -32603 "mcp_json_obj needs a value for every key; it was given $# words"
+	fi
+	local _mcp_quoted out="" separator=""
+	while (($#)); do
+		_mcp_quote "$1"
+		out+="${separator}${_mcp_quoted}"
+		_mcp_quote "$2"
+		out+=":${_mcp_quoted}"
+		separator=","
+		shift 2
+	done
+	printf '{%s}\n' "${out}"
+}
+
+mcp_json_arr() {
+	local _mcp_quoted out="" separator="" value
+	for value in "$@"; do
+		_mcp_quote "${value}"
+		out+="${separator}${_mcp_quoted}"
+		separator=","
+	done
+	printf '[%s]\n' "${out}"
+}
+
+mcp_is_valid_json() {
+	if [[ -n ${_MCP_JQ} ]]; then
+		[[ "$("${_MCP_JQ}" -cs 'length' <<<"${1-}" 2>/dev/null)" == 1 ]]
+	else
+		_mcp_values valid <<<"${1-}"
+	fi
+}
+
+mcp_byte_length() {
+	local LC_ALL=C value="${1-}"
+	printf '%s\n' "${#value}"
+}
+
+# mcp_json_truncate JSON [MAX_BYTES] [--array-path .a.b]
+mcp_json_truncate() {
+	local json="${1-}" most=102400 path=""
+	shift || true
+	if (($#)) && [[ $1 != --* ]]; then
+		[[ $1 =~ ^[0-9]+$ ]] && most="$1"
+		shift
+	fi
+	[[ ${1-} == --array-path ]] && path="${2-}"
+	_mcp_values truncate "${most}" "${path}" <<<"${json}"
+}
+
+# mcp_extract_cli_error STDOUT STDERR [EXIT_STATUS]: the message that a program printed, wherever it did.
+mcp_extract_cli_error() {
+	local message
+	message="$(_mcp_values cli-error <<<"${1-}")" || message=""
+	if [[ -z ${message} ]]; then
+		message="${2-}"
+	fi
+	printf '%s\n' "${message:-the command failed${3:+ with exit status $3}}"
+}
+
+# Applies the jq filter $1 to standard input; strings come out raw.
+_mcp_get() {
+	if [[ -n ${_MCP_JQ} ]]; then
+		"${_MCP_JQ}" -r "$1"
+	else
+		_mcp_values get "$1"
+	fi
+}
+
+# Arguments ----------------------------------------------------------------------------------------------------------
+
+mcp_args_raw() {
+	if [[ -n ${MCP_TOOL_ARGS_JSON:-} ]]; then
+		printf '%s\n' "${MCP_TOOL_ARGS_JSON}"
+	elif [[ -r ${MCP_TOOL_ARGS_FILE:-} ]]; then
+		cat -- "${MCP_TOOL_ARGS_FILE}"
+	else
+		printf '{}\n'
+	fi
+}
+
+mcp_meta_raw() {
+	if [[ -n ${MCP_TOOL_META_JSON:-} ]]; then
+		printf '%s\n' "${MCP_TOOL_META_JSON}"
+	elif [[ -r ${MCP_TOOL_META_FILE:-} ]]; then
+		cat -- "${MCP_TOOL_META_FILE}"
+	else
+		printf '{}\n'
+	fi
+}
+
+# _mcp_get_from ARGS|META FILTER
+_mcp_get_from() {
+	local json="MCP_TOOL_$1_JSON" file="MCP_TOOL_$1_FILE"
+	if [[ -z ${!json:-} && -r ${!file:-} ]]; then
+		_mcp_get "$2" <"${!file}"
+	else
+		_mcp_get "$2" <<<"${!json:-{\}}"
+	fi
+}
+
+# mcp_args_get FILTER [--default VALUE]
+mcp_args_get() {
+	_mcp_get_default ARGS "$@"
+}
+
+mcp_meta_get() {
+	_mcp_get_default META "$@"
+}
+
+_mcp_get_default() {
+	local _mcp_value
+	if [[ ${3-} != --default ]]; then
+		_mcp_get_from "$1" "${2:-.}"
+	elif _mcp_find "$1" "$2"; then
+		printf '%s\n' "${_mcp_value}"
+	else
+		printf '%s\n' "${4-}"
+	fi
+}
+
+# Puts the value at $2 into _mcp_value. False: there is none, or it is null; `false` and "" are values.
+_mcp_find() {
+	_mcp_value="$(_mcp_get_from "$1" "($2) | if . == null then empty else \"=\" + tostring end")" || _mcp_value=""
+	[[ ${_mcp_value} == =* ]] || return 1
+	_mcp_value="${_mcp_value#=}"
+}
+
+_mcp_arg() {
+	_mcp_find ARGS "$1"
+}
+
+mcp_args_require() {
+	local _mcp_value
+	_mcp_arg "$1" || mcp_fail_invalid_args "${2:-$1 is required}"
+	printf '%s\n' "${_mcp_value}"
+}
+
+# mcp_args_bool POINTER [--default true|false]
+mcp_args_bool() {
+	local pointer="$1" _mcp_value
+	if ! _mcp_arg "${pointer}"; then
+		[[ ${2-} == --default ]] || mcp_fail_invalid_args "${pointer} is required"
+		_mcp_value="${3-}"
+	fi
+	case "${_mcp_value}" in
+	true | 1) printf 'true\n' ;;
+	*) printf 'false\n' ;;
+	esac
+}
+
+# mcp_args_int POINTER [--default N] [--min N] [--max N]
+mcp_args_int() {
+	local pointer="$1" _mcp_value default="" least="" most=""
+	shift
+	while (($#)); do
+		case "$1" in
+		--default) default="${2-}" ;;
+		--min) least="${2-}" ;;
+		--max) most="${2-}" ;;
+		*) mcp_fail -32603 "mcp_args_int does not know $1" ;;
+		esac
+		shift "$(($# > 1 ? 2 : 1))"
+	done
+	if ! _mcp_arg "${pointer}"; then
+		[[ -n ${default} ]] || mcp_fail_invalid_args "${pointer} is required"
+		printf '%s\n' "${default}"
+		return
+	fi
+	if [[ ! ${_mcp_value} =~ ^(-?)0*([0-9]{1,18})(\.0+)?$ ]]; then
+		mcp_fail_invalid_args "${pointer} must be an integer"
+	fi
+	_mcp_value="${BASH_REMATCH[1]}${BASH_REMATCH[2]}"
+	if [[ -n ${least} ]] && ((_mcp_value < least)); then
+		mcp_fail_invalid_args "${pointer} must be at least ${least}"
+	fi
+	if [[ -n ${most} ]] && ((_mcp_value > most)); then
+		mcp_fail_invalid_args "${pointer} must be at most ${most}"
+	fi
+	printf '%s\n' "${_mcp_value}"
+}
+
+# Results ------------------------------------------------------------------------------------------------------------
+
+mcp_emit_text() {
+	printf '%s\n' "${1-}"
+}
+
+mcp_emit_json() {
+	if [[ -n ${_MCP_JQ} ]]; then
+		"${_MCP_JQ}" -c . <<<"${1-}" 2>/dev/null || printf '%s\n' "${1-}"
+	else
+		printf '%s\n' "${1-}"
+	fi
+}
+
+# Prints the result with its envelope: $1 is success or error, $2 the JSON. What is not JSON becomes a string.
+_mcp_result() {
+	local most="${MCPBASH_MAX_TEXT_BYTES:-102400}"
+	if [[ -z ${_MCP_JQ} ]]; then
+		_mcp_values "$1" "${most}" <<<"$2"
+		return
+	fi
+	# shellcheck disable=SC2016  # the dollars are jq's
+	local program='
+		def text: tojson as $json
+			| if ($json | utf8bytelength) <= $most then (if type == "string" then . else $json end)
+				elif type == "object" or type == "array" then "\($kind): \(type) of \(length), see the structured content"
+				else "\($kind): \(type), see the structured content" end;
+		def envelope: {content: [{type: "text", text: text}],
+			structuredContent: (if $kind == "success" then {success: true, result: .} else {success: false, error: .} end),
+			isError: ($kind != "success")};
+		if length == 1 then .[0] | envelope else error("not one value") end'
+	"${_MCP_JQ}" -cs --arg kind "$1" --argjson most "${most}" "${program}" <<<"$2" 2>/dev/null ||
+		printf '%s' "$2" | "${_MCP_JQ}" -Rs . | "${_MCP_JQ}" -cs --arg kind "$1" --argjson most "${most}" "${program}"
+}
+
+mcp_result_success() {
+	_mcp_result success "${1:-null}"
+	exit 0
+}
+
+# The tool has done its work, and its answer is an error: hence status 0.
+mcp_result_error() {
+	_mcp_result error "${1:-null}"
+	exit 0
+}
+
+mcp_result_text() {
+	local _mcp_quoted
+	_mcp_quote "${1-}"
+	printf '{"content":[{"type":"text","text":%s}],"isError":false}\n' "${_mcp_quoted}"
+	exit 0
+}
+
+# mcp_result_text_with_resource TEXT_OR_JSON (--path FILE [--mime TYPE] [--uri URI])…
+mcp_result_text_with_resource() {
+	local data="${1-}" path="" mime="" uri="" listing=""
+	shift || true
+	while (($#)); do
+		case "$1" in
+		--path)
+			[[ -n ${path} ]] && listing+="${path}"$'\t'"${mime}"$'\t'"${uri}"$'\n'
+			path="${2-}" mime="" uri=""
+			;;
+		--mime) mime="${2-}" ;;
+		--uri) uri="${2-}" ;;
+		*) mcp_fail -32603 "mcp_result_text_with_resource does not know $1" ;;
+		esac
+		shift "$(($# > 1 ? 2 : 1))"
+	done
+	[[ -n ${path} ]] && listing+="${path}"$'\t'"${mime}"$'\t'"${uri}"$'\n'
+	if [[ -n ${MCP_TOOL_RESOURCES_FILE:-} ]]; then
+		printf '%s' "${listing}" >"${MCP_TOOL_RESOURCES_FILE}"
+	elif [[ -n ${listing} ]]; then
+		mcp_log_warn tool-sdk "MCP_TOOL_RESOURCES_FILE is not set; the files are left out"
+	fi
+	mcp_result_success "${data}"
+}
+
+# mcp_error TYPE MESSAGE [--hint TEXT] [--data JSON]
+mcp_error() {
+	local _mcp_quoted out kind="${1:-internal_error}" message="${2:-failed}"
+	shift "$(($# > 1 ? 2 : $#))"
+	_mcp_quote "${kind}"
+	out="{\"type\":${_mcp_quoted}"
+	_mcp_quote "${message}"
+	out+=",\"message\":${_mcp_quoted}"
+	while (($#)); do
+		case "$1" in
+		--hint)
+			_mcp_quote "${2-}"
+			out+=",\"hint\":${_mcp_quoted}"
+			;;
+		--data)
+			if mcp_is_valid_json "${2-}"; then
+				out+=",\"data\":$2"
+			else
+				_mcp_quote "${2-}"
+				out+=",\"data\":${_mcp_quoted}"
+			fi
+			;;
+		esac
+		shift "$(($# > 1 ? 2 : 1))"
+	done
+	mcp_result_error "${out}}"
+}
+
+# mcp_fail CODE MESSAGE [DATA_JSON]: a protocol error. It goes through a file, because it may happen inside $(…).
+mcp_fail() {
+	local code=-32603 message data="" _mcp_quoted
+	if [[ ${1-} =~ ^-?[0-9]+$ ]]; then
+		code="$1"
+		shift
+	fi
+	message="${1:-Internal error}"
+	if [[ -n ${2-} ]]; then
+		if mcp_is_valid_json "$2"; then
+			data=",\"data\":$2"
+		else
+			_mcp_quote "$2"
+			data=",\"data\":${_mcp_quoted}"
+		fi
+	fi
+	_mcp_quote "${message}"
+	if [[ -n ${MCP_TOOL_ERROR_FILE:-} ]]; then
+		printf '{"code":%s,"message":%s%s}\n' "${code}" "${_mcp_quoted}" "${data}" >"${MCP_TOOL_ERROR_FILE}"
+	fi
+	printf '%s\n' "${message}" >&2
+	exit 1
+}
+
+mcp_fail_invalid_args() {
+	mcp_fail -32602 "${1:-Invalid arguments}" "${2-}"
+}
+
+# Progress, log, cancellation ----------------------------------------------------------------------------------------
+
+_mcp_line() {
+	if [[ -n ${_MCP_FD} ]]; then
+		printf '%s\n' "$1" >&"${_MCP_FD}" || true
+	fi 2>/dev/null
+}
+
+# mcp_progress PERCENT MESSAGE [TOTAL]
+mcp_progress() {
+	local amount="${1:-0}" _mcp_quoted
+	[[ ${amount} =~ ^-?[0-9]+(\.[0-9]+)?$ ]] || amount=0
+	[[ ${amount} == -* ]] && amount=0
+	if [[ ${3-} =~ ^[0-9]+$ ]]; then
+		_mcp_quote "${2-}"
+		_mcp_line "{\"progress\":${amount},\"total\":$3,\"message\":${_mcp_quoted}}"
+	else
+		((10#${amount%%.*} > 100)) && amount=100
+		_mcp_quote "${2-}"
+		_mcp_line "{\"progress\":${amount},\"total\":100,\"message\":${_mcp_quoted}}"
+	fi
+}
+
+# mcp_log LEVEL LOGGER MESSAGE_OR_JSON
+mcp_log() {
+	local _mcp_quoted out
+	_mcp_quote "${1:-info}"
+	out="{\"level\":${_mcp_quoted}"
+	_mcp_quote "${2:-tool}"
+	out+=",\"logger\":${_mcp_quoted}"
+	_mcp_quote "${3-}"
+	_mcp_line "${out},\"data\":${_mcp_quoted}}"
+}
+
+mcp_log_debug() { mcp_log debug "$@"; }
+mcp_log_info() { mcp_log info "$@"; }
+mcp_log_notice() { mcp_log notice "$@"; }
+mcp_log_warn() { mcp_log warning "$@"; }
+mcp_log_warning() { mcp_log warning "$@"; }
+mcp_log_error() { mcp_log error "$@"; }
+
+mcp_debug() {
+	if [[ -n ${MCPBASH_DEBUG_LOG:-} ]]; then
+		printf '%s\n' "$*" >>"${MCPBASH_DEBUG_LOG}" || true
+	else
+		mcp_log debug tool "$*"
+	fi
+}
+
+# True when the call was cancelled. The whole process group gets SIGTERM at the same time, so this is for its traps.
+mcp_is_cancelled() {
+	[[ -n ${MCP_CANCEL_FILE:-} && -e ${MCP_CANCEL_FILE} ]]
+}
+
+# mcp_run_with_progress --pattern REGEX [options] -- COMMAND …
+mcp_run_with_progress() {
+	local pattern="" extract=json output="" interval=0.2 file="" total="" is_dry="" errors=""
+	while (($#)) && [[ $1 != -- ]]; do
+		case "$1" in
+		--dry-run) is_dry=1 ;;
+		--quiet) ;; # lines without progress go to stderr or its file, and are not logged here anyway
+		--pattern | --extract | --stdout | --interval | --progress-file | --total | --stderr-file)
+			(($# > 1)) || mcp_fail -32603 "mcp_run_with_progress: $1 needs a value"
+			case "$1" in
+			--pattern) pattern="$2" ;;
+			--extract) extract="$2" ;;
+			--stdout) output="$2" ;;
+			--interval) interval="$2" ;;
+			--progress-file) file="$2" ;;
+			--total) total="$2" ;;
+			--stderr-file) errors="$2" ;;
+			esac
+			shift
+			;;
+		*) mcp_fail -32603 "mcp_run_with_progress does not know $1" ;;
+		esac
+		shift
+	done
+	[[ ${1-} == -- ]] && shift
+	if [[ -z ${pattern} ]] || ((!$#)); then
+		mcp_fail -32603 "mcp_run_with_progress needs --pattern and a command after --"
+	fi
+	[[ ${interval} =~ ^[0-9]*\.?[0-9]+$ && ${interval} =~ [1-9] ]] || interval=0.2
+	[[ -z ${errors} ]] || : >"${errors}"
+	local status=0
+	if [[ -n ${file} ]]; then
+		_mcp_run_with_file "$@" || status=$?
+		return "${status}"
+	fi
+	local sink reader
+	# The reader must not hold our stdout open: who reads that waits for its end.
+	exec {sink}> >(_mcp_read_progress >/dev/null)
+	reader=$!
+	if [[ -n ${output} ]]; then
+		"$@" >"${output}" 2>&"${sink}" || status=$?
+	else
+		"$@" 2>&"${sink}" || status=$?
+	fi
+	exec {sink}>&-
+	wait "${reader}" 2>/dev/null || true
+	return "${status}"
+}
+
+# The variables of mcp_run_with_progress are seen from here on.
+_mcp_run_with_file() {
+	local buffer="" chunk descriptor process is_running=1 status=0
+	: >"${file}"
+	exec {descriptor}<"${file}"
+	if [[ -n ${output} ]]; then
+		"$@" >"${output}" &
+	else
+		"$@" &
+	fi
+	process=$!
+	while [[ -n ${is_running} ]]; do
+		kill -0 "${process}" 2>/dev/null || is_running="" # and one last look at the file
+		while IFS= read -r chunk <&"${descriptor}"; do
+			buffer+="${chunk}"$'\n'
+			_mcp_split_progress
+		done
+		buffer+="${chunk}"
+		_mcp_split_progress
+		[[ -z ${is_running} ]] || sleep "${interval}"
+	done
+	exec {descriptor}<&-
+	wait "${process}" || status=$?
+	return "${status}"
+}
+
+_mcp_read_progress() {
+	local buffer="" chunk code
+	while :; do
+		code=0
+		IFS= read -r -t "${interval}" chunk || code=$?
+		buffer+="${chunk}"
+		((code)) || buffer+=$'\n'
+		_mcp_split_progress
+		((code == 0 || code > 128)) || break # past 128 it is the timeout, which shows lines that end in \r
+	done
+	[[ -z ${buffer} ]] || _mcp_one_progress "${buffer}"
+}
+
+_mcp_split_progress() {
+	buffer="${buffer//$'\r'/$'\n'}"
+	while [[ ${buffer} == *$'\n'* ]]; do
+		_mcp_one_progress "${buffer%%$'\n'*}"
+		buffer="${buffer#*$'\n'}"
+	done
+}
+
+_mcp_one_progress() {
+	local line="$1" percent="" message="" _mcp_quoted
+	[[ -n ${line} ]] || return 0
+	if [[ ! ${line} =~ ${pattern} ]]; then
+		if [[ -n ${errors} ]]; then
+			printf '%s\n' "${line}" >>"${errors}"
+		else
+			printf '%s\n' "${line}" >&2
+		fi
+		return 0
+	fi
+	local first="${BASH_REMATCH[1]-}" second="${BASH_REMATCH[2]-}"
+	case "${extract}" in
+	json)
+		local number='"progress"[[:space:]]*:[[:space:]]*([0-9]+)' words='"message"[[:space:]]*:[[:space:]]*("([^"\\]|\\.)*")'
+		[[ ${line} =~ ${number} ]] && percent="${BASH_REMATCH[1]}"
+		[[ ${line} =~ ${words} ]] && message="${BASH_REMATCH[1]}"
+		;;
+	match1)
+		[[ ${first} =~ ^[0-9]+ ]] && percent="${BASH_REMATCH[0]}"
+		if [[ -n ${percent} && ${total} =~ ^[1-9][0-9]*$ ]]; then
+			percent=$((10#${percent} * 100 / total))
+		fi
+		;;
+	ratio)
+		if [[ ${first} =~ ^[0-9]+$ && ${second} =~ ^[0-9]*[1-9][0-9]*$ ]]; then
+			percent=$((10#${first} * 100 / 10#${second}))
+		fi
+		;;
+	esac
+	[[ -n ${percent} ]] || return 0
+	percent=$((10#${percent} > 100 ? 100 : 10#${percent}))
+	if [[ -z ${message} ]]; then
+		_mcp_quote "${line:0:200}"
+		message="${_mcp_quoted}"
+	fi
+	if [[ -n ${is_dry} ]]; then
+		printf '{"progress":%s,"total":100,"message":%s}\n' "${percent}" "${message}" >&2
+	else
+		_mcp_line "{\"progress\":${percent},\"total\":100,\"message\":${message}}"
+	fi
+}
+
+# mcp_with_retry ATTEMPTS BASE_DELAY -- COMMAND …: status 3 and more is tried again, after 1, 2, 4… times the delay.
+mcp_with_retry() {
+	local most="${1:-3}" delay="${2:-1}" attempt=1 status pause
+	shift "$(($# > 1 ? 2 : $#))"
+	[[ ${1-} == -- ]] && shift
+	[[ ${delay} =~ ^([0-9]*)\.?([0-9]*)$ ]] || delay=1
+	local whole="${delay%%.*}" part="${delay#*.}"
+	[[ ${delay} == *.* ]] || part=0
+	part="${part}000"
+	pause=$((10#${whole:-0} * 1000 + 10#${part:0:3}))
+	while :; do
+		status=0
+		"$@" || status=$?
+		if ((status < 3 || attempt >= most)); then
+			return "${status}"
+		fi
+		mcp_log_debug tool-sdk "attempt ${attempt} of ${most} ended with status ${status}: ${1-}"
+		local wait_ms=$((pause + (pause ? RANDOM % (pause / 4 + 1) : 0)))
+		sleep "$((wait_ms / 1000)).$(printf '%03d' "$((wait_ms % 1000))")"
+		pause=$((pause * 2))
+		attempt=$((attempt + 1))
+	done
+}
+
+# Roots --------------------------------------------------------------------------------------------------------------
+
+mcp_roots_list() {
+	[[ -z ${MCP_ROOTS_PATHS:-} ]] || printf '%s\n' "${MCP_ROOTS_PATHS}"
+}
+
+mcp_roots_count() {
+	printf '%s\n' "${MCP_ROOTS_COUNT:-0}"
+}
+
+_mcp_real() {
+	realpath -m -- "$1" 2>/dev/null || _mcp_values realpath "$1"
+}
+
+# mcp_roots_contains PATH: symbolic links and .. are followed first.
+mcp_roots_contains() {
+	local path root
+	path="$(_mcp_real "$1")" || return 1
+	while IFS= read -r root; do
+		[[ -n ${root} ]] || continue
+		root="$(_mcp_real "${root}")" || continue
+		if [[ ${path} == "${root}" || ${path} == "${root%/}"/* ]]; then
+			return 0
+		fi
+	done <<<"${MCP_ROOTS_PATHS:-}"
+	return 1
+}
+
+# mcp_require_path POINTER [--default-to-single-root] [--allow-empty]
+mcp_require_path() {
+	local pointer="$1" _mcp_value is_single="" is_optional=""
+	shift
+	while (($#)); do
+		case "$1" in
+		--default-to-single-root) is_single=1 ;;
+		--allow-empty) is_optional=1 ;;
+		*) mcp_fail -32603 "mcp_require_path does not know $1" ;;
+		esac
+		shift
+	done
+	_mcp_arg "${pointer}" || _mcp_value=""
+	if [[ -z ${_mcp_value} && -n ${is_single} && ${MCP_ROOTS_COUNT:-0} == 1 ]]; then
+		_mcp_value="${MCP_ROOTS_PATHS%%$'\n'*}"
+	fi
+	if [[ -z ${_mcp_value} ]]; then
+		[[ -n ${is_optional} ]] || mcp_fail_invalid_args "${pointer} is required"
+		printf '\n'
+		return
+	fi
+	if ! mcp_roots_contains "${_mcp_value}"; then
+		mcp_fail_invalid_args "${pointer} is outside the allowed roots"
+	fi
+	_mcp_real "${_mcp_value}"
+}
+
+# Configuration ------------------------------------------------------------------------------------------------------
+
+# Adds the JSON object in $2 to `merged`; $1 says where it is from.
+_mcp_config_add() {
+	local object
+	if [[ -n ${_MCP_JQ} ]]; then
+		object="$("${_MCP_JQ}" -cs 'if length == 1 and (.[0] | type) == "object" then .[0] else error("no") end' <<<"$2" 2>/dev/null)"
+	else
+		object="$(_mcp_values object <<<"$2")"
+	fi || {
+		mcp_log_warn tool-sdk "$1 is not a JSON object, and is left out"
+		return 0
+	}
+	merged+="${object}"$'\n'
+}
+
+# mcp_config_load [--env VARIABLE] [--file PATH] [--example PATH] [--defaults JSON]: the first named here wins.
+mcp_config_load() {
+	local merged="" env="" file="" example="" defaults=""
+	while (($#)); do
+		case "$1" in
+		--env) env="${2-}" ;;
+		--file) file="${2-}" ;;
+		--example) example="${2-}" ;;
+		--defaults) defaults="${2-}" ;;
+		*) mcp_fail -32603 "mcp_config_load does not know $1" ;;
+		esac
+		shift "$(($# > 1 ? 2 : 1))"
+	done
+	[[ -z ${defaults} ]] || _mcp_config_add "--defaults" "${defaults}"
+	[[ ! -r ${example} ]] || _mcp_config_add "${example}" "$(<"${example}")"
+	[[ ! -r ${file} ]] || _mcp_config_add "${file}" "$(<"${file}")"
+	if [[ -n ${env} && -n ${!env:-} ]]; then
+		local given="${!env}"
+		[[ ${given} == [[:space:]]*{* || ${given} == {* || ! -r ${given} ]] || given="$(<"${given}")"
+		_mcp_config_add "${env}" "${given}"
+	fi
+	if [[ -n ${_MCP_JQ} ]]; then
+		MCP_CONFIG_JSON="$("${_MCP_JQ}" -cs 'add // {}' <<<"${merged}")"
+	else
+		MCP_CONFIG_JSON="$(_mcp_values merge <<<"${merged}")"
+	fi
+	export MCP_CONFIG_JSON
+}
+
+# mcp_config_get PATH [--default VALUE]: without a default, false if there is no value.
+mcp_config_get() {
+	local value
+	value="$(_mcp_get "($1) | if . == null then empty else \"=\" + tostring end" <<<"${MCP_CONFIG_JSON:-{\}}" 2>/dev/null)" || value=""
+	if [[ ${value} == =* ]]; then
+		printf '%s\n' "${value#=}"
+	elif [[ ${2-} == --default ]]; then
+		printf '%s\n' "${3-}"
+	else
+		return 1
+	fi
+}
+
+# Downloads ----------------------------------------------------------------------------------------------------------
+
+# mcp_download_safe --url URL --out FILE [--allow HOSTS] [--deny HOSTS] [--timeout S] [--max-bytes N] [--retries N]
+# [--user-agent TEXT]: prints {"success":true,"bytes":…,"path":…} or {"success":false,"error":{…}}, always with status 0.
+mcp_download_safe() {
+	"${TIDINGS_PYTHON:-python3}" -I -S "${_MCP_SDK_DIR}/download.py" "$@" ||
+		printf '{"success":false,"error":{"type":"provider_error","message":"the download could not be started"}}\n'
+}
+
+mcp_download_safe_or_fail() {
+	local answer
+	answer="$(mcp_download_safe "$@")"
+	if [[ "$(_mcp_get '.success' <<<"${answer}")" != true ]]; then
+		mcp_fail_invalid_args "$(_mcp_get '.error.message' <<<"${answer}")" "${answer}"
+	fi
+	_mcp_get '.path' <<<"${answer}"
+}
+
+# Asking the user ----------------------------------------------------------------------------------------------------
+
+# A tool's process can't ask: every question is declined, and MCP_ELICIT_SUPPORTED says so beforehand.
+mcp_elicit() {
+	printf '{"action":"decline","content":null}\n'
+}
+
+mcp_elicit_string() { mcp_elicit; }
+mcp_elicit_confirm() { mcp_elicit; }
+mcp_elicit_choice() { mcp_elicit; }
+mcp_elicit_titled_choice() { mcp_elicit; }
+mcp_elicit_multi_choice() { mcp_elicit; }
+mcp_elicit_titled_multi_choice() { mcp_elicit; }
+mcp_elicit_url() { mcp_elicit; }
+
+mcp_client_supports_extension() { return 1; }
+mcp_client_supports_ui() { return 1; }

@@ -1,0 +1,341 @@
+"""JSON for tool-sdk.sh where there is no jq, and for what jq is clumsy at. Run as a script: OPERATION ARGUMENTS.
+
+Reads standard input. `get` understands the part of jq's language that argument access needs: paths, indices, `//`,
+`|`, comparison with `==`, `if … then … else … end`, literals, and a few functions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class Unreadable(Exception):
+    """The filter is none that is understood here."""
+
+
+_TOKEN = re.compile(r"""\s*(?:("(?:[^"\\]|\\.)*")|(-?\d+(?:\.\d+)?)|([A-Za-z_]\w*)|(//|==|!=|[.|()\[\]?,+]))""")
+Filter = Callable[[Any], Iterator[Any]]
+
+
+class Parser:
+    """Recursive descent over the tokens of a filter; each method returns a function from a value to its results."""
+
+    def __init__(self, text: str) -> None:
+        self.tokens: list[str] = []
+        position = 0
+        text = text.rstrip()
+        while position < len(text):
+            found = _TOKEN.match(text, position)
+            if found is None:
+                raise Unreadable(f"{text[position:]!r} is not understood without jq; install jq for more")
+            self.tokens.append(found[0].strip())
+            position = found.end()
+
+    def parse(self) -> Filter:
+        result = self.pipe()
+        if self.tokens:
+            raise Unreadable(f"{self.tokens[0]!r} is not understood here without jq; install jq for more")
+        return result
+
+    def next(self, *expected: str) -> str | None:
+        if self.tokens and self.tokens[0] in expected:
+            return self.tokens.pop(0)
+        return None
+
+    def require(self, token: str) -> None:
+        if self.next(token) is None:
+            raise Unreadable(f"{token!r} is missing")
+
+    def pipe(self) -> Filter:
+        left = self.alternative()
+        while self.next("|"):
+            left = _pipe(left, self.alternative())
+        return left
+
+    def alternative(self) -> Filter:
+        left = self.comparison()
+        if self.next("//"):
+            return _alternative(left, self.alternative())
+        return left
+
+    def comparison(self) -> Filter:
+        left = self.sum()
+        if sign := self.next("==", "!="):
+            right = self.sum()
+            return _combine(left, right, lambda a, b: (a == b) is (sign == "=="))
+        return left
+
+    def sum(self) -> Filter:
+        left = self.term()
+        while self.next("+"):
+            left = _combine(left, self.term(), lambda a, b: a + b)
+        return left
+
+    def term(self) -> Filter:
+        if not self.tokens:
+            raise Unreadable("the filter ends too early")
+        token = self.tokens.pop(0)
+        if token == ".":
+            result: Filter = lambda value: iter([value])  # noqa: E731  # as the others below
+            if self.tokens and re.match(r'[A-Za-z_"]', self.tokens[0]):
+                key = self.tokens.pop(0)
+                result = _pipe(result, _at(json.loads(key) if key.startswith('"') else key))
+        elif token == "(":
+            result = self.pipe()
+            self.require(")")
+        elif token == "if":
+            result = self.condition()
+        elif token[0] == '"' or token[0] == "-" or token[0].isdigit() or token in ("true", "false", "null"):
+            result = _constant(json.loads(token))
+        elif token == "empty":
+            result = lambda value: iter(())  # noqa: E731
+        elif token == "[" and self.next("]"):
+            result = _constant([])
+        elif token in _FUNCTIONS:
+            function = _FUNCTIONS[token]
+            result = lambda value: iter([function(value)])  # noqa: E731
+        else:
+            raise Unreadable(f"{token!r} is not understood here without jq; install jq for more")
+        return self.suffixes(result)
+
+    def suffixes(self, result: Filter) -> Filter:
+        while token := self.next(".", "[", "?"):
+            if token == ".":
+                if self.next("["):
+                    result = self.bracket(result)
+                    continue
+                if not self.tokens:
+                    raise Unreadable("a name is missing after the last dot")
+                key = self.tokens.pop(0)
+                result = _pipe(result, _at(json.loads(key) if key.startswith('"') else key))
+            elif token == "[":
+                result = self.bracket(result)
+            else:
+                result = _optional(result)
+        return result
+
+    def bracket(self, result: Filter) -> Filter:
+        if self.next("]"):
+            return _pipe(result, _each)
+        key = json.loads(self.tokens.pop(0))
+        self.require("]")
+        return _pipe(result, _at(key))
+
+    def condition(self) -> Filter:
+        test = self.pipe()
+        self.require("then")
+        yes = self.pipe()
+        no: Filter = lambda value: iter([value])  # noqa: E731
+        if self.next("else"):
+            no = self.pipe()
+        self.require("end")
+
+        def choose(value: Any) -> Iterator[Any]:
+            for truth in test(value):
+                yield from (no if truth is None or truth is False else yes)(value)
+
+        return choose
+
+
+def _pipe(first: Filter, second: Filter) -> Filter:
+    return lambda value: (result for between in first(value) for result in second(between))
+
+
+def _combine(left: Filter, right: Filter, operation: Callable[[Any, Any], Any]) -> Filter:
+    return lambda value: (operation(a, b) for a in left(value) for b in right(value))
+
+
+def _constant(constant: Any) -> Filter:
+    return lambda value: iter([constant])
+
+
+def _at(key: str | int) -> Filter:
+    def at(value: Any) -> Iterator[Any]:
+        if value is None:
+            yield None
+        elif isinstance(value, dict) and isinstance(key, str):
+            yield value.get(key)
+        elif isinstance(value, list) and isinstance(key, int):
+            yield value[key] if -len(value) <= key < len(value) else None
+        else:
+            raise TypeError(f"no {key!r} in {_type(value)}")
+
+    return at
+
+
+def _each(value: Any) -> Iterator[Any]:
+    if not isinstance(value, dict | list):
+        raise TypeError(f"{_type(value)} has no members")
+    return iter(list(value.values()) if isinstance(value, dict) else value)
+
+
+def _optional(inner: Filter) -> Filter:
+    def optional(value: Any) -> Iterator[Any]:
+        try:
+            yield from inner(value)
+        except (TypeError, ValueError):
+            return
+
+    return optional
+
+
+def _alternative(left: Filter, right: Filter) -> Filter:
+    def alternative(value: Any) -> Iterator[Any]:
+        try:
+            found = [result for result in left(value) if result is not None and result is not False]
+        except (TypeError, ValueError):
+            found = []
+        return iter(found) if found else right(value)
+
+    return alternative
+
+
+def _type(value: Any) -> str:
+    kinds: dict[type, str] = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return kinds.get(type(value), "number")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else dump(value)
+
+
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "length": lambda value: 0 if value is None else abs(value) if isinstance(value, int | float) else len(value),
+    "keys": lambda value: sorted(value) if isinstance(value, dict) else list(range(len(value))),
+    "type": _type,
+    "tostring": _text,
+    "tojson": lambda value: dump(value),  # noqa: PLW0108  # defined below
+    "tonumber": lambda value: json.loads(value) if isinstance(value, str) else value,
+    "not": lambda value: value is None or value is False,
+}
+
+
+def dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def envelope(kind: str, most: int, value: Any) -> dict[str, Any]:
+    text = dump(value)
+    if len(text.encode("utf-8", "replace")) > most:
+        size = f" of {len(value)}" if isinstance(value, dict | list) else ""
+        text = f"{kind}: {_type(value)}{size}, see the structured content"
+    elif isinstance(value, str):
+        text = value
+    is_success = kind == "success"
+    return {
+        "content": [{"type": "text", "text": text}],
+        "structuredContent": {"success": is_success, "result" if is_success else "error": value},
+        "isError": not is_success,
+    }
+
+
+def truncate(value: Any, most: int, path: str) -> dict[str, Any]:
+    """The value with as many of its array's items as fit into `most` bytes."""
+    keys = path.split(".")[1:]
+    if path and not re.fullmatch(r"(\.[A-Za-z_]\w*)+", path):
+        return _trouble("invalid_path_syntax", f"{path!r} is not of the form .key or .key.nested")
+    if not path and isinstance(value, dict) and isinstance(value.get("results"), list):
+        keys = ["results"]
+    items = value
+    for key in keys:
+        if not isinstance(items, dict) or key not in items:
+            return _trouble("path_not_found", f"there is no {path}")
+        items = items[key]
+    if not isinstance(items, list):
+        if path:
+            return _trouble("invalid_array_path", f"{path} is not an array")
+        if len(dump(value).encode("utf-8", "replace")) > most:
+            return _trouble("output_too_large", f"the value is larger than {most} bytes, and has no array to shorten")
+        return {"result": value, "truncated": False, "kept": 0, "total": 0}
+
+    def cut(kept: int) -> Any:
+        shortened: Any = items[:kept]
+        for depth in range(len(keys) - 1, -1, -1):
+            parent = value
+            for key in keys[:depth]:
+                parent = parent[key]
+            shortened = {**parent, keys[depth]: shortened}
+        return shortened
+
+    def fits(kept: int) -> bool:
+        return len(dump(cut(kept)).encode("utf-8", "replace")) <= most
+
+    low, high = 0, len(items)
+    if fits(high):
+        low = high
+    elif not fits(0):
+        return _trouble("output_too_large", f"even without its items it is larger than {most} bytes")
+    while low < high - 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return {"result": cut(low), "truncated": low < len(items), "kept": low, "total": len(items)}
+
+
+def _trouble(kind: str, message: str) -> dict[str, Any]:
+    return {"error": {"type": kind, "message": message}}
+
+
+def cli_error(value: Any) -> str:
+    """The message that a program has put into the JSON it printed."""
+    if not isinstance(value, dict):
+        return ""
+    error, errors = value.get("error"), value.get("errors")
+    candidates = [
+        error.get("message") if isinstance(error, dict) else error,
+        value.get("message") if value.get("success") is False or value.get("status") in ("error", "failed") else None,
+        errors[0].get("message") if isinstance(errors, list) and errors and isinstance(errors[0], dict) else None,
+    ]
+    return next((text for text in candidates if isinstance(text, str) and text), "")
+
+
+def merge(text: str) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for line in text.splitlines():
+        if line.strip():
+            merged |= json.loads(line)
+    return merged
+
+
+def run(operation: str, arguments: list[str], text: str) -> tuple[str, int]:
+    """What to print, and the status to end with."""
+    if operation == "realpath":
+        return os.path.realpath(arguments[0]), 0
+    if operation == "merge":
+        return dump(merge(text)), 0
+    try:
+        value, is_json = json.loads(text), True
+    except ValueError:
+        value, is_json = text.removesuffix("\n"), False
+    if operation in ("success", "error"):
+        return dump(envelope(operation, int(arguments[0]), value)), 0
+    if operation == "cli-error":
+        return cli_error(value if is_json else None), 0
+    if operation == "valid" or not is_json:
+        return "", 0 if is_json else 1
+    if operation == "object":
+        return (dump(value), 0) if isinstance(value, dict) else ("", 1)
+    if operation == "truncate":
+        return dump(truncate(value, int(arguments[0]), arguments[1])), 0
+    return "\n".join(map(_text, Parser(arguments[0]).parse()(value))), 0
+
+
+def main() -> int:
+    operation, *arguments = sys.argv[1:]
+    text = "" if operation == "realpath" else sys.stdin.buffer.read().decode("utf-8", "replace")
+    try:
+        printed, status = run(operation, arguments, text)
+    except (Unreadable, TypeError, ValueError, LookupError, RecursionError) as error:
+        sys.stderr.write(f"{operation}: {error}\n")
+        return 5
+    if printed:
+        sys.stdout.buffer.write(printed.encode("utf-8", "replace") + b"\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""What a workspace says of itself: `tidings.toml`, or `server.d/server.meta.json`, or nothing but its name."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tidings.errors import InvalidPolicy
+from tidings.policy import Policy
+from tidings.sources.workspace.problems import Broken
+
+__all__ = ["Settings", "load_settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    name: str
+    title: str | None = None
+    version: str = ""
+    description: str | None = None
+    instructions: str | None = None
+    policy: Policy = field(default_factory=lambda: Policy(announce=True))
+    """Clients of folder servers wait for the first notification of each list before they look."""
+    timeout: float = 30.0
+    """Seconds that a tool may run, unless it says otherwise: longer than what a person waits for an answer."""
+    max_output: int = 1 << 20
+    """Bytes of a tool's output: more than a model can read."""
+    env: tuple[str, ...] = ()
+    """Further variables that tools get from the server's environment, by name or pattern (`AWS_*`)."""
+    register_ttl: float = 5.0
+    """Seconds between two runs of `server.d/register.*`."""
+    register_timeout: float = 10.0
+
+
+_SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
+    "": {"name": (str,), "title": (str,), "version": (str,), "description": (str,), "instructions": (str,)},
+    "tools": {"timeout": (int, float), "max_output": (int,), "env": (list,)},
+    "register": {"ttl": (int, float), "timeout": (int, float)},
+}
+
+
+def load_settings(root: Path) -> Settings:
+    path = root / "tidings.toml"
+    if path.is_file():
+        return _from_toml(path, root)
+    return _from_meta(root / "server.d" / "server.meta.json", root)
+
+
+def _from_toml(path: Path, root: Path) -> Settings:
+    try:
+        text = path.read_text("utf-8")
+        given = tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        raise Broken(path, f"not UTF-8: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"at line (\d+)", str(error))
+        raise Broken(path, f"not TOML: {error}", int(found[1]) if found else None) from None
+    policy = given.pop("policy", {})
+    sections = {"": {key: value for key, value in given.items() if not isinstance(value, dict)}}
+    sections |= {key: value for key, value in given.items() if isinstance(value, dict)}
+    for section, values in sections.items():
+        for key, value in values.items():
+            _check(path, text, section, key, value)
+    tools, register = sections.get("tools", {}), sections.get("register", {})
+    chosen: dict[str, Any] = {**sections[""], **tools}
+    chosen |= {f"register_{key}": value for key, value in register.items()}
+    if "env" in chosen:
+        chosen["env"] = tuple(map(str, chosen["env"]))
+    try:
+        chosen["policy"] = Policy(announce=True).but(**policy)
+    except (InvalidPolicy, TypeError) as error:
+        raise Broken(path, f"[policy] {error}", _line_of(text, "[policy]")) from None
+    return Settings(**{"name": root.name, **chosen})
+
+
+def _check(path: Path, text: str, section: str, key: str, value: Any) -> None:
+    known = _SECTIONS.get(section)
+    where = f"[{section}] {key}" if section else key
+    if known is None or key not in known:
+        names = ", ".join(sorted(known or _SECTIONS.keys() - {""} | {"policy"}))
+        raise Broken(path, f"{where} is not known here; there are {names}", _line_of(text, key))
+    if not isinstance(value, known[key]) or isinstance(value, bool):
+        kind = {str: "a text", list: "a list of texts", int: "a number"}[known[key][0]]
+        raise Broken(path, f"{where} is {value!r}; it must be {kind}", _line_of(text, key))
+
+
+def _line_of(text: str, key: str) -> int | None:
+    lines = (number for number, line in enumerate(text.splitlines(), 1) if line.strip().startswith(key))
+    return next(lines, None)
+
+
+def _from_meta(path: Path, root: Path) -> Settings:
+    ttl = os.environ.get("MCPBASH_REGISTER_TTL", "")
+    chosen: dict[str, Any] = {"register_ttl": float(ttl)} if re.fullmatch(r"\d+(\.\d+)?", ttl) else {}
+    if path.is_file():
+        try:
+            given = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise Broken(path, f"not a JSON object: {error}") from None
+        names = ("name", "title", "version", "description", "instructions")
+        chosen |= {name: str(given[name]) for name in names if given.get(name)}
+    return Settings(**{"name": root.name, **chosen})

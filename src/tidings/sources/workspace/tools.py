@@ -1,0 +1,54 @@
+"""The tools of one unit: Python functions, or an executable with what is said of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from tidings.sources.workspace.executable import executable_piece
+from tidings.sources.workspace.layout import META, stem_of
+from tidings.sources.workspace.metadata import read_comment
+from tidings.sources.workspace.pieces import Piece
+from tidings.sources.workspace.problems import Broken
+from tidings.sources.workspace.prompts import read_meta
+from tidings.sources.workspace.python import load_python
+from tidings.sources.workspace.settings import Settings
+
+__all__ = ["load_tools", "tool_piece"]
+
+
+def load_tools(root: Path, settings: Settings, files: list[Path], is_folder: bool) -> list[Piece]:
+    metas = [path for path in files if path.name.endswith(META)]
+    others = [path for path in files if not path.name.endswith(META)]
+    if is_folder:
+        # A folder per tool: `tool.*` is the tool, everything else is its own affair.
+        metas = [path for path in metas if stem_of(path.name) == "tool"]
+        others = [path for path in others if stem_of(path.name) == "tool" and path.parent == _folder(root, files)]
+    meta = read_meta(metas[0]) if metas else {}
+    pieces: list[Piece] = []
+    for path in others:
+        pieces += _load(root, settings, path, meta if len(others) == 1 else {}, is_folder)
+    if metas and not pieces:
+        raise Broken(metas[0], "there is no script beside it that can be run (chmod +x), and no Python file")
+    return pieces
+
+
+def tool_piece(root: Path, settings: Settings, path: Path, meta: dict[str, Any]) -> Piece:
+    """An executable that something else than its place in the folder makes a tool."""
+    return executable_piece(root, settings, path, read_comment(path) | meta, stem_of(path.name))
+
+
+def _load(root: Path, settings: Settings, path: Path, meta: dict[str, Any], is_folder: bool) -> list[Piece]:
+    is_executable = os.access(path, os.X_OK)
+    if path.suffix == ".py" and not is_executable:
+        return load_python(path, meta)
+    if not is_executable and not (is_folder and path.suffix == ".sh"):
+        return []  # a file that can't be run is no tool: a README, data, an editor's backup
+    name = path.parent.name if is_folder else stem_of(path.name)
+    return [executable_piece(root, settings, path, read_comment(path) | meta, name)]
+
+
+def _folder(root: Path, files: list[Path]) -> Path:
+    relative = files[0].relative_to(root).parts
+    return root / relative[0] / relative[1]

@@ -1,0 +1,380 @@
+"""A folder as a source: what its files say is what the server lists.
+
+The file system's events only wake; digests decide. A unit is read again when its files' state says that they may be
+others, and its items replace the former ones in one commit: there is no moment with a missing or half list. A unit that
+can't be loaded keeps its last good items, and says why in `tidings://errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.resources import FunctionResource
+from watchfiles import awatch
+
+from tidings import seams
+from tidings.catalog import Catalog
+from tidings.digest import canonical
+from tidings.errors import TidingsError
+from tidings.model import Feature
+from tidings.sources.workspace.files import load_resources
+from tidings.sources.workspace.layout import Unit, unit_of, walk
+from tidings.sources.workspace.pieces import Piece, piece_of
+from tidings.sources.workspace.problems import Broken, Problem, problem_of
+from tidings.sources.workspace.prompts import load_prompts
+from tidings.sources.workspace.register import Registered, read_registered, scripts_of
+from tidings.sources.workspace.settings import Settings, load_settings
+from tidings.sources.workspace.tools import load_tools
+
+if TYPE_CHECKING:
+    from mcp.server import Server
+
+__all__ = ["ERRORS", "Workspace"]
+
+logger = logging.getLogger(__name__)
+
+ERRORS = "tidings://errors"
+
+_QUIET_GAP = 10
+_LONGEST_WAIT = 100
+"""Milliseconds: a save is a few events within one or two, and a checkout of a thousand files is told in parts."""
+
+
+@dataclass
+class _Held:
+    """A unit as it was last read."""
+
+    state: tuple[Any, ...]
+    files: list[Path] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    only: frozenset[str] = frozenset()
+
+
+class Workspace:
+    """What `Live` needs of a server, served from a folder."""
+
+    lists_are_shared = True
+
+    def __init__(self, root: Path | str, *, poll: float = 10.0) -> None:
+        """`poll` is the seconds between two looks at every file, for file systems that tell of nothing."""
+        self.root = Path(root).resolve()
+        if not self.root.is_dir():
+            raise TidingsError(f"{root} is not a folder; `tidings new {root}` makes one to begin with")
+        self.settings = self._first_settings()
+        self.server: MCPServer[Any] = MCPServer(
+            self.settings.name,
+            title=self.settings.title,
+            description=self.settings.description,
+            instructions=self.settings.instructions,
+            version=self.settings.version,
+            warn_on_duplicate_tools=False,
+            log_level="WARNING",
+        )
+        self.lowlevel: Server[Any] = seams.lowlevel_of(self.server)
+        self._poll = poll
+        self._catalog: Catalog | None = None
+        self._units: dict[Unit, _Held] = {}
+        self._claims: dict[tuple[Feature, str], dict[Unit, Piece]] = {}
+        """Who offers an item under a key: the first of them, registered ones before all others, is served."""
+        self._rivals: set[tuple[Feature, str]] = set()
+        """The keys under which more than one unit offers an item."""
+        self._only: frozenset[str] = frozenset()
+        self._broken: dict[Unit, Problem] = {}
+        self._lock = threading.Lock()
+        self._problems: tuple[Problem, ...] = ()
+        errors = FunctionResource.from_function(
+            self._describe_problems,
+            uri=ERRORS,
+            name="errors",
+            title="Errors of this workspace",
+            description="Files that could not be loaded, and why. Empty when all is well.",
+            mime_type="text/plain",
+        )
+        seams.registries_of(self.server)["resources"][ERRORS] = errors
+        self._errors = piece_of(errors)
+        self.rescan()
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return self._problems
+
+    # What Live asks for
+
+    def watch(self, catalog: Catalog, wake: Callable[[Feature], None]) -> None:
+        self._catalog = catalog
+        for held in self._units.values():
+            for piece in held.pieces:
+                if piece.etag is not None:
+                    catalog.resources.updated(piece.key, etag=piece.etag)
+
+    def list_now(self, feature: Feature) -> list[dict[str, Any]]:
+        with self._lock:
+            served = (self._served(key) for key in self._claims if key[0] is feature)
+            listed = [piece.definition for piece in served if piece is not None]
+        return listed + ([self._errors.definition] if feature is Feature.RESOURCES else [])
+
+    def has_own_middleware(self) -> bool:
+        return False
+
+    def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
+        raise TidingsError(f"{feature.value}: this server is a folder; put a file into it")
+
+    def remove(self, feature: Feature, key: str) -> None:
+        raise TidingsError(f"{feature.value}: this server is a folder; remove the file of {key!r}")
+
+    def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
+        raise TidingsError(f"{feature.value}: this server is a folder; edit the file of {key!r}")
+
+    async def run(self) -> None:
+        """Follow the folder for as long as the server runs."""
+        await asyncio.gather(self._follow_events(), self._follow_clock(), self._follow_register())
+
+    async def _follow_events(self) -> None:
+        try:
+            async for changes in awatch(
+                self.root, watch_filter=None, step=_QUIET_GAP, debounce=_LONGEST_WAIT, ignore_permission_denied=True
+            ):
+                await asyncio.to_thread(self.rescan_guarded, [Path(path) for _, path in changes])
+        except (OSError, RuntimeError) as error:
+            logger.warning("%s can't be watched (%s); it is looked at every %s s", self.root, error, self._poll)
+
+    async def _follow_clock(self) -> None:
+        while self._poll > 0:
+            await asyncio.sleep(self._poll)
+            await asyncio.to_thread(self.rescan_guarded, None)
+
+    async def _follow_register(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.register_ttl)
+            register = Unit("register", "server.d/register")
+            if register in self._units and scripts_of(self._units[register].files):
+                await asyncio.to_thread(self._reload, {register: self._units[register].files}, True)
+
+    # Reading
+
+    def rescan_guarded(self, paths: Iterable[Path] | None) -> None:
+        try:
+            self.rescan(paths)
+        except Exception:  # the watcher must go on whatever a file system comes up with
+            logger.exception("looking through %s failed; it will be looked through again", self.root)
+
+    def rescan(self, paths: Iterable[Path] | None = None) -> None:
+        """Read what may have changed: what these paths belong to, or, with none, whatever looks different."""
+        if paths is None:
+            self._reload(self._found(), False)
+            return
+        touched: dict[Unit, list[Path]] = {}
+        for path in paths:
+            try:
+                relative = PurePosixPath(path.relative_to(self.root).as_posix())
+            except ValueError:
+                continue
+            if path.is_dir() or not path.exists():
+                # A folder that came or went takes its files with it, and their own events may not come.
+                gone: dict[Unit, list[Path]] = {unit: [] for unit in self._units if unit.key.startswith(f"{relative}/")}
+                touched = _merged(touched, gone, self._found(str(relative)))
+            unit = unit_of(relative)
+            if unit is not None:
+                touched = _merged(touched, {unit: [path]})
+        with_known = {
+            unit: sorted({*files, *(self._units[unit].files if unit in self._units else ())})
+            for unit, files in touched.items()
+        }
+        self._reload(with_known, True)
+
+    def _found(self, below: str = "") -> dict[Unit, list[Path]]:
+        """The units below a folder with their files; with none given, those that are known and gone too."""
+        found: dict[Unit, list[Path]] = {} if below else {unit: [] for unit in self._units}
+        for path, _ in walk(self.root, below):
+            unit = unit_of(path)
+            if unit is not None:
+                found.setdefault(unit, []).append(self.root / path)
+        return {unit: sorted(files) for unit, files in found.items()}
+
+    def _reload(self, units: Mapping[Unit, list[Path]], is_known_to_differ: bool) -> None:
+        """Load units anew, from those of the files that are there."""
+        with self._lock:
+            changed: set[tuple[Feature, str]] = set()
+            for unit, candidates in sorted(units.items()):
+                files = [path for path in candidates if self._is_ours(path)]
+                state = tuple(map(_state, files))
+                held = self._units.get(unit)
+                if held is not None and held.state == state and not is_known_to_differ:
+                    continue
+                changed |= self._load(unit, files, state, held)
+            self._apply(changed)
+
+    def _is_ours(self, path: Path) -> bool:
+        try:
+            return path.is_file() and path.resolve().is_relative_to(self.root)
+        except (OSError, RuntimeError):
+            return False  # a link in a circle
+
+    def _load(
+        self, unit: Unit, files: list[Path], state: tuple[Any, ...], held: _Held | None
+    ) -> set[tuple[Feature, str]]:
+        """Load one unit; returns the keys whose items may be others now."""
+        before = held.pieces if held else []
+        new = _Held(state, files)
+        problem = None
+        if files:
+            self._units[unit] = new
+            try:
+                loaded = self._read(unit, files)
+                new.pieces, new.only = loaded.pieces, loaded.only
+            except Exception as error:  # a user's file: anything may be wrong with it
+                problem = problem_of(error, files[0], self.root)
+                new.pieces, new.only = (before, held.only) if held else ([], frozenset())
+                if self._broken.get(unit) != problem:
+                    logger.warning("%s%s", problem, "; its last good version stays" if before else "")
+        else:
+            self._units.pop(unit, None)
+        if problem is not None:
+            self._broken[unit] = problem
+        else:
+            self._broken.pop(unit, None)
+        keys = {(piece.feature, piece.key) for piece in (*before, *new.pieces)}
+        for key in keys:
+            self._claims.get(key, {}).pop(unit, None)
+        for piece in new.pieces:
+            self._claims.setdefault((piece.feature, piece.key), {})[unit] = piece
+        for key in keys:
+            if not self._claims.get(key):
+                self._claims.pop(key, None)
+            (self._rivals.add if len(self._claims.get(key, ())) > 1 else self._rivals.discard)(key)
+        only = (
+            frozenset().union(*(each.only for each in self._units.values())) if unit.kind == "register" else self._only
+        )
+        if only != self._only:
+            self._only = only
+            keys |= self._claims.keys()
+        return keys
+
+    def _read(self, unit: Unit, files: list[Path]) -> Registered:
+        match unit.kind:
+            case "tools":
+                return Registered(load_tools(self.root, self.settings, files, unit.key.endswith("/")))
+            case "resources":
+                return Registered(load_resources(self.root, files))
+            case "prompts":
+                return Registered(load_prompts(self.root, files))
+            case "register":
+                return self._read_register(files)
+            case "settings":
+                self.settings = load_settings(self.root)
+                self.lowlevel.instructions = self.settings.instructions
+                return Registered()
+
+    def _read_register(self, files: list[Path]) -> Registered:
+        pieces: list[Piece] = []
+        only: frozenset[str] = frozenset()
+        for path in files:
+            if path.name == "register.json":
+                return read_registered(self.root, self.settings, path, path.read_bytes())
+        for path in scripts_of(files):
+            from tidings.sources.workspace.executable import run_register
+
+            registered = read_registered(self.root, self.settings, path, run_register(self.root, self.settings, path))
+            pieces += registered.pieces
+            only |= registered.only
+        return Registered(pieces, only)
+
+    def _first_settings(self) -> Settings:
+        try:
+            return load_settings(self.root)
+        except Broken:
+            return Settings(self.root.name)  # the first look through the folder says what is wrong
+
+    # Serving
+
+    def _served(self, key: tuple[Feature, str]) -> Piece | None:
+        """The item that is served under a key, if any."""
+        claims = self._claims.get(key)
+        if not claims:
+            return None
+        unit = min(claims, key=_rank)
+        piece = claims[unit]
+        return None if unit.kind != "register" and _KINDS[piece.registry] in self._only else piece
+
+    def _apply(self, keys: set[tuple[Feature, str]]) -> None:
+        """Make the server and the catalog agree with the folder, in one commit."""
+        registries = seams.registries_of(self.server)
+        problems = self._all_problems()
+        if self._catalog is None:
+            self._fill(registries, keys)
+            self._problems = problems
+            return
+        with self._catalog.batch():
+            self._fill(registries, keys)
+            for feature, key in sorted(keys, key=lambda each: (each[0].value, each[1])):
+                piece = self._served((feature, key))
+                items = self._catalog.items(feature)
+                if piece is not None:
+                    items.add(piece.definition, replace=True)
+                    if piece.etag is not None:
+                        self._catalog.resources.updated(key, etag=piece.etag)
+                elif key in items:
+                    if feature is Feature.RESOURCES:
+                        self._catalog.resources.deleted(key)
+                    else:
+                        items.remove(key)
+            if problems != self._problems:
+                self._problems = problems
+                self._catalog.resources.updated(ERRORS, etag=canonical([str(each) for each in problems]).hex())
+
+    def _fill(self, registries: dict[str, dict[str, Any]], keys: set[tuple[Feature, str]]) -> None:
+        for feature, key in keys:
+            piece = self._served((feature, key))
+            names = ("resources", "templates") if feature is Feature.RESOURCES else (feature.value,)
+            for name in names:
+                if piece is not None and piece.registry == name:
+                    registries[name][key] = piece.component
+                else:
+                    registries[name].pop(key, None)
+
+    def _all_problems(self) -> tuple[Problem, ...]:
+        found = list(self._broken.values())
+        for feature, key in self._rivals:
+            chosen, *others = sorted(self._claims[feature, key], key=_rank)
+            if chosen.kind != "register":
+                found += [
+                    Problem(other.key, None, f"{feature.singular} {key!r} is not served from here: {chosen.key} has it")
+                    for other in others
+                ]
+        return tuple(sorted(found, key=str))
+
+    def _describe_problems(self) -> str:
+        return "\n".join(map(str, self._problems))
+
+
+_KINDS = {"tools": "tools", "prompts": "prompts", "resources": "resources", "templates": "resourceTemplates"}
+"""The SDK's registries by the names that a registration has for them."""
+
+
+def _rank(unit: Unit) -> tuple[bool, Unit]:
+    """Who comes first is served: what was registered, then by the path."""
+    return (unit.kind != "register", unit)
+
+
+def _merged(*maps: Mapping[Unit, list[Path]]) -> dict[Unit, list[Path]]:
+    merged: dict[Unit, list[Path]] = {}
+    for each in maps:
+        for unit, files in each.items():
+            merged.setdefault(unit, []).extend(files)
+    return merged
+
+
+def _state(path: Path) -> tuple[Any, ...]:
+    """What tells without reading it that a file may be another one. The time of the inode can't be set by hand."""
+    try:
+        state = path.stat()
+    except OSError:
+        return (path.name,)
+    return (path.name, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_mode)

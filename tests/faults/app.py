@@ -1,0 +1,203 @@
+"""The server that the fault tests run as a process of its own, and the routes through which they look inside it.
+
+`uvicorn tests.faults.app:app`, `python -m tests.faults.app http` and `python -m tests.faults.app stdio`. What differs
+between tests comes in the environment variable `TIDINGS_FAULTS`, as the JSON of `Settings`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import mcp_types as types
+import msgspec
+from mcp.server import Server, ServerRequestContext
+from mcp.server.mcpserver import MCPServer
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tests.faults.wire import ENVIRONMENT, WATCHED, Settings
+from tidings import Live, Policy
+from tidings.gate import Principal
+from tidings.model import Change, Feature, Notification, Topic
+
+
+class Board:
+    """One server, made live."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.lists_fail = False
+        self.changed: list[tuple[int, Change]] = []
+        """What the catalog committed, each with the machine's monotonic time, before anybody was told."""
+        if settings.is_lowlevel:
+            self.server: Any = Server("board", on_list_tools=self._list_tools, on_call_tool=self._call_tool)
+            settings.options["custom_starlette_routes"] = self._routes()
+        else:
+            self.server = MCPServer("board")
+            self.server.add_tool(_echo, name="echo")
+            self.server.add_tool(self.change, name="change")
+            self.server.add_tool(self.record, name="record")
+            for route in self._routes():
+                self.server.custom_route(route.path, methods=["GET", "POST"])(route.endpoint)
+        self.live = Live(
+            self.server,
+            policy=Policy(**settings.policy),
+            authorize=_broken_authorize if settings.is_broken else None,
+            first=_broken_hook if settings.is_broken else None,
+            last=_broken_hook if settings.is_broken else None,
+        )
+        if settings.is_broken:
+            self.live.catalog.follow(_broken_sink)
+            self.live.hub.subscribe(_broken_callback, *Feature)
+        self.live.catalog._sinks.insert(0, self._note)
+
+    # What may be changed
+
+    def change(self, operations: list[dict[str, Any]]) -> int:
+        """Carry out operations such as `{"do": "update", "of": "tools", "key": "echo", "text": "…"}`."""
+        for operation in operations:
+            self._change(**operation)
+        return self.live.catalog.revision
+
+    def record(self, start: int = 0) -> list[Any]:
+        """The changes from the nth on: time, and what `Changed` takes."""
+        return [
+            [
+                at,
+                change.topic.value if isinstance(change.topic, Feature) else None,
+                *msgspec.to_builtins(
+                    (change.key, change.version, change.previous, change.operation),
+                ),
+            ]
+            for at, change in self.changed[start:]
+        ]
+
+    def _change(self, do: str, of: str, key: str, text: str = "", size: int = 0) -> None:
+        live = self.live
+        if size:
+            text = text.ljust(size, "x")
+        if do == "fail":
+            self.lists_fail = bool(text)
+        elif do == "updated":
+            live.resources.updated(key, etag=text or None)
+        elif do == "deleted":
+            live.resources.deleted(key)
+        elif do == "remove":
+            getattr(live, of).remove(key)
+        elif do == "update":
+            getattr(live, of).update(key, description=text)
+        elif self.settings.is_lowlevel:
+            getattr(live, of).add({"name": key, "description": text}, handler=_echo)
+        else:
+            options = {"uri": key, "name": key} if of == "resources" else {"name": key}
+            getattr(live, of).add(_nothing, description=text, **options)
+
+    def _note(self, changes: tuple[Change, ...]) -> None:
+        now = time.monotonic_ns()
+        self.changed += [(now, change) for change in changes]
+
+    # The low-level server's own handlers
+
+    async def _list_tools(
+        self, ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        if self.lists_fail:
+            raise RuntimeError("the user's list handler is broken")
+        return types.ListToolsResult(tools=[types.Tool(name="echo", input_schema={"type": "object"})])
+
+    async def _call_tool(
+        self, ctx: ServerRequestContext[Any, Any], params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        text = str((params.arguments or {}).get("text"))
+        return types.CallToolResult(content=[types.TextContent(type="text", text=text)])
+
+    # Looking inside
+
+    def _routes(self) -> list[Route]:
+        return [
+            Route("/state", self._serve_state, methods=["GET"]),
+            Route("/change", self._serve_change, methods=["POST"]),
+            Route("/record", self._serve_record, methods=["GET"]),
+        ]
+
+    async def _serve_state(self, request: Request) -> Response:
+        return JSONResponse(self.state() | (self.objects() if "deep" in request.query_params else {}))
+
+    async def _serve_change(self, request: Request) -> Response:
+        return JSONResponse(self.change(await request.json()))
+
+    async def _serve_record(self, request: Request) -> Response:
+        return JSONResponse(self.record(int(request.query_params.get("start", 0))))
+
+    def state(self) -> dict[str, Any]:
+        live = self.live
+        found = {id(each): each for _, watching in live.hub.subscriptions() for each in watching}
+        return {
+            "subscribers": len(live.hub),
+            "streams": live.gate.count,
+            "listening": len(live.listen),
+            "spliced": len(live.splice),
+            "stuck": sum(not each.is_ready for each in found.values()),
+            "most_pending": max((each.pending for each in found.values()), default=0),
+            "tasks": len(asyncio.all_tasks()),
+        }
+
+    @staticmethod
+    def objects() -> dict[str, Any]:
+        """What is kept for each client, counted one by one: nothing can hide here as it can in a process's size."""
+        gc.collect()
+        kinds = Counter(type(each).__name__ for each in gc.get_objects())
+        return {"objects": {kind: kinds[kind] for kind in _COUNTED}}
+
+
+_COUNTED = ("Subscriber", "Mailbox", "Entry", "Channel", "_Stream", "SplicedSession", "_Pump", "RequestResponseCycle")
+
+
+def _echo(text: str = "") -> str:
+    return text
+
+
+def _nothing() -> str:
+    return ""
+
+
+def _broken_authorize(principal: Principal | None, topic: Topic) -> bool:
+    if topic == WATCHED or isinstance(topic, Feature):
+        return True
+    raise RuntimeError("the user's authorize is broken")
+
+
+def _broken_hook(topic: Topic) -> None:
+    raise RuntimeError("the user's hook is broken")
+
+
+def _broken_sink(changes: tuple[Change, ...]) -> None:
+    raise RuntimeError("a sink of the catalog is broken")
+
+
+def _broken_callback(notification: Notification) -> None:
+    raise RuntimeError("the user's callback is broken")
+
+
+async def _pass_on(request: Request, call_next: Any) -> Response:
+    response: Response = await call_next(request)
+    return response
+
+
+board = Board(msgspec.json.decode(os.environ.get(ENVIRONMENT, "{}"), type=Settings))
+if __name__ != "__main__":
+    app = board.live.http_app(**board.settings.options)
+    if board.settings.is_wrapped:
+        app.add_middleware(BaseHTTPMiddleware, dispatch=_pass_on)
+elif sys.argv[1] == "stdio":
+    board.live.run("stdio")
+else:
+    board.live.run("http", port=0, **board.settings.options)

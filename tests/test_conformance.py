@@ -1,0 +1,105 @@
+"""The MCP conformance suite against `examples/everything.py`, plain and live: what the server passes on the SDK alone,
+it passes in `Live` too, check by check.
+
+The suite looks at neither `resources/updated` nor legacy list_changed; the other Live tests do.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from tests.servers.everything import serving
+from tests.typescript.node import MODULES, needs_node, node
+
+pytestmark = needs_node
+
+SUITE = MODULES / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
+REVISIONS = ("2025-11-25", "2026-07-28")
+
+Check: TypeAlias = tuple[str, str]
+"""A scenario, and one of its checks."""
+Verdicts: TypeAlias = dict[Check, bool]
+
+
+def run_suite(*arguments: str) -> str:
+    """What the suite printed. Its exit code counts scenarios that nobody has to pass."""
+    program = node()
+    assert program is not None
+    command = [program, str(SUITE), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100).stdout
+
+
+def judge(url: str, revision: str, directory: Path) -> Verdicts:
+    """Whether each check passed. What is only reported, or skipped, is neither."""
+    printed = run_suite("server", "--url", url, "--requirements", revision, "--output-dir", str(directory))
+    verdicts: dict[Check, list[bool]] = defaultdict(list)
+    for file in directory.glob("*/checks.json"):
+        # The directory is named `server-`, the scenario, and the time.
+        scenario = file.parent.name.removeprefix("server-")[: -len("-2026-01-01T00-00-00-000Z")]
+        for check in json.loads(file.read_text(encoding="utf-8")):
+            if check["status"] in ("SUCCESS", "FAILURE", "WARNING"):
+                verdicts[scenario, check["id"]].append(check["status"] == "SUCCESS")
+    assert verdicts, printed
+    return {check: all(each) for check, each in verdicts.items()}
+
+
+def scored(revision: str) -> set[str]:
+    """The scenarios that a server must pass."""
+    listed = run_suite("list", "--server", "--requirements", revision)
+    _, _, servers = listed.partition("Server scenarios")
+    section, _, _ = servers.partition("\n\n")
+    return {line.strip().removeprefix("- ") for line in section.splitlines() if line.strip().startswith("- ")}
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Verdicts]:
+    """By `plain` or `live`, and the revision."""
+    output = tmp_path_factory.mktemp("conformance")
+
+    def judge_all(mode: str) -> dict[tuple[str, str], Verdicts]:
+        with serving(*(["--plain"] if mode == "plain" else [])) as url:
+            return {(mode, revision): judge(url, revision, output / mode / revision) for revision in REVISIONS}
+
+    with ThreadPoolExecutor() as threads:
+        plain, live = threads.map(judge_all, ("plain", "live"))
+    return plain | live
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_live_passes_every_scored_check(revision: str, verdicts: dict[tuple[str, str], Verdicts]) -> None:
+    scenarios = scored(revision)
+    live = verdicts["live", revision]
+
+    assert len(scenarios) >= 30
+    assert scenarios <= {scenario for scenario, _ in live}
+    assert [check for check, has_passed in live.items() if check[0] in scenarios and not has_passed] == []
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_live_passes_whatever_plain_passes(revision: str, verdicts: dict[tuple[str, str], Verdicts]) -> None:
+    """The checks that are not scored as well: sessions, resumed streams, headers, and what there is of tasks."""
+    plain, live = verdicts["plain", revision], verdicts["live", revision]
+    passed = {check for check, has_passed in plain.items() if has_passed}
+
+    assert len(passed) >= 80
+    assert {check for check in passed if not live.get(check)} == set()
+
+
+def test_the_listen_checks_heard_real_changes(verdicts: dict[tuple[str, str], Verdicts]) -> None:
+    """A server without the tools that these checks call would have them reported as impossible to try."""
+    live = verdicts["live", "2026-07-28"]
+
+    for topic in ("tools", "prompts"):
+        assert live["server-stateless", f"sep-2575-server-sends-{topic}-list-changed-on-subscription"]
+
+
+def test_live_accepts_whitespace_after_the_value_of_a_header(verdicts: dict[tuple[str, str], Verdicts]) -> None:
+    """Not scored, and not so on the SDK alone where httptools is installed, as it is with Tidings."""
+    assert verdicts["live", "2026-07-28"]["http-header-validation", "sep-2243-server-accepts-whitespace-header-value"]

@@ -1,0 +1,129 @@
+"""The digest is over content and nothing else: not order, not time, not the way there."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tidings.digest import DELETED, EMPTY, ListDigest, canonical, content_digest, item_hash, revision_digest, safe_json
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+definitions = st.dictionaries(texts, values, max_size=5)
+hashes = st.lists(st.integers(0, 20).map(lambda number: item_hash({"name": str(number)})), max_size=8)
+
+
+def digest_of(items: list[bytes]) -> str:
+    listed = ListDigest()
+    for item in items:
+        listed.add(item)
+    return listed.hexdigest()
+
+
+def reversed_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: reversed_keys(inner) for key, inner in reversed(value.items())}
+    return [reversed_keys(inner) for inner in value] if isinstance(value, list) else value
+
+
+@given(definitions)
+def test_key_order_at_any_depth_plays_no_part(definition: dict[str, Any]) -> None:
+    assert item_hash(reversed_keys(definition)) == item_hash(definition)
+
+
+@given(definitions, definitions)
+def test_different_contents_have_different_hashes(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert (item_hash(one) == item_hash(other)) == (canonical(one) == canonical(other))
+
+
+@pytest.mark.parametrize("other", [1.0, True, "1", None, [1], {"": 1}])
+def test_values_that_python_confuses_are_told_apart(other: object) -> None:
+    assert item_hash({"default": 1}) != item_hash({"default": other})
+
+
+def test_the_order_of_an_array_is_content() -> None:
+    assert item_hash({"required": ["a", "b"]}) != item_hash({"required": ["b", "a"]})
+
+
+@given(hashes, st.randoms())
+def test_insertion_order_plays_no_part(items: list[bytes], random: Any) -> None:
+    shuffled = list(items)
+    random.shuffle(shuffled)
+
+    assert digest_of(shuffled) == digest_of(items)
+
+
+@given(hashes, hashes)
+def test_a_digest_kept_up_to_date_equals_one_from_scratch(kept: list[bytes], passing: list[bytes]) -> None:
+    listed = ListDigest()
+    for item in passing + kept:
+        listed.add(item)
+    for item in passing:
+        listed.discard(item)
+
+    assert listed.hexdigest() == digest_of(kept)
+
+
+@given(hashes, hashes)
+def test_lists_of_different_items_have_different_digests(one: list[bytes], other: list[bytes]) -> None:
+    assume(sorted(one) != sorted(other))
+
+    assert digest_of(one) != digest_of(other)
+
+
+def test_an_empty_list_has_a_digest_of_its_own() -> None:
+    assert ListDigest().hexdigest() == EMPTY
+    assert digest_of([bytes(32)]) != EMPTY, "an item whose hash is zero still counts"
+
+
+@given(texts, texts, st.integers(0, 1 << 62))
+def test_contents_are_told_apart_by_their_etag_or_revision(one: str, other: str, revision: int) -> None:
+    assert (content_digest(one) == content_digest(other)) == (one == other)
+    assert len({content_digest(one), revision_digest(revision), revision_digest(revision + 1), DELETED, EMPTY}) == 5
+
+
+@given(values)
+def test_safe_json_is_plain_json_for_what_has_a_json_form(value: Any) -> None:
+    assert msgspec.json.decode(safe_json(value)) == value
+
+
+class Broken:
+    def __str__(self) -> str:
+        raise RuntimeError("no text for you")
+
+
+class Odd:
+    def __str__(self) -> str:
+        return "odd \ud800"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"a": Odd(), "b": [1, (2, None)]}, {"a": "odd ?", "b": [1, [2, None]]}),
+        ({"text": "half \ud83d"}, {"text": "half ?"}),
+        ({Odd(): 1, "b": {2.5}}, {"odd ?": 1, "b": [2.5]}),
+        ({"big": 1 << 80, "odd": Odd()}, {"big": str(1 << 80), "odd": "odd ?"}),
+        ({"flag": True, "odd": Odd()}, {"flag": True, "odd": "odd ?"}),
+    ],
+)
+def test_what_has_no_json_form_is_written_as_its_text(value: object, expected: object) -> None:
+    assert msgspec.json.decode(safe_json(value)) == expected
+
+
+def test_an_object_that_can_not_even_be_written_as_text_fails_nobody() -> None:
+    assert "Broken" in msgspec.json.decode(safe_json([Broken()]))[0]
+
+
+@pytest.mark.timeout(3)
+def test_a_structure_that_contains_itself_comes_to_an_end() -> None:
+    knot: dict[str, Any] = {"name": "knot"}
+    knot["left"] = knot["right"] = [knot]
+
+    assert msgspec.json.decode(safe_json(knot))["name"] == "knot"

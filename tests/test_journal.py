@@ -1,0 +1,136 @@
+"""What changed since revision N: exactly, or that nobody knows any more."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidings import Catalog, Change, Feature, Journal, Operation, Policy
+from tidings.journal import net
+
+TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def filled(policy: Policy, clock: Clock) -> tuple[Catalog, Journal]:
+    catalog = Catalog(policy, clock=clock)
+    journal = Journal(policy)
+    catalog.follow(journal.append)
+    return catalog, journal
+
+
+def revisions(changes: list[Change] | None) -> list[int] | None:
+    return None if changes is None else [change.revision for change in changes]
+
+
+def test_since_returns_the_changes_after_a_revision_in_order(clock: Clock) -> None:
+    catalog, journal = filled(Policy(), clock)
+    catalog.tools.add({"name": "a"})
+    catalog.resources.updated("a://b")
+    catalog.prompts.add({"name": "p"})
+    catalog.tools.remove("a")
+
+    assert revisions(journal.since(0)) == [1, 2, 3, 4]
+    assert revisions(journal.since(2)) == [3, 4]
+    assert revisions(journal.since(4)) == []
+    assert revisions(journal.since(0, TOOLS)) == [1, 4]
+    assert revisions(journal.since(1, TOOLS)) == [4]
+    assert revisions(journal.since(0, "a://b")) == [2]
+    assert revisions(journal.since(0, "a://c")) == []
+
+
+def test_the_journal_is_bounded_by_count_and_says_when_it_no_longer_goes_back(clock: Clock) -> None:
+    catalog, journal = filled(Policy(journal_changes=3), clock)
+    for name in "abcde":
+        catalog.tools.add({"name": name})
+
+    assert len(journal) == 3
+    assert revisions(journal.since(2, TOOLS)) == [3, 4, 5]
+    assert journal.since(1, TOOLS) is None
+    assert journal.since(1) is None
+
+
+def test_a_storm_of_one_feature_or_of_contents_does_not_push_out_another_feature(clock: Clock) -> None:
+    catalog, journal = filled(Policy(journal_changes=2), clock)
+    catalog.tools.add({"name": "a"})
+    for number in range(50):
+        catalog.prompts.add({"name": f"p{number}"})
+        catalog.resources.updated(f"a://{number}")
+
+    assert revisions(journal.since(0, TOOLS)) == [1]
+    assert journal.since(0, PROMPTS) is None
+    assert journal.since(0, "a://0") is None
+    assert len(journal) == 5
+
+
+def test_the_journal_is_bounded_by_age(clock: Clock) -> None:
+    catalog, journal = filled(Policy(journal_age=10), clock)
+    for clock.now, name in ((0, "a"), (5, "b"), (10, "c")):
+        catalog.tools.add({"name": name})
+    assert revisions(journal.since(0, TOOLS)) == [1, 2, 3], "ten seconds old is not older than ten seconds"
+
+    clock.now = 10.1
+    catalog.tools.add({"name": "d"})
+    assert journal.since(0, TOOLS) is None
+    assert revisions(journal.since(1, TOOLS)) == [2, 3, 4]
+
+    journal.expire(now=100)
+    assert len(journal) == 0
+    assert journal.since(3, TOOLS) is None
+    assert journal.since(4, TOOLS) == []
+
+
+def test_a_journal_of_no_length_knows_only_that_nothing_changed(clock: Clock) -> None:
+    catalog, journal = filled(Policy(journal_changes=0), clock)
+    catalog.tools.add({"name": "a"})
+
+    assert journal.since(0, TOOLS) is None
+    assert journal.since(1, TOOLS) == []
+
+
+def test_a_client_that_was_never_told_anything_gets_no_changes_to_apply(clock: Clock) -> None:
+    _, journal = filled(Policy(), clock)
+
+    assert journal.since(-1, TOOLS) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([None, "1", "2"])), max_size=12))
+def test_net_changes_lead_from_the_first_state_to_the_last_with_one_change_per_item(
+    steps: list[tuple[str, str | None]],
+) -> None:
+    catalog = Catalog()
+    catalog.tools.add({"name": "a", "title": "1"})
+    before = {item.key: item.json for item in catalog.tools.snapshot()}
+    changes: list[Change] = []
+    catalog.follow(changes.extend)
+    for name, title in steps:
+        if title is not None:
+            catalog.tools.add({"name": name, "title": title}, replace=True)
+        elif name in catalog.tools:
+            catalog.tools.remove(name)
+
+    seen = net(changes)
+
+    state = dict(before)
+    for change in seen:
+        assert state.get(change.key) == (change.before.json if change.before else None)
+        if change.item is None:
+            assert change.operation is Operation.REMOVED
+            del state[change.key]
+        else:
+            assert change.operation is (Operation.UPDATED if change.key in state else Operation.ADDED)
+            assert state.get(change.key) != change.item.json
+            state[change.key] = change.item.json
+    assert state == {item.key: item.json for item in catalog.tools.snapshot()}
+    assert len({change.key for change in seen}) == len(seen)
+    assert [change.revision for change in seen] == sorted(change.revision for change in seen)

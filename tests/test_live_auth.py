@@ -1,0 +1,227 @@
+"""Who may watch what: the server's own authentication, the `authorize` hook, and the limit of one caller."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import anyio
+import httpx2
+import mcp_types as types
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from tests.servers.ears import (
+    DEADLINE,
+    KINDS,
+    MARKER,
+    MODERN,
+    Ear,
+    LegacyWire,
+    Wire,
+    listening,
+    open_ear,
+    read_answer,
+    serving_all,
+    stdio_server,
+)
+
+pytestmark = pytest.mark.anyio
+
+VERSION = "2025-11-25"
+EVERYTHING = {
+    "toolsListChanged": True,
+    "promptsListChanged": True,
+    "resourcesListChanged": True,
+    "resourceSubscriptions": ["board://secret", "board://sprint", "board://hidden/*"],
+}
+DENY = {"*": ["prompts", "board://secret"], "bob": ["tools", "board://secret", "board://hidden/*"]}
+"""By the caller's name, and for nobody in particular."""
+ASKS = {"mcpserver": "sync", "lowlevel": "async", "fastmcp": "async"}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    options = {"auth": True, "deny": DENY, "policy": {"max_streams_per_principal": 2}}
+    with serving_all({kind: (kind, {**options, "asks": ASKS[kind]}) for kind in KINDS}) as urls:
+        yield urls
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def url(request: pytest.FixtureRequest, urls: dict[str, str]) -> str:
+    return urls[request.param]
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)) as client:
+        yield client
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+METHODS = [
+    "subscriptions/listen",
+    "tools/list",
+    "prompts/list",
+    "resources/list",
+    "resources/templates/list",
+    "server/discover",
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_without_a_good_token_nothing_is_served(url: str, http: httpx2.AsyncClient, method: str) -> None:
+    params = {"notifications": EVERYTHING} if method == "subscriptions/listen" else {}
+    if not params:
+        # Somebody who may see it has just seen it: the bytes are there.
+        served = await Wire(url, http, bearer("alice")).post(method)
+        assert served.status_code == 200
+        assert "result" in read_answer(served.text)
+
+    # FastMCP's verifier counts a token without the scope as none at all.
+    for headers, statuses in (({}, {401}), (bearer("mallory"), {401}), (bearer("weak"), {401, 403})):
+        response = await Wire(url, http, headers).post(method, 1, **params)
+        assert response.status_code in statuses
+        assert "result" not in response.text
+        assert "acknowledged" not in response.text
+
+
+async def test_without_a_token_there_is_no_legacy_session_nor_its_stream(url: str, http: httpx2.AsyncClient) -> None:
+    info = {"name": "wire", "version": "1"}
+    message = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "initialize",
+        "params": {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": info},
+    }
+    refused = await http.post(url, json=message, headers=LegacyWire(url, http).headers)
+    assert refused.status_code == 401
+
+    async with httpx2.AsyncClient(headers=bearer("alice"), timeout=httpx2.Timeout(DEADLINE)) as alice:
+        session = LegacyWire(url, alice)
+        await session.shake_hands()
+        for headers in ({}, bearer("mallory")):
+            response = await http.get(url, headers={**session.headers, **headers})
+            assert response.status_code == 401
+        # Another caller's session is nobody else's, token or not.
+        response = await http.get(url, headers={**session.headers, **bearer("bob")})
+        assert response.status_code in (403, 404)
+        async with session.stream() as stream:
+            assert stream.response.status_code == 200
+        await session.end()
+
+
+async def test_with_a_token_every_era_is_told(url: str) -> None:
+    async with (
+        open_ear(url, VERSION, token="alice") as legacy,
+        open_ear(url, MODERN, token="alice") as modern,
+        listening(legacy, "board://sprint"),
+        listening(modern, "board://sprint"),
+    ):
+        await legacy.change("add", feature="tools", key="seen")
+        await legacy.settle("tools added seen", among=[modern])
+        await legacy.change("updated", uri="board://sprint")
+        await legacy.settle("content updated board://sprint", among=[modern])
+        await legacy.change("remove", feature="tools", key="seen")
+        await legacy.settle("tools removed seen", among=[modern])
+    await until_left(url)
+
+
+async def until_left(url: str) -> None:
+    async with open_ear(url, MODERN, token="alice") as ear:
+        await ear.until_state(streams=0, subscribers=0)
+
+
+async def test_authorize_decides_what_is_acknowledged_before_it_is(url: str) -> None:
+    async with open_ear(url, MODERN, token="bob") as ear:
+        before = len((await ear.change("state"))["asked"])
+        async with ear.listen("board://secret", "board://sprint", "board://hidden/*") as subscription:
+            asked = (await ear.change("state"))["asked"][before:]
+            wanted = ["tools", "prompts", "resources", "board://secret", "board://sprint", "board://hidden/*", MARKER]
+            assert asked == [["bob", topic] for topic in wanted]
+            honoured = subscription.honored
+            assert honoured.tools_list_changed is None
+            assert honoured.prompts_list_changed is True
+            assert honoured.resource_subscriptions == ["board://sprint", MARKER]
+            await check_denied(ear)
+    await until_left(url)
+
+
+async def test_authorize_decides_for_legacy_sessions_too(url: str) -> None:
+    async with open_ear(url, VERSION, token="bob") as ear, listening(ear, "board://sprint"):
+        # Whether the thing exists makes no difference to the answer.
+        await ear.change("add", feature="resources", key="board://secret")
+        there = await refusal(ear, "board://secret")
+        await ear.change("remove", feature="resources", key="board://secret")
+        gone = await refusal(ear, "board://secret")
+        assert there == gone
+        assert there.code == types.INVALID_PARAMS
+        ear.heard.clear()
+        await ear.settle()
+        await check_denied(ear)
+    await until_left(url)
+
+
+async def refusal(ear: Ear, uri: str) -> Any:
+    with pytest.raises(MCPError) as refused:
+        await ear.subscribe(uri)
+    return refused.value.error
+
+
+async def check_denied(ear: Ear) -> None:
+    await ear.step("add", feature="tools", key="withheld")
+    await ear.step("remove", feature="tools", key="withheld")
+    await ear.step("updated", uri="board://secret")
+    await ear.step("updated", uri="board://hidden/x")
+    await ear.step("updated", "content updated board://sprint", uri="board://sprint")
+    await ear.step("add", "prompts added shown", feature="prompts", key="shown")
+    await ear.step("remove", "prompts removed shown", feature="prompts", key="shown")
+
+
+@pytest.mark.parametrize("version", [VERSION, MODERN])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_authorize_is_asked_for_nobody_in_particular_on_stdio(kind: str, version: str) -> None:
+    async with open_ear(stdio_server(kind, asks=ASKS[kind], deny=DENY), version) as ear:
+        if ear.is_modern:
+            async with ear.listen("board://secret") as subscription:
+                assert subscription.honored.prompts_list_changed is None
+                assert subscription.honored.resource_subscriptions == [MARKER]
+                await check_nobody(ear)
+        else:
+            await refusal(ear, "board://secret")
+            await ear.subscribe(MARKER)
+            await check_nobody(ear)
+
+
+async def check_nobody(ear: Ear) -> None:
+    assert {who for who, _ in (await ear.change("state"))["asked"]} == {None}
+    await ear.step("add", feature="prompts", key="withheld")
+    await ear.step("updated", uri="board://secret")
+    await ear.step("add", "tools added shown", feature="tools", key="shown")
+
+
+async def test_a_callers_streams_are_limited_and_the_error_says_so(url: str, http: httpx2.AsyncClient) -> None:
+    wanted = {"promptsListChanged": True}
+    async with AsyncExitStack() as stack:
+        alice = Wire(url, http, bearer("alice"))
+        for number in range(2):
+            stream = await stack.enter_async_context(alice.listen(number, wanted))
+            await stream.message()
+        async with alice.listen(3, wanted) as stream:
+            with anyio.fail_after(DEADLINE):
+                body = (await stream.response.aread()).decode()
+        assert "Policy.max_streams_per_principal allows 2" in read_answer(body)["error"]["message"]
+
+        # Another caller is not affected.
+        async with Wire(url, http, bearer("bob")).listen(1, wanted) as stream:
+            assert (await stream.heard()).method == "notifications/subscriptions/acknowledged"
+    await until_left(url)

@@ -1,0 +1,576 @@
+"""What clients do to a server: never read, half-close, vanish, come and go by the thousand; and what stopping it takes.
+
+Every server here is a process of its own, and every client a real socket. A reader that stops reading costs one
+mailbox and delays nobody; whoever is gone leaves nothing behind; a signal ends every stream as the protocol says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import statistics
+import struct
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from tempfile import TemporaryFile
+from typing import Any
+
+import pytest
+from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.shared.exceptions import MCPError
+
+from tests.faults.wire import (
+    ALL,
+    COMMANDS,
+    MODERN,
+    PATIENCE,
+    ROOT,
+    WATCHED,
+    How,
+    Process,
+    Settings,
+    Stream,
+    close_session,
+    deaf,
+    envelope,
+    environment,
+    get_request,
+    is_cut,
+    listen,
+    listen_request,
+    modern_request,
+    open_session,
+    request,
+    serve,
+    silence,
+)
+
+pytestmark = pytest.mark.anyio
+
+HTTP: tuple[How, ...] = ("uvicorn", "run")
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+AT_ONCE = 25
+"""Connections that are opened side by side: more would only queue in the server."""
+
+
+def update(number: int, size: int = 0) -> dict[str, Any]:
+    """Another description for a tool: everyone who listens to tools is told."""
+    return {"do": "update", "of": "tools", "key": "echo", "text": f"{number} ", "size": size}
+
+
+async def many(count: int, open_one: Any) -> list[Any]:
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(number: int) -> Any:
+        async with gate, asyncio.timeout(PATIENCE):
+            return await open_one(number)
+
+    return list(await asyncio.gather(*map(one, range(count))))
+
+
+async def open_legacy(port: int) -> Stream:
+    stream = await Stream.open(port, get_request(await open_session(port)))
+    assert stream.status == 200, stream.status
+    return stream
+
+
+@contextmanager
+def sockets(opened: list[socket.socket]) -> Iterator[list[socket.socket]]:
+    with ExitStack() as stack:
+        for each in opened:
+            stack.enter_context(each)
+        yield opened
+
+
+async def deafen(server: Process, listening: int, sessions: int, size: int = 60_000) -> list[socket.socket]:
+    """Open streams that nobody reads, and send until every one of them is full."""
+    ids = await many(sessions, lambda _: open_session(server.port))
+    before = await server.state()
+    opened = [deaf(server.port, listen_request(number)) for number in range(listening)]
+    opened += [deaf(server.port, get_request(session_id)) for session_id in ids]
+    await server.until(
+        lambda state: state["listening"] + state["spliced"] == before["listening"] + before["spliced"] + len(opened)
+    )
+    already = before["stuck"] - sessions  # a session is not ready until its stream is open
+    for number in range(0, 1_000, 5):
+        await server.change(*(update(number + each, size) for each in range(5)))
+        if (await server.state())["stuck"] == already + len(opened):
+            return opened
+    raise AssertionError("the readers never became full")
+
+
+# Readers that don't read
+
+
+class Readers:
+    """Clients that read, and note when."""
+
+    def __init__(self, server: Process, streams: list[Stream]) -> None:
+        self._server = server
+        self._streams = streams
+        self._number = 0
+
+    async def round(self, size: int) -> float:
+        """Seconds from a change until the last of them has heard of it."""
+        self._number += 1
+        start = time.perf_counter()
+        hearing = [asyncio.ensure_future(self._hear(stream, f"{self._number} ")) for stream in self._streams]
+        await self._server.change(update(self._number, size))
+        async with asyncio.timeout(PATIENCE):
+            heard = await asyncio.gather(*hearing)
+        return max(heard) - start
+
+    async def _hear(self, stream: Stream, text: str) -> float:
+        while True:
+            event = await stream.event()
+            assert event is not None
+            if event["params"]["tool"]["description"].startswith(text):
+                return time.perf_counter()
+
+
+@asynccontextmanager
+async def readers(server: Process, count: int) -> AsyncIterator[Readers]:
+    streams = await many(count, lambda number: listen(server.port, f"reader {number}"))
+    try:
+        yield Readers(server, streams)
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+@pytest.mark.parametrize("how", HTTP)
+async def test_two_hundred_that_never_read_delay_nobody_and_cost_a_mailbox_each(
+    how: How, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two servers side by side, one of them with 200 readers that are full; rounds take turns."""
+    settings = Settings(policy={"write_deadline": 100.0, "journal_changes": 20})
+    async with serve(how, settings) as alone, serve(how, settings) as crowded, readers(alone, 50) as few:
+        silent = await deafen(crowded, listening=160, sessions=40)
+        with sockets(silent):
+            async with readers(crowded, 50) as among:
+                for _ in range(5):
+                    await few.round(10_000)
+                    await among.round(10_000)
+                full = await crowded.state()
+                before = crowded.rss()
+                times: dict[str, list[float]] = {"alone": [], "crowded": []}
+                for _ in range(60):
+                    times["alone"].append(await few.round(10_000))
+                    times["crowded"].append(await among.round(10_000))
+                state = await crowded.state(is_deep=True)
+                growth = crowded.rss() - before
+    without, with_silent = (statistics.median(times[name]) for name in ("alone", "crowded"))
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n[{how}] 50 readers: {without * 1e3:.2f} ms without, {with_silent * 1e3:.2f} ms with 200 that never "
+            f"read ({with_silent / without:.2f}x); 60 changes grew the server by {growth / 1e3:.0f} kB\n"
+        )
+    assert state["stuck"] == 200
+    assert state["most_pending"] == 1, "one topic changed, however often"
+    assert state["objects"]["Mailbox"] == 200
+    assert state["objects"]["Entry"] == 200
+    assert state["tasks"] <= full["tasks"], "a change must not start tasks for those who don't read"
+    assert growth < 4e6, "60 changes of 10 kB, kept for 200 readers, would be 120 MB"
+    assert with_silent <= max(1.5 * without, without + 0.003)
+
+
+@pytest.mark.parametrize("how", HTTP)
+async def test_past_the_write_deadline_they_are_cut_off_and_all_of_theirs_is_gone(how: How) -> None:
+    settings = Settings(policy={"write_deadline": 1.0, "journal_changes": 20}, options={"session_idle_timeout": 2.0})
+    async with serve(how, settings) as server:
+        base, fds = await server.state(is_deep=True), server.fds()
+        async with readers(server, 5) as among:
+            with sockets(await deafen(server, listening=30, sessions=10)) as silent:
+                await server.logged("listen stream was not read for 1.0 s; cutting it off", times=30)
+                await server.logged("legacy stream was not read for 1.0 s; cutting it off", times=10)
+                cut = await asyncio.gather(*map(is_cut, silent))
+                assert all(cut)
+                # The sessions outlive their streams until the SDK finds them idle.
+                state = await server.until(lambda state: state["subscribers"] == 5)
+                assert (state["listening"], state["spliced"], state["streams"]) == (5, 0, 5)
+                await among.round(100)
+        await server.until(lambda state: state["objects"] == base["objects"], is_deep=True)
+        await server.until(lambda _: server.fds() <= fds)
+        assert not server.errors()
+
+
+@pytest.mark.parametrize("how", HTTP)
+async def test_a_legacy_session_that_was_cut_off_is_told_when_it_comes_back(how: How) -> None:
+    """What was cut off with its stream was never read: it must not count as told."""
+    async with serve(how, Settings(policy={"write_deadline": 0.5, "journal_changes": 20})) as server:
+        session_id = await open_session(server.port)
+        with sockets([deaf(server.port, get_request(session_id))]) as (silent,):
+            await server.until(lambda state: state["spliced"] == 1)
+            number = 0
+            while not (await server.state())["stuck"]:
+                number += 1
+                await server.change(update(number, 60_000))
+            await server.logged("legacy stream was not read for 0.5 s; cutting it off")
+            assert await is_cut(silent)
+            await server.until(lambda state: state["spliced"] == 0)
+        stream = await Stream.open(server.port, get_request(session_id))
+        async with asyncio.timeout(PATIENCE):
+            event = await stream.event()
+        assert event is not None
+        assert event["params"]["_meta"]["dev.tidings/change"]["revision"] == await revision(server)
+
+
+async def test_a_legacy_session_whose_stream_broke_is_told_what_it_did_not_read() -> None:
+    """A cut cable: the server writes on for a while, and nothing of it arrives. The client comes back with the id of
+    the last event that it read, as the SDKs' clients do."""
+    settings = Settings(policy={"write_deadline": 1.0, "keep_alive": 0.2})
+    async with serve("uvicorn", settings) as server:
+        session_id = await open_session(server.port)
+        with sockets([deaf(server.port, get_request(session_id))]) as (client,):
+            await server.until(lambda state: state["spliced"] == 1)
+            await server.change(update(1))
+            read = await read_until(client, b"list_changed")
+            silence(client)
+            await server.change(update(2), {"do": "add", "of": "prompts", "key": "new"})
+            await server.until(lambda state: state["spliced"] == 0)
+        (last,) = re.findall(rb"\nid: (\S+)\r\n", read)
+        stream = await Stream.open(server.port, get_request(session_id, last.decode()))
+        async with asyncio.timeout(PATIENCE):
+            told = [await stream.event(), await stream.event()]
+            assert sorted(event["method"] for event in told if event) == [
+                "notifications/prompts/list_changed",
+                "notifications/tools/list_changed",
+            ]
+            # And nothing but that: what comes next is the next change.
+            await server.change(update(3))
+            event = await stream.event()
+        assert event is not None
+        assert event["params"]["tool"]["description"] == "3 "
+
+
+async def read_until(client: socket.socket, text: bytes) -> bytes:
+    client.setblocking(False)
+    read = b""
+    async with asyncio.timeout(PATIENCE):
+        while text not in read or not read.endswith(b"\r\n\r\n\r\n"):
+            read += await asyncio.get_running_loop().sock_recv(client, 1 << 16)
+    return read
+
+
+async def test_a_stream_behind_a_middleware_that_hides_the_connection_is_cut_off_too() -> None:
+    """`BaseHTTPMiddleware` gives the app a `receive` of its own: only the request's end is in our hands."""
+    settings = Settings(policy={"write_deadline": 0.5, "journal_changes": 20}, is_wrapped=True)
+    async with serve("uvicorn", settings) as server:
+        with sockets(await deafen(server, listening=5, sessions=0)) as silent:
+            await server.logged("listen stream was not read for 0.5 s; cutting it off", times=5)
+            await server.until(lambda state: (state["subscribers"], state["streams"]) == (0, 0))
+            assert all(await asyncio.gather(*map(is_cut, silent)))
+
+
+async def revision(server: Process) -> int:
+    _, _, body = await request(server.port, "POST", "/change", body=[])
+    return int(body)
+
+
+# Clients that are gone, and clients that only seem to be there
+
+
+@pytest.mark.parametrize("how", HTTP)
+async def test_a_client_that_closes_its_half_is_gone(how: How) -> None:
+    async with serve(how) as server:
+        streams = await many(10, lambda number: listen(server.port, number))
+        streams += await many(5, lambda _: open_legacy(server.port))
+        for stream in streams:
+            stream.half_close()
+        for stream in streams:
+            async with asyncio.timeout(PATIENCE):
+                assert await stream.event() is None
+        # The legacy sessions themselves live on: their clients may open another stream.
+        await server.until(lambda state: (state["listening"], state["spliced"], state["subscribers"]) == (0, 0, 5))
+        kept = {"Subscriber": 5, "SplicedSession": 5, "Mailbox": 0, "Entry": 0, "Channel": 0, "_Stream": 0}
+        await server.until(lambda state: kept.items() <= state["objects"].items(), is_deep=True)
+        assert not server.errors()
+
+
+@pytest.mark.parametrize("how", HTTP)
+async def test_a_client_behind_a_cut_cable_is_noticed(how: How) -> None:
+    """Nobody acknowledges what is sent, and nobody closes the connection. A keep-alive is enough to notice."""
+    settings = Settings(policy={"write_deadline": 1.0, "keep_alive": 0.2}, options={"session_idle_timeout": 1.0})
+    async with serve(how, settings) as server:
+        base, fds = await server.state(is_deep=True), server.fds()
+        session_ids = await many(2, lambda _: open_session(server.port))
+        requests = [listen_request(number) for number in range(5)] + [*map(get_request, session_ids)]
+        with sockets([deaf(server.port, each) for each in requests]) as clients:
+            await server.until(lambda state: (state["listening"], state["spliced"]) == (5, 2))
+            for client in clients:
+                silence(client)
+            await server.until(lambda state: state["listening"] == 0)
+            # Keep-alives of legacy streams are the SDK's, every 15 s. A change is noticed sooner.
+            await server.change(update(1))
+            await server.until(lambda state: (state["spliced"], state["streams"]) == (0, 0))
+            await server.until(lambda state: state["objects"] == base["objects"], is_deep=True)
+            await server.until(lambda _: server.fds() <= fds)
+        assert not server.errors()
+
+
+_VICTIM = """
+import socket, sys
+requests = eval(sys.stdin.readline())
+opened = []
+for sent in requests:
+    client = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    client.sendall(sent)
+    opened.append(client)
+print("ready", flush=True)
+while True:
+    for client in opened:
+        client.recv(100)
+"""
+
+
+@pytest.mark.parametrize("how", HTTP)
+async def test_clients_killed_in_the_middle_of_a_stream_leave_nothing(how: How) -> None:
+    async with serve(how, Settings(options={"session_idle_timeout": 1.0})) as server:
+        base, fds = await server.state(is_deep=True), server.fds()
+        session_ids = await many(10, lambda _: open_session(server.port))
+        requests = [listen_request(number) for number in range(40)] + [*map(get_request, session_ids)]
+        victim = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _VICTIM, str(server.port)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert victim.stdin is not None
+        assert victim.stdout is not None
+        victim.stdin.write(repr(requests).encode() + b"\n")
+        assert await victim.stdout.readline() == b"ready\n"
+        await server.until(lambda state: (state["listening"], state["spliced"]) == (40, 10))
+        for number in range(20):
+            await server.change(update(number, 20_000))
+            if number == 10:
+                victim.kill()
+        await victim.wait()
+        victim._transport.close()  # type: ignore[attr-defined]  # else it warns when it is collected
+        await server.until(lambda state: (state["subscribers"], state["streams"], state["spliced"]) == (0, 0, 0))
+        await server.until(lambda state: state["objects"] == base["objects"], is_deep=True)
+        await server.until(lambda _: server.fds() <= fds)
+        assert not server.errors()
+
+
+async def test_ten_thousand_come_and_go_and_nothing_of_them_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    """Listen streams that end in every way a client can end them, and legacy sessions with their streams."""
+    async with serve("uvicorn") as server:
+        await churn(server, 1_000, 20)
+        base, before, fds = await quiet(server), server.rss(), server.fds()
+        start = time.monotonic()
+        await churn(server, 10_000, 200)
+        seconds = time.monotonic() - start
+        after = await quiet(server)
+        growth = server.rss() - before
+        with capsys.disabled():
+            sys.stdout.write(
+                f"\n10,000 streams and 200 sessions came and went in {seconds:.1f} s; "
+                f"the server went from {before / 1e6:.1f} MB by {growth / 1e3:+.0f} kB\n"
+            )
+        assert after == base
+        assert server.fds() <= fds
+        assert growth < 4_000_000, "400 bytes for each that came"
+        assert not server.errors()
+
+
+async def quiet(server: Process) -> dict[str, Any]:
+    await server.until(lambda state: state["subscribers"] == state["streams"] == state["spliced"] == 0)
+    # The last connections close in their own time.
+    await server.until(lambda state: state["objects"]["RequestResponseCycle"] == 1, is_deep=True)
+    return await server.state(is_deep=True)
+
+
+async def churn(server: Process, streams: int, sessions: int) -> None:
+    reset = struct.pack("ii", 1, 0)
+
+    async def come_and_go(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        sent = listen_request(number, ALL | {"resourceSubscriptions": [f"board://{number}", "board://all/**"]})
+        way = number % 4
+        writer.write(sent if way else sent[: number % len(sent)])  # one in four is gone before it has asked
+        if way > 1:
+            await reader.readuntil(b"acknowledged")
+        if way > 2:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        writer.close()
+        if number % 500 == 0:
+            await server.change(update(number))
+
+    async def meet(number: int) -> None:
+        session_id = await open_session(server.port)
+        stream = await Stream.open(server.port, get_request(session_id))
+        if number % 2:
+            stream.close()
+        await close_session(server.port, session_id)
+        stream.close()
+
+    await many(streams, come_and_go)
+    await many(sessions, meet)
+
+
+# Stopping
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("how", HTTP)
+async def test_a_signal_ends_five_hundred_streams_gracefully(
+    how: How, number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serve(how) as server:
+        listening = await many(500, lambda number: listen(server.port, number))
+        legacy = await many(50, lambda _: open_legacy(server.port))
+        await server.change(update(1))
+        resting = [asyncio.ensure_future(stream.rest()) for stream in listening + legacy]
+        await server.until(lambda state: (state["listening"], state["spliced"]) == (500, 50))
+        server.send_signal(number)
+        seconds = await server.ended(within=PATIENCE)
+        rests = await asyncio.gather(*resting)
+    for request_id, (stream, events) in enumerate(zip(listening, rests, strict=False)):
+        told, result = events
+        assert told["method"] == "notifications/tools/list_changed"
+        assert result["id"] == request_id
+        assert result["result"]["_meta"]["io.modelcontextprotocol/subscriptionId"] == request_id
+        assert stream.is_terminated
+    for stream, events in zip(legacy, rests[500:], strict=True):
+        assert [event["method"] for event in events] == ["notifications/tools/list_changed"]
+        assert stream.is_terminated
+    with capsys.disabled():
+        sys.stdout.write(f"\n[{how}, {number.name}] gone with 550 streams after {seconds:.2f} s\n")
+    assert seconds < 2
+    assert not server.errors()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("how", HTTP)
+async def test_readers_that_do_not_read_cannot_keep_the_process(how: How, number: signal.Signals) -> None:
+    """With the default write deadline of 20 s."""
+    async with serve(how, Settings(policy={"journal_changes": 20})) as server:
+        streams = await many(5, lambda number: listen(server.port, number))
+        resting = [asyncio.ensure_future(stream.rest()) for stream in streams]
+        with sockets(await deafen(server, listening=10, sessions=5)):
+            server.send_signal(number)
+            assert await server.ended(within=PATIENCE) < 2
+            for request_id, events in enumerate(await asyncio.gather(*resting)):
+                assert events[-1]["id"] == request_id
+                assert "result" in events[-1]
+        assert not server.errors()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+async def test_a_signal_ends_a_listen_on_stdio_gracefully(number: signal.Signals) -> None:
+    async with serve("stdio") as server:
+        child = server.process
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(json.dumps(envelope("subscriptions/listen", "mine", {"notifications": ALL})).encode() + b"\n")
+        async with asyncio.timeout(PATIENCE):
+            acknowledged = json.loads(await child.stdout.readline())
+            assert acknowledged["method"] == "notifications/subscriptions/acknowledged"
+            server.send_signal(number)
+            seconds = await server.ended(within=PATIENCE)
+            rest = [json.loads(line) async for line in child.stdout]
+        (result,) = rest
+        assert result["id"] == "mine"
+        assert result["result"]["_meta"]["io.modelcontextprotocol/subscriptionId"] == "mine"
+        assert seconds < 2
+        assert not server.errors()
+
+
+# What the user's own code does to us, and must not do to the user
+
+
+@asynccontextmanager
+async def connect(
+    how: How, settings: Settings, mode: str, told: asyncio.Queue[Any]
+) -> AsyncIterator[tuple[Client, Any]]:
+    """A client of the SDK, and a function that waits for a line in the server's log."""
+
+    async def note(message: Any) -> None:
+        told.put_nowait(message)
+
+    if how == "stdio":
+        with TemporaryFile("w+") as log:
+            parameters = StdioServerParameters(
+                command=sys.executable, args=COMMANDS["stdio"], env=environment(settings), cwd=ROOT
+            )
+
+            async def read_log(pattern: str) -> None:
+                log.seek(0)
+                assert re.search(pattern, log.read())
+
+            async with Client(stdio_client(parameters, errlog=log), mode=mode, message_handler=note) as client:
+                yield client, read_log
+    else:
+        async with serve(how, settings) as server:
+            url = f"http://127.0.0.1:{server.port}/mcp"
+            async with Client(url, mode=mode, message_handler=note) as client:
+                yield client, server.logged
+
+
+@pytest.mark.filterwarnings("ignore:resources/subscribe is removed")
+@pytest.mark.parametrize("mode", ["legacy", MODERN])
+@pytest.mark.parametrize("how", ["uvicorn", "run", "stdio"])
+async def test_whatever_of_the_users_raises_no_request_and_no_tool_call_fails(how: How, mode: str) -> None:
+    """authorize, both hooks, a sink of the catalog and a callback of the hub: all of them raise."""
+    told: asyncio.Queue[Any] = asyncio.Queue()
+    async with connect(how, Settings(is_broken=True), mode, told) as (client, logged), AsyncExitStack() as stack:
+        if mode == "legacy":
+            await client.subscribe_resource(WATCHED)
+            with pytest.raises(MCPError, match="may not watch"):
+                await client.subscribe_resource("board://other")
+        else:
+            listening = client.listen(tools_list_changed=True, resource_subscriptions=[WATCHED, "board://other"])
+            subscription = await stack.enter_async_context(listening)
+            assert subscription.honored.resource_subscriptions == [WATCHED]
+        echoed = await client.call_tool("echo", {"text": "hello"})
+        assert echoed.content[0].text == "hello"  # type: ignore[union-attr]
+        changes = [update(1), {"do": "updated", "of": "resources", "key": WATCHED, "text": "etag"}]
+        changed = await client.call_tool("change", {"operations": changes})
+        assert not changed.is_error
+        async with asyncio.timeout(PATIENCE):
+            heard = {(await told.get()).method, (await told.get()).method}
+        assert heard == {"notifications/tools/list_changed", "notifications/resources/updated"}
+        assert [tool.description for tool in (await client.list_tools()).tools if tool.name == "echo"] == ["1 "]
+        for culprit in ("user's authorize", "user's hook", "sink of the catalog", "user's callback"):
+            await logged(f"RuntimeError: the {culprit} is broken|RuntimeError: a {culprit} is broken")
+
+
+@pytest.mark.parametrize("how", HTTP)
+async def test_a_list_handler_that_raises_fails_no_other_request_and_heals(how: How) -> None:
+    async with serve(how, Settings(is_lowlevel=True)) as server:
+        await server.change({"do": "fail", "of": "tools", "key": "", "text": "yes"})
+        called = json.loads(await ask(server, "tools/call", {"name": "echo", "arguments": {"text": "hello"}}))
+        assert called["result"]["content"][0]["text"] == "hello"
+        stream = await listen(server.port, 1)
+        session_id = await open_session(server.port)
+        legacy = await Stream.open(server.port, get_request(session_id))
+        assert legacy.status == 200
+        await server.change({"do": "add", "of": "tools", "key": "unseen"})
+        failed = json.loads(await ask(server, "tools/list", {}))
+        assert failed["error"]["code"] == -32603, "the user's own error is the user's own"
+        await server.logged("RuntimeError: the user's list handler is broken")
+        await server.change({"do": "fail", "of": "tools", "key": ""}, {"do": "add", "of": "tools", "key": "seen"})
+        for each in (stream, legacy):
+            async with asyncio.timeout(PATIENCE):
+                event = await each.event()
+            assert event is not None
+            assert event["method"] == "notifications/tools/list_changed"
+        listed = json.loads(await ask(server, "tools/list", {}))
+        assert {"seen", "unseen"} <= {tool["name"] for tool in listed["result"]["tools"]}
+
+
+async def ask(server: Process, method: str, params: dict[str, Any]) -> bytes:
+    """One modern request, answered as JSON or as the only event of a stream."""
+    async with asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        try:
+            writer.write(modern_request(method, 1, params).replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
+            answer = await reader.read()
+        finally:
+            writer.close()
+    return re.findall(rb"\{.*\}", answer)[-1]

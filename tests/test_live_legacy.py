@@ -1,0 +1,318 @@
+"""Legacy sessions: `resources/subscribe` and its end, streams that open late or again, announcements, the extension."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from tests.servers.ears import (
+    BOARD,
+    DEADLINE,
+    ENVIRONMENT,
+    KINDS,
+    LEGACY,
+    MARKER,
+    MODERN,
+    MUTED,
+    Ear,
+    LegacyWire,
+    listening,
+    open_ear,
+    serving,
+    serving_all,
+    stdio_server,
+)
+
+pytestmark = pytest.mark.anyio
+
+VERSION = "2025-11-25"
+IDLE = 0.5
+"""Seconds until the SDK ends a session of which no request is open: how the death of an HTTP client is noticed."""
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    with serving_all({kind: (kind, {"app": {"session_idle_timeout": IDLE}}) for kind in KINDS}) as urls:
+        yield urls
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def url(request: pytest.FixtureRequest, urls: dict[str, str]) -> str:
+    return urls[request.param]
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_subscribing_and_unsubscribing_answer_as_the_specification_says(
+    kind: str, transport: str, urls: dict[str, str]
+) -> None:
+    server = urls[kind] if transport == "http" else stdio_server(kind)
+    async with open_ear(server, VERSION) as ear:
+        for method in ("resources/subscribe", "resources/unsubscribe"):
+            with pytest.raises(MCPError) as missing:
+                await ear.request(method)
+            assert missing.value.error.code == -32602
+            for uri in ("board://sprint", "board://sprint", "board://nobody-knows-it", "board://glob/*"):
+                assert await ear.request(method, uri=uri) == {}
+        await ear.until_state(watched=[])
+
+        await listen_and_leave(ear)
+
+
+async def listen_and_leave(ear: Ear) -> None:
+    """Subscribed twice is told once, and what is unsubscribed is told no more."""
+    for uri in (MARKER, "board://sprint", "board://sprint", "board://glob/*", "board://tpl/{name}"):
+        await ear.subscribe(uri)
+    await ear.step("updated", "content updated board://sprint", uri="board://sprint")
+    await ear.step("updated", "content updated board://glob/x", uri="board://glob/x")
+    await ear.step("updated", "content updated board://tpl/x", uri="board://tpl/x")
+
+    await ear.unsubscribe("board://sprint")
+    await ear.step("updated", uri="board://sprint")
+    await ear.step("updated", "content updated board://glob/y", uri="board://glob/y")
+    for uri in ("board://glob/*", "board://tpl/{name}"):
+        await ear.unsubscribe(uri)
+    await ear.step("updated", uri="board://glob/z")
+    await ear.step("updated", uri="board://tpl/z")
+    await ear.until_state(watched=[MARKER], pending=0)
+
+
+async def test_a_pattern_that_cannot_be_understood_is_refused(url: str) -> None:
+    async with open_ear(url, VERSION) as ear:
+        with pytest.raises(MCPError) as refused:
+            await ear.subscribe("board://{unclosed")
+    assert refused.value.error.code == -32602
+    assert "board://{unclosed" in str(refused.value)
+
+
+async def test_only_the_subscribers_of_a_resource_are_told(url: str) -> None:
+    async with (
+        open_ear(url, "2025-06-18") as first,
+        open_ear(url, MUTED) as second,
+        open_ear(url, MODERN) as third,
+        listening(first, "board://a", "board://both"),
+        listening(second, "board://b", "board://both"),
+        listening(third, "board://c"),
+    ):
+        ears = (first, second, third)
+        for uri in ("board://a", "board://b", "board://c", "board://both", "board://nobody"):
+            await first.change("updated", uri=uri)
+        await first.mark()
+        for ear in ears:
+            await ear.until(lambda ear=ear: f"content updated {MARKER}" in ear.gists, "the marker")  # type: ignore[misc]
+
+        told = [[gist.removeprefix("content updated board://") for gist in ear.gists] for ear in ears]
+        assert told == [["a", "both", "marker"], ["b", "both", "marker"], ["c", "marker"]]
+
+
+async def test_one_change_reaches_clients_of_every_version_at_once(url: str) -> None:
+    async with AsyncExitStack() as stack:
+        ears = [await stack.enter_async_context(open_ear(url, version)) for version in (*LEGACY, MODERN)]
+        for ear in ears:
+            await stack.enter_async_context(listening(ear))
+        await ears[0].change("add", feature="prompts", key="all")
+        await ears[0].change("remove", feature="prompts", key="all")
+        await ears[0].mark()
+        for ear in ears:
+            await ear.until(lambda ear=ear: f"content updated {MARKER}" in ear.gists, "the marker")  # type: ignore[misc]
+            lists = [] if ear.version == MUTED else ["prompts added all", "prompts removed all"]
+            assert ear.gists == [*lists, f"content updated {MARKER}"]
+
+
+async def test_the_end_of_a_session_leaves_nothing_behind(url: str) -> None:
+    async with open_ear(url, MODERN) as witness:
+        async with open_ear(url, VERSION) as ear, listening(ear, "board://sprint", "board://glob/*"):
+            await ear.settle()
+            state = await witness.change("state")
+            assert (state["subscribers"], state["spliced"], state["streams"]) == (1, 1, 1)
+            assert state["watched"] == ["board://glob/*", MARKER, "board://sprint"]
+        await witness.until_state(subscribers=0, watched=[], streams=0, spliced=0, pending=0)
+
+
+CLIENT = """
+import asyncio, sys
+from tests.servers.ears import listening, open_ear
+
+async def main():
+    async with open_ear(sys.argv[1], sys.argv[2]) as ear, listening(ear, "board://sprint", "board://glob/*"):
+        await ear.settle()
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("version", [VERSION, MODERN])
+async def test_the_death_of_a_client_leaves_nothing_behind(url: str, version: str) -> None:
+    async with open_ear(url, MODERN) as witness:
+        await witness.until_state(subscribers=0)
+        command = [sys.executable, "-c", CLIENT, url, version]
+        async with await anyio.open_process(command, cwd=BOARD.parents[2], stderr=None) as client:
+            assert client.stdout is not None
+            with anyio.fail_after(DEADLINE):
+                assert (await client.stdout.receive()).startswith(b"ready")
+            state = await witness.change("state")
+            assert (state["subscribers"], state["streams"]) == (1, 1)
+            client.kill()
+        await witness.until_state(subscribers=0, watched=[], streams=0, spliced=0, pending=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_on_stdio_goes_with_its_client(kind: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, str(BOARD), kind, "stdio"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | ENVIRONMENT,
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(
+            '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},'
+            '"clientInfo":{"name":"x","version":"1"}}}\n{"jsonrpc":"2.0","method":"notifications/initialized"}\n'
+        )
+        process.stdin.flush()
+        assert '"id":1' in process.stdout.readline()
+        process.stdin.close()
+        assert process.wait(DEADLINE) == 0
+
+
+# Streams
+
+
+async def test_a_session_whose_stream_opens_late_is_told_when_it_opens(url: str, http: httpx2.AsyncClient) -> None:
+    async with open_ear(url, MODERN) as other:
+        session = LegacyWire(url, http)
+        await session.shake_hands()
+        await session.post("resources/subscribe", uri="board://sprint")
+        await other.change("add", feature="tools", key="late")
+        await other.change("add", feature="tools", key="later")
+        await other.change("updated", uri="board://sprint", metadata={"version": 1})
+        await other.change("updated", uri="board://sprint", metadata={"version": 2})
+
+        async with session.stream() as stream:
+            # One frame for each topic, with all that was missed of it.
+            assert (await stream.heard()).gist == "tools added late, tools added later"
+            updated = (await stream.message())["params"]
+            assert (updated["uri"], updated["metadata"]) == ("board://sprint", {"version": 2})
+            await other.change("remove", feature="tools", key="late")
+            assert (await stream.heard()).gist == "tools removed late"
+
+        await other.until_state(standing=0)
+        await other.change("remove", feature="tools", key="later")
+        async with session.stream() as stream:
+            assert (await stream.heard()).gist == "tools removed later"
+        await session.end()
+
+
+async def test_a_stream_that_reconnects_is_told_only_what_it_missed(url: str, http: httpx2.AsyncClient) -> None:
+    async with open_ear(url, MODERN) as other:
+        session = LegacyWire(url, http)
+        await session.shake_hands()
+        await session.post("resources/subscribe", uri=MARKER)
+        async with session.stream() as stream:
+            await other.change("add", feature="prompts", key="heard")
+            assert (await stream.heard()).gist == "prompts added heard"
+        await other.until_state(standing=0)
+        # Away, something comes and goes: what the session was last told is true again.
+        await other.change("add", feature="tools", key="passing")
+        await other.change("remove", feature="tools", key="passing")
+        await other.change("remove", feature="prompts", key="heard")
+        async with session.stream() as stream:
+            assert (await stream.heard()).gist == "prompts removed heard"
+            await other.change("updated", uri=MARKER)
+            assert (await stream.heard()).gist == f"content updated {MARKER}"
+        await session.end()
+
+
+async def test_a_change_between_the_handshake_and_the_first_stream_is_not_lost(
+    url: str, http: httpx2.AsyncClient
+) -> None:
+    async with open_ear(url, MODERN) as other:
+        session = LegacyWire(url, http)
+        info = {"name": "wire", "version": "1"}
+        await session.post("initialize", protocolVersion=VERSION, capabilities={}, clientInfo=info)
+        await other.change("add", feature="tools", key="between")
+        await session.post("notifications/initialized", None)
+        async with session.stream() as stream:
+            assert (await stream.heard()).gist == "tools added between"
+            await other.change("remove", feature="tools", key="between")
+            assert (await stream.heard()).gist == "tools removed between"
+        await session.end()
+
+
+# Announcements
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+async def test_with_announce_a_new_legacy_session_is_told_of_every_list_once(transport: str) -> None:
+    options: dict[str, Any] = {"policy": {"announce": True}}
+    with ExitStack() as stack:
+        server = stack.enter_context(serving("lowlevel", **options)) if transport == "http" else None
+        for version, kinds in [(VERSION, ["prompts", "resources", "tools"]), (MUTED, []), (MODERN, [])]:
+            async with open_ear(server or stdio_server("lowlevel", **options), version) as ear, listening(ear):
+                await ear.until(lambda ear=ear, kinds=kinds: len(ear.heard) >= len(kinds), "the lists")  # type: ignore[misc]
+                announced, ear.heard[:] = sorted(each.method for each in ear.heard), []
+                assert announced == [f"notifications/{kind}/list_changed" for kind in kinds]
+                for feature in ("tools", "prompts", "resources"):
+                    await ear.names(feature)
+                await ear.settle()
+
+
+# The extension
+
+
+@pytest.mark.parametrize(
+    ("transport", "version", "where"),
+    [("stdio", VERSION, "extensions"), ("http", VERSION, "experimental"), ("http", MODERN, "extensions")],
+)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_extension_brings_items_deltas_and_deletions(
+    kind: str, transport: str, version: str, where: str, urls: dict[str, str]
+) -> None:
+    server = urls[kind] if transport == "http" else stdio_server(kind)
+    gone = f"board://gone/{version}"
+    async with open_ear(server, version, extended=where) as ear, listening(ear, gone):
+        await check_extension(ear, gone)
+
+
+async def check_extension(ear: Ear, gone: str) -> None:
+    [added] = await ear.step("add", "tools added ext", feature="tools", key="ext")
+    items, _ = await ear.listed("tools")
+    assert added.change["item"] == next(item for item in items if item["name"] == "ext")
+
+    fields = {"description": "Another one."}
+    [updated] = await ear.step("update", "tools updated ext", feature="tools", key="ext", fields=fields)
+    assert updated.change["delta"] == fields
+    assert updated.change["before"] != updated.change["after"]
+    [removed] = await ear.step("remove", "tools removed ext", feature="tools", key="ext")
+    assert "item" not in removed.change
+
+    await ear.step("add", f"resources added {gone}", feature="resources", key=gone)
+    await ear.change("deleted", uri=gone)
+    await ear.until(lambda: len(ear.heard) == 2, "the deletion")
+    assert [(each.method, each.uri) for each in ear.heard if each.uri] == [("notifications/resources/deleted", gone)]
+    assert f"resources removed {gone}" in ear.gists

@@ -1,0 +1,280 @@
+"""The private parts of the SDK and of FastMCP that `tidings.seams` touches are where it looks for them.
+
+Each is shown by what it is for, on the real thing: a name that is still there but no longer used would pass a look at
+the name alone. And nothing else in Tidings touches a private part.
+"""
+
+from __future__ import annotations
+
+import ast
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastmcp import FastMCP
+from fastmcp.prompts import Prompt
+from fastmcp.resources import Resource, ResourceTemplate
+from fastmcp.server.auth.providers.jwt import StaticTokenVerifier
+from fastmcp.tools import Tool
+from mcp.client.client import Client
+from mcp.server import Server, ServerRequestContext
+from mcp.server.auth.provider import AccessToken
+from mcp.server.auth.settings import AuthSettings
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.prompts import Prompt as SDKPrompt
+from mcp.server.mcpserver.resources import TextResource
+from mcp.server.subscriptions import ServerEvent, ToolsListChanged
+from mcp_types import CallToolResult, ListToolsResult, TextContent
+from pydantic import AnyHttpUrl
+
+import tidings
+from tidings import seams
+
+SOURCE = Path(tidings.__file__).parent
+
+
+def hello() -> str:
+    return "hello"
+
+
+def detail(number: str) -> str:
+    return number
+
+
+# Watching
+
+
+def test_every_registry_of_an_mcpserver_is_watched_and_still_used() -> None:
+    server = MCPServer("seams")
+    woken: list[str] = []
+    seams.watch_mcpserver(server, woken.append)
+
+    server.add_tool(hello, name="t")
+    server.remove_tool("t")
+    server.add_prompt(SDKPrompt.from_function(hello, name="p"))
+    server.remove_prompt("p")
+    server.add_resource(TextResource(uri="a://r", name="r", text=""))
+    server.resource("a://t/{number}")(detail)
+
+    assert woken == ["tools", "tools", "prompts", "prompts", "resources", "resources"]
+
+
+@pytest.mark.anyio
+async def test_what_is_put_into_a_registry_of_an_mcpserver_is_listed() -> None:
+    source, target = MCPServer("source"), MCPServer("target")
+    source.add_tool(hello, name="t")
+    source.add_prompt(SDKPrompt.from_function(hello, name="p"))
+    source.add_resource(TextResource(uri="a://r", name="r", text=""))
+    source.resource("a://t/{number}")(detail)
+
+    registries = seams.registries_of(target)
+    assert registries.keys() == {"tools", "prompts", "resources", "templates"}
+    for name, items in seams.registries_of(source).items():
+        assert len(items) == 1
+        registries[name].update(items)
+
+    assert [each.name for each in await target.list_tools()] == ["t"]
+    assert [each.name for each in await target.list_prompts()] == ["p"]
+    assert [each.uri for each in await target.list_resources()] == ["a://r"]
+    assert [each.uri_template for each in await target.list_resource_templates()] == ["a://t/{number}"]
+
+
+def test_the_registry_of_a_fastmcp_is_watched_and_still_used() -> None:
+    server = FastMCP("seams")
+    woken: list[None] = []
+    seams.watch_fastmcp(server, lambda: woken.append(None))
+    added: list[Any] = [
+        Tool.from_function(hello, name="t"),
+        Prompt.from_function(hello, name="p"),
+        Resource.from_function(hello, uri="a://r"),
+        ResourceTemplate.from_function(detail, uri_template="a://t/{number}"),
+    ]
+    for component in added:
+        before = len(woken)
+        seams.add_to_fastmcp(server, component)
+        assert len(woken) == before + 1
+
+    assert [seams.fastmcp_registry(server)[each.key].key for each in added] == [each.key for each in added]
+
+    provider = server.local_provider
+    for remove, key in (
+        (provider.remove_tool, "t"),
+        (provider.remove_prompt, "p"),
+        (provider.remove_resource, "a://r"),
+        (provider.remove_template, "a://t/{number}"),
+    ):
+        before = len(woken)
+        remove(key)
+        assert len(woken) > before
+    assert not seams.fastmcp_registry(server)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda items: items.__setitem__("b", 2),
+        lambda items: items.__delitem__("a"),
+        lambda items: items.pop("a"),
+        lambda items: items.pop("missing", None),
+        lambda items: items.popitem(),
+        lambda items: items.clear(),
+        lambda items: items.update({"b": 2}),
+        lambda items: items.update(b=2),
+        lambda items: items.setdefault("b", 2),
+        lambda items: items.__ior__({"b": 2}),
+    ],
+)
+def test_a_watched_dict_tells_of_every_way_to_change_it(change: Any) -> None:
+    calls: list[None] = []
+    watched = seams.Watched({"a": 1}, lambda: calls.append(None))
+    plain = {"a": 1}
+
+    change(watched)
+    change(plain)
+
+    assert calls
+    assert watched == plain
+    assert not [name for name in vars(dict) if name in MUTATORS and name not in vars(seams.Watched)]
+
+
+MUTATORS = {"__setitem__", "__delitem__", "__ior__", "pop", "popitem", "clear", "update", "setdefault"}
+
+
+# Reaching through
+
+
+@pytest.mark.anyio
+async def test_ctx_notify_publishes_where_we_listen() -> None:
+    server = MCPServer("seams")
+    events: list[ServerEvent] = []
+    seams.bus_of(server).subscribe(events.append)
+
+    @server.tool()
+    async def notify(ctx: Context[Any, Any]) -> None:
+        await ctx.notify_tools_changed()
+
+    async with Client(server) as client:
+        await client.call_tool("notify", {})
+
+    assert events == [ToolsListChanged()]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_connection_has_a_state_and_a_stack_that_is_unwound_with_it(mode: str) -> None:
+    seen: list[Any] = []
+    ended: list[str] = []
+
+    async def list_tools(ctx: ServerRequestContext[Any, Any], params: Any) -> ListToolsResult:
+        return ListToolsResult(tools=[])
+
+    async def call_tool(ctx: ServerRequestContext[Any, Any], params: Any) -> CallToolResult:
+        connection = seams.connection_of(ctx.session)
+        seen.append((connection.session_id, connection.state.setdefault("calls", [])))
+        connection.state["calls"].append(params.name)
+        if len(connection.state["calls"]) == 1:
+            connection.exit_stack.callback(ended.append, params.name)
+        return CallToolResult(content=[TextContent(type="text", text="")])
+
+    server: Server[Any] = Server("seams", on_list_tools=list_tools, on_call_tool=call_tool)
+    async with Client(server, mode=mode) as client:
+        await client.call_tool("first", {})
+        await client.call_tool("second", {})
+        assert ended == ([] if mode == "legacy" else ["first", "second"])
+
+    # A legacy connection lasts from request to request, a modern one for one of them.
+    assert seen[-1] == (None, ["first", "second"] if mode == "legacy" else ["second"])
+    assert ended == (["first"] if mode == "legacy" else ["first", "second"])
+
+
+def test_the_low_level_server_is_the_one_that_answers() -> None:
+    for server in (MCPServer("seams"), FastMCP("seams")):
+        lowlevel = seams.lowlevel_of(server)
+        assert isinstance(lowlevel, Server)
+        assert lowlevel.get_request_handler("tools/list") is not None
+        assert isinstance(lowlevel.middleware, list)
+        assert isinstance(lowlevel.extensions, dict)
+
+
+@pytest.mark.anyio
+async def test_a_running_session_manager_knows_what_the_lifespan_gave() -> None:
+    server: Server[Any] = Server("seams")
+    server.streamable_http_app()
+    assert seams.lifespan_state_of(server.session_manager) is None
+    async with server.session_manager.run():
+        assert seams.lifespan_state_of(server.session_manager) == {}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("auth", [None, StaticTokenVerifier({"t": {"client_id": "c"}})])
+async def test_the_endpoint_of_a_fastmcp_app_is_found_behind_its_authentication(auth: Any) -> None:
+    app = FastMCP("seams", auth=auth).http_app()
+    endpoint = seams.fastmcp_endpoint(app)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(app.router.lifespan_context(app))
+        assert callable(endpoint.session_manager.asgi_app)
+        assert endpoint.session_manager.max_request_body_size > 0
+        assert seams.lifespan_state_of(endpoint.session_manager) is not None
+
+
+def test_an_app_without_such_an_endpoint_is_said_to_have_none() -> None:
+    with pytest.raises(LookupError, match="no streamable HTTP endpoint"):
+        seams.fastmcp_endpoint(FastMCP("seams").http_app(transport="sse"))
+
+
+def test_an_mcpserver_can_be_made_to_want_a_token() -> None:
+    class Verifier:
+        async def verify_token(self, token: str) -> AccessToken | None:
+            return None
+
+    server = MCPServer("seams")
+    settings = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
+    seams.set_auth(server, settings, Verifier())
+
+    [route] = [each for each in server.streamable_http_app().routes if getattr(each, "path", "") == "/mcp"]
+    assert type(getattr(route, "endpoint", None)).__name__ == "RequireAuthMiddleware"
+
+
+# Nowhere else
+
+
+def is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def own_names(tree: ast.Module) -> set[str]:
+    """What a module itself defines or keeps on its objects."""
+    functions = {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return functions | {each.attr for each in ast.walk(tree) if isinstance(each, ast.Attribute) and is_self(each.value)}
+
+
+def private_names(tree: ast.Module) -> dict[str, int]:
+    """The `_name`s that a module reaches for on something other than itself, each with a line."""
+    return {
+        each.attr: each.lineno
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Attribute)
+        and each.attr.startswith("_")
+        and not each.attr.startswith("__")
+        and not is_self(each.value)
+    }
+
+
+PUBLIC = {"_asdict", "_replace", "_exit"}
+"""Of named tuples and of os: they only look private."""
+
+
+def test_no_other_module_reaches_for_a_private_part() -> None:
+    modules = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
+    ours = PUBLIC.union(*map(own_names, modules.values()))
+
+    found = [
+        f"{path.relative_to(SOURCE)}:{line}: {name}"
+        for path, tree in modules.items()
+        if path.name != "seams.py"
+        for name, line in private_names(tree).items()
+        if name not in ours
+    ]
+
+    assert not found, "put it into seams.py, with a test here:\n" + "\n".join(found)

@@ -1,0 +1,505 @@
+"""Each validator accepts a good history and catches a bad one: who judges the core must be judged first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tidings import BUSY, Catalog, Feature, Filter, Hub, LimitReached, Notification, Operation, Policy, Topic, Version
+from tidings.frames import Shape, write
+from tidings.testing import (
+    PROMISES,
+    Acknowledged,
+    Changed,
+    Closed,
+    Event,
+    Held,
+    History,
+    Muted,
+    PromiseBroken,
+    Recorder,
+    Subscribed,
+    Told,
+    Unmuted,
+    Unsubscribed,
+    check_all,
+)
+
+TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
+EMPTY, ONE, TWO, THREE = Version(0, "empty"), Version(1, "one"), Version(2, "two"), Version(3, "three")
+ONE_AGAIN = Version(4, "one")
+ADDED, REMOVED, UPDATED, DELETED = Operation.ADDED, Operation.REMOVED, Operation.UPDATED, Operation.DELETED
+
+
+def changed(topic: Topic, *versions: Version) -> list[Event]:
+    return [Changed(topic, version) for version in versions]
+
+
+def listed(version: Version, previous: Version, key: str, before: str | None, after: str | None) -> Changed:
+    """A change of the tools, with all that is known inside a process."""
+    done = ADDED if before is None else REMOVED if after is None else UPDATED
+    return Changed(TOOLS, version, previous, done, key, before, after)
+
+
+def told(version: Version | None, topic: Topic = TOOLS, *changes: tuple[Operation, str]) -> Told:
+    return Told("s", topic, version, changes or None)
+
+
+def gone(version: Version, uri: str) -> Told:
+    return told(version, uri, (DELETED, uri))
+
+
+def subscribed(*topics: Topic, **options: object) -> Subscribed:
+    return replace(Subscribed("s", topics), **options)  # type: ignore[arg-type]
+
+
+START = Changed(TOOLS, EMPTY)
+ADDS = Filter(["added"])
+NAMED_P = Filter(names=["p*"])
+
+GOOD: dict[str, list[Event]] = {
+    "nothing": [],
+    "told at once": [START, subscribed(TOOLS), *changed(TOOLS, ONE), told(ONE), *changed(TOOLS, TWO), told(TWO)],
+    "told together": [START, subscribed(TOOLS), *changed(TOOLS, ONE, TWO), told(TWO)],
+    "told before the test saw the change": [START, subscribed(TOOLS), told(ONE), *changed(TOOLS, ONE)],
+    "told while asking": [subscribed(TOOLS), *changed(TOOLS, ONE), told(ONE), Acknowledged("s")],
+    "granted after the change": [START, subscribed(TOOLS), *changed(TOOLS, ONE), Acknowledged("s")],
+    "told before the end was answered": [
+        START,
+        subscribed(TOOLS),
+        *changed(TOOLS, ONE),
+        told(ONE),
+        Unsubscribed("s", (TOOLS,)),
+        *changed(TOOLS, TWO),
+    ],
+    "knew it when it came": [*changed(TOOLS, ONE), subscribed(TOOLS)],
+    "as it was when it came": [*changed(TOOLS, ONE), subscribed(TOOLS), *changed(TOOLS, TWO, ONE_AGAIN)],
+    "as it was before the first change": [
+        subscribed(TOOLS),
+        listed(ONE, EMPTY, "p", None, "1"),
+        listed(Version(2, "empty"), ONE, "p", "1", None),
+    ],
+    "as it was told": [subscribed(TOOLS), *changed(TOOLS, ONE), told(ONE), *changed(TOOLS, TWO, ONE_AGAIN)],
+    "another one, and the first again": [
+        subscribed(TOOLS),
+        *changed(TOOLS, ONE, TWO, ONE_AGAIN),
+        told(ONE),
+        told(TWO),
+        told(ONE_AGAIN),
+    ],
+    "back after it was away": [
+        subscribed(TOOLS),
+        *changed(TOOLS, ONE),
+        told(ONE),
+        Unsubscribed("s"),
+        *changed(TOOLS, TWO),
+        subscribed(TOOLS),
+        *changed(TOOLS, ONE_AGAIN),
+        told(ONE_AGAIN),
+    ],
+    "told anew, as its cursor asks": [
+        *changed(TOOLS, ONE, TWO),
+        subscribed(TOOLS, told={TOOLS: ONE}),
+        told(TWO),
+        Unsubscribed("s"),
+        subscribed(TOOLS, told={TOOLS: ONE}),
+        told(TWO),
+    ],
+    "came with the newest": [*changed(TOOLS, ONE, TWO), subscribed(TOOLS, told={TOOLS: TWO})],
+    "came from another life": [*changed(TOOLS, ONE), subscribed(TOOLS, told={TOOLS: Version(9, "alien")}), told(ONE)],
+    "a cursor for what it does not watch": [
+        *changed(TOOLS, ONE),
+        subscribed(PROMPTS, told={TOOLS: ONE}),
+        subscribed(TOOLS, told={TOOLS: EMPTY}),
+        told(ONE),
+    ],
+    "muted": [START, subscribed(TOOLS), Muted("s"), *changed(TOOLS, ONE)],
+    "muted for a topic": [
+        subscribed(TOOLS, PROMPTS),
+        Muted("s", (TOOLS,)),
+        *changed(TOOLS, ONE),
+        *changed(PROMPTS, TWO),
+        told(TWO, PROMPTS),
+    ],
+    "muted for a while": [subscribed(TOOLS), Muted("s"), *changed(TOOLS, ONE), Unmuted("s"), told(ONE)],
+    "closed": [subscribed(TOOLS), Closed("s"), *changed(TOOLS, ONE)],
+    "a wire without versions": [subscribed(TOOLS), *changed(TOOLS, ONE), told(None), *changed(TOOLS, TWO), told(None)],
+    "a glob": [subscribed("a://*/1"), *changed("a://p/1", ONE), told(ONE, "a://p/1"), *changed("a://p/q/1", TWO)],
+    "a glob for all": [subscribed("a://**"), *changed("a://p/1", ONE), told(ONE, "a://p/1")],
+    "a glob for no folder": [subscribed("a://p/**/1"), *changed("a://p/1", ONE), told(ONE, "a://p/1")],
+    "a template": [subscribed("a://{p}/1"), *changed("a://p/1", ONE), told(ONE, "a://p/1"), *changed("a://q/1", TWO)],
+    "a folder": [subscribed("a://p"), *changed("a://p/1", ONE), told(ONE, "a://p/1"), *changed("a://pq", TWO)],
+    "a folder with a slash": [subscribed("a://p/"), *changed("a://p/1", ONE), told(ONE, "a://p/1")],
+    "no root is a folder": [subscribed("a://", "a:"), *changed("a://p/1", ONE)],
+    "no folders": [subscribed("a://p", subresources=False), *changed("a://p/1", ONE)],
+    "a resource that went": [subscribed("a://p"), *changed("a://p", ONE), gone(ONE, "a://p"), *changed("a://p", TWO)],
+    "one that went and came back": [
+        subscribed("a://p"),
+        *changed("a://p", ONE),
+        gone(ONE, "a://p"),
+        subscribed("a://p"),
+        *changed("a://p", TWO),
+        told(TWO, "a://p"),
+    ],
+    "asked again before it heard that it went": [
+        subscribed("a://p"),
+        *changed("a://p", ONE),
+        subscribed("a://p"),
+        gone(ONE, "a://p"),
+        *changed("a://p", TWO),
+        told(TWO, "a://p"),
+    ],
+    "filtered by operation": [
+        subscribed(TOOLS, filter=ADDS),
+        listed(ONE, EMPTY, "p", None, "1"),
+        told(ONE, TOOLS, (ADDED, "p")),
+        listed(TWO, ONE, "p", "1", "2"),
+        listed(THREE, TWO, "p", "2", None),
+    ],
+    "filtered by name": [
+        subscribed(TOOLS, filter=NAMED_P),
+        listed(ONE, EMPTY, "q", None, "1"),
+        listed(TWO, ONE, "p", None, "1"),
+        listed(THREE, TWO, "p", "1", None),
+    ],
+    "added and changed, seen at once": [
+        subscribed(TOOLS, filter=Filter(["updated"])),
+        listed(ONE, EMPTY, "p", None, "1"),
+        listed(TWO, ONE, "p", "1", "2"),
+    ],
+    "a filter, and a journal that forgot": [
+        subscribed(TOOLS, filter=ADDS),
+        listed(ONE, EMPTY, "p", "1", "2"),
+        replace(told(ONE), changes=(), is_complete=False),
+    ],
+    "a full mailbox": [
+        subscribed(TOOLS, "a://**"),
+        *changed(TOOLS, ONE),
+        *changed("a://1", TWO),
+        Held("s", 2, 2),
+        told(ONE),
+        told(TWO, "a://1"),
+        Held("s", 0, 2),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_history_is_accepted(name: str) -> None:
+    check_all(History(GOOD[name]))
+
+
+BAD: dict[str, tuple[str, Topic | None, list[Event]]] = {
+    "told without asking": ("Filtered", TOOLS, [*changed(TOOLS, ONE), told(ONE)]),
+    "told of something else": ("Filtered", PROMPTS, [subscribed(TOOLS), told(ONE, PROMPTS)]),
+    "told after the end": ("Filtered", TOOLS, [subscribed(TOOLS), Unsubscribed("s", (TOOLS,)), told(ONE)]),
+    "told after the end of all": ("Filtered", TOOLS, [subscribed(TOOLS), Unsubscribed("s"), told(ONE)]),
+    "told when closed": ("Filtered", TOOLS, [subscribed(TOOLS), Closed("s"), told(ONE)]),
+    "told when muted": ("Filtered", TOOLS, [subscribed(TOOLS), Muted("s"), told(ONE)]),
+    "told when muted for it": ("Filtered", TOOLS, [subscribed(TOOLS), Muted("s", (TOOLS,)), told(ONE)]),
+    "a glob goes too far": ("Filtered", "a://p/1", [subscribed("a://*"), told(ONE, "a://p/1")]),
+    "a glob starts elsewhere": ("Filtered", "b://p", [subscribed("a://**"), told(ONE, "b://p")]),
+    "a template goes too far": ("Filtered", "b://p", [subscribed("a://{p}"), told(ONE, "b://p")]),
+    "no folder": ("Filtered", "a://pq", [subscribed("a://p"), told(ONE, "a://pq")]),
+    "folders are off": ("Filtered", "a://p/1", [subscribed("a://p", subresources=False), told(ONE, "a://p/1")]),
+    "told after it went": (
+        "Filtered",
+        "a://p",
+        [subscribed("a://p"), *changed("a://p", ONE), gone(ONE, "a://p"), *changed("a://p", TWO), told(TWO, "a://p")],
+    ),
+    "the wrong operation": ("Filtered", TOOLS, [subscribed(TOOLS, filter=ADDS), told(ONE, TOOLS, (REMOVED, "p"))]),
+    "the wrong name": ("Filtered", TOOLS, [subscribed(TOOLS, filter=NAMED_P), told(ONE, TOOLS, (ADDED, "q"))]),
+    "one of them wrong": (
+        "Filtered",
+        TOOLS,
+        [subscribed(TOOLS, filter=NAMED_P), told(ONE, TOOLS, (ADDED, "p"), (ADDED, "q"))],
+    ),
+    "nothing passes": ("Filtered", TOOLS, [subscribed(TOOLS, filter=ADDS), replace(told(ONE), changes=())]),
+    "backwards": ("Ordered", TOOLS, [subscribed(TOOLS), told(TWO), told(ONE)]),
+    "backwards after an absence": (
+        "Ordered",
+        TOOLS,
+        [subscribed(TOOLS), told(TWO), Unsubscribed("s"), subscribed(TOOLS), told(ONE)],
+    ),
+    "behind the cursor it came with": (
+        "Ordered",
+        TOOLS,
+        [*changed(TOOLS, ONE, TWO), subscribed(TOOLS, told={TOOLS: TWO}), told(ONE)],
+    ),
+    "twice": ("Unique", TOOLS, [subscribed(TOOLS), told(ONE), told(ONE)]),
+    "twice, under another revision": ("Unique", TOOLS, [subscribed(TOOLS), told(ONE), told(ONE_AGAIN)]),
+    "told what it came with": ("Unique", TOOLS, [subscribed(TOOLS, told={TOOLS: ONE}), told(ONE)]),
+    "twice, after an absence": (
+        "Unique",
+        TOOLS,
+        [subscribed(TOOLS), told(ONE), Unsubscribed("s"), subscribed(TOOLS), told(ONE)],
+    ),
+    "never told": ("Reliable", TOOLS, [START, subscribed(TOOLS), *changed(TOOLS, ONE)]),
+    "the last one lost": ("Reliable", TOOLS, [subscribed(TOOLS), *changed(TOOLS, ONE, TWO), told(ONE)]),
+    "lost through a glob": ("Reliable", "a://p/1", [subscribed("a://**"), *changed("a://p/1", ONE)]),
+    "lost through a folder": ("Reliable", "a://p/1", [subscribed("a://p"), *changed("a://p/1", ONE)]),
+    "lost after it was granted": (
+        "Reliable",
+        TOOLS,
+        [START, subscribed(TOOLS), *changed(TOOLS, ONE), Acknowledged("s"), *changed(TOOLS, TWO)],
+    ),
+    "lost after a mute": (
+        "Reliable",
+        TOOLS,
+        [subscribed(TOOLS), Muted("s"), *changed(TOOLS, ONE), Unmuted("s")],
+    ),
+    "not what the cursor was": ("Reliable", TOOLS, [*changed(TOOLS, ONE, TWO), subscribed(TOOLS, told={TOOLS: ONE})]),
+    "knew nothing": ("Reliable", TOOLS, [*changed(TOOLS, ONE), subscribed(TOOLS, told={TOOLS: None})]),
+    "another life, whatever the filter": (
+        "Reliable",
+        TOOLS,
+        [listed(ONE, EMPTY, "q", None, "1"), subscribed(TOOLS, filter=NAMED_P, told={TOOLS: Version(1, "alien")})],
+    ),
+    "a wire without versions, too early": (
+        "Reliable",
+        TOOLS,
+        [subscribed(TOOLS), *changed(TOOLS, ONE), told(None), *changed(TOOLS, TWO)],
+    ),
+    "passes the filter": (
+        "Reliable",
+        TOOLS,
+        [START, subscribed(TOOLS, filter=NAMED_P), listed(ONE, EMPTY, "p", None, "1")],
+    ),
+    "passes the filter, then something else": (
+        "Reliable",
+        TOOLS,
+        [
+            START,
+            subscribed(TOOLS, filter=NAMED_P),
+            listed(ONE, EMPTY, "p", None, "1"),
+            listed(TWO, ONE, "q", None, "1"),
+        ],
+    ),
+    "passes the filter, there and back and there": (
+        "Reliable",
+        TOOLS,
+        [
+            START,
+            subscribed(TOOLS, filter=NAMED_P),
+            listed(ONE, EMPTY, "p", None, "1"),
+            listed(TWO, ONE, "p", "1", "2"),
+            listed(Version(3, "one"), TWO, "p", "2", "1"),
+        ],
+    ),
+    "more than it watches": ("Bounded", None, [subscribed(TOOLS), *changed(TOOLS, ONE, TWO), Held("s", 2)]),
+    "more than is allowed": (
+        "Bounded",
+        None,
+        [subscribed("a://**"), *changed("a://1", ONE), *changed("a://2", TWO), Held("s", 2, 1)],
+    ),
+    "something for the closed": ("Bounded", None, [subscribed(TOOLS), *changed(TOOLS, ONE), Closed("s"), Held("s", 1)]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_history_is_caught(name: str) -> None:
+    promise, topic, events = BAD[name]
+    with pytest.raises(PromiseBroken) as caught:
+        PROMISES[promise](History(events))
+    assert (caught.value.promise, caught.value.subscriber, caught.value.topic) == (promise, "s", topic)
+    assert caught.value.events
+    assert all(events[index] is event for index, event in caught.value.events)
+    assert str(caught.value).startswith(f"{promise}: s")
+
+
+def test_a_failure_is_an_assertion_that_shows_the_end_of_a_long_history() -> None:
+    versions = [Version(number, str(number)) for number in range(1, 1000)]
+    events = [subscribed(TOOLS), *changed(TOOLS, *versions), told(versions[-1]), told(versions[-1])]
+    with pytest.raises(AssertionError) as caught:
+        check_all(History(events))
+    assert len(str(caught.value).splitlines()) < 30
+    assert "Told" in str(caught.value).splitlines()[-1]
+
+
+# From the wire
+
+
+def notifications() -> list[Notification]:
+    """One for each form that a notification has."""
+    catalog = Catalog()
+    found: list[Notification] = []
+    Hub(catalog).subscribe(found.append, "tools", "resources", uris=["a://**"])
+    catalog.tools.add({"name": "p"})
+    with catalog.batch():
+        catalog.tools.add({"name": "q"})
+        catalog.tools.remove("p")
+    catalog.resources.updated("a://p", author="q")
+    catalog.resources.deleted("a://p")
+    found.append(Notification(TOOLS, THREE, (), since=-1, complete=False))
+    return found
+
+
+@pytest.mark.parametrize("is_extended", [False, True])
+@pytest.mark.parametrize("detail", ["full", "summary"])
+def test_what_is_on_the_wire_is_read(detail: str, is_extended: bool) -> None:
+    shape = Shape(detail=detail, is_extended=is_extended)  # type: ignore[arg-type]
+    for notification in notifications():
+        read = Told.from_message("s", json.loads(write(notification, shape)))
+        changes = tuple((change.operation, change.key) for change in notification.changes)
+        assert read == Told("s", notification.topic, notification.version, changes, notification.complete)
+
+
+def test_what_is_not_on_the_wire_stays_unknown() -> None:
+    for notification in notifications():
+        read = Told.from_message("s", json.loads(write(notification, Shape(detail="none"))))
+        assert read == Told("s", notification.topic, None, None)
+    assert Told.from_message("s", {"method": "notifications/message", "params": {"level": "info"}}) is None
+    assert Told.from_message("s", {"id": 1, "result": {}}) is None
+    assert Told.from_message("s", {"method": "notifications/tools/list_changed"}) == Told("s", TOOLS)
+
+
+# From inside
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def recorded(policy: Policy | None = None) -> tuple[Clock, Catalog, Hub, Recorder]:
+    clock = Clock()
+    catalog = Catalog(policy, clock=clock)
+    hub = Hub(catalog, clock=clock)
+    return clock, catalog, hub, Recorder(hub)
+
+
+def of(history: History, *kinds: type[Event]) -> list[Event]:
+    return [event for event in history if isinstance(event, kinds)]
+
+
+def test_a_recorder_writes_down_all_that_happens() -> None:
+    clock, catalog, hub, recorder = recorded()
+    muted: set[Topic] = set()
+    subscriber = hub.open(lambda _: BUSY, label="x", is_muted=muted.__contains__)
+    subscriber.subscribe("tools", uris=["a://p"])
+    name = recorder.name(subscriber)
+    assert name.startswith("x")
+    catalog.tools.add({"name": "p"})
+    first = catalog.version(TOOLS)
+    catalog.tools.add({"name": "q"})
+    muted.add(TOOLS)
+    recorder.look()
+    muted.clear()
+    hub.wake(subscriber)
+    hub.subscribe(subscriber, "prompts", ttl=1.0, told={TOOLS: first})
+    subscriber.unsubscribe(uris=["a://p"])
+    clock.now = 2.0
+    hub.tick()
+    recorder.look()
+    subscriber.close()
+    subscriber.close()
+    check_all(recorder.history)
+    start, one, two = catalog.tools.version, *(event for event in of(recorder.history, Changed)[3:])
+    assert isinstance(one, Changed)
+    assert isinstance(two, Changed)
+    assert two.version == start
+    assert of(recorder.history, Subscribed, Unsubscribed, Told, Muted, Unmuted, Closed) == [
+        Subscribed(name, (TOOLS, "a://p")),
+        Told(name, TOOLS, first, ((ADDED, "p"),)),
+        Muted(name, (TOOLS,)),
+        Unmuted(name, (TOOLS,)),
+        Told(name, TOOLS, two.version, ((ADDED, "q"),)),
+        Subscribed(name, (PROMPTS,), {TOOLS: first}),
+        Unsubscribed(name, ("a://p",)),
+        Unsubscribed(name, (PROMPTS,)),
+        Closed(name, "unsubscribed"),
+    ]
+    assert of(recorder.history, Held) == [Held(name, 1, 10_000), Held(name, 1, 10_000)]
+
+
+def test_a_recorder_knows_who_and_what_was_there_before() -> None:
+    catalog = Catalog()
+    hub = Hub(catalog)
+    catalog.tools.add({"name": "p"})
+    catalog.resources.updated("a://p")
+    found: list[Notification] = []
+    hub.subscribe(found.append, "tools", uris=["a://p"])
+    recorder = Recorder(hub, History())
+    catalog.tools.add({"name": "q"})
+    recorder.look()
+    check_all(recorder.history)
+    assert [type(event) for event in recorder.history] == [Changed] * 4 + [Subscribed, Changed, Told, Held]
+
+
+def test_recording_changes_nothing_for_a_callback() -> None:
+    _, catalog, hub, recorder = recorded()
+    found: list[Notification] = []
+    subscriber = hub.subscribe(found.append, "tools")
+    assert hub.subscribe(found.append, "prompts") is subscriber
+    catalog.tools.add({"name": "p"})
+    hub.unsubscribe(found.append, "tools")
+    catalog.tools.add({"name": "q"})
+    hub.unsubscribe(found.append)
+    assert len(found) == 1
+    assert len(hub) == 0
+    hub.unsubscribe(found.append)
+    hub.close(found.append)
+    recorder.look()
+    check_all(recorder.history)
+    assert len(of(recorder.history, Closed)) == 1
+
+
+def test_a_recorder_does_not_keep_the_owner_of_a_method_alive() -> None:
+    class Owner:
+        def deliver(self, _: Notification) -> None: ...
+
+    _, catalog, hub, recorder = recorded()
+    owner = Owner()
+    hub.subscribe(owner.deliver, "tools")
+    del owner
+    catalog.tools.add({"name": "p"})
+    assert len(hub) == 0
+    assert of(recorder.history, Told) == []
+    assert len(of(recorder.history, Closed)) == 1
+    check_all(recorder.history)
+
+
+def test_what_was_refused_is_not_taken_as_subscribed() -> None:
+    _, catalog, hub, recorder = recorded(Policy(max_uris=1))
+    subscriber = hub.open(lambda _: None)
+    subscriber.subscribe(uris=["a://p"])
+    with pytest.raises(LimitReached):
+        subscriber.subscribe("tools", uris=["a://q"])
+    with pytest.raises(LimitReached):
+        hub.subscribe(print, uris=["a://p", "a://q"])
+    catalog.tools.add({"name": "p"})
+    catalog.resources.updated("a://q")
+    recorder.look()
+    check_all(recorder.history)
+
+
+def test_a_guard_that_fails_counts_as_muted() -> None:
+    def fail(_: Topic) -> bool:
+        raise RuntimeError
+
+    _, catalog, hub, recorder = recorded()
+    hub.open(lambda _: None, is_muted=fail).subscribe("tools")
+    catalog.tools.add({"name": "p"})
+    recorder.look()
+    check_all(recorder.history)
+
+
+@pytest.mark.parametrize("check", PROMISES.values(), ids=PROMISES)
+def test_a_recorder_shows_each_promise_kept(check: Callable[[History], None]) -> None:
+    clock, catalog, hub, recorder = recorded()
+    paced = hub.open(lambda _: None, policy=Policy(quiet_gap=1.0), filter=Filter(["added"]))
+    paced.subscribe("tools", uris=["a://*"])
+    for name in "pq":
+        catalog.tools.add({"name": name})
+        catalog.resources.updated(f"a://{name}")
+        recorder.look()
+    clock.now = 3.0
+    hub.tick()
+    recorder.look()
+    assert len(of(recorder.history, Told)) == 3
+    check(recorder.history)

@@ -1,0 +1,384 @@
+"""A folder is what the server lists: a real file system, a real server, a real client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mcp.client.client import Client
+
+from tidings.live import Live
+from tidings.sources.workspace.workspace import ERRORS, Workspace
+
+Told = tuple[str, dict[str, Any]]
+
+MARKER = "workspace:///marker.txt"
+
+
+def mark(root: Path, number: int) -> None:
+    """Change the marker in one step, so that it is told once."""
+    temporary = root / "resources" / ".marker"
+    temporary.write_text(str(number))
+    temporary.replace(root / "resources" / "marker.txt")
+
+
+class Watcher:
+    """A client that watches everything, and a folder that it watches."""
+
+    def __init__(self, root: Path, client: Client, told: asyncio.Queue[Told], workspace: Workspace) -> None:
+        self.root = root
+        self.client = client
+        self.workspace = workspace
+        self._told = told
+        self._marks = 0
+
+    async def settle(self) -> list[tuple[str, str, str]]:
+        """What was told until now, as (method, operation, key).
+
+        A marker's own notification ends it, and a second marker's: the first one may be told together with other
+        changes, in any order, but what comes after it is told after all of those.
+        """
+        heard: list[tuple[str, str, str]] = []
+        async with asyncio.timeout(20):
+            for _ in range(2):
+                self._marks += 1
+                mark(self.root, self._marks)
+                while True:
+                    method, change = await self._told.get()
+                    if change.get("uri") == MARKER:
+                        break
+                    changes = change.get("changes", [change])
+                    heard += [(method, each["operation"], each.get("name", each.get("uri"))) for each in changes]
+        return heard
+
+    async def tools(self) -> dict[str, str]:
+        listed = await self.client.list_tools(cache_mode="bypass")
+        return {tool.name: tool.description or "" for tool in listed.tools}
+
+    async def prompts(self) -> dict[str, str]:
+        listed = await self.client.list_prompts(cache_mode="bypass")
+        return {prompt.name: prompt.description or "" for prompt in listed.prompts}
+
+    async def resources(self) -> set[str]:
+        listed = await self.client.list_resources(cache_mode="bypass")
+        return {resource.uri for resource in listed.resources} - {ERRORS, MARKER}
+
+    async def errors(self) -> str:
+        read = await self.client.read_resource(ERRORS, cache_mode="bypass")
+        return str(getattr(read.contents[0], "text", ""))
+
+
+@asynccontextmanager
+async def watching(root: Path) -> AsyncIterator[Watcher]:
+    for folder in ("tools", "resources", "prompts"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    mark(root, 0)
+    workspace = Workspace(root)
+    live = Live(workspace, policy=workspace.settings.policy)
+    server = uvicorn.Server(uvicorn.Config(live.http_app(), port=0, log_level="error"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110  # uvicorn has no event for it
+        await asyncio.sleep(0)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    told: asyncio.Queue[Told] = asyncio.Queue()
+
+    async def on_message(message: Any) -> None:
+        if not isinstance(message, Exception):
+            told.put_nowait((message.method, (message.params.meta or {})["dev.tidings/change"]))
+
+    try:
+        async with (
+            Client(f"http://127.0.0.1:{port}/mcp", mode="2026-07-28", message_handler=on_message) as client,
+            client.listen(
+                tools_list_changed=True,
+                prompts_list_changed=True,
+                resources_list_changed=True,
+                resource_subscriptions=["workspace:///**", ERRORS],
+            ),
+        ):
+            watcher = Watcher(root, client, told, workspace)
+            await watcher.settle()  # the watcher of files is at work
+            yield watcher
+    finally:
+        server.should_exit = True
+        live.stop()
+        await serving
+
+
+def run(root: Path, scenario: Callable[[Watcher], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with watching(root) as watcher:
+            await scenario(watcher)
+
+    asyncio.run(main())
+
+
+def script(path: Path, description: str, body: str = "echo ok") -> None:
+    path.write_text(f"#!/bin/sh\n# @describe {description}\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+TOOLS = "notifications/tools/list_changed"
+RESOURCES = "notifications/resources/list_changed"
+UPDATED = "notifications/resources/updated"
+
+
+def test_a_script_is_a_tool_from_the_moment_it_is_there(tmp_path: Path) -> None:
+    async def scenario(watcher: Watcher) -> None:
+        temporary = tmp_path / "deploy.sh"
+        script(temporary, "Deploy the site")
+        temporary.rename(tmp_path / "tools" / "deploy.sh")
+        assert await watcher.settle() == [(TOOLS, "added", "deploy")]
+        assert await watcher.tools() == {"deploy": "Deploy the site"}
+        result = await watcher.client.call_tool("deploy", {})
+        assert getattr(result.content[0], "text", None) == "ok"
+        (tmp_path / "tools" / "deploy.sh").unlink()
+        assert await watcher.settle() == [(TOOLS, "removed", "deploy")]
+
+    run(tmp_path, scenario)
+
+
+def test_only_what_changes_the_definition_changes_the_list(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    path = tmp_path / "tools" / "deploy.sh"
+    script(path, "Deploy")
+
+    async def scenario(watcher: Watcher) -> None:
+        os.utime(path)
+        assert await watcher.settle() == []
+        path.write_text(path.read_text())
+        assert await watcher.settle() == []
+        script(path, "Deploy", "echo another body")
+        assert await watcher.settle() == []
+        result = await watcher.client.call_tool("deploy", {})
+        assert getattr(result.content[0], "text", None) == "another body"
+        before = path.stat()
+        script(path, "Redeploy")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert await watcher.settle() == [(TOOLS, "updated", "deploy")]
+
+    run(tmp_path, scenario)
+
+
+def test_a_file_that_breaks_keeps_its_last_good_version_and_says_where(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    path = tmp_path / "tools" / "sums.py"
+    good = 'def add(a: int, b: int) -> int:\n    """Add."""\n    return a + b\n'
+    path.write_text(good)
+
+    async def scenario(watcher: Watcher) -> None:
+        path.write_text(good.replace("a + b", "a +"))
+        assert await watcher.settle() == [(UPDATED, "updated", ERRORS)]
+        assert "tools/sums.py:3:" in await watcher.errors()
+        result = await watcher.client.call_tool("add", {"a": 2, "b": 3})
+        assert result.structured_content == {"result": 5}
+        path.write_text(good.replace("Add.", "Add two."))
+        told = await watcher.settle()
+        assert sorted(told) == [(UPDATED, "updated", ERRORS), (TOOLS, "updated", "add")]
+        assert await watcher.errors() == ""
+
+    run(tmp_path, scenario)
+
+
+def test_an_edit_of_a_resource_is_told_to_its_subscribers_and_is_no_list_change(tmp_path: Path) -> None:
+    (tmp_path / "resources").mkdir()
+    path = tmp_path / "resources" / "notes.md"
+    path.write_text("one")
+
+    async def scenario(watcher: Watcher) -> None:
+        saved = tmp_path / "resources" / ".notes.md.swp"
+        saved.write_text("two")
+        saved.replace(path)
+        assert await watcher.settle() == [(UPDATED, "updated", "workspace:///notes.md")]
+        path.unlink()
+        assert await watcher.settle() == [
+            (UPDATED, "deleted", "workspace:///notes.md"),
+            (RESOURCES, "removed", "workspace:///notes.md"),
+        ]
+
+    run(tmp_path, scenario)
+
+
+def test_a_folder_that_goes_and_comes_back_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    for number in range(20):
+        script(tmp_path / "tools" / f"t{number:02}.sh", "A tool")
+
+    async def scenario(watcher: Watcher) -> None:
+        shutil.move(tmp_path / "tools", tmp_path / "elsewhere")
+        assert [operation for _, operation, _ in await watcher.settle()] == ["removed"] * 20
+        assert await watcher.tools() == {}
+        shutil.move(tmp_path / "elsewhere", tmp_path / "tools")
+        while len(await watcher.tools()) < 20:
+            await watcher.settle()
+        script(tmp_path / "tools" / "t05.sh", "Another tool")
+        assert (TOOLS, "updated", "t05") in await watcher.settle()
+
+    run(tmp_path, scenario)
+
+
+def test_a_thousand_files_at_once_are_all_there_at_the_end(tmp_path: Path) -> None:
+    async def scenario(watcher: Watcher) -> None:
+        for number in range(1000):
+            script(tmp_path / "tools" / f"t{number}.sh", f"Tool {number}")
+        while len(await watcher.tools()) < 1000:
+            await watcher.settle()
+        assert await watcher.tools() == {f"t{number}": f"Tool {number}" for number in range(1000)}
+
+    run(tmp_path, scenario)
+
+
+def test_nothing_outside_the_workspace_can_be_reached(tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("secret")
+    root = tmp_path / "ws"
+    (root / "resources").mkdir(parents=True)
+    (root / "resources" / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (root / "resources" / "up.meta.json").write_text('{"uri": "file://../secret.txt", "name": "up"}')
+    (root / "resources" / "any.meta.json").write_text('{"uriTemplate": "any://{+path}", "path": "resources/{path}"}')
+    (root / "resources" / "inside.txt").write_text("inside")
+
+    async def scenario(watcher: Watcher) -> None:
+        assert await watcher.resources() == {"workspace:///inside.txt"}
+        assert "up.meta.json" in await watcher.errors()
+        read = await watcher.client.read_resource("any://inside.txt")
+        assert getattr(read.contents[0], "text", None) == "inside"
+        for path in ("link.txt", "..%2F..%2Fsecret.txt", "../../secret.txt"):
+            with pytest.raises(Exception, match="Unknown resource"):
+                await watcher.client.read_resource(f"any://{path}")
+
+    run(root, scenario)
+
+
+KINDS = ("tool", "python", "prompt", "resource")
+NAMES = st.sampled_from(["a", "b", "c"])
+TEXTS = st.sampled_from(["one", "two"])
+OPERATIONS = st.one_of(
+    st.tuples(st.just("tool"), NAMES, TEXTS),
+    st.tuples(st.just("python"), NAMES, TEXTS),
+    st.tuples(st.just("broken"), NAMES, st.just("")),
+    st.tuples(st.just("prompt"), NAMES, TEXTS),
+    st.tuples(st.just("resource"), NAMES, TEXTS),
+    st.tuples(
+        st.sampled_from(["remove tool", "remove python", "remove prompt", "remove resource"]), NAMES, st.just("")
+    ),
+    st.tuples(st.sampled_from(["rename tool", "rename resource"]), NAMES, NAMES),
+    st.tuples(st.just("touch"), NAMES, st.just("")),
+)
+
+
+class Model:
+    """What the folder ought to be served as, kept beside it in the simplest way."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.tools: dict[str, str] = {}
+        self.prompts: dict[str, str] = {}
+        self.resources: dict[str, str] = {}
+
+    def path(self, kind: str, name: str) -> Path:
+        folder, ending = {
+            "tool": ("tools", f"sh_{name}.sh"),
+            "python": ("tools", f"py_{name}.py"),
+            "prompt": ("prompts", f"{name}.md"),
+            "resource": ("resources", f"{name}.txt"),
+        }[kind]
+        return self.root / folder / ending
+
+    def do(self, kind: str, name: str, text: str) -> None:
+        if kind == "tool":
+            script(self.path(kind, name), text)
+            self.tools[f"sh_{name}"] = text
+        elif kind == "python":
+            self.path(kind, name).write_text(f'def py_{name}(x: int) -> int:\n    """{text}"""\n    return x\n')
+            self.tools[f"py_{name}"] = text
+        elif kind == "broken":
+            self.path("python", name).write_text("def broken(:\n")
+        elif kind == "prompt":
+            self.path(kind, name).write_text(f"---\ndescription: {text}\n---\nSay {{it}}\n")
+            self.prompts[name] = text
+        elif kind == "resource":
+            self.path(kind, name).write_text(text)
+            self.resources[name] = text
+        elif kind == "touch":
+            for each in KINDS:
+                if self.path(each, name).exists():
+                    os.utime(self.path(each, name))
+        else:
+            self._move(kind, name, text)
+
+    def _move(self, kind: str, name: str, text: str) -> None:
+        verb, _, what = kind.partition(" ")
+        source = self.path(what, name)
+        if not source.exists():
+            return
+        held = {"tool": self.tools, "python": self.tools, "prompt": self.prompts, "resource": self.resources}[what]
+        prefix = {"tool": "sh_", "python": "py_"}.get(what, "")
+        if verb == "remove":
+            source.unlink()
+            held.pop(prefix + name, None)
+        elif text != name:
+            source.replace(self.path(what, text))
+            held[prefix + text] = held.pop(prefix + name)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(bursts=st.lists(st.lists(OPERATIONS, min_size=1, max_size=4), min_size=1, max_size=8))
+def test_the_lists_equal_the_folder_after_anything(
+    bursts: list[list[tuple[str, str, str]]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("ws")
+    model = Model(root)
+
+    async def scenario(watcher: Watcher) -> None:
+        for burst in _told_apart(bursts):
+            before = (dict(model.tools), dict(model.prompts), dict(model.resources))
+            for operation in burst:
+                model.do(*operation)
+            told = await watcher.settle()
+            assert await watcher.tools() == model.tools
+            assert await watcher.prompts() == model.prompts
+            assert await watcher.resources() == {f"workspace:///{name}.txt" for name in model.resources}
+            if len(burst) == 1:
+                _check_told(told, before, model)
+
+    run(root, scenario)
+
+
+def _told_apart(bursts: list[list[tuple[str, str, str]]]) -> Iterator[list[tuple[str, str, str]]]:
+    """The last good version of a file is the last that was seen: one that breaks must not do so in the same burst."""
+    for burst in bursts:
+        if any(operation[0] == "broken" for operation in burst):
+            yield from ([operation] for operation in burst)
+        else:
+            yield burst
+
+
+def _check_told(told: list[tuple[str, str, str]], before: tuple[dict[str, str], ...], model: Model) -> None:
+    """One operation: exactly the notifications that it needs."""
+    tools, prompts, resources = before
+    expected: list[tuple[str, str, str]] = []
+    for method, old, new, form in (
+        (TOOLS, tools, model.tools, "{}"),
+        ("notifications/prompts/list_changed", prompts, model.prompts, "{}"),
+        (RESOURCES, dict.fromkeys(resources), dict.fromkeys(model.resources), "workspace:///{}.txt"),
+    ):
+        expected += [(method, "added", form.format(name)) for name in new if name not in old]
+        expected += [(method, "removed", form.format(name)) for name in old if name not in new]
+        expected += [(method, "updated", form.format(name)) for name in new if name in old and old[name] != new[name]]
+    for name in {*resources, *model.resources}:
+        uri = f"workspace:///{name}.txt"
+        if name not in model.resources:
+            expected.append((UPDATED, "deleted", uri))
+        elif resources.get(name) != model.resources[name]:
+            expected.append((UPDATED, "updated", uri))
+    assert sorted(each for each in told if each[2] != ERRORS) == sorted(expected)
