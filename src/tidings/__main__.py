@@ -1,5 +1,6 @@
-"""`python -m tidings`, for where the command is not on PATH."""
+"""`python -m tidings` is the `tidings` command."""
 
 from tidings.cli import main
 
-main()
+if __name__ == "__main__":
+    main()
