@@ -31,8 +31,17 @@ help: ## list the targets
 	@echo '  UV=            build the environment with pip, even where uv is present'
 	@echo '  PYTEST_ARGS=…  LOCK_ARGS=…  BENCH_ARGS=…  passed on'
 
-run: $(READY) ## serve the example board over HTTP, and say what to try
-	@$(BIN)/python examples/board.py
+# A copy, so that trying things leaves the checkout as it is; kept, so that what was tried is there the next time.
+run: $(READY) ## serve the example workspace over HTTP, and say what to try
+	@[ -d .run/workspace ] || { mkdir -p .run && cp -R examples/workspace .run/workspace; }
+	@printf '%s\n' \
+		'Try, in another terminal:' \
+		"  $(BIN)/python examples/watch.py http://127.0.0.1:8765/mcp --uri 'workspace:///**'" \
+		'and in a third one, while that watches:' \
+		"  printf 'def hello() -> str:\n    return \"hi\"\n' > .run/workspace/tools/hello.py" \
+		"  $(BIN)/python examples/call.py http://127.0.0.1:8765/mcp add_task title='Ship it'" \
+		'  rm .run/workspace/tools/hello.py' ''
+	@exec $(BIN)/tidings serve .run/workspace
 
 test: $(READY) ## run the tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -398,6 +398,24 @@ def test_a_resource_that_was_never_listed_may_be_deleted_and_come_back(catalog: 
     ]
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_listed_resource_that_comes_back_can_be_deleted_again(
+    catalog: Catalog, published: Published, at_once: bool
+) -> None:
+    uri = str(RESOURCE["uri"])
+    for _ in range(2):
+        catalog.resources.add(RESOURCE)
+        if at_once:
+            with catalog.batch():
+                catalog.resources.deleted(uri)
+                catalog.resources.add(RESOURCE)
+        catalog.resources.deleted(uri)
+
+    told = [change.operation for changes in published for change in changes if change.topic == uri]
+    assert told.count(DELETED) == 2
+    assert uri not in catalog.resources
+
+
 @pytest.mark.parametrize("uri", [b"a://b", None, "half \ud800"])
 def test_a_uri_is_a_text_of_whole_characters(catalog: Catalog, uri: Any) -> None:
     for say in (catalog.resources.updated, catalog.resources.deleted):

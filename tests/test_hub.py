@@ -15,7 +15,6 @@ from tidings import (
     InvalidPattern,
     LimitReached,
     Notification,
-    Operation,
     Policy,
     Reason,
     Subscriber,
@@ -294,7 +293,7 @@ def test_after_100_000_random_cycles_nothing_is_left(catalog: Catalog, hub: Hub)
 
     assert (len(hub), hub.subscriptions(), hub.next_due()) == (0, [], None)
     assert len(alive) == 0
-    assert (len(hub._agenda), len(hub._patterns), hub._callbacks) == (0, 0, {})
+    assert (len(hub._agenda), len(hub._index.patterns), hub._callbacks) == (0, 0, {})
 
 
 def test_a_deletion_is_told_and_then_ends_the_subscriptions_to_just_that_uri(
@@ -469,6 +468,23 @@ def test_a_version_of_what_is_not_watched_is_ignored(catalog: Catalog, hub: Hub,
 # Many at once
 
 
+def test_a_hub_that_does_not_follow_its_catalog_tells_what_is_published_to_it(catalog: Catalog, reader: Reader) -> None:
+    hub = Hub(catalog, follow=False)
+    other = Reader()
+
+    def publisher(notification: Notification) -> None:
+        if notification.version.revision == 1:
+            hub.publish(tuple(catalog.tools.add({"name": "y"})))
+
+    for callback in (reader.take, publisher, other.take):
+        hub.subscribe(callback, "tools")
+    changes = tuple(catalog.tools.add({"name": "x"}))
+    assert reader.told() == []
+
+    hub.publish(changes)
+    assert reader.told() == other.told() == [["added x"], ["added y"]]
+
+
 def test_a_hundred_subscribers_hear_the_same_object_and_the_rest_go_on_when_one_leaves(
     catalog: Catalog, hub: Hub
 ) -> None:
@@ -488,7 +504,7 @@ def test_a_hundred_subscribers_hear_the_same_object_and_the_rest_go_on_when_one_
 
 def test_threads_may_subscribe_publish_and_leave_at_the_same_time(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     workers, each = 10, 50
-    hub.subscribe(reader.take, "tools")
+    hub.subscribe(reader.take, "prompts")
     start = threading.Barrier(workers)
     failures: list[BaseException] = []
 
@@ -497,8 +513,8 @@ def test_threads_may_subscribe_publish_and_leave_at_the_same_time(catalog: Catal
         try:
             start.wait(timeout=10)
             for number in range(each):
-                with hub.subscribe(mine.take, "prompts", uris=[f"a://{worker}", "a://*"]):
-                    add(catalog, f"{worker}-{number}")
+                with hub.subscribe(mine.take, "tools", uris=[f"a://{worker}", "a://*"]):
+                    catalog.prompts.add({"name": f"{worker}-{number}"})
                     catalog.resources.updated(f"a://{worker}")
             told = [line for told in mine.told() for line in told]
             assert told.count(f"updated a://{worker}") == each
@@ -512,8 +528,8 @@ def test_threads_may_subscribe_publish_and_leave_at_the_same_time(catalog: Catal
         thread.join(timeout=30)
 
     assert failures == []
+    assert len(hub) == 1
     revisions = [notification.version.revision for notification in reader.heard]
     assert revisions == sorted(set(revisions))
-    assert len(revisions) == workers * each
-    assert len(hub) == 1
-    assert all(notification.changes[0].operation is Operation.ADDED for notification in reader.heard)
+    names = [f"{worker}-{number}" for worker in range(workers) for number in range(each)]
+    assert sorted(reader.told()) == sorted([f"added {name}"] for name in names), "one notification for each"

@@ -187,8 +187,7 @@ async def check_denied(ear: Ear) -> None:
     await ear.step("remove", "prompts removed shown", feature="prompts", key="shown")
 
 
-@pytest.mark.parametrize("version", [VERSION, MODERN])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "version"), [("mcpserver", VERSION), ("lowlevel", MODERN)])
 async def test_authorize_is_asked_for_nobody_in_particular_on_stdio(kind: str, version: str) -> None:
     async with open_ear(stdio_server(kind, asks=ASKS[kind], deny=DENY), version) as ear:
         if ear.is_modern:

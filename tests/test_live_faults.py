@@ -573,4 +573,4 @@ async def ask(server: Process, method: str, params: dict[str, Any]) -> bytes:
             answer = await reader.read()
         finally:
             writer.close()
-    return re.findall(rb"\{.*\}", answer)[-1]
+    return bytes(re.findall(rb"\{.*\}", answer)[-1])

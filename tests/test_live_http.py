@@ -110,6 +110,14 @@ async def test_the_acknowledgement_leaves_out_what_the_server_cannot_send(
     assert "prompts" not in capabilities
     assert "resources" not in capabilities
 
+    session = LegacyWire(urls["lowlevel"], http)
+    info = {"name": "wire", "version": "1"}
+    shaken = await session.post("initialize", protocolVersion=session.version, capabilities={}, clientInfo=info)
+    assert shaken["result"]["capabilities"]["tools"]["listChanged"] is True
+    assert "prompts" not in shaken["result"]["capabilities"]
+    assert "resources" not in shaken["result"]["capabilities"]
+    await session.end()
+
     async with wire.listen("nothing", {"promptsListChanged": True}) as stream:
         assert (await stream.message())["params"]["notifications"] == {}
         result = await stream.message()
@@ -279,32 +287,54 @@ async def test_list_results_carry_cursor_and_cache_hints(
     assert version["digest"]
 
 
+ONE_OF_EACH = {
+    "tools": ("tools/list", "bytes"),
+    "prompts": ("prompts/list", "bytes"),
+    "resources": ("resources/list", "board://bytes"),
+    "templates": ("resources/templates/list", "board://bytes/{number}"),
+}
+
+
+@pytest.mark.parametrize("feature", list(ONE_OF_EACH))
 async def test_a_list_is_answered_from_bytes_until_its_revision_changes(
-    urls: dict[str, str], http: httpx2.AsyncClient
+    urls: dict[str, str], http: httpx2.AsyncClient, feature: str
 ) -> None:
-    """A tool that is changed in place, unnoticed, shows who answers: the bytes, or the SDK."""
+    """An item that is changed in place, unnoticed, shows who answers: the bytes, or the SDK."""
+    method, key = ONE_OF_EACH[feature]
     wire = Wire(urls["mcpserver"], http)
-    await wire.change("own_add_tool", key="bytes")
-    before, first = await names(wire, 1)
-    await wire.change("quietly", key="bytes")
-    again, second = await names(wire, 2)
-    assert again == before
-    assert second == {**first, "id": 2}
+
+    async def ask(request_id: str | int, **params: Any) -> str:
+        return (await wire.post(method, request_id, **params)).text
+
+    await wire.change("add", feature=feature, key=key)
+    first = read_answer(await ask(1))
+    await wire.change("quietly", feature=feature, key=key)
+    assert read_answer(await ask("two")) == {**first, "id": "two"}
 
     # A request with a cursor is the SDK's.
-    past, _ = await names(wire, 3, cursor="")
-    assert past["bytes"] == "Changed without a word."
+    assert "Changed without a word." in await ask(3, cursor="")
 
     await wire.change("refresh")
-    anew, third = await names(wire, 4)
-    assert anew["bytes"] == "Changed without a word."
-    assert third["result"]["_meta"][CURSOR_KEY] != first["result"]["_meta"][CURSOR_KEY]
-    await wire.change("own_remove_tool", key="bytes")
-    gone, _ = await names(wire, 5)
-    assert "bytes" not in gone
+    anew = await ask(4)
+    assert "Changed without a word." in anew
+    assert read_answer(anew)["result"]["_meta"][CURSOR_KEY] != first["result"]["_meta"][CURSOR_KEY]
+    await wire.change("remove", feature=feature, key=key)
+    assert key not in await ask(5)
 
-    discovered = [read_answer((await wire.post("server/discover", number)).text) for number in (1, 2)]
-    assert discovered[1] == {**discovered[0], "id": 2}
+
+async def test_discovery_is_answered_from_bytes_until_what_is_offered_changes(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    first = read_answer((await wire.post("server/discover", 1)).text)
+    await wire.change("present", extensions={"dev.tidings/changes": {}, "dev.example/unnoticed": {}})
+    assert read_answer((await wire.post("server/discover", "two")).text) == {**first, "id": "two"}
+
+    await wire.change("present", instructions="Read the board first.")
+    anew = (await wire.post("server/discover", 3)).text
+    assert "Read the board first." in anew
+    assert "dev.example/unnoticed" in anew
+    await wire.change("present", extensions={"dev.tidings/changes": {}}, instructions=None)
 
 
 @pytest.mark.parametrize("name", ["middleware", "fastmcp"])

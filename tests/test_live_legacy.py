@@ -46,7 +46,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
-    with serving_all({kind: (kind, {"app": {"session_idle_timeout": IDLE}}) for kind in KINDS}) as urls:
+    with serving_all({kind: (kind, {}) for kind in KINDS}) as urls:
         yield urls
 
 
@@ -149,6 +149,17 @@ async def test_the_end_of_a_session_leaves_nothing_behind(url: str) -> None:
         await witness.until_state(subscribers=0, watched=[], streams=0, spliced=0, pending=0)
 
 
+async def test_the_others_are_told_after_one_has_left(url: str) -> None:
+    async with open_ear(url, VERSION) as staying, listening(staying, "board://sprint"):
+        async with open_ear(url, "2025-06-18") as leaving, listening(leaving, "board://sprint"):
+            await staying.change("updated", uri="board://sprint")
+            await staying.settle("content updated board://sprint", among=[leaving])
+        await staying.until_state(subscribers=1, watched=[MARKER, "board://sprint"])
+        await staying.step("updated", "content updated board://sprint", uri="board://sprint")
+        await staying.step("add", "tools added still", feature="tools", key="still")
+        await staying.step("remove", "tools removed still", feature="tools", key="still")
+
+
 CLIENT = """
 import asyncio, sys
 from tests.servers.ears import listening, open_ear
@@ -163,8 +174,15 @@ asyncio.run(main())
 """
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def impatient(request: pytest.FixtureRequest) -> Iterator[str]:
+    with serving(request.param, app={"session_idle_timeout": IDLE}) as url:
+        yield url
+
+
 @pytest.mark.parametrize("version", [VERSION, MODERN])
-async def test_the_death_of_a_client_leaves_nothing_behind(url: str, version: str) -> None:
+async def test_the_death_of_a_client_leaves_nothing_behind(impatient: str, version: str) -> None:
+    url = impatient
     async with open_ear(url, MODERN) as witness:
         await witness.until_state(subscribers=0)
         command = [sys.executable, "-c", CLIENT, url, version]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tidings import Behind, Catalog, Change, Feature, Filter, Hub, Policy
+from tidings import Behind, Catalog, Change, Feature, Filter, Hub, Policy, Reason
 from tidings.lanes.local import Listener
 
 pytestmark = pytest.mark.anyio
@@ -198,7 +198,8 @@ async def test_a_deletion_is_heard_and_then_the_iteration_is_over(catalog: Catal
 
 
 async def test_an_expired_subscription_wakes_the_one_who_waits_and_ends_the_iteration(hub: Hub) -> None:
-    async with hub.listen("tools", ttl=5) as changes:
+    reasons: list[Reason] = []
+    async with hub.listen("tools", ttl=5, on_close=reasons.append) as changes:
         task = asyncio.create_task(rest(changes))
         await waiting(task)
         due = hub.next_due()
@@ -206,6 +207,7 @@ async def test_an_expired_subscription_wakes_the_one_who_waits_and_ends_the_iter
         hub.tick(due)
         async with asyncio.timeout(1):
             assert await task == []
+    assert reasons == [Reason.UNSUBSCRIBED]
 
 
 async def test_listeners_on_the_same_topic_each_hear_all(catalog: Catalog, hub: Hub) -> None:

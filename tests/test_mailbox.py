@@ -424,7 +424,39 @@ def test_filters_are_the_same_when_they_say_the_same() -> None:
         Filter(names=["{x}"])
 
 
+def test_a_filter_that_leaves_nothing_of_what_was_missed_says_nothing(
+    catalog: Catalog, hub: Hub, reader: Reader
+) -> None:
+    reader.is_slow = True
+    subscriber = hub.subscribe(reader.take, "tools", filter=Filter(names=["x*"]))
+    add(catalog, "x0")
+    knew = catalog.version(TOOLS)
+    add(catalog, "x1", "y")
+    catalog.tools.remove("x1")
+    reader.told()
+
+    hub.wake(subscriber)
+    assert lines(reader) == []
+    assert hub.told(subscriber, TOOLS) == knew
+
+
 # Bounds and alarms
+
+
+def test_what_is_no_longer_watched_is_no_longer_pending(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    reader.is_slow = True
+    subscriber = hub.open(reader.take)
+    subscriber.subscribe("tools", "prompts", uris=["a://b", "a://*"])
+    catalog.prompts.add({"name": "keeps it busy"})
+    add(catalog, "x")
+    catalog.resources.updated("a://b")
+    subscriber.unsubscribe("tools", uris=["a://b"])
+    assert subscriber.pending == 1, "a://b is watched through the pattern still"
+    reader.told()
+
+    reader.is_slow = False
+    hub.wake(subscriber)
+    assert lines(reader) == ["updated a://b"]
 
 
 def test_a_reader_that_never_reads_costs_no_more_than_the_topics_it_watches(

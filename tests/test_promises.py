@@ -46,6 +46,7 @@ from tidings import (
     Version,
 )
 from tidings.digest import EMPTY, ListDigest
+from tidings.index import WatchIndex
 from tidings.mailbox import Entry, Mailbox
 from tidings.testing import PROMISES, Closed, History, PromiseBroken, Recorder, check_all, check_reliable
 
@@ -632,11 +633,11 @@ def assert_nothing_is_left(hub: Hub) -> None:
     assert hub.subscriptions() == []
     assert not hub._subscribers
     assert not hub._callbacks
-    assert not hub._watchers
+    assert not hub._index.watchers
     assert not hub._lost
     assert not hub._outbox
-    assert hub._patterns._root.is_empty()
-    assert len(hub._patterns) == 0
+    assert hub._index.patterns._root.is_empty()
+    assert len(hub._index.patterns) == 0
     assert hub._agenda._heap == []
     assert hub.next_due() is None
 
@@ -766,7 +767,10 @@ def keep_what_is_no_longer_watched(patch: pytest.MonkeyPatch) -> None:
 
 
 def tell_everybody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Hub, "_watching", lambda self, topic: self._subscribers)
+    def everybody(self: WatchIndex, topic: Topic) -> dict[Subscriber, None]:
+        return {subscriber: None for watchers in self.watchers.values() for subscriber in watchers}
+
+    patch.setattr(WatchIndex, "watching", everybody)
 
 
 def tell_the_newest_commit_first(patch: pytest.MonkeyPatch) -> None:

@@ -351,6 +351,31 @@ def test_one_who_is_woken_in_the_middle_of_a_fan_out_is_told_each_version_once(
     assert sorted(told) == ["p1", "p2", "p3", "x", "y"]
 
 
+def test_a_tick_in_the_middle_of_a_fan_out_tells_each_version_once(
+    catalog: Catalog, hub: Hub, reader: Reader, clock: Clock
+) -> None:
+    hub.subscribe(lambda notification: hub.tick(), "tools")
+    hub.subscribe(reader.take, "tools", policy=Policy(quiet_gap=1))
+    for clock.now, name in ((0, "a"), (0.5, "b"), (5, "c"), (9, "d")):
+        add(catalog, name)
+    hub.tick(10)
+
+    keys = [change.key for notification in reader.heard for change in notification.changes]
+    assert keys == ["a", "b", "c", "d"]
+
+
+def test_one_who_says_in_the_middle_of_a_fan_out_what_it_knows_is_told_each_version_once(
+    catalog: Catalog, hub: Hub, reader: Reader
+) -> None:
+    knew = catalog.version(TOOLS)
+    subscriber = hub.open(reader.take)
+    hub.subscribe(lambda notification: hub.subscribe(subscriber, told={TOOLS: knew}), "tools")
+    subscriber.subscribe("tools")
+    add(catalog, "a")
+
+    assert reader.told() == [["added a"]]
+
+
 def test_one_who_is_told_of_two_lists_at_once_is_told_each_change_once(
     catalog: Catalog, hub: Hub, reader: Reader, clock: Clock
 ) -> None:

@@ -110,6 +110,22 @@ GOOD: dict[str, list[Event]] = {
     ],
     "came with the newest": [*changed(TOOLS, ONE, TWO), subscribed(TOOLS, told={TOOLS: TWO})],
     "came from another life": [*changed(TOOLS, ONE), subscribed(TOOLS, told={TOOLS: Version(9, "alien")}), told(ONE)],
+    "back without the cursor it came with": [
+        subscribed(TOOLS, told={TOOLS: TWO}),
+        Unsubscribed("s"),
+        subscribed(TOOLS),
+        *changed(TOOLS, ONE, TWO),
+        told(ONE),
+        told(TWO),
+    ],
+    "a second cursor, older than the first": [
+        *changed(TOOLS, ONE),
+        subscribed(TOOLS, told={TOOLS: TWO}),
+        subscribed(TOOLS, told={TOOLS: EMPTY}),
+        told(ONE),
+        *changed(TOOLS, TWO),
+        told(TWO),
+    ],
     "a cursor for what it does not watch": [
         *changed(TOOLS, ONE),
         subscribed(PROMPTS, told={TOOLS: ONE}),

@@ -21,6 +21,7 @@ from tidings.sources.workspace.process import CannotStart, Outcome, run_process
 
 DEADLINE = 20.0
 GRACE = 0.2
+SHORT = 0.5  # seconds, in which a shell script is under way even on a busy machine
 
 pytestmark = pytest.mark.anyio
 
@@ -122,22 +123,24 @@ async def test_a_large_input_arrives_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("content", "mode", "said"),
     [
-        (lambda folder: str(folder / "absent"), "is not there"),
-        (lambda folder: script(folder, "", shell="/no/such/interpreter"), "interpreter"),
-        (lambda folder: (Path(script(folder, "")).chmod(0o644), str(folder / "tool.sh"))[1], "chmod +x"),
-        (lambda folder: (Path(script(folder, "")).write_text("echo hi"), str(folder / "tool.sh"))[1], "first line"),
+        (None, 0, "is not there"),
+        ("#!/no/such/interpreter\n", 0o755, "interpreter"),
+        ("#!/bin/sh\n", 0o644, "chmod +x"),
+        ("echo hi\n", 0o755, "first line"),
     ],
     ids=["absent", "interpreter", "mode", "shebang"],
 )
-async def test_what_can_not_be_started_says_why(tmp_path: Path, make: Any, said: str) -> None:
-    descriptors = open_descriptors()
+async def test_what_can_not_be_started_says_why(tmp_path: Path, content: str | None, mode: int, said: str) -> None:
+    path = tmp_path / "tool"
+    if content is not None:
+        path.write_text(content)
+        path.chmod(mode)
+    before = open_descriptors()
     with pytest.raises(CannotStart, match=re.escape(said)):
-        await run_process(
-            [make(tmp_path)], stdin=b"", env={}, cwd=tmp_path, timeout=1, most_output=1, line_fd_env="LINES"
-        )
-    assert open_descriptors() == descriptors
+        await run_process([str(path)], stdin=b"", env={}, cwd=tmp_path, timeout=1, most_output=1, line_fd_env="L")
+    assert open_descriptors() == before
 
 
 async def test_a_file_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
@@ -224,7 +227,7 @@ async def test_of_a_gigabyte_on_stderr_the_end_is_kept(tmp_path: Path) -> None:
 
 async def test_a_tool_that_takes_too_long_is_ended_and_keeps_what_it_said(tmp_path: Path, pulse: Pulse) -> None:
     text = f"exec 9>{pulse.path}; trap 'echo bye; exit 0' TERM; echo hello; sleep 1000 & wait"
-    outcome = await run(tmp_path, text, timeout=0.2)
+    outcome = await run(tmp_path, text, timeout=SHORT)
 
     assert outcome.is_timeout
     assert outcome.status is None
@@ -234,7 +237,7 @@ async def test_a_tool_that_takes_too_long_is_ended_and_keeps_what_it_said(tmp_pa
 
 async def test_a_tool_that_ignores_sigterm_is_killed(tmp_path: Path, pulse: Pulse) -> None:
     text = f"exec 9>{pulse.path}; trap '' TERM; echo deaf; while :; do sleep 1000; done"
-    outcome = await run(tmp_path, text, timeout=0.2)
+    outcome = await run(tmp_path, text, timeout=SHORT)
 
     assert outcome.is_timeout
     assert outcome.stdout == b"deaf\n"
@@ -243,7 +246,7 @@ async def test_a_tool_that_ignores_sigterm_is_killed(tmp_path: Path, pulse: Puls
 
 async def test_a_child_that_ignores_sigterm_goes_with_its_parent(tmp_path: Path, pulse: Pulse) -> None:
     deaf = script(tmp_path, "trap '' TERM; echo listening; while :; do sleep 1000; done", name="deaf.sh")
-    outcome = await run(tmp_path, f"exec 9>{pulse.path}; {deaf} & wait", timeout=0.3)
+    outcome = await run(tmp_path, f"exec 9>{pulse.path}; {deaf} & wait", timeout=SHORT)
 
     assert outcome.is_timeout
     assert pulse.has_ended
@@ -265,7 +268,10 @@ async def test_a_fork_that_closed_its_output_does_not_survive_either(tmp_path: P
     assert pulse.has_ended
 
 
-async def test_what_a_helper_still_writes_after_the_exit_is_kept(tmp_path: Path) -> None:
+async def test_what_a_helper_still_writes_after_the_exit_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "LINGER", DEADLINE)  # the end of the pipe ends the wait
     outcome = await run(tmp_path, "(until [ -e go ]; do :; done; echo late) & touch go; echo early; exit 0")
 
     assert sorted(outcome.stdout.split()) == [b"early", b"late"]
@@ -367,5 +373,5 @@ async def test_without_pidfd_a_thread_waits(tmp_path: Path, pulse: Pulse, monkey
     monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
 
     assert (await run(tmp_path, "sleep 1000 & echo hi; exit 5")).status == 5
-    assert (await run(tmp_path, f"exec 9>{pulse.path}; sleep 1000", timeout=0.1)).is_timeout
+    assert (await run(tmp_path, f"exec 9>{pulse.path}; sleep 1000", timeout=SHORT)).is_timeout
     assert pulse.has_ended

@@ -23,13 +23,13 @@ from tidings.errors import AlreadyExists, InvalidItem, NotFound
 from tidings.model import Change, Feature, Item, Operation, Topic, Version, operation
 from tidings.policy import Policy
 
-__all__ = ["Catalog", "Items", "Resources", "Sink"]
+__all__ = ["UNKNOWN", "Catalog", "Items", "Resources", "Sink"]
 
 logger = logging.getLogger(__name__)
 
 Sink = Callable[[tuple[Change, ...]], None]
 
-_NOWHERE = Version(0, "")
+UNKNOWN = Version(0, "")
 """The version of a content that nothing is known of."""
 
 
@@ -161,8 +161,9 @@ class Items:
     def update(self, key: str, fields: Mapping[str, Any] | None = None, /, **more: Any) -> Sequence[Change]:
         """Change only the fields given; None takes a field away."""
         with self._catalog.batch() as changes:
-            merged = self._known(key).definition | dict(fields or {}) | more
-            item = self._item({name: value for name, value in merged.items() if value is not None})
+            given = {**(fields or {}), **more}
+            merged = self._known(key).definition | given
+            item = self._item({name: value for name, value in merged.items() if given.get(name, ...) is not None})
             if item.key != key:
                 raise InvalidItem(
                     f"{self.feature.value}: an update can't rename {key!r} to {item.key!r}; remove and add"
@@ -301,7 +302,20 @@ class Resources(Items):
         return changes
 
     def content(self, uri: str) -> Version:
-        return self._contents.get(uri, _NOWHERE)
+        return self._contents.get(uri, UNKNOWN)
+
+    def contents(self) -> dict[str, Version]:
+        """The versions of all contents that are known, the one longest unchanged first."""
+        with self._catalog.lock:
+            return dict(self._contents)
+
+    def _put(self, key: str, item: Item | None) -> None:
+        if item is not None and key not in self._items:
+            # A resource that comes back is there again, and can be deleted again.
+            said = self._said.get(key, (self.content(key).digest, None))
+            if said[0] == digest.DELETED:
+                self._said[key] = (None, None)
+        super()._put(key, item)
 
     def _key(self, definition: Mapping[str, Any]) -> str:
         key = definition.get("uri", definition.get("uriTemplate"))
@@ -322,7 +336,7 @@ class Resources(Items):
     def _net(self, now: float) -> list[Change]:
         changes: list[Change] = []
         for uri, (content, metadata) in self._said.items():
-            previous = self._contents.get(uri, _NOWHERE)
+            previous = self._contents.get(uri, UNKNOWN)
             if content == previous.digest:
                 continue
             revision = self._catalog._next_revision()

@@ -14,19 +14,20 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import combinations, groupby
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
 from operator import attrgetter
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from tidings.agenda import Agenda
-from tidings.catalog import Catalog
+from tidings.catalog import UNKNOWN, Catalog
 from tidings.errors import LimitReached
+from tidings.index import WatchIndex
 from tidings.journal import Journal, net
 from tidings.mailbox import NEVER, Entry, Filter, IsMuted, Mailbox
 from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version
-from tidings.patterns import Match, PatternIndex, Templates, compile_pattern, is_pattern
+from tidings.patterns import Match, Templates, is_pattern
 from tidings.policy import Policy
 from tidings.subscriber import BUSY, Deliver, OnClose, Subscriber, WeakMethod, check_callback, identity
 
@@ -57,7 +58,8 @@ class Hub:
         """With `follow`, every commit of the catalog is published at once, in the thread that made it."""
         self.catalog = catalog
         self.policy = policy or catalog.policy
-        self.journal = journal or Journal(self.policy)
+        # An empty journal is falsy, and still the one that was given.
+        self.journal = Journal(self.policy, since=catalog.revision) if journal is None else journal
         self.first = first
         """Called with a feature, URI or pattern when its first subscriber comes: the place to start a watcher."""
         self.last = last
@@ -66,23 +68,22 @@ class Hub:
         """Called with a time when `tick` is needed then, and was not needed so early before."""
         self._clock = clock
         self._lock = catalog.lock
-        self._templates = templates
         self._subscribers: dict[Subscriber, None] = {}
         self._callbacks: dict[object, Subscriber] = {}
-        self._watchers: dict[Topic, dict[Subscriber, None]] = {}
-        """By feature, URI and pattern. Dicts as ordered sets: who came first is told first."""
-        self._patterns = PatternIndex(templates)
+        self._index = WatchIndex(templates, self.policy.subresources)
         self._agenda = Agenda()
         self._lost: deque[object] = deque()
         """The methods whose owner was collected. A collection may strike anywhere, so it only leaves a note here."""
         self._versions = {feature: catalog.version(feature) for feature in Feature}
         """As far as published: the catalog may be ahead when a subscriber changes it."""
+        self._contents = catalog.resources.contents()
+        """Likewise."""
         self._built: dict[Feature, dict[tuple[int, Filter | None], Notification]] = {feature: {} for feature in Feature}
         """What to say of a list, by the revision as of which it is known and the filter: built once for all of them."""
         self._outbox: deque[tuple[Change, ...]] = deque()
         self._publishing = False
-        self._edits = 0
-        """Counts what makes a list of subscribers stale."""
+        self._woken: dict[Subscriber, None] = {}
+        """Who can be told again, but only when all have heard of the change that is being told."""
         if follow:
             catalog.follow(self.publish)
 
@@ -135,15 +136,12 @@ class Hub:
         with self._lock:
             self._sweep()
             # Before anything is changed: a bad one must leave no half.
-            matches = {
-                uri: compile_pattern(uri, self._templates)
-                for uri in paths
-                if is_pattern(uri) and uri not in self._watchers
-            }
+            matches = self._index.compiled(paths)
+            known = self._find(who)
+            _check_limit(known.policy if known else options.get("policy") or self.policy, known, paths)
             subscriber = who if isinstance(who, Subscriber) else self._callback(who, options)
             if subscriber.is_closed:
                 return subscriber
-            self._check_limit(subscriber, paths)
             topics: list[Topic] = [*chosen, *paths]
             for topic in topics:
                 self._watch(subscriber, topic, matches)
@@ -190,6 +188,7 @@ class Hub:
                 self._agenda.cancel(subscriber.date)
                 subscriber.date = None
             self._subscribers.pop(subscriber, None)
+            self._woken.pop(subscriber, None)
             key = identity(subscriber.deliver)
             if self._callbacks.get(key) is subscriber:
                 del self._callbacks[key]
@@ -209,13 +208,13 @@ class Hub:
         """Who is told when this changes: a feature by its name, or the URI of a resource."""
         with self._lock:
             self._sweep()
-            return list(self._watching(_topic(topic)))
+            return list(self._index.watching(_topic(topic)))
 
     def subscriptions(self) -> list[tuple[Topic, list[Subscriber]]]:
         """Every feature, URI and pattern that is watched, and by whom."""
         with self._lock:
             self._sweep()
-            return [(topic, list(watchers)) for topic, watchers in self._watchers.items()]
+            return [(topic, list(watchers)) for topic, watchers in self._index.watchers.items()]
 
     def told(self, subscriber: Subscriber, topic: Topic) -> Version | None:
         """The version that a subscriber was last told, or knew when it came; None if it was never told."""
@@ -239,18 +238,21 @@ class Hub:
             try:
                 while self._outbox:
                     self._sweep()
-                    published = self._outbox.popleft()
-                    self.journal.append(published)
-                    for topic, group in groupby(published, attrgetter("topic")):
+                    for topic, group in groupby(self._outbox.popleft(), attrgetter("topic")):
                         self._fan_out(topic, tuple(group))
+                        self._serve_woken()
             finally:
                 self._publishing = False
 
     def wake(self, subscriber: Subscriber) -> None:
         """The subscriber can take notifications again, or is muted no longer."""
         with self._lock:
-            if not subscriber.is_closed:
-                subscriber.is_ready = True
+            if subscriber.is_closed:
+                return
+            subscriber.is_ready = True
+            if self._publishing:
+                self._woken[subscriber] = None
+            else:
                 self._serve(subscriber, self._clock())
 
     def next_due(self) -> float | None:
@@ -269,18 +271,22 @@ class Hub:
 
     def _fan_out(self, topic: Topic, changes: tuple[Change, ...]) -> None:
         previous, newest = changes[0].previous, changes[-1]
+        # Each list's part by itself: whoever is told of one list now must not hear of another one's before its turn.
+        self.journal.append(changes)
         notification = Notification(topic, newest.version, changes, since=previous.revision)
         if isinstance(topic, Feature):
             self._versions[topic] = newest.version
             self._built[topic] = {(previous.revision, None): notification}
-        watching = self._watching(topic)
+        else:
+            self._remember(topic, newest.version)
+        watching = self._index.watching(topic)
         logger.debug("telling %d subscribers: %r", len(watching), notification)
         now = self._clock()
-        edits = self._edits
+        edits = self._index.edits
         told: list[Subscriber] = []
         for subscriber in tuple(watching):
             # A callback may have closed or unsubscribed others meanwhile.
-            if edits != self._edits and subscriber not in self._watching(topic):
+            if edits != self._index.edits and subscriber not in self._index.watching(topic):
                 continue
             if not subscriber.is_plain:
                 self._note(subscriber, notification, previous, now)
@@ -295,11 +301,24 @@ class Hub:
         for subscriber in told:
             self._end(subscriber, newest.key)
 
+    def _remember(self, uri: str, version: Version) -> None:
+        self._contents.pop(uri, None)
+        self._contents[uri] = version
+        while len(self._contents) > self.policy.max_contents:
+            del self._contents[next(iter(self._contents))]
+
+    def _serve_woken(self) -> None:
+        while self._woken:
+            subscriber = next(iter(self._woken))
+            del self._woken[subscriber]
+            if not subscriber.is_closed and subscriber.is_ready:
+                self._serve(subscriber, self._clock())
+
     def _note(self, subscriber: Subscriber, notification: Notification, previous: Version, now: float) -> None:
         mailbox = subscriber.mailbox
         if mailbox is None:
             mailbox = subscriber.mailbox = Mailbox()
-        elif len(mailbox.entries) >= subscriber.policy.max_pending and notification.topic not in mailbox.entries:
+        elif mailbox.is_full(notification.topic, subscriber.policy):
             logger.warning("%r has %d topics pending, the most allowed; closing it", subscriber, len(mailbox.entries))
             self.close(subscriber, Reason.OVERFLOW)
             return
@@ -335,7 +354,7 @@ class Hub:
         mailbox = subscriber.mailbox
         assert mailbox is not None
         if entry.is_true_still:
-            mailbox.tell(topic, entry, subscriber.policy, now)
+            mailbox.skip(topic, entry, now)
             return
         notification = entry.content or self._missed(topic, entry.since, subscriber.filter)
         if notification.complete and not notification.changes:
@@ -367,7 +386,7 @@ class Hub:
         return notification
 
     def _version(self, topic: Topic) -> Version:
-        return self._versions[topic] if isinstance(topic, Feature) else self.catalog.version(topic)
+        return self._versions[topic] if isinstance(topic, Feature) else self._contents.get(topic, UNKNOWN)
 
     def _catch_up(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
         """Note what differs between what the subscriber was told last and what is true now, and tell it."""
@@ -375,68 +394,35 @@ class Hub:
             current = self._version(topic)
             if version is not None and version.digest == current.digest:
                 continue
-            if subscriber not in self._watching(topic):
+            if subscriber not in self._index.watching(topic):
                 continue
-            # A revision that has not been yet is from another life of this server: nothing is known since then.
-            since = version.revision if version is not None and version.revision < current.revision else -1
             if subscriber.mailbox is None:
                 subscriber.mailbox = Mailbox()
+            since = version.revision if version is not None and self._was(topic, version) else -1
             subscriber.mailbox.owe(self._missed(topic, since), version, subscriber.policy, now)
         self._serve(subscriber, now)
 
+    def _was(self, topic: Topic, version: Version) -> bool:
+        """Whether a topic is known to have been at this version, in this life of the server."""
+        changes = self.journal.since(version.revision, topic)
+        return changes is not None and len(changes) > 0 and changes[0].previous == version
+
     # Keeping the index
 
-    def _watching(self, topic: Topic) -> Mapping[Subscriber, None]:
-        exact = self._watchers.get(topic, _NOBODY)
-        if isinstance(topic, Feature):
-            return exact
-        others = self._patterns.matching(topic)
-        if self.policy.subresources:
-            others += [path for path in _ancestors(topic) if path in self._watchers]
-        if not others:
-            return exact
-        # One who matches in several ways is told once.
-        return {subscriber: None for path in (topic, *others) for subscriber in self._watchers.get(path, _NOBODY)}
-
     def _watch(self, subscriber: Subscriber, topic: Topic, matches: Mapping[str, Match]) -> None:
-        watchers = self._watchers.get(topic)
-        if watchers is None:
-            watchers = self._watchers[topic] = {}
-            if not isinstance(topic, Feature) and is_pattern(topic):
-                self._patterns.add(topic, matches.get(topic))
-        is_first = not watchers
-        watchers[subscriber] = None
-        if isinstance(topic, Feature):
-            subscriber.features = _SETS[subscriber.features | {topic}]
-        elif subscriber.uris is None:
-            subscriber.uris = {topic: None}
-        else:
-            subscriber.uris[topic] = None
+        is_first = self._index.add(subscriber, topic, matches)
         logger.debug("%r watches %s", subscriber, topic)
         if is_first and self.first is not None:
             self._guarded(self.first, topic)
 
     def _unwatch(self, subscriber: Subscriber, topic: Topic) -> None:
-        watchers = self._watchers.get(topic)
-        if watchers is None or subscriber not in watchers:
+        if not self._index.discard(subscriber, topic):
             return
-        self._edits += 1
-        del watchers[subscriber]
-        if isinstance(topic, Feature):
-            subscriber.features = _SETS[subscriber.features - {topic}]
-        elif subscriber.uris is not None:
-            del subscriber.uris[topic]
-            if not subscriber.uris:
-                subscriber.uris = None
         if subscriber.expiries is not None:
             subscriber.expiries.pop(topic, None)
         logger.debug("%r no longer watches %s", subscriber, topic)
-        if not watchers:
-            del self._watchers[topic]
-            if not isinstance(topic, Feature) and is_pattern(topic):
-                self._patterns.discard(topic)
-            if self.last is not None:
-                self._guarded(self.last, topic)
+        if self.last is not None and topic not in self._index.watchers:
+            self._guarded(self.last, topic)
 
     def _end(self, subscriber: Subscriber, uri: str) -> None:
         """The resource is gone and the subscriber knows: its subscription to just this URI is over."""
@@ -452,7 +438,7 @@ class Hub:
     def _forget_unwatched(self, subscriber: Subscriber) -> None:
         if subscriber.mailbox is not None:
             for topic in list(subscriber.mailbox.entries):
-                if subscriber not in self._watching(topic):
+                if subscriber not in self._index.watching(topic):
                     subscriber.mailbox.drop(topic)
             if not subscriber.mailbox.entries:
                 subscriber.mailbox = None
@@ -462,14 +448,6 @@ class Hub:
         """A callback that watches nothing is done; a lane's subscriber stays open for what it may watch later."""
         if subscriber.is_idle and self._callbacks.get(identity(subscriber.deliver)) is subscriber:
             self.close(subscriber)
-
-    def _check_limit(self, subscriber: Subscriber, uris: list[str]) -> None:
-        watched = dict.fromkeys([*(subscriber.uris or ()), *uris])
-        counts = {"max_uris": len(watched), "max_patterns": sum(map(is_pattern, watched))}
-        for name, count in counts.items():
-            limit: int = getattr(subscriber.policy, name)
-            if uris and count > limit:
-                raise LimitReached(f"this would make {count} subscriptions; Policy.{name} allows {limit}")
 
     def _callback(self, callback: Callable[[Notification], object], options: Mapping[str, Any]) -> Subscriber:
         check_callback(callback)
@@ -509,27 +487,16 @@ class Hub:
             logger.exception("a hook of the hub failed on %r; going on", argument)
 
 
-_NOBODY: Mapping[Subscriber, None] = {}
-
-_SETS = {
-    chosen: chosen
-    for size in range(len(Feature) + 1)
-    for chosen in map(frozenset[Feature], combinations(Feature, size))
-}
-"""All sets of features there are, so that subscribers share them."""
-
-
 def _topic(name: Feature | str) -> Topic:
     if isinstance(name, Feature):
         return name
     return next((feature for feature in Feature if feature.value == name), name)
 
 
-def _ancestors(uri: str) -> Iterator[str]:
-    """What a resource may be a part of: `a://b/c/d` → `a://b/c/`, `a://b/c`, `a://b/`, `a://b`."""
-    root = uri.find("://") + 3 if "://" in uri else 0
-    end = uri.rfind("/", root, len(uri) - 1)
-    while end > root:
-        yield uri[: end + 1]
-        yield uri[:end]
-        end = uri.rfind("/", root, end)
+def _check_limit(policy: Policy, known: Subscriber | None, uris: list[str]) -> None:
+    watched = dict.fromkeys([*((known.uris if known else None) or ()), *uris])
+    counts = {"max_uris": len(watched), "max_patterns": sum(map(is_pattern, watched))}
+    for name, count in counts.items():
+        limit: int = getattr(policy, name)
+        if uris and count > limit:
+            raise LimitReached(f"this would make {count} subscriptions; Policy.{name} allows {limit}")

@@ -22,9 +22,9 @@ __all__ = ["Journal", "net"]
 class _History:
     __slots__ = ("changes", "floor")
 
-    def __init__(self) -> None:
+    def __init__(self, floor: int) -> None:
         self.changes: deque[Change] = deque()
-        self.floor = 0
+        self.floor = floor
         """Everything after this revision is still here."""
 
     def forget_oldest(self) -> None:
@@ -34,12 +34,13 @@ class _History:
 class Journal:
     """Remembers at most `Policy.journal_changes` of each feature, none older than `Policy.journal_age`."""
 
-    def __init__(self, policy: Policy | None = None) -> None:
+    def __init__(self, policy: Policy | None = None, *, since: int = 0) -> None:
+        """Of what was before the revision `since`, it knows nothing."""
         policy = policy or Policy()
         self._most = policy.journal_changes
         self._age = policy.journal_age
-        self._contents = _History()
-        self._lists = {feature: _History() for feature in Feature}
+        self._contents = _History(since)
+        self._lists = {feature: _History(since) for feature in Feature}
 
     def append(self, changes: Iterable[Change]) -> None:
         """Take in changes, in the order of their revisions."""

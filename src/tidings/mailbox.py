@@ -9,6 +9,7 @@ Time is passed in. The mailbox decides *when* a topic may be told and in which o
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
@@ -18,6 +19,8 @@ from tidings.patterns import Match, compile_pattern
 from tidings.policy import Policy
 
 __all__ = ["NEVER", "Entry", "Filter", "IsMuted", "Mailbox"]
+
+logger = logging.getLogger(__name__)
 
 NEVER = math.inf
 IsMuted: TypeAlias = Callable[[Topic], bool]
@@ -117,14 +120,17 @@ class Mailbox:
         """The next topic to be told. The caller then either tells it or skips it."""
         for priority in sorted(self._queues):
             for topic, entry in self._queues[priority].items():
-                if entry.due <= now and not (is_muted is not None and is_muted(topic)):
+                if entry.due <= now and not _is_silent(is_muted, topic):
                     self._unqueue(topic)
                     return topic, entry
         return None
 
     def tell(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> None:
-        """The subscriber knows the latest now: forget the topic, or keep it for as long as the rate limit needs it."""
-        if policy.min_interval > 0:
+        """The subscriber knows the latest now: forget the topic, or keep it for as long as the rate limit needs it.
+
+        With too many to keep, the rate limit is forgotten and not the subscriber closed, since it does keep up.
+        """
+        if policy.min_interval > 0 and len(self.entries) <= policy.max_pending:
             entry.told, entry.cooling_until = entry.latest, now + policy.min_interval
         else:
             del self.entries[topic]
@@ -134,6 +140,12 @@ class Mailbox:
         entry.since = entry.latest.revision
         if entry.is_up_to_date and entry.cooling_until <= now:
             del self.entries[topic]
+
+    def is_full(self, topic: Topic, policy: Policy) -> bool:
+        """Whether there is no room for this topic to wait."""
+        if len(self.entries) < policy.max_pending or topic in self.entries:
+            return False
+        return sum(map(len, self._queues.values())) >= policy.max_pending
 
     def drop(self, topic: Topic) -> None:
         """The subscriber no longer watches this topic."""
@@ -145,7 +157,7 @@ class Mailbox:
         soonest = NEVER
         for topic, entry in list(self.entries.items()):
             if entry.due != NEVER:
-                if entry.due < soonest and not (is_muted is not None and is_muted(topic)):
+                if entry.due < soonest and not _is_silent(is_muted, topic):
                     soonest = entry.due
             elif entry.is_up_to_date:
                 if entry.cooling_until <= now:
@@ -172,3 +184,13 @@ class Mailbox:
                 if not queue:
                     del self._queues[priority]
                 return
+
+
+def _is_silent(is_muted: IsMuted | None, topic: Topic) -> bool:
+    if is_muted is None:
+        return False
+    try:
+        return is_muted(topic)
+    except Exception:  # the user's function; in doubt nothing is said, and nothing is lost by that
+        logger.exception("a mute predicate failed on %s; saying nothing for now", topic)
+        return True

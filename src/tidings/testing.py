@@ -245,23 +245,35 @@ def check_filtered(history: History) -> None:
 def check_ordered(history: History) -> None:
     """Revisions of a topic never go backwards for a subscriber."""
     known = {(event.topic, event.version) for event in history if isinstance(event, Changed)}
+    ears: dict[str, _Ear] = {}
     newest: dict[tuple[str, Topic], int] = {}
-    came: set[str] = set()
+    cursors: dict[tuple[str, Topic], int] = {}
     for index, event in enumerate(history):
+        if isinstance(event, Changed):
+            continue
+        who = event.subscriber
+        is_new = who not in ears
+        ear = ears.setdefault(who, _Ear())
+        if isinstance(event, Told):
+            if event.version is not None:
+                came_with = cursors.pop((who, event.topic), -1)
+                before = max(came_with, newest.get((who, event.topic), -1))
+                if event.version.revision < before:
+                    _broken("Ordered", history, index, event, f"revision {event.version.revision} came after {before}")
+                newest[who, event.topic] = event.version.revision
+            if _is_deletion(event):
+                ear.end(event.topic)
+        else:
+            ear.follow(event, index)
         if isinstance(event, Subscribed):
-            # A cursor counts where a subscriber comes with it. Where it already listens, older news may be under way.
-            if event.subscriber not in came:
-                ear = _Ear()
-                ear.follow(event, index)
-                for topic, version in event.told.items():
-                    if version is not None and (topic, version) in known and ear.hears(topic):
-                        newest[event.subscriber, topic] = version.revision
-            came.add(event.subscriber)
-        elif isinstance(event, Told) and event.version is not None:
-            before = newest.get((event.subscriber, event.topic), event.version.revision)
-            if event.version.revision < before:
-                _broken("Ordered", history, index, event, f"revision {event.version.revision} came after {before}")
-            newest[event.subscriber, event.topic] = event.version.revision
+            for topic, version in event.told.items():
+                # A cursor counts where a subscriber comes with it, for as long as it says nothing else and stays.
+                # Where it already listens, older news may be under way.
+                cursors.pop((who, topic), None)
+                if is_new and version is not None and (topic, version) in known and ear.hears(topic):
+                    cursors[who, topic] = version.revision
+        for key in [key for key in cursors if key[0] == who and not ear.hears(key[1])]:
+            del cursors[key]
 
 
 def check_unique(history: History) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import socket
 import sys
 import time
 from collections import Counter
@@ -35,6 +36,7 @@ class Board:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.lists_fail = False
+        self._broken: set[str] = set()
         self.changed: list[tuple[int, Change]] = []
         """What the catalog committed, each with the machine's monotonic time, before anybody was told."""
         if settings.is_lowlevel:
@@ -84,7 +86,9 @@ class Board:
         live = self.live
         if size:
             text = text.ljust(size, "x")
-        if do == "fail":
+        if do == "cut":
+            self._cut(int(text) if text else None)
+        elif do == "fail":
             self.lists_fail = bool(text)
         elif do == "updated":
             live.resources.updated(key, etag=text or None)
@@ -99,6 +103,24 @@ class Board:
         else:
             options = {"uri": key, "name": key} if of == "resources" else {"name": key}
             getattr(live, of).add(_nothing, description=text, **options)
+
+    def _cut(self, number: int | None) -> None:
+        """End a legacy stream, or all of them. Its connection breaks, and whatever is written from now on is lost; the
+        next time the stream just ends, because the SDK's client gives up after two that break in a row."""
+        splice = self.live.splice
+        found = [(key, each) for key, each in splice._sessions.items() if each.channel is not None]
+        for session_id, session in found if number is None else found[number % (len(found) or 1) :][:1]:
+            assert session.channel is not None
+            # A client that has read no event can't say which one was the last.
+            if session_id in self._broken or session._sent.count < 5:
+                self._broken.discard(session_id)
+                splice._ends[session.channel].set()
+            else:
+                self._broken.add(session_id)
+                assert session.channel._transport is not None
+                os_socket = socket.socket(fileno=os.dup(session.channel._transport.get_extra_info("socket").fileno()))
+                with os_socket:
+                    os_socket.shutdown(socket.SHUT_WR)
 
     def _note(self, changes: tuple[Change, ...]) -> None:
         now = time.monotonic_ns()
@@ -146,6 +168,7 @@ class Board:
             "listening": len(live.listen),
             "spliced": len(live.splice),
             "stuck": sum(not each.is_ready for each in found.values()),
+            "pending": {each.label: each.pending for each in found.values()},
             "most_pending": max((each.pending for each in found.values()), default=0),
             "tasks": len(asyncio.all_tasks()),
         }

@@ -34,7 +34,7 @@ from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context, MCPServer
 from pydantic import AnyHttpUrl
 
-from tidings import Feature, Live, Policy, Principal, Topic
+from tidings import Feature, Live, Policy, Principal, Topic, seams
 
 TOKENS = {
     "alice": {"client_id": "alice", "scopes": ["read"]},
@@ -153,6 +153,11 @@ class Board:
     async def async_refresh(self, ctx: Any) -> None:
         await self.live.refresh()
 
+    def present(self, **fields: Any) -> None:
+        """Other instructions, other extensions."""
+        for name, value in fields.items():
+            setattr(self.live.lowlevel, name, value)
+
     def stop(self) -> None:
         """What a signal does, with the process left running."""
         self.live.stop()
@@ -253,12 +258,12 @@ class MCPServerBoard(Board):
 
     async def async_quietly_then_notify(self, ctx: Context[Any, Any], key: str) -> None:
         """A change that nothing notices but `ctx.notify_tools_changed()`."""
-        self.server._tool_manager._tools[key].description = "Changed in place."
+        seams.registries_of(self.server)["tools"][key].description = "Changed in place."
         await ctx.notify_tools_changed()
 
-    def quietly(self, key: str) -> None:
+    def quietly(self, key: str, feature: str = "tools") -> None:
         """A change that nothing notices but `live.refresh()`."""
-        self.server._tool_manager._tools[key].description = "Changed without a word."
+        seams.registries_of(self.server)[feature][key].description = "Changed without a word."
 
 
 class FastMCPBoard(Board):
@@ -340,7 +345,7 @@ class FastMCPBoard(Board):
 
     def quietly(self, key: str) -> None:
         """A change that nothing notices but `live.refresh()`."""
-        registry = self.server.local_provider._components
+        registry = seams.fastmcp_registry(self.server)
         component = next(each for each in registry.values() if each.name == key)
         component.description = "Changed without a word."
 

@@ -42,6 +42,7 @@ __all__ = [
     "LegacyWire",
     "Stream",
     "Wire",
+    "keys",
     "listening",
     "open_ear",
     "read_answer",
@@ -246,7 +247,7 @@ class Ear:
     async def names(self, feature: str) -> list[str]:
         """The keys of a list, as they come."""
         items, _ = await self.listed(feature)
-        return [str(item["name"]) if feature in ("tools", "prompts") else _uri(item) for item in items]
+        return keys(items)
 
     async def listed(self, feature: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """A list, and the version of its topic in the cursor that came with it."""
@@ -285,8 +286,9 @@ class _Anything(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-def _uri(item: dict[str, Any]) -> str:
-    return str(item.get("uri", item.get("uriTemplate")))
+def keys(items: list[dict[str, Any]]) -> list[str]:
+    """What tells the items of a list apart, in its order."""
+    return [str(item.get("uri", item.get("uriTemplate", item["name"]))) for item in items]
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The board of examples/board.py as a folder. Whoever watches the file is told when it changes: no line here says so."""
+"""The board of examples/board.py as a folder. Whoever watches its file is told of a change: nothing here says so."""
 
 from pathlib import Path
 

@@ -10,7 +10,11 @@ from typing import Annotated
 
 import typer
 
-from tidings.cli import config, new, run_tool, serve, validate
+from tidings.cli.config import config
+from tidings.cli.new import new
+from tidings.cli.run_tool import run_tool
+from tidings.cli.serve import serve
+from tidings.cli.validate import validate
 
 __all__ = ["app", "main"]
 
@@ -23,11 +27,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("serve")(serve.serve)
-app.command("new")(new.new)
-app.command("run-tool")(run_tool.run_tool)
-app.command("validate")(validate.validate)
-app.command("config")(config.config)
+app.command("serve")(serve)
+app.command("new")(new)
+app.command("run-tool")(run_tool)
+app.command("validate")(validate)
+app.command("config")(config)
 
 
 def _show_version(is_wanted: bool) -> None:

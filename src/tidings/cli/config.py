@@ -125,7 +125,7 @@ CLIENTS = {
 
 def config(
     client: Annotated[Client, typer.Option(help="Whose settings.")],
-    folder: Folder = Path("."),
+    folder: Folder = Path(),
     http: Annotated[
         str | None,
         typer.Option(

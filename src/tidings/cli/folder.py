@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidings.cli.output import fail, stdout_is_set_aside
+from tidings.cli.startup import made_to_stay
 
 if TYPE_CHECKING:
     from tidings.sources.workspace.workspace import Workspace
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["Folder", "check_folder", "open_workspace"]
 
 Folder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The workspace: the folder with tools/, resources/, prompts/.")
+    Path,
+    typer.Argument(
+        metavar="DIR",
+        help="The workspace: the folder with tools/, resources/, prompts/.",
+        readable=False,  # checked below, in one line
+    ),
 ]
 
 
@@ -32,7 +38,7 @@ def check_folder(folder: Path) -> None:
 
 def open_workspace(folder: Path, **options: float) -> Workspace:
     check_folder(folder)
-    with stdout_is_set_aside():
+    with made_to_stay(), stdout_is_set_aside():
         from tidings.sources.workspace.workspace import Workspace
 
         return Workspace(folder, **options)

@@ -78,6 +78,13 @@ def set_up_logging(level: LogLevel) -> None:
         level=logging.INFO if chosen == logging.DEBUG else max(chosen, logging.WARNING), handlers=[handler]
     )
     logging.getLogger("tidings").setLevel(chosen)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """A call that is cut off at the end of the server is no failure, and no traceback."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or kind.__name__ != "CancelledError"
 
 
 class _Lines(logging.Handler):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import json
 import logging
@@ -44,6 +43,8 @@ def run_tool(
     arguments = _object(args)
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     workspace = open_workspace(folder, poll=0)
+    import asyncio
+
     from tidings.model import Feature
 
     tools = {str(tool["name"]): tool for tool in workspace.list_now(Feature.TOOLS)}

@@ -7,6 +7,8 @@ import os
 import shlex
 import signal
 import socket
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,12 +21,16 @@ from tidings.cli import access
 from tidings.cli.executable import as_called
 from tidings.cli.folder import Folder, check_folder, open_workspace
 from tidings.cli.output import LogLevel, counted, fail, say, set_up_logging
+from tidings.cli.startup import made_to_stay
 
 if TYPE_CHECKING:
     from tidings.live import Live
     from tidings.sources.workspace.workspace import Workspace
 
 __all__ = ["serve"]
+
+_LONGEST_END = 3.0
+"""Seconds: one for calls in progress, another one for executables after their SIGTERM, and one for a busy machine."""
 
 _TOKEN_VARIABLE = "TIDINGS_AUTH_TOKEN"
 _HTTP = "Over HTTP"
@@ -34,7 +40,7 @@ _HTTP_ONLY = ("host", "port", "path", "auth_token", "auth_token_file", "allow_ho
 
 def serve(
     context: typer.Context,
-    folder: Folder = Path("."),
+    folder: Folder = Path(),
     host: Annotated[
         str, typer.Option(help="The address to bind. One that others can reach needs a token.", rich_help_panel=_HTTP)
     ] = "127.0.0.1",
@@ -56,7 +62,8 @@ def serve(
         ),
     ] = None,
     auth_token_file: Annotated[
-        Path | None, typer.Option(help="The same, read from a file.", metavar="FILE", rich_help_panel=_ACCESS)
+        Path | None,
+        typer.Option(help="The same, read from a file.", metavar="FILE", readable=False, rich_help_panel=_ACCESS),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
@@ -158,7 +165,13 @@ def _serve_http(door: _Door, poll: float, level: LogLevel, quiet: bool) -> None:
         if not quiet:
             _greet(workspace, live, door, url)
         with shown(live, workspace, title=f"{workspace.settings.name}  {url}", is_quiet=quiet):
-            serve_app(app, sockets=[listener], log_config=None, access_log=level is LogLevel.DEBUG)
+            serve_app(
+                app,
+                sockets=[listener],
+                on_signal=_leave_in_time,
+                log_config=None,
+                access_log=level is LogLevel.DEBUG,
+            )
 
 
 def _serve_stdio(folder: Path, poll: float, quiet: bool) -> None:
@@ -171,9 +184,10 @@ def _serve_stdio(folder: Path, poll: float, quiet: bool) -> None:
 
 
 def _live(workspace: Workspace) -> Live:
-    from tidings.live import Live
+    with made_to_stay():
+        from tidings.live import Live
 
-    return Live(workspace, policy=workspace.settings.policy)
+        return Live(workspace, policy=workspace.settings.policy)
 
 
 def _refuse_http_options(context: typer.Context) -> None:
@@ -201,6 +215,21 @@ def _ends_quietly() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _leave_in_time() -> None:
+    """Nothing can interrupt a Python tool that computes or waits in its thread; the process must not stay for it."""
+
+    def leave() -> None:
+        say(f"Some calls still run after {_LONGEST_END:g} s; leaving them.")
+        if sys.stderr.isatty():
+            sys.stderr.write("\x1b[?25h")  # the cursor, which the status has hidden
+            sys.stderr.flush()
+        os._exit(0)
+
+    timer = threading.Timer(_LONGEST_END, leave)
+    timer.daemon = True
+    timer.start()
 
 
 @contextmanager

@@ -117,6 +117,7 @@ class _Status:
             self._roused.wait(_LOOK)
             self._roused.clear()
             self._is_over.wait(_BREATH)
+        self._display.show(self._look())  # what happened last, too
 
     def _look(self) -> _Snapshot:
         taken = []
@@ -213,4 +214,4 @@ class _Panel:
             grid.add_row("" if number else "problems", Text(str(problem), style="red"))
         if len(snapshot.problems) > _SHOWN:
             grid.add_row("", f"and {len(snapshot.problems) - _SHOWN} more")
-        return Group(Rule(Text(self._title, style="bold"), align="left"), grid)
+        return Group(Rule(Text(self._title, style="bold"), align="left", style="dim"), grid)

@@ -20,7 +20,7 @@ __all__ = ["validate"]
 
 
 def validate(
-    folder: Folder = Path("."),
+    folder: Folder = Path(),
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Load everything as a server would, and print what is wrong as FILE:LINE: MESSAGE.

@@ -103,9 +103,22 @@ def run_http(live: Live, *, host: str = "127.0.0.1", port: int = 8000, log_level
     serve_app(live.http_app(**options), host=host, port=port, log_level=log_level)
 
 
-def serve_app(app: Any, *, sockets: list[socket.socket] | None = None, **options: Any) -> None:
-    """Run uvicorn around an app of ours until the process is told to stop. `options` are those of `uvicorn.Config`."""
+def serve_app(
+    app: Any,
+    *,
+    sockets: list[socket.socket] | None = None,
+    on_signal: Callable[[], None] | None = None,
+    **options: Any,
+) -> None:
+    """Run uvicorn around an app of ours until the process is told to stop, which calls `on_signal` first. `options` are
+    those of `uvicorn.Config`."""
     import uvicorn
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            if on_signal is not None:
+                on_signal()
+            super().handle_exit(sig, frame)
 
     config = uvicorn.Config(
         app,
@@ -113,7 +126,7 @@ def serve_app(app: Any, *, sockets: list[socket.socket] | None = None, **options
         **options,
     )
     try:
-        uvicorn.Server(config).run(sockets=sockets)
+        Server(config).run(sockets=sockets)
     except KeyboardInterrupt:
         pass  # uvicorn raises it anew once everything has ended
 

@@ -7,12 +7,14 @@ block ends, when its task is cancelled, and when nobody refers to it any more.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tidings.errors import Behind
-from tidings.model import Change, Feature, Notification, Topic
+from tidings.model import Change, Feature, Notification, Reason, Topic
 from tidings.subscriber import BUSY, Subscriber
 
 if TYPE_CHECKING:
@@ -74,8 +76,11 @@ class Listener:
         if self._subscriber is None:
             self._loop = asyncio.get_running_loop()
             features, uris, options = self._wanted
-            # A bound method: the hub does not keep this object alive.
-            self._subscriber = self._hub.subscribe(self._deliver, *features, uris=uris, **options)
+            # A bound method, and a weak reference: the hub does not keep this object alive.
+            on_close = partial(_closed, weakref.ref(self))
+            self._subscriber = self._hub.subscribe(
+                self._deliver, *features, uris=uris, **{"on_close": on_close, **options}
+            )
 
     def _deliver(self, notification: Notification) -> object:
         self._notification = notification
@@ -95,6 +100,12 @@ class Listener:
         """Wake the task that waits, from whatever thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_finish, self._waiter)
+
+
+def _closed(listener: weakref.ref[Listener], reason: Reason) -> None:
+    """The hub has closed the subscriber (it expired, say): the iteration is over."""
+    if (closed := listener()) is not None:
+        closed._rouse()
 
 
 def _finish(waiter: asyncio.Future[None] | None) -> None:

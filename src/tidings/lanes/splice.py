@@ -93,9 +93,7 @@ class SplicedSession:
 
     def deliver(self, notification: Notification) -> object:
         head, tail = notification.frames.get(self.shape) or render(notification, self.shape)
-        event_id = self._sent.note(notification)
-        if self._live.splice.has_event_store:
-            event_id = b""
+        event_id = b"" if self._live.splice.has_event_store else self._sent.note(notification)
         if self.channel is None or not self.channel.write(event_id + head + tail):
             return BUSY
         return None
@@ -118,6 +116,8 @@ class SplicedSession:
         """A stream is gone; the session may have another one, or open one."""
         if channel in self._channels:
             self._channels.remove(channel)
+            if channel.is_cut:
+                self._read = self._start
             if self.subscriber is not None:
                 self.subscriber.is_ready = self.subscriber.is_plain = False
             self._on_free()
@@ -129,7 +129,6 @@ class SplicedSession:
 
     def _on_slow(self) -> None:
         logger.warning("a legacy stream was not read for %s s; cutting it off", self._live.policy.write_deadline)
-        self._read = self._start
 
 
 class SpliceLane:

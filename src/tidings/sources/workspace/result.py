@@ -268,7 +268,7 @@ def _listed(text: str) -> Iterable[tuple[str, str, str]]:
             if isinstance(entry, dict) and entry.get("path"):
                 yield str(entry["path"]), str(entry.get("mimeType") or ""), str(entry.get("uri") or "")
         return
-    for line in text.splitlines():
+    for line in text.split("\n"):
         path, mime_type, uri, *_ = [*line.split("\t"), "", "", ""]
         if path:
             yield path, mime_type, uri

@@ -146,6 +146,8 @@ class Workspace:
             logger.warning("%s can't be watched (%s); it is looked at every %s s", self.root, error, self._poll)
 
     async def _follow_clock(self) -> None:
+        # By now the watcher watches: what changed between the first look and this moment no event tells of.
+        await asyncio.to_thread(self.rescan_guarded, None)
         while self._poll > 0:
             await asyncio.sleep(self._poll)
             await asyncio.to_thread(self.rescan_guarded, None)

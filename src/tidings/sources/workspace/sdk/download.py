@@ -60,24 +60,24 @@ def download(url: str, out: str, allow: list[str], deny: list[str], seconds: flo
     address = resolve(host, port)
     target = urlsplit(url)
     deadline = time.monotonic() + seconds
+    body = bytearray()
     connection = _Pinned(host, port, address, seconds)
     try:
         path = (target.path or "/") + (f"?{target.query}" if target.query else "")
         connection.request("GET", path, headers={"User-Agent": agent, "Accept-Encoding": "identity"})
-        response = connection.getresponse()
-        if 300 <= response.status < 400:
-            location = response.headers.get("Location", "")
-            raise Refused("redirect", f"{url} redirects to {location}; fetch that instead", location=location)
-        if response.status >= 400:
-            kind = "transient" if response.status in _TRANSIENT else "network_error"
-            raise Refused(kind, f"{host} answered {response.status} {response.reason}")
-        body = bytearray()
-        while chunk := response.read1(65536):
-            body += chunk
-            if len(body) > most:
-                raise Refused("size_exceeded", f"{url} has more than {most} bytes")
-            if time.monotonic() > deadline:
-                raise Refused("transient", f"{host} did not finish within {seconds:g} s")
+        with connection.getresponse() as response:
+            if 300 <= response.status < 400:
+                location = response.headers.get("Location", "")
+                raise Refused("redirect", f"{url} redirects to {location}; fetch that instead", location=location)
+            if response.status >= 400:
+                kind = "transient" if response.status in _TRANSIENT else "network_error"
+                raise Refused(kind, f"{host} answered {response.status} {response.reason}")
+            while chunk := response.read1(65536):
+                body += chunk
+                if len(body) > most:
+                    raise Refused("size_exceeded", f"{url} has more than {most} bytes")
+                if time.monotonic() > deadline:
+                    raise Refused("transient", f"{host} did not finish within {seconds:g} s")
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise Refused("transient", f"{host} could not be read: {error}") from error
     finally:

@@ -22,9 +22,17 @@ _mcp_values() {
 
 # JSON text ----------------------------------------------------------------------------------------------------------
 
-# Puts the JSON string literal of $1 into the variable _mcp_quoted, without a process.
+# Puts the JSON string literal of $1 into the variable _mcp_quoted, without a process unless it is long.
 _mcp_quote() {
-	local LC_ALL=C value="$1" code char escape # by bytes: quick for a megabyte, and UTF-8 passes as it is
+	local LC_ALL=C value="$1" code char escape # by bytes: UTF-8 passes as it is
+	if ((${#value} > 16384)); then # bash needs the square of the time
+		if [[ -n ${_MCP_JQ} ]]; then
+			_mcp_quoted="$(printf '%s' "${value}" | "${_MCP_JQ}" -Rs .)"
+		else
+			_mcp_quoted="$(printf '%s' "${value}" | _mcp_values quote)"
+		fi
+		return
+	fi
 	value="${value//\\/\\\\}"
 	value="${value//\"/\\\"}"
 	if [[ ${value} == *[$'\x01'-$'\x1f']* ]]; then
@@ -76,7 +84,45 @@ mcp_json_arr() {
 	printf '[%s]\n' "${out}"
 }
 
+# A flat object, as most arguments and most of mcp_json_obj's are, is read by bash itself: jq 1.6 takes 20 ms to start.
+_MCP_STRING='"([^"\\[:cntrl:]]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
+_MCP_SCALAR="(${_MCP_STRING}|-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null)"
+_MCP_MEMBER="[[:space:]]*(${_MCP_STRING})[[:space:]]*:[[:space:]]*${_MCP_SCALAR}[[:space:]]*"
+_MCP_FLAT="^[[:space:]]*\\{([[:space:]]*|${_MCP_MEMBER}(,${_MCP_MEMBER})*)\\}[[:space:]]*\$"
+
+_mcp_is_flat() {
+	local LC_ALL=C
+	((${#1} <= 4096)) && [[ $1 =~ ${_MCP_FLAT} ]]
+}
+
+# _mcp_quick JSON KEY: puts the value at KEY of a flat object into _mcp_quick_value, as JSON. False: not flat.
+_mcp_quick() {
+	local LC_ALL=C rest="$1"
+	_mcp_is_flat "${rest}" || return 1
+	_mcp_quick_value=null
+	rest="${rest#*\{}"
+	while [[ ${rest} =~ ^${_MCP_MEMBER},? ]]; do
+		rest="${rest:${#BASH_REMATCH[0]}}"
+		if [[ ${BASH_REMATCH[1]} == "\"$2\"" ]]; then
+			_mcp_quick_value="${BASH_REMATCH[4]}"
+		fi
+	done
+}
+
+# _mcp_unquote JSON: puts the text of a scalar into _mcp_value. False: it has an escape that bash can't undo.
+_mcp_unquote() {
+	_mcp_value="$1"
+	[[ ${_mcp_value} == '"'* ]] || return 0
+	_mcp_value="${_mcp_value:1:${#_mcp_value}-2}"
+	if [[ ${_mcp_value} == *\\* ]]; then
+		[[ ${_mcp_value} != *\\[u/]* ]] || return 1
+		_mcp_value="${_mcp_value//\\\"/\"}" # what %b does not know
+		printf -v _mcp_value '%b' "${_mcp_value}"
+	fi
+}
+
 mcp_is_valid_json() {
+	_mcp_is_flat "${1-}" && return
 	if [[ -n ${_MCP_JQ} ]]; then
 		[[ "$("${_MCP_JQ}" -cs 'length' <<<"${1-}" 2>/dev/null)" == 1 ]]
 	else
@@ -144,7 +190,20 @@ mcp_meta_raw() {
 
 # _mcp_get_from ARGS|META FILTER
 _mcp_get_from() {
-	local json="MCP_TOOL_$1_JSON" file="MCP_TOOL_$1_FILE"
+	local json="MCP_TOOL_$1_JSON" file="MCP_TOOL_$1_FILE" _mcp_quick_value _mcp_value other
+	if [[ $2 =~ ${_MCP_SIMPLE} ]]; then
+		other="${BASH_REMATCH[3]}"
+		if _mcp_quick "${!json:-x}" "${BASH_REMATCH[1]}"; then
+			if [[ -n ${other} && ${_mcp_quick_value} =~ ^(null|false)$ ]]; then
+				[[ ${other} != empty ]] || return 0
+				_mcp_quick_value="${other}"
+			fi
+			if _mcp_unquote "${_mcp_quick_value}"; then
+				printf '%s\n' "${_mcp_value}"
+				return
+			fi
+		fi
+	fi
 	if [[ -z ${!json:-} && -r ${!file:-} ]]; then
 		_mcp_get "$2" <"${!file}"
 	else
@@ -172,11 +231,27 @@ _mcp_get_default() {
 	fi
 }
 
+# `.key`, or `.key // default`
+_MCP_SIMPLE='^\.([A-Za-z_][A-Za-z0-9_]*)[[:space:]]*(//[[:space:]]*(empty|"[^"\\]*"|[0-9]+|true|false|null))?[[:space:]]*$'
+
+# A value between two marks, because $(…) drops the line ends at its end; nothing for null.
+_MCP_MARKED='if . == null then empty else "=" + tostring + "=" end'
+
+_mcp_unmark() {
+	[[ ${_mcp_value} == =*= ]] || return 1
+	_mcp_value="${_mcp_value#=}"
+	_mcp_value="${_mcp_value%=}"
+}
+
 # Puts the value at $2 into _mcp_value. False: there is none, or it is null; `false` and "" are values.
 _mcp_find() {
-	_mcp_value="$(_mcp_get_from "$1" "($2) | if . == null then empty else \"=\" + tostring end")" || _mcp_value=""
-	[[ ${_mcp_value} == =* ]] || return 1
-	_mcp_value="${_mcp_value#=}"
+	local json="MCP_TOOL_$1_JSON" _mcp_quick_value
+	if [[ $2 =~ ^\.([A-Za-z_][A-Za-z0-9_]*)$ ]] && _mcp_quick "${!json:-x}" "${BASH_REMATCH[1]}"; then
+		[[ ${_mcp_quick_value} != null ]] || return 1
+		_mcp_unquote "${_mcp_quick_value}" && return
+	fi
+	_mcp_value="$(_mcp_get_from "$1" "($2) | ${_MCP_MARKED}")" || _mcp_value=""
+	_mcp_unmark
 }
 
 _mcp_arg() {
@@ -240,7 +315,7 @@ mcp_emit_text() {
 }
 
 mcp_emit_json() {
-	if [[ -n ${_MCP_JQ} ]]; then
+	if [[ -n ${_MCP_JQ} ]] && ! _mcp_is_flat "${1-}"; then
 		"${_MCP_JQ}" -c . <<<"${1-}" 2>/dev/null || printf '%s\n' "${1-}"
 	else
 		printf '%s\n' "${1-}"
@@ -249,7 +324,15 @@ mcp_emit_json() {
 
 # Prints the result with its envelope: $1 is success or error, $2 the JSON. What is not JSON becomes a string.
 _mcp_result() {
-	local most="${MCPBASH_MAX_TEXT_BYTES:-102400}"
+	local most="${MCPBASH_MAX_TEXT_BYTES:-102400}" _mcp_quoted is_error=false body
+	if ((most > 4096)) && _mcp_is_flat "$2"; then
+		_mcp_quote "$2"
+		body="\"success\":true,\"result\":$2"
+		[[ $1 == success ]] || is_error=true body="\"success\":false,\"error\":$2"
+		printf '{"content":[{"type":"text","text":%s}],"structuredContent":{%s},"isError":%s}\n' \
+			"${_mcp_quoted}" "${body}" "${is_error}"
+		return
+	fi
 	if [[ -z ${_MCP_JQ} ]]; then
 		_mcp_values "$1" "${most}" <<<"$2"
 		return
@@ -686,10 +769,10 @@ mcp_config_load() {
 
 # mcp_config_get PATH [--default VALUE]: without a default, false if there is no value.
 mcp_config_get() {
-	local value
-	value="$(_mcp_get "($1) | if . == null then empty else \"=\" + tostring end" <<<"${MCP_CONFIG_JSON:-{\}}" 2>/dev/null)" || value=""
-	if [[ ${value} == =* ]]; then
-		printf '%s\n' "${value#=}"
+	local _mcp_value
+	_mcp_value="$(_mcp_get "($1) | ${_MCP_MARKED}" <<<"${MCP_CONFIG_JSON:-{\}}" 2>/dev/null)" || _mcp_value=""
+	if _mcp_unmark; then
+		printf '%s\n' "${_mcp_value}"
 	elif [[ ${2-} == --default ]]; then
 		printf '%s\n' "${3-}"
 	else

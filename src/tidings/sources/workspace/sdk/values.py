@@ -295,7 +295,7 @@ def cli_error(value: Any) -> str:
 
 def merge(text: str) -> dict[str, Any]:
     merged: dict[str, Any] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):  # not splitlines, which knows more line ends than JSON does
         if line.strip():
             merged |= json.loads(line)
     return merged
@@ -305,6 +305,8 @@ def run(operation: str, arguments: list[str], text: str) -> tuple[str, int]:
     """What to print, and the status to end with."""
     if operation == "realpath":
         return os.path.realpath(arguments[0]), 0
+    if operation == "quote":
+        return dump(text), 0
     if operation == "merge":
         return dump(merge(text)), 0
     try:

@@ -1,0 +1,75 @@
+"""What it costs to call an executable tool, against the bare start of its process: `python bench/process.py`.
+
+Wall time, as a caller waits. The kinds take turns, so that a slow moment of the machine hits all of them; a figure is
+the median, with the tenth and the ninetieth percentile beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from time import perf_counter
+
+import uvloop
+
+from tidings.sources.workspace.call import call_executable
+from tidings.sources.workspace.environment import PROGRESS_FD, environment
+from tidings.sources.workspace.process import run_process
+
+ROUNDS = 200
+SHELL = "#!/bin/sh\necho hello\n"
+HELPERS = """#!/usr/bin/env bash
+source "${MCP_SDK:?}/tool-sdk.sh"
+mcp_result_success "$(mcp_json_obj message "Hello, $(mcp_args_require .name)")"
+"""
+
+
+async def measure(folder: Path) -> dict[str, list[float]]:
+    trivial, helped = folder / "trivial", folder / "helped"
+    for path, text in ((trivial, SHELL), (helped, HELPERS)):
+        path.write_text(text)
+        path.chmod(0o755)
+    env = environment(folder, {})
+
+    async def bare() -> None:
+        actions = ((os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),)
+        os.waitpid(os.posix_spawn(trivial, (trivial,), env, file_actions=actions), 0)  # noqa: ASYNC221, ASYNC222  # that is what is measured
+
+    async def run() -> None:
+        await run_process(
+            [str(trivial)], stdin=b"{}", env=env, cwd=folder, timeout=30, most_output=1000, line_fd_env=PROGRESS_FD
+        )
+
+    async def call(path: Path) -> None:
+        given = {"name": "ada"}
+        result = await call_executable([str(path)], given, root=folder, name="t", timeout=30, most_output=1000)
+        assert not result.is_error
+
+    kinds: dict[str, Callable[[], Awaitable[None]]] = {
+        "a bare start and wait (posix_spawn)": bare,
+        "run_process": run,
+        "a whole call of a shell script": lambda: call(trivial),
+        "a whole call of a bash script with the helpers": lambda: call(helped),
+    }
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(ROUNDS):
+        for kind, function in kinds.items():
+            start = perf_counter()
+            await function()
+            times[kind].append((perf_counter() - start) * 1000)
+    return times
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        times = uvloop.run(measure(Path(folder)))
+    for kind, samples in times.items():
+        tenths = statistics.quantiles(samples, n=10)
+        print(f"{statistics.median(samples):6.2f} ms ({tenths[0]:.2f} … {tenths[-1]:.2f})  {kind}")
+
+
+if __name__ == "__main__":
+    main()

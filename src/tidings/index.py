@@ -1,0 +1,103 @@
+"""Who watches which topic: features, URIs and patterns of URIs.
+
+Finding who is to be told of a change costs what it finds, however many watch something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations
+
+from tidings.model import Feature, Topic
+from tidings.patterns import Match, PatternIndex, Templates, compile_pattern, is_pattern
+from tidings.subscriber import Subscriber
+
+__all__ = ["WatchIndex"]
+
+
+class WatchIndex:
+    """Dicts as ordered sets: who came first is told first."""
+
+    def __init__(self, templates: Templates | None, covers_subresources: bool) -> None:
+        self.watchers: dict[Topic, dict[Subscriber, None]] = {}
+        """By feature, URI and pattern."""
+        self.patterns = PatternIndex(templates)
+        self.edits = 0
+        """Counts what makes an answer of `watching` stale."""
+        self._templates = templates
+        self._covers_subresources = covers_subresources
+
+    def compiled(self, uris: Iterable[str]) -> dict[str, Match]:
+        """Those of the URIs that are patterns not yet watched, ready for `add`. Raises on a bad one."""
+        return {
+            uri: compile_pattern(uri, self._templates) for uri in uris if is_pattern(uri) and uri not in self.watchers
+        }
+
+    def watching(self, topic: Topic) -> Mapping[Subscriber, None]:
+        """Who is to be told when a topic changes."""
+        exact = self.watchers.get(topic, _NOBODY)
+        if isinstance(topic, Feature):
+            return exact
+        others = self.patterns.matching(topic)
+        if self._covers_subresources:
+            others += [path for path in _ancestors(topic) if path in self.watchers]
+        if not others:
+            return exact
+        # One who matches in several ways is told once.
+        return {subscriber: None for path in (topic, *others) for subscriber in self.watchers.get(path, _NOBODY)}
+
+    def add(self, subscriber: Subscriber, topic: Topic, matches: Mapping[str, Match]) -> bool:
+        """Let a subscriber watch a topic; whether it is the first to do so."""
+        watchers = self.watchers.get(topic)
+        if watchers is None:
+            watchers = self.watchers[topic] = {}
+            if not isinstance(topic, Feature) and is_pattern(topic):
+                self.patterns.add(topic, matches.get(topic))
+        is_first = not watchers
+        watchers[subscriber] = None
+        if isinstance(topic, Feature):
+            subscriber.features = _SETS[subscriber.features | {topic}]
+        elif subscriber.uris is None:
+            subscriber.uris = {topic: None}
+        else:
+            subscriber.uris[topic] = None
+        return is_first
+
+    def discard(self, subscriber: Subscriber, topic: Topic) -> bool:
+        """Let it watch the topic no longer; whether it did."""
+        watchers = self.watchers.get(topic)
+        if watchers is None or subscriber not in watchers:
+            return False
+        self.edits += 1
+        del watchers[subscriber]
+        if isinstance(topic, Feature):
+            subscriber.features = _SETS[subscriber.features - {topic}]
+        elif subscriber.uris is not None:
+            del subscriber.uris[topic]
+            if not subscriber.uris:
+                subscriber.uris = None
+        if not watchers:
+            del self.watchers[topic]
+            if not isinstance(topic, Feature) and is_pattern(topic):
+                self.patterns.discard(topic)
+        return True
+
+
+_NOBODY: Mapping[Subscriber, None] = {}
+
+_SETS = {
+    chosen: chosen
+    for size in range(len(Feature) + 1)
+    for chosen in map(frozenset[Feature], combinations(Feature, size))
+}
+"""All sets of features there are, so that subscribers share them."""
+
+
+def _ancestors(uri: str) -> Iterator[str]:
+    """What a resource may be a part of: `a://b/c/d` → `a://b/c/`, `a://b/c`, `a://b/`, `a://b`."""
+    root = uri.find("://") + 3 if "://" in uri else 0
+    end = uri.rfind("/", root, len(uri) - 1)
+    while end > root:
+        yield uri[: end + 1]
+        yield uri[:end]
+        end = uri.rfind("/", root, end)
