@@ -235,6 +235,21 @@ def test_the_example_is_valid() -> None:
 # serve, over HTTP
 
 
+def test_it_is_served_locally_unless_told_otherwise() -> None:
+    from typer.main import get_command
+
+    command = getattr(get_command(app), "commands")["serve"]  # noqa: B009  # typer's classes don't say
+    defaults = {parameter.name: parameter.default for parameter in command.params}
+    assert (defaults["host"], defaults["port"], defaults["path"]) == ("127.0.0.1", 8765, "/mcp")
+
+
+def test_make_run_serves_the_example_and_leaves_the_checkout_as_it_is() -> None:
+    said = subprocess.run(["make", "-n", "run"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=DEADLINE)
+    assert "cp -R examples/workspace .run/workspace" in said.stdout
+    assert "tidings serve .run/workspace" in said.stdout
+    assert "/.run/" in (ROOT / ".gitignore").read_text()
+
+
 async def test_a_dropped_file_reaches_clients_of_both_eras_and_ctrl_c_ends_their_streams(board: Path) -> None:
     async with serving(board) as server:
         assert "2 tools" in server.greeting or "3 tools" in server.greeting
@@ -290,6 +305,11 @@ async def test_a_token_lets_in_who_has_it_and_nobody_else(board: Path, tmp_path:
                 async with Client(streamable_http_client(server.url, http_client=http), mode=mode) as client:
                     result = await client.call_tool("leak")
                     assert getattr(result.content[0], "text", "").strip() == "0"
+        (board / "tools" / "hello.py").write_text(HELLO)
+        (board / "tools" / "broken.py").write_text("def (")
+        assert server.process.stderr is not None
+        first = (await server.process.stderr.readline()).decode()
+        assert "warning: tools/broken.py:1: " in first  # and not that a tool was added, which is information
         assert await server.end(signal.SIGTERM) == 0
 
 
@@ -308,17 +328,17 @@ def test_an_address_that_others_can_reach_needs_a_token(board: Path, host: str) 
 
 
 async def test_hosts_and_origins_are_let_in_by_name_and_quiet_says_nothing(board: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}/board"
     options = ["--allow-host", "board.example.com", "--allow-origin", "https://app.example.com", "--path", "/board"]
     async with (
         asyncio.timeout(DEADLINE),
-        started("serve", board, "--port", port, "--quiet", *options) as process,
+        started("serve", board, "--port", 0, "--quiet", "--json", *options) as process,
         httpx2.AsyncClient(timeout=DEADLINE) as http,
     ):
-        await connected(port)
+        printed = json.loads(await process.stdout.readline())
+        url = printed["url"]
+        assert printed == {"name": "board", "workspace": str(board), "url": url}
+        port = httpx2.URL(url).port
+        assert url == f"http://127.0.0.1:{port}/board"
         cases: list[tuple[dict[str, str], int]] = [
             ({"Host": "board.example.com"}, 200),
             ({"Host": f"board.example.com:{port}"}, 200),
@@ -679,6 +699,9 @@ def test_config_prints_what_the_client_can_read(client: Program, options: list[s
         assert words[-3:] == ["serve", str(folder), "--stdio"]
         assert Path(words[0]).is_absolute()
     assert printed.stderr.startswith("For ")
+    whole = json.loads(tidings("config", folder, "--client", client, "--name", "it", "--json", *options).stdout)
+    assert whole["settings"] == settings
+    assert whole["where"] in printed.stderr
 
 
 def test_config_refuses_what_it_cannot_mean(board: Path) -> None:

@@ -6,6 +6,7 @@ from tidings.catalog import Catalog
 from tidings.errors import (
     AlreadyExists,
     Behind,
+    InvalidFeature,
     InvalidItem,
     InvalidPattern,
     InvalidPolicy,
@@ -33,6 +34,7 @@ __all__ = [
     "Feature",
     "Filter",
     "Hub",
+    "InvalidFeature",
     "InvalidItem",
     "InvalidPattern",
     "InvalidPolicy",

@@ -77,18 +77,18 @@ def safe_json(value: Any) -> bytes:
     try:
         return _encode.encode(value)
     except Exception:  # any value at all may come here; the slow path below takes each
-        return _encode.encode(_plain(value, 0))
+        return _encode.encode(_plain(value, ()))
 
 
-def _plain(value: Any, depth: int) -> Any:
-    if depth > 64:  # deeper than any metadata is; a structure that contains itself ends here
+def _plain(value: Any, above: tuple[int, ...]) -> Any:
+    if id(value) in above or len(above) > 64:  # contains itself, or is deeper than any metadata is
         return "…"
     if value is None or isinstance(value, bool | int | float):
         return value if not isinstance(value, int) or abs(value) < 1 << 63 else str(value)
     if isinstance(value, dict):
-        return {_text(key): _plain(inner, depth + 1) for key, inner in value.items()}
+        return {_text(key): _plain(inner, (*above, id(value))) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(inner, depth + 1) for inner in value]
+        return [_plain(inner, (*above, id(value))) for inner in value]
     return _text(value)
 
 

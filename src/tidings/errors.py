@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     "AlreadyExists",
     "Behind",
+    "InvalidFeature",
     "InvalidItem",
     "InvalidPattern",
     "InvalidPolicy",
@@ -19,6 +20,10 @@ __all__ = [
 
 class TidingsError(Exception):
     """The root of everything that Tidings raises on purpose."""
+
+
+class InvalidFeature(TidingsError, ValueError):
+    """Something other than tools, prompts or resources was to be watched."""
 
 
 class InvalidItem(TidingsError, ValueError):

@@ -152,9 +152,9 @@ def _summary(notification: Notification, shape: Shape) -> dict[str, Any]:
     """What rides in `_meta`."""
     revision, digest = notification.version
     summaries = [_summarized(change, shape) for change in notification.changes[: shape.most]]
-    summary = summaries[0] if len(summaries) == 1 else {}
+    summary = summaries[0] if len(notification.changes) == 1 else {}
     summary |= {"revision": revision, "digest": digest}
-    if len(summaries) > 1:
+    if len(notification.changes) > 1:
         summary["changes"] = summaries
     if len(notification.changes) > shape.most:
         summary["truncated"] = True

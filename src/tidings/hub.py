@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from tidings.agenda import Agenda
 from tidings.catalog import UNKNOWN, Catalog
-from tidings.errors import LimitReached
-from tidings.index import WatchIndex
+from tidings.index import WatchIndex, check_limit
 from tidings.journal import Journal, net
 from tidings.mailbox import NEVER, Entry, Filter, IsMuted, Mailbox
 from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version
-from tidings.patterns import Match, Templates, is_pattern
+from tidings.patterns import Match, Templates
 from tidings.policy import Policy
 from tidings.subscriber import BUSY, Deliver, OnClose, Subscriber, WeakMethod, check_callback, identity
 
@@ -138,7 +137,7 @@ class Hub:
             # Before anything is changed: a bad one must leave no half.
             matches = self._index.compiled(paths)
             known = self._find(who)
-            _check_limit(known.policy if known else options.get("policy") or self.policy, known, paths)
+            check_limit(known.policy if known else options.get("policy") or self.policy, known, paths)
             subscriber = who if isinstance(who, Subscriber) else self._callback(who, options)
             if subscriber.is_closed:
                 return subscriber
@@ -250,10 +249,7 @@ class Hub:
             if subscriber.is_closed:
                 return
             subscriber.is_ready = True
-            if self._publishing:
-                self._woken[subscriber] = None
-            else:
-                self._serve(subscriber, self._clock())
+            self._serve_in_turn(subscriber, self._clock())
 
     def next_due(self) -> float | None:
         """When `tick` has something to do."""
@@ -267,7 +263,7 @@ class Hub:
             now = self._clock() if now is None else now
             while (subscriber := self._agenda.pop(now)) is not None:
                 subscriber.date = None
-                self._serve(subscriber, now)
+                self._serve_in_turn(subscriber, now)
 
     def _fan_out(self, topic: Topic, changes: tuple[Change, ...]) -> None:
         previous, newest = changes[0].previous, changes[-1]
@@ -306,6 +302,13 @@ class Hub:
         self._contents[uri] = version
         while len(self._contents) > self.policy.max_contents:
             del self._contents[next(iter(self._contents))]
+
+    def _serve_in_turn(self, subscriber: Subscriber, now: float) -> None:
+        """At once, or after the fan-out under way, which would tell the same version again."""
+        if self._publishing:
+            self._woken[subscriber] = None
+        else:
+            self._serve(subscriber, now)
 
     def _serve_woken(self) -> None:
         while self._woken:
@@ -400,7 +403,8 @@ class Hub:
                 subscriber.mailbox = Mailbox()
             since = version.revision if version is not None and self._was(topic, version) else -1
             subscriber.mailbox.owe(self._missed(topic, since), version, subscriber.policy, now)
-        self._serve(subscriber, now)
+        subscriber.settle()
+        self._serve_in_turn(subscriber, now)
 
     def _was(self, topic: Topic, version: Version) -> bool:
         """Whether a topic is known to have been at this version, in this life of the server."""
@@ -491,12 +495,3 @@ def _topic(name: Feature | str) -> Topic:
     if isinstance(name, Feature):
         return name
     return next((feature for feature in Feature if feature.value == name), name)
-
-
-def _check_limit(policy: Policy, known: Subscriber | None, uris: list[str]) -> None:
-    watched = dict.fromkeys([*((known.uris if known else None) or ()), *uris])
-    counts = {"max_uris": len(watched), "max_patterns": sum(map(is_pattern, watched))}
-    for name, count in counts.items():
-        limit: int = getattr(policy, name)
-        if uris and count > limit:
-            raise LimitReached(f"this would make {count} subscriptions; Policy.{name} allows {limit}")

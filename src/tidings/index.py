@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 
+from tidings.errors import LimitReached
 from tidings.model import Feature, Topic
 from tidings.patterns import Match, PatternIndex, Templates, compile_pattern, is_pattern
+from tidings.policy import Policy
 from tidings.subscriber import Subscriber
 
-__all__ = ["WatchIndex"]
+__all__ = ["WatchIndex", "check_limit"]
 
 
 class WatchIndex:
@@ -101,3 +103,13 @@ def _ancestors(uri: str) -> Iterator[str]:
         yield uri[: end + 1]
         yield uri[:end]
         end = uri.rfind("/", root, end)
+
+
+def check_limit(policy: Policy, known: Subscriber | None, uris: list[str]) -> None:
+    """Refuse what would make more subscriptions than the policy allows; the message names the limit."""
+    watched = dict.fromkeys([*((known.uris if known else None) or ()), *uris])
+    counts = {"max_uris": len(watched), "max_patterns": sum(map(is_pattern, watched))}
+    for name, count in counts.items():
+        limit: int = getattr(policy, name)
+        if uris and count > limit:
+            raise LimitReached(f"this would make {count} subscriptions; Policy.{name} allows {limit}")

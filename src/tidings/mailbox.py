@@ -32,8 +32,9 @@ class Filter:
     __slots__ = ("_matches", "names", "operations")
 
     def __init__(self, operations: Iterable[Operation | str] | None = None, names: Iterable[str] | None = None) -> None:
-        self.operations = None if operations is None else frozenset(map(Operation, operations))
-        self.names = None if names is None else tuple(names)
+        # A lone text is one name, not its letters.
+        self.operations = None if operations is None else frozenset(map(Operation, _each(operations)))
+        self.names = None if names is None else tuple(_each(names))
         self._matches: tuple[Match, ...] = tuple(map(compile_pattern, self.names or ()))
 
     def passes(self, change: Change) -> bool:
@@ -194,3 +195,7 @@ def _is_silent(is_muted: IsMuted | None, topic: Topic) -> bool:
     except Exception:  # the user's function; in doubt nothing is said, and nothing is lost by that
         logger.exception("a mute predicate failed on %s; saying nothing for now", topic)
         return True
+
+
+def _each(given: Iterable[str]) -> Iterable[str]:
+    return [given] if isinstance(given, str) else given

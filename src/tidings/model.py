@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from tidings.errors import InvalidFeature
+
 __all__ = [
     "Change",
     "Feature",
@@ -35,6 +37,10 @@ class Feature(Enum):
 
     # Enum hashes by name through a Python call; members are singletons, and topics are hashed on every fan-out.
     __hash__ = object.__hash__
+
+    @classmethod
+    def _missing_(cls, value: object) -> Feature:
+        raise InvalidFeature(f"there is no feature {value!r}; there are {', '.join(each.value for each in cls)}")
 
     @property
     def singular(self) -> str:

@@ -120,7 +120,8 @@ class Policy:
                 "so the gap could never come; raise longest_wait"
             )
         object.__setattr__(self, "priorities", _priority_pairs(self.priorities))
-        object.__setattr__(self, "mute_list_changed", frozenset(self.mute_list_changed))
+        versions: Iterable[str] = self.mute_list_changed
+        object.__setattr__(self, "mute_list_changed", frozenset([versions] if isinstance(versions, str) else versions))
 
     @staticmethod
     def _check(name: str, value: Any, kinds: Any, least: float) -> None:

@@ -139,6 +139,9 @@ def config(
     name: Annotated[
         str | None, typer.Option(help="What the client calls the server.", show_default="its own name")
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print it as JSON whatever the client's format, and where it goes.")
+    ] = False,
 ) -> None:
     """Print what to paste into a client's settings, in that client's own format.
 
@@ -155,11 +158,15 @@ def config(
         entry = style.local([*command(), "serve", str(folder.resolve()), "--stdio"])
     else:
         entry = style.remote(http, {"Authorization": f"Bearer {style.variable}"} if auth else {})
+    inputs = {"inputs": list(style.inputs)} if auth and style.inputs else {}
+    settings = {**inputs, style.member: {key: entry}}
+    if as_json:
+        print_json({"client": client, "where": style.where, "settings": settings})
+        return
     if client is Client.CODEX:
         typer.echo(_toml(f"{style.member}.{_toml_key(key)}", entry))
     else:
-        inputs = {"inputs": list(style.inputs)} if auth and style.inputs else {}
-        print_json({**inputs, style.member: {key: entry}})
+        print_json(settings)
     say(f"For {style.where}")
     if auth:
         said = f"replace {_PLACEHOLDER} in it" if style.variable == _PLACEHOLDER else f"start it with {_VARIABLE} set"

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import typer
 
-__all__ = ["LogLevel", "counted", "fail", "print_json", "say", "set_up_logging", "stdout_is_set_aside"]
+__all__ = ["LogLevel", "counted", "fail", "print_json", "print_line", "say", "set_up_logging", "stdout_is_set_aside"]
 
 
 class LogLevel(StrEnum):
@@ -38,6 +38,12 @@ def say(text: str = "") -> None:
 
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=not _takes_unicode()))
+
+
+def print_line(value: Any) -> None:
+    """JSON that is read while the command goes on."""
+    typer.echo(json.dumps(value))
+    sys.stdout.flush()
 
 
 def _takes_unicode() -> bool:

@@ -20,7 +20,7 @@ import typer
 from tidings.cli import access
 from tidings.cli.executable import as_called
 from tidings.cli.folder import Folder, check_folder, open_workspace
-from tidings.cli.output import LogLevel, counted, fail, say, set_up_logging
+from tidings.cli.output import LogLevel, counted, fail, print_line, say, set_up_logging
 from tidings.cli.startup import made_to_stay
 
 if TYPE_CHECKING:
@@ -35,7 +35,17 @@ _LONGEST_END = 3.0
 _TOKEN_VARIABLE = "TIDINGS_AUTH_TOKEN"
 _HTTP = "Over HTTP"
 _ACCESS = "Who may call"
-_HTTP_ONLY = ("host", "port", "path", "auth_token", "auth_token_file", "allow_host", "allow_origin", "insecure")
+_HTTP_ONLY = (
+    "host",
+    "port",
+    "path",
+    "auth_token",
+    "auth_token_file",
+    "allow_host",
+    "allow_origin",
+    "insecure",
+    "as_json",
+)
 
 
 def serve(
@@ -99,6 +109,12 @@ def serve(
     ] = 10.0,
     log_level: Annotated[LogLevel, typer.Option(help="What to write to standard error.")] = LogLevel.INFO,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something is wrong.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print where it serves as one line of JSON on standard output.", rich_help_panel=_HTTP
+        ),
+    ] = False,
 ) -> None:
     """Serve a folder as a live MCP server.
 
@@ -123,9 +139,8 @@ def serve(
             f"Give a token (--auth-token-file FILE, or {_TOKEN_VARIABLE}), "
             "or --insecure if something in front of it checks who calls"
         )
-    _serve_http(
-        _Door(folder, host, port, path, token, tuple(allow_host or ()), tuple(allow_origin or ())), poll, level, quiet
-    )
+    door = _Door(folder, host, port, path, token, tuple(allow_host or ()), tuple(allow_origin or ()))
+    _serve_http(door, poll, level, quiet, as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +162,7 @@ class _Door:
         return f"http://{name}:{port}{self.path}"
 
 
-def _serve_http(door: _Door, poll: float, level: LogLevel, quiet: bool) -> None:
+def _serve_http(door: _Door, poll: float, level: LogLevel, quiet: bool, as_json: bool) -> None:
     with _ends_quietly(), _bound(door.host, door.port) as listener:
         url = door.url(listener.getsockname()[1])
         security = access.transport_security(door.host, door.hosts, door.origins)
@@ -162,6 +177,8 @@ def _serve_http(door: _Door, poll: float, level: LogLevel, quiet: bool) -> None:
         app = live.http_app(host=door.host, streamable_http_path=door.path, transport_security=security)
         if door.origins:
             access.allow_origins(app, door.origins)
+        if as_json:
+            print_line({"name": workspace.settings.name, "url": url, "workspace": str(workspace.root)})
         if not quiet:
             _greet(workspace, live, door, url)
         with shown(live, workspace, title=f"{workspace.settings.name}  {url}", is_quiet=quiet):
@@ -194,7 +211,9 @@ def _refuse_http_options(context: typer.Context) -> None:
     for name in _HTTP_ONLY:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            fail(f"--{name.replace('_', '-')} is for HTTP; with --stdio, whoever starts the process is its only client")
+            fail(
+                f"--{name.removeprefix('as_').replace('_', '-')} is for HTTP; with --stdio, whoever starts the process is its only client"
+            )
 
 
 def _is_from_environment(context: typer.Context, name: str) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidings.errors import Behind
 from tidings.model import Change, Feature, Notification, Reason, Topic
-from tidings.subscriber import BUSY, Subscriber
+from tidings.subscriber import BUSY, OnClose, Subscriber
 
 if TYPE_CHECKING:
     from tidings.hub import Hub
@@ -77,9 +77,9 @@ class Listener:
             self._loop = asyncio.get_running_loop()
             features, uris, options = self._wanted
             # A bound method, and a weak reference: the hub does not keep this object alive.
-            on_close = partial(_closed, weakref.ref(self))
+            on_close = partial(_closed, weakref.ref(self), options.get("on_close"))
             self._subscriber = self._hub.subscribe(
-                self._deliver, *features, uris=uris, **{"on_close": on_close, **options}
+                self._deliver, *features, uris=uris, **{**options, "on_close": on_close}
             )
 
     def _deliver(self, notification: Notification) -> object:
@@ -102,10 +102,12 @@ class Listener:
             self._loop.call_soon_threadsafe(_finish, self._waiter)
 
 
-def _closed(listener: weakref.ref[Listener], reason: Reason) -> None:
+def _closed(listener: weakref.ref[Listener], on_close: OnClose | None, reason: Reason) -> None:
     """The hub has closed the subscriber (it expired, say): the iteration is over."""
     if (closed := listener()) is not None:
         closed._rouse()
+    if on_close is not None:
+        on_close(reason)
 
 
 def _finish(waiter: asyncio.Future[None] | None) -> None:
