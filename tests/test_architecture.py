@@ -14,7 +14,7 @@ SOURCE = Path(tidings.__file__).parent
 CORE_NAMES = frozenset(
     {
         *("agenda", "catalog", "delta", "digest", "errors", "frames", "hub", "index"),
-        *("journal", "mailbox", "model", "patterns", "policy", "subscriber"),
+        *("journal", "mailbox", "model", "news", "patterns", "policy", "subscriber"),
     }
 )
 CORE = [SOURCE / f"{name}.py" for name in sorted(CORE_NAMES)]

@@ -144,6 +144,7 @@ def test_every_command_explains_itself_and_every_option() -> None:
 
     for name, command in getattr(get_command(app), "commands").items():  # noqa: B009  # typer's classes don't say
         assert f"`tidings {name}" in page
+        assert "--json" in [option for parameter in command.params for option in parameter.opts]
         for parameter in command.params:
             if parameter.param_type_name == "option":
                 assert parameter.help, (name, parameter.name)

@@ -125,7 +125,7 @@ class Subscription:
                     if isinstance(each, Told) and each.topic in event.topics and each.version is not None
                     if made.get((each.topic, each.version), at) < at
                 ]
-                events[index] = (max([at, *under_way]), event)
+                events[index] = (max([at, *(when + 1 for when in under_way)]), event)
         merged: list[tuple[int, int, Event]] = [(at, 0, change) for at, change in changes]
         merged += [(at, 1, event) for at, event in sorted(events, key=lambda each: each[0])]
         return History(event for _, _, event in sorted(merged, key=lambda each: each[:2]))

@@ -395,7 +395,7 @@ class Machine(RuleBasedStateMachine):
                 known = cursor is not None and cursor.digest in self.snapshots
                 reader.lists[feature] = dict(self.snapshots[cursor.digest]) if cursor is not None and known else None
             elif feature in wish.topics and feature not in watching:
-                reader.lists[feature] = dict(self.snapshots[self.hub._versions[feature].digest])
+                reader.lists[feature] = dict(self.snapshots[self.hub.news.version(feature).digest])
         for topic in wish.topics:
             reader.paths[topic] = None if wish.ttl is None else self.clock.now + wish.ttl
         features = [topic for topic in wish.topics if isinstance(topic, Feature)]
@@ -767,7 +767,7 @@ def keep_what_is_no_longer_watched(patch: pytest.MonkeyPatch) -> None:
 
 
 def tell_everybody(patch: pytest.MonkeyPatch) -> None:
-    def everybody(self: WatchIndex, topic: Topic) -> dict[Subscriber, None]:
+    def everybody(self: WatchIndex, paths: list[Topic]) -> dict[Subscriber, None]:
         return {subscriber: None for watchers in self.watchers.values() for subscriber in watchers}
 
     patch.setattr(WatchIndex, "watching", everybody)

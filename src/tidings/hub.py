@@ -21,12 +21,13 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from tidings.agenda import Agenda
-from tidings.catalog import UNKNOWN, Catalog
+from tidings.catalog import Catalog
 from tidings.index import WatchIndex, check_limit
-from tidings.journal import Journal, net
+from tidings.journal import Journal
 from tidings.mailbox import NEVER, Entry, Filter, IsMuted, Mailbox
 from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version
-from tidings.patterns import Match, Templates
+from tidings.news import News
+from tidings.patterns import Templates
 from tidings.policy import Policy
 from tidings.subscriber import BUSY, Deliver, OnClose, Subscriber, WeakMethod, check_callback, identity
 
@@ -57,8 +58,7 @@ class Hub:
         """With `follow`, every commit of the catalog is published at once, in the thread that made it."""
         self.catalog = catalog
         self.policy = policy or catalog.policy
-        # An empty journal is falsy, and still the one that was given.
-        self.journal = Journal(self.policy, since=catalog.revision) if journal is None else journal
+        self.news = News(catalog, self.policy, journal)
         self.first = first
         """Called with a feature, URI or pattern when its first subscriber comes: the place to start a watcher."""
         self.last = last
@@ -73,14 +73,10 @@ class Hub:
         self._agenda = Agenda()
         self._lost: deque[object] = deque()
         """The methods whose owner was collected. A collection may strike anywhere, so it only leaves a note here."""
-        self._versions = {feature: catalog.version(feature) for feature in Feature}
-        """As far as published: the catalog may be ahead when a subscriber changes it."""
-        self._contents = catalog.resources.contents()
-        """Likewise."""
-        self._built: dict[Feature, dict[tuple[int, Filter | None], Notification]] = {feature: {} for feature in Feature}
-        """What to say of a list, by the revision as of which it is known and the filter: built once for all of them."""
         self._outbox: deque[tuple[Change, ...]] = deque()
         self._publishing = False
+        self._started: set[Topic] = set()
+        """What `first` was called for, and `last` not yet."""
         self._woken: dict[Subscriber, None] = {}
         """Who can be told again, but only when all have heard of the change that is being told."""
         if follow:
@@ -142,14 +138,17 @@ class Hub:
             if subscriber.is_closed:
                 return subscriber
             topics: list[Topic] = [*chosen, *paths]
-            for topic in topics:
-                self._watch(subscriber, topic, matches)
+            started = [topic for topic in topics if self._index.add(subscriber, topic, matches)]
+            logger.debug("%r watches %s", subscriber, topics)
             now = self._clock()
-            if ttl is not None:
-                subscriber.expiries = (subscriber.expiries or {}) | dict.fromkeys(topics, now + ttl)
-                self._arm(subscriber, now + ttl)
+            self._date(subscriber, topics, None if ttl is None else now + ttl)
             if told:
-                self._catch_up(subscriber, told, now)
+                self._owe(subscriber, told, now)
+            # Last, since whatever a hook changes is then told as to anybody else.
+            for topic in started:
+                self._start(topic)
+            if told and not subscriber.is_closed:
+                self._serve_in_turn(subscriber, now)
             return subscriber
 
     def unsubscribe(
@@ -201,13 +200,17 @@ class Hub:
 
         return Listener(self, features, uris, options)
 
+    @property
+    def journal(self) -> Journal:
+        return self.news.journal
+
     # Asking
 
     def subscribers(self, topic: Feature | str) -> list[Subscriber]:
         """Who is told when this changes: a feature by its name, or the URI of a resource."""
         with self._lock:
             self._sweep()
-            return list(self._index.watching(_topic(topic)))
+            return list(self._index.watching(self._index.paths(_topic(topic))))
 
     def subscriptions(self) -> list[tuple[Topic, list[Subscriber]]]:
         """Every feature, URI and pattern that is watched, and by whom."""
@@ -218,7 +221,7 @@ class Hub:
     def told(self, subscriber: Subscriber, topic: Topic) -> Version | None:
         """The version that a subscriber was last told, or knew when it came; None if it was never told."""
         entry = subscriber.mailbox.entries.get(topic) if subscriber.mailbox else None
-        return entry.told if entry else self._version(topic)
+        return entry.told if entry else self.news.version(topic)
 
     def __len__(self) -> int:
         with self._lock:
@@ -267,22 +270,16 @@ class Hub:
 
     def _fan_out(self, topic: Topic, changes: tuple[Change, ...]) -> None:
         previous, newest = changes[0].previous, changes[-1]
-        # Each list's part by itself: whoever is told of one list now must not hear of another one's before its turn.
-        self.journal.append(changes)
-        notification = Notification(topic, newest.version, changes, since=previous.revision)
-        if isinstance(topic, Feature):
-            self._versions[topic] = newest.version
-            self._built[topic] = {(previous.revision, None): notification}
-        else:
-            self._remember(topic, newest.version)
-        watching = self._index.watching(topic)
+        notification = self.news.publish(topic, changes)
+        paths = self._index.paths(topic)
+        watching = self._index.watching(paths)
         logger.debug("telling %d subscribers: %r", len(watching), notification)
         now = self._clock()
         edits = self._index.edits
         told: list[Subscriber] = []
         for subscriber in tuple(watching):
             # A callback may have closed or unsubscribed others meanwhile.
-            if edits != self._index.edits and subscriber not in self._index.watching(topic):
+            if edits != self._index.edits and not self._index.is_watching(subscriber, paths):
                 continue
             if not subscriber.is_plain:
                 self._note(subscriber, notification, previous, now)
@@ -296,12 +293,6 @@ class Hub:
                 told.append(subscriber)
         for subscriber in told:
             self._end(subscriber, newest.key)
-
-    def _remember(self, uri: str, version: Version) -> None:
-        self._contents.pop(uri, None)
-        self._contents[uri] = version
-        while len(self._contents) > self.policy.max_contents:
-            del self._contents[next(iter(self._contents))]
 
     def _serve_in_turn(self, subscriber: Subscriber, now: float) -> None:
         """At once, or after the fan-out under way, which would tell the same version again."""
@@ -322,8 +313,7 @@ class Hub:
         if mailbox is None:
             mailbox = subscriber.mailbox = Mailbox()
         elif mailbox.is_full(notification.topic, subscriber.policy):
-            logger.warning("%r has %d topics pending, the most allowed; closing it", subscriber, len(mailbox.entries))
-            self.close(subscriber, Reason.OVERFLOW)
+            self._overflow(subscriber, mailbox)
             return
         due = mailbox.note(notification, previous, subscriber.policy, subscriber.filter, now)
         if not subscriber.is_ready:
@@ -332,6 +322,10 @@ class Hub:
             self._serve(subscriber, now)
         else:
             self._arm(subscriber, due)
+
+    def _overflow(self, subscriber: Subscriber, mailbox: Mailbox) -> None:
+        logger.warning("%r has %d topics pending, the most allowed; closing it", subscriber, len(mailbox.entries))
+        self.close(subscriber, Reason.OVERFLOW)
 
     def _serve(self, subscriber: Subscriber, now: float) -> None:
         """Hand over whatever is due, for as long as the subscriber takes it."""
@@ -359,7 +353,7 @@ class Hub:
         if entry.is_true_still:
             mailbox.skip(topic, entry, now)
             return
-        notification = entry.content or self._missed(topic, entry.since, subscriber.filter)
+        notification = entry.content or self.news.missed(topic, entry.since, subscriber.filter)
         if notification.complete and not notification.changes:
             mailbox.skip(topic, entry, now)
             return
@@ -373,51 +367,28 @@ class Hub:
         if any(change.operation is Operation.DELETED for change in notification.changes):
             self._end(subscriber, str(topic))
 
-    def _missed(self, topic: Topic, since: int, filter: Filter | None = None) -> Notification:
-        """What to say of a topic to whoever knows it as of a revision."""
-        if not isinstance(topic, Feature):
-            found = self.journal.since(since, topic)
-            return Notification(topic, self._version(topic), tuple(found or ())[-1:], since=since, complete=bool(found))
-        notification = self._built[topic].get((since, filter))
-        if notification is None:
-            found = self.journal.since(since, topic)
-            changes = net(found or ())
-            if filter is not None:
-                changes = tuple(change for change in changes if filter.passes(change))
-            notification = Notification(topic, self._versions[topic], changes, since=since, complete=found is not None)
-            self._built[topic][since, filter] = notification
-        return notification
-
-    def _version(self, topic: Topic) -> Version:
-        return self._versions[topic] if isinstance(topic, Feature) else self._contents.get(topic, UNKNOWN)
-
-    def _catch_up(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
-        """Note what differs between what the subscriber was told last and what is true now, and tell it."""
+    def _owe(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
+        """Note what differs between what the subscriber was told last and what is true now."""
         for topic, version in told.items():
-            current = self._version(topic)
-            if version is not None and version.digest == current.digest:
+            if not self._index.is_watching(subscriber, self._index.paths(topic)):
                 continue
-            if subscriber not in self._index.watching(topic):
-                continue
-            if subscriber.mailbox is None:
-                subscriber.mailbox = Mailbox()
-            since = version.revision if version is not None and self._was(topic, version) else -1
-            subscriber.mailbox.owe(self._missed(topic, since), version, subscriber.policy, now)
+            mailbox = subscriber.mailbox = subscriber.mailbox or Mailbox()
+            if version is not None and version.digest == self.news.version(topic).digest:
+                mailbox.forgive(topic, version)
+            elif mailbox.is_full(topic, subscriber.policy):
+                self._overflow(subscriber, mailbox)
+                return
+            else:
+                mailbox.owe(self.news.since(topic, version), version, subscriber.policy, now)
         subscriber.settle()
-        self._serve_in_turn(subscriber, now)
-
-    def _was(self, topic: Topic, version: Version) -> bool:
-        """Whether a topic is known to have been at this version, in this life of the server."""
-        changes = self.journal.since(version.revision, topic)
-        return changes is not None and len(changes) > 0 and changes[0].previous == version
 
     # Keeping the index
 
-    def _watch(self, subscriber: Subscriber, topic: Topic, matches: Mapping[str, Match]) -> None:
-        is_first = self._index.add(subscriber, topic, matches)
-        logger.debug("%r watches %s", subscriber, topic)
-        if is_first and self.first is not None:
-            self._guarded(self.first, topic)
+    def _start(self, topic: Topic) -> None:
+        if topic in self._index.watchers and topic not in self._started:
+            self._started.add(topic)
+            if self.first is not None:
+                self._guarded(self.first, topic)
 
     def _unwatch(self, subscriber: Subscriber, topic: Topic) -> None:
         if not self._index.discard(subscriber, topic):
@@ -425,12 +396,25 @@ class Hub:
         if subscriber.expiries is not None:
             subscriber.expiries.pop(topic, None)
         logger.debug("%r no longer watches %s", subscriber, topic)
-        if self.last is not None and topic not in self._index.watchers:
-            self._guarded(self.last, topic)
+        if topic not in self._index.watchers and topic in self._started:
+            self._started.remove(topic)
+            if self.last is not None:
+                self._guarded(self.last, topic)
+
+    def _date(self, subscriber: Subscriber, topics: list[Topic], end: float | None) -> None:
+        """Let subscriptions run out at a time, or never."""
+        expiries = subscriber.expiries or {}
+        for topic in topics:
+            expiries.pop(topic, None)
+        if end is not None:
+            expiries.update(dict.fromkeys(topics, end))
+            self._arm(subscriber, end)
+        subscriber.expiries = expiries or None
 
     def _end(self, subscriber: Subscriber, uri: str) -> None:
         """The resource is gone and the subscriber knows: its subscription to just this URI is over."""
         self._unwatch(subscriber, uri)
+        self._forget_unwatched(subscriber)
         self._close_if_idle(subscriber)
 
     def _expire(self, subscriber: Subscriber, now: float) -> None:
@@ -442,7 +426,7 @@ class Hub:
     def _forget_unwatched(self, subscriber: Subscriber) -> None:
         if subscriber.mailbox is not None:
             for topic in list(subscriber.mailbox.entries):
-                if subscriber not in self._index.watching(topic):
+                if not self._index.is_watching(subscriber, self._index.paths(topic)):
                     subscriber.mailbox.drop(topic)
             if not subscriber.mailbox.entries:
                 subscriber.mailbox = None

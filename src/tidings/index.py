@@ -35,18 +35,23 @@ class WatchIndex:
             uri: compile_pattern(uri, self._templates) for uri in uris if is_pattern(uri) and uri not in self.watchers
         }
 
-    def watching(self, topic: Topic) -> Mapping[Subscriber, None]:
-        """Who is to be told when a topic changes."""
-        exact = self.watchers.get(topic, _NOBODY)
-        if isinstance(topic, Feature):
-            return exact
-        others = self.patterns.matching(topic)
-        if self._covers_subresources:
-            others += [path for path in _ancestors(topic) if path in self.watchers]
-        if not others:
-            return exact
-        # One who matches in several ways is told once.
-        return {subscriber: None for path in (topic, *others) for subscriber in self.watchers.get(path, _NOBODY)}
+    def paths(self, topic: Topic) -> list[Topic]:
+        """Under what a topic may be watched: itself, the patterns that match it, and what it is a part of."""
+        paths: list[Topic] = [topic]
+        if not isinstance(topic, Feature):
+            paths += self.patterns.matching(topic)
+            if self._covers_subresources:
+                paths += [path for path in _ancestors(topic) if path in self.watchers]
+        return paths
+
+    def watching(self, paths: list[Topic]) -> Mapping[Subscriber, None]:
+        """Who is to be told. One who matches in several ways is told once."""
+        if len(paths) == 1:
+            return self.watchers.get(paths[0], _NOBODY)
+        return {subscriber: None for path in paths for subscriber in self.watchers.get(path, _NOBODY)}
+
+    def is_watching(self, subscriber: Subscriber, paths: list[Topic]) -> bool:
+        return any(subscriber in self.watchers.get(path, _NOBODY) for path in paths)
 
     def add(self, subscriber: Subscriber, topic: Topic, matches: Mapping[str, Match]) -> bool:
         """Let a subscriber watch a topic; whether it is the first to do so."""

@@ -112,10 +112,21 @@ class Mailbox:
     def owe(self, notification: Notification, told: Version | None, policy: Policy, now: float) -> None:
         """Note that the subscriber was last told something else than is true now."""
         topic = notification.topic
-        entry = self.entries[topic] = Entry(told, notification.since, notification.version)
+        before = self.entries.get(topic)
+        entry = Entry(told, notification.since, notification.version)
+        if before is not None:
+            self.drop(topic)
+            entry.cooling_until = before.cooling_until
+        self.entries[topic] = entry
         if not isinstance(topic, Feature):
             entry.content = notification
         self._schedule(topic, entry, policy, now)
+
+    def forgive(self, topic: Topic, version: Version) -> None:
+        """The subscriber says that it knows this version: what was to be told until then needs no telling."""
+        entry = self.entries.get(topic)
+        if entry is not None:
+            entry.told = version
 
     def take(self, now: float, is_muted: IsMuted | None) -> tuple[Topic, Entry] | None:
         """The next topic to be told. The caller then either tells it or skips it."""

@@ -211,9 +211,8 @@ def _refuse_http_options(context: typer.Context) -> None:
     for name in _HTTP_ONLY:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            fail(
-                f"--{name.removeprefix('as_').replace('_', '-')} is for HTTP; with --stdio, whoever starts the process is its only client"
-            )
+            option = name.removeprefix("as_").replace("_", "-")
+            fail(f"--{option} is for HTTP; with --stdio, whoever starts the process is its only client")
 
 
 def _is_from_environment(context: typer.Context, name: str) -> bool:

@@ -71,6 +71,8 @@ class Front:
             await self._app(scope, receive, send)
             return
         messages, body = await self._read(receive)
+        if messages[-1]["type"] == "http.disconnect":
+            return  # nobody is there any more; the SDK would raise
         replayed = _replay(messages, receive)
         envelope = _decode(body)
         route = classify_inbound_request(envelope, headers=dict(request.headers)) if envelope else None

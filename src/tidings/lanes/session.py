@@ -182,6 +182,8 @@ class SessionLane:
         session = seams.connection_of(ctx.session).state.get(_STATE)
         if session is not None:
             self._live.hub.unsubscribe(session.subscriber, uris=[str(params.uri)])
+            if isinstance(session, SplicedSession):
+                session.unsubscribed(str(params.uri))
         return types.EmptyResult()
 
     # Modern streams that the SDK carries

@@ -13,10 +13,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from tidings.errors import LimitReached
 from tidings.frames import render
 from tidings.lanes.channel import Channel, Message, Receive, Scope, Send, dismiss
+from tidings.lanes.sent import Sent, event_number
 from tidings.mailbox import IsMuted
-from tidings.model import Notification, Topic, Version
+from tidings.model import Notification
 from tidings.subscriber import BUSY, Subscriber
 
 if TYPE_CHECKING:
@@ -27,41 +29,6 @@ __all__ = ["SpliceLane", "SplicedSession"]
 logger = logging.getLogger(__name__)
 
 
-_ID = b"tidings-"
-"""What our event ids start with. Others are an event store's, and its own business."""
-
-_MOST_REMEMBERED = 1_000
-"""Topics of one session whose last event is remembered. Only a subscription to a pattern can reach it."""
-
-
-class _Sent:
-    """Which events told a session of what. Of each topic only the last one is kept, and the id of the one before."""
-
-    __slots__ = ("_last", "count")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._last: dict[Topic, tuple[int, int, int]] = {}
-
-    def note(self, notification: Notification) -> bytes:
-        """The line with the id of the event that is about to be written."""
-        self.count += 1
-        _, before, _ = self._last.pop(notification.topic, (0, 0, 0))
-        self._last[notification.topic] = (before, self.count, notification.since)
-        if len(self._last) > _MOST_REMEMBERED:
-            del self._last[next(iter(self._last))]
-        return b"id: %s%d\r\n" % (_ID, self.count)
-
-    def missed(self, read: int) -> dict[Topic, Version | None]:
-        """What a client that read no further than an event knows of the topics that it has missed something of."""
-        return {
-            # Never the digest that is true now: in between, it may have been told of another one.
-            topic: Version(since, "") if before <= read else None
-            for topic, (before, last, since) in self._last.items()
-            if last > read
-        }
-
-
 class SplicedSession:
     """A legacy HTTP session, with or without its stream: either may come first."""
 
@@ -69,7 +36,7 @@ class SplicedSession:
 
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._sent = _Sent()
+        self._sent = Sent()
         self._start = 0
         """How many events there were when the newest stream began."""
         self._read: int | None = None
@@ -93,7 +60,10 @@ class SplicedSession:
 
     def deliver(self, notification: Notification) -> object:
         head, tail = notification.frames.get(self.shape) or render(notification, self.shape)
-        event_id = b"" if self._live.splice.has_event_store else self._sent.note(notification)
+        event_id = b""
+        if not self._live.splice.has_event_store:
+            is_watched = self.subscriber is not None and notification.topic in (self.subscriber.uris or ())
+            event_id = self._sent.note(notification, is_watched=is_watched)
         if self.channel is None or not self.channel.write(event_id + head + tail):
             return BUSY
         return None
@@ -107,10 +77,17 @@ class SplicedSession:
         read, self._read = self._read if read is None else read, None
         self._start = self._sent.count
         if read is not None and self.subscriber is not None:
-            self._live.hub.subscribe(self.subscriber, told=self._sent.missed(read))
+            told, ended = self._sent.missed(read)
+            try:
+                self._live.hub.subscribe(self.subscriber, uris=ended, told=told)
+            except LimitReached as error:  # its client has subscribed to others since
+                logger.warning("a legacy session can't be told of what it missed: %s", error)
         channel.on_free = self._on_free
         channel.on_slow = self._on_slow
         self._on_free()
+
+    def unsubscribed(self, uri: str) -> None:
+        self._sent.forget(uri)
 
     def detach(self, channel: Channel) -> None:
         """A stream is gone; the session may have another one, or open one."""
@@ -156,9 +133,8 @@ class SpliceLane:
         end = asyncio.Event()
         is_open = False
         event_id = next((value for name, value in scope["headers"] if name == b"last-event-id"), None)
-        read = None
-        if event_id is not None and event_id.startswith(_ID) and event_id[len(_ID) :].isdigit():
-            read = int(event_id[len(_ID) :])
+        read = event_number(event_id)
+        if read is not None:
             # Without an event store the SDK has no answer to this header.
             scope = {**scope, "headers": [header for header in scope["headers"] if header[0] != b"last-event-id"]}
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import subprocess
 import warnings
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools.base import Tool
 from pydantic import Field, ValidationError
 
+from tidings.errors import InvalidItem
 from tidings.sources.workspace.call import call_executable
 from tidings.sources.workspace.environment import environment
 from tidings.sources.workspace.pieces import Piece, piece_of
@@ -165,24 +168,30 @@ def executable_piece(root: Path, settings: Settings, path: Path, meta: dict[str,
 def run_register(root: Path, settings: Settings, path: Path) -> bytes:
     """What a registration script prints. It runs on its own clock, in a thread, and never for a request."""
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [str(path)],
-            input=b"",
-            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             cwd=root,
             env=environment(root, {}, name="register", allowed=settings.env),
-            timeout=settings.register_timeout,
             start_new_session=True,
-            check=False,
         )
-    except subprocess.TimeoutExpired:
-        raise Broken(path, f"did not finish within {settings.register_timeout:g} s") from None
     except OSError as error:
         raise Broken(path, f"can't be run: {error.strerror}") from None
-    if done.returncode != 0:
-        end = done.stderr.decode("utf-8", "replace").strip()[-500:]
-        raise Broken(path, f"failed with exit status {done.returncode}{': ' + end if end else ''}")
-    return done.stdout
+    try:
+        stdout, stderr = process.communicate(timeout=settings.register_timeout)
+    except subprocess.TimeoutExpired:
+        raise Broken(path, f"did not finish within {settings.register_timeout:g} s") from None
+    finally:
+        # With all that it started: the next run comes in a few seconds.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode != 0:
+        end = stderr.decode("utf-8", "replace").strip()[-500:]
+        raise Broken(path, f"failed with exit status {process.returncode}{': ' + end if end else ''}")
+    return stdout
 
 
 def _command(path: Path) -> list[str]:
@@ -194,6 +203,10 @@ def _own_env(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
     env = meta.get("env") or {}
     if not isinstance(env, dict):
         raise Broken(path, f"env is {env!r:.60}; it must be names and values")
+    try:
+        environment(path.parent, {}, own={str(name): str(value) for name, value in env.items()})
+    except InvalidItem as error:
+        raise Broken(path, str(error)) from None
     return env
 
 

@@ -1,45 +1,31 @@
-"""What Tidings promises, as checks over a recorded history, for the tests of Tidings and of its users.
-
-A `History` is what happened, in the order in which it was seen: who asked for what, what changed, who was told. It may
-come from inside (`Recorder(hub)`) or from clients of a real server (`Told.from_message`), which know only what is on
-the wire. So the checks take a client's time for what it is: a notification may arrive from the moment a subscription
-is asked for until its end is answered. Record a change before its effects can be seen, and before whoever is to know
-it already subscribes.
-
-One check per promise, each on its own reading of what a subscription covers: nothing here asks the code it judges. No
-check waits: `check_reliable` is for a history in which everybody was given the chance to be told.
-"""
+"""One check per promise, each on its own reading of what a subscription covers: none asks the code that it judges."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Final
 
-from tidings.catalog import Catalog
-from tidings.errors import TidingsError
-from tidings.hub import Hub
 from tidings.mailbox import Filter
-from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version
-from tidings.subscriber import Subscriber, identity
+from tidings.model import Feature, Operation, Topic, Version
+from tidings.testing.history import (
+    Acknowledged,
+    Changed,
+    Closed,
+    Event,
+    Held,
+    History,
+    Muted,
+    PromiseBroken,
+    Subscribed,
+    Told,
+    Unmuted,
+    Unsubscribed,
+)
 
 __all__ = [
     "PROMISES",
-    "Acknowledged",
-    "Changed",
-    "Closed",
-    "Event",
-    "Held",
-    "History",
-    "Muted",
-    "PromiseBroken",
-    "Recorder",
-    "Subscribed",
-    "Told",
-    "Unmuted",
-    "Unsubscribed",
     "check_all",
     "check_bounded",
     "check_filtered",
@@ -47,180 +33,6 @@ __all__ = [
     "check_reliable",
     "check_unique",
 ]
-
-_CHANGE_KEY: Final = "dev.tidings/change"
-"""Said again, and not imported from `tidings.frames`: a check must notice when the wire says something else."""
-
-_SHOWN_EVENTS: Final = 20
-"""How much of a history a failure shows: what led to it is nearly always among the last few that concern it."""
-
-
-# What happens
-
-
-@dataclass(frozen=True, slots=True)
-class Subscribed:
-    """A subscriber asked for features, URIs and patterns. It may be told of them from now on."""
-
-    subscriber: str
-    topics: tuple[Topic, ...]
-    told: Mapping[Topic, Version | None] = field(default_factory=dict)
-    """The cursors it came with: the version it was told last, None for never."""
-    filter: Filter | None = None
-    subresources: bool = True
-    """`Policy.subresources` of the server."""
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """What a subscriber asked for until now was granted: from now on it must be told.
-
-    Without this event, a subscription counts as granted when it was asked for, as it is inside a process.
-    """
-
-    subscriber: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unsubscribed:
-    """Some subscriptions are over, or all of them: the end was answered, and nothing may come any more."""
-
-    subscriber: str
-    topics: tuple[Topic, ...] = ()
-    """None named means all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """A topic has a new version. What was there when the history begins is recorded in the same way."""
-
-    topic: Topic
-    version: Version
-    previous: Version | None = None
-    operation: Operation | None = None
-    key: str = ""
-    before: str | None = None
-    """The digest of the list's item before, None if there was none. Only filtered subscribers need it."""
-    after: str | None = None
-
-    @classmethod
-    def from_change(cls, change: Change) -> Changed:
-        return cls(
-            change.topic,
-            change.version,
-            change.previous,
-            change.operation,
-            change.key,
-            change.before.digest if change.before else None,
-            change.item.digest if change.item else None,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A notification reached a subscriber."""
-
-    subscriber: str
-    topic: Topic
-    version: Version | None = None
-    """None where the wire did not say (`Policy.detail` is "none"): it then counts as the newest recorded so far."""
-    changes: tuple[tuple[Operation, str], ...] | None = None
-    """Operations and keys, None where unknown."""
-    is_complete: bool = True
-    """False where the server said that it no longer knew all changes."""
-
-    @classmethod
-    def from_message(cls, subscriber: str, message: Mapping[str, Any]) -> Told | None:
-        """From a JSON-RPC message as it came over the wire; None if it is no notification of a change."""
-        params: Mapping[str, Any] = message.get("params") or {}
-        topic = _topic_of(message.get("method"), params)
-        if topic is None:
-            return None
-        summary = (params.get("_meta") or {}).get(_CHANGE_KEY)
-        if summary is None:
-            return cls(subscriber, topic)
-        version = Version(summary["revision"], summary["digest"])
-        listed = [summary] if "operation" in summary else summary.get("changes", ())
-        changes = tuple((Operation(each["operation"]), each.get("name", each.get("uri", ""))) for each in listed)
-        return cls(subscriber, topic, version, changes, summary.get("complete", True))
-
-
-@dataclass(frozen=True, slots=True)
-class Muted:
-    """A subscriber is not to be told, of some topics or of any: the protocol guard."""
-
-    subscriber: str
-    topics: tuple[Topic, ...] = ()
-    """None named means all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unmuted:
-    """The end of `Muted`."""
-
-    subscriber: str
-    topics: tuple[Topic, ...] = ()
-    """None named means all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """A subscriber is gone, whoever ended it."""
-
-    subscriber: str
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What a subscriber cost at that moment: the topics in its mailbox."""
-
-    subscriber: str
-    pending: int
-    most: int | None = None
-    """`Policy.max_pending`, where it is known."""
-
-
-Event: TypeAlias = Subscribed | Acknowledged | Unsubscribed | Changed | Told | Muted | Unmuted | Closed | Held
-
-
-class History:
-    """Events in the order in which they were seen."""
-
-    def __init__(self, events: Iterable[Event] = ()) -> None:
-        self.events: list[Event] = list(events)
-
-    def record(self, event: Event) -> None:
-        self.events.append(event)
-
-    def subscribers(self) -> list[str]:
-        """In the order of their first mention."""
-        return list(dict.fromkeys(event.subscriber for event in self.events if not isinstance(event, Changed)))
-
-    def __iter__(self) -> Iterator[Event]:
-        return iter(self.events)
-
-    def __len__(self) -> int:
-        return len(self.events)
-
-
-class PromiseBroken(TidingsError, AssertionError):
-    """A history that must not be: which promise, for whom, on what topic, and the events that show it."""
-
-    def __init__(
-        self, promise: str, subscriber: str, topic: Topic | None, why: str, events: Iterable[tuple[int, Event]]
-    ) -> None:
-        self.promise = promise
-        self.subscriber = subscriber
-        self.topic = topic
-        self.events = tuple(events)
-        name = topic.value if isinstance(topic, Feature) else topic
-        shown = [f"  {index:>5}  {event}" for index, event in self.events[-_SHOWN_EVENTS:]]
-        head = f"{promise}: {subscriber}" + (f", {name}" if name is not None else "") + f": {why}"
-        super().__init__("\n".join([head, *shown]))
-
-
-# The checks
 
 
 def check_filtered(history: History) -> None:
@@ -596,12 +408,6 @@ def _is_deletion(told: Told) -> bool:
     return bool(told.changes) and told.changes is not None and told.changes[-1][0] is Operation.DELETED
 
 
-def _topic_of(method: object, params: Mapping[str, Any]) -> Topic | None:
-    if method in ("notifications/resources/updated", "notifications/resources/deleted"):
-        return str(params["uri"])
-    return next((feature for feature in Feature if method == f"notifications/{feature.value}/list_changed"), None)
-
-
 def _broken(promise: str, history: History, index: int, event: Told, why: str) -> None:
     shown = _concerning(history, index + 1, event.subscriber, event.topic)
     raise PromiseBroken(promise, event.subscriber, event.topic, why, shown)
@@ -613,170 +419,3 @@ def _concerning(history: History, end: int, subscriber: str, topic: Topic | None
         is_noise = topic is not None and (isinstance(event, Held) or getattr(event, "topic", topic) != topic)
         if not is_noise and (isinstance(event, Changed) or event.subscriber == subscriber):
             yield index, event
-
-
-# Recording inside a process
-
-
-class Recorder:
-    """Writes down all that happens at a hub, from now on. Call `look()` before the checks, and as often as you like."""
-
-    def __init__(self, hub: Hub, history: History | None = None) -> None:
-        self.history = History() if history is None else history
-        self._hub = hub
-        self._names: dict[Subscriber, str] = {}
-        self._asked: dict[Subscriber, set[Topic]] = {}
-        self._muted: dict[Subscriber, set[Topic]] = {}
-        self._topics: dict[Topic, None] = {}
-        self._count = 0
-        self._first_wish: tuple[tuple[Topic, ...], Mapping[Topic, Version | None]] | None = None
-        """What a callback asked for that has no subscriber yet."""
-        with hub.catalog.lock:
-            self._begin(hub.catalog)
-            self._hub_open, self._hub_subscribe = hub.open, hub.subscribe
-            self._hub_unsubscribe, self._hub_close = hub.unsubscribe, hub.close
-            hub.open, hub.subscribe = self._open, self._subscribe  # type: ignore[method-assign]
-            hub.unsubscribe, hub.close = self._unsubscribe, self._close  # type: ignore[method-assign]
-            self._journal_append = hub.journal.append
-            hub.journal.append = self._append  # type: ignore[method-assign]
-            for subscriber in hub._subscribers:
-                self._adopt(subscriber)
-                self._wish(subscriber, tuple(subscriber.watched), {})
-
-    def name(self, subscriber: Subscriber) -> str:
-        """By which name the history knows an open subscriber."""
-        return self._names[subscriber]
-
-    def look(self) -> None:
-        """Write down what makes no noise: subscriptions that ran out, who is muted, and what each mailbox holds."""
-        with self._hub.catalog.lock:
-            for subscriber, name in self._names.items():
-                self._look_at(subscriber)
-                for topic in self._topics:
-                    self._look_whether_muted(subscriber, name, topic)
-                self.history.record(Held(name, subscriber.pending, subscriber.policy.max_pending))
-
-    def _begin(self, catalog: Catalog) -> None:
-        for topic in (*Feature, *catalog.resources._contents):
-            self._topics[topic] = None
-            self.history.record(Changed(topic, catalog.version(topic)))
-
-    def _adopt(self, subscriber: Subscriber) -> str:
-        self._count += 1
-        name = f"{subscriber.label or 'subscriber'}-{self._count}"
-        self._names[subscriber] = name
-        self._asked[subscriber] = set()
-        self._muted[subscriber] = set()
-        subscriber.deliver = _Tap(subscriber.deliver, lambda notification: self._told(subscriber, name, notification))
-        return name
-
-    def _append(self, changes: Iterable[Change]) -> None:
-        # Here, and not as a sink of the catalog: a change counts from when the hub hears of it, before anybody is told.
-        changes = tuple(changes)
-        for change in changes:
-            self._topics[change.topic] = None
-            self.history.record(Changed.from_change(change))
-        self._journal_append(changes)
-
-    def _told(self, subscriber: Subscriber, name: str, notification: Notification) -> None:
-        if subscriber in self._names:
-            self._look_at(subscriber)
-            self._look_whether_muted(subscriber, name, notification.topic)
-        changes = tuple((change.operation, change.key) for change in notification.changes)
-        self.history.record(Told(name, notification.topic, notification.version, changes, notification.complete))
-
-    def _wish(self, subscriber: Subscriber, topics: tuple[Topic, ...], told: Mapping[Topic, Version | None]) -> None:
-        if subscriber in self._names:
-            self._look_at(subscriber)
-            self._asked[subscriber].update(topics)
-            subresources = self._hub.policy.subresources
-            self.history.record(Subscribed(self._names[subscriber], topics, told, subscriber.filter, subresources))
-
-    def _look_at(self, subscriber: Subscriber) -> None:
-        asked = self._asked.get(subscriber, set())
-        if gone := tuple(topic for topic in asked if topic not in subscriber.watched):
-            asked.difference_update(gone)
-            self.history.record(Unsubscribed(self._names[subscriber], gone))
-
-    def _look_whether_muted(self, subscriber: Subscriber, name: str, topic: Topic) -> None:
-        muted = self._muted[subscriber]
-        try:
-            is_muted = subscriber.is_muted is not None and subscriber.is_muted(topic)
-        except Exception:  # the user's; one that fails is taken as muted
-            is_muted = True
-        if is_muted and topic not in muted:
-            muted.add(topic)
-            self.history.record(Muted(name, (topic,)))
-        elif not is_muted and topic in muted:
-            muted.remove(topic)
-            self.history.record(Unmuted(name, (topic,)))
-
-    def _open(self, *args: Any, **options: Any) -> Subscriber:
-        with self._hub.catalog.lock:
-            subscriber = self._hub_open(*args, **options)
-            self._adopt(subscriber)
-            if self._first_wish is not None:
-                wish, self._first_wish = self._first_wish, None
-                self._wish(subscriber, *wish)
-            return subscriber
-
-    def _subscribe(
-        self,
-        who: Subscriber | Callable[[Notification], object],
-        *features: Feature | str,
-        uris: Iterable[str] = (),
-        told: Mapping[Topic, Version | None] | None = None,
-        **options: Any,
-    ) -> Subscriber:
-        paths = [uris] if isinstance(uris, str) else list(uris)
-        topics: tuple[Topic, ...] = (*map(Feature, features), *paths)
-        with self._hub.catalog.lock:
-            # Before the hub acts: it may tell at once.
-            known = self._hub._find(who)
-            if known is None:
-                self._first_wish = (topics, told or {})
-            else:
-                self._wish(known, topics, told or {})
-            try:
-                return self._hub_subscribe(who, *features, uris=paths, told=told, **options)
-            finally:
-                self._first_wish = None
-                # What was refused was never subscribed.
-                if (subscriber := self._hub._find(who)) in self._names:
-                    self._look_at(subscriber)
-
-    def _unsubscribe(self, who: Subscriber | Callable[[Notification], object], *args: Any, **options: Any) -> None:
-        with self._hub.catalog.lock:
-            subscriber = self._hub._find(who)
-            self._hub_unsubscribe(who, *args, **options)
-            if subscriber in self._names:
-                self._look_at(subscriber)
-
-    def _close(self, who: Subscriber | Callable[[Notification], object], reason: Reason = Reason.UNSUBSCRIBED) -> None:
-        with self._hub.catalog.lock:
-            subscriber = self._hub._find(who)
-            if subscriber in self._names:
-                self.history.record(Closed(self._names.pop(subscriber), reason.value))
-                del self._asked[subscriber], self._muted[subscriber]
-            self._hub_close(who, reason)
-
-
-class _Tap:
-    """Stands for a subscriber's `deliver`, and is equal to it: by that the hub finds the subscriber of a callback."""
-
-    __slots__ = ("_deliver", "_identity", "_record")
-
-    def __init__(self, deliver: Callable[[Notification], object], record: Callable[[Notification], None]) -> None:
-        self._deliver = deliver
-        self._identity = identity(deliver)
-        self._record = record
-
-    def __call__(self, notification: Notification) -> object:
-        self._record(notification)
-        return self._deliver(notification)
-
-    def __eq__(self, other: object) -> bool:
-        return bool(self._identity == (other._identity if isinstance(other, _Tap) else other))
-
-    def __hash__(self) -> int:
-        return hash(self._identity)

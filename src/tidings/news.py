@@ -1,0 +1,80 @@
+"""What there is to say: the versions as far as they were published, and the notifications about them, built once.
+
+The catalog may be ahead: a subscriber may change it while others are still being told of an earlier change.
+"""
+
+from __future__ import annotations
+
+from tidings.catalog import UNKNOWN, Catalog
+from tidings.journal import Journal, net
+from tidings.mailbox import Filter
+from tidings.model import Change, Feature, Notification, Topic, Version
+from tidings.policy import Policy
+
+__all__ = ["News"]
+
+_MOST_BUILT = 256
+"""Notifications kept per list: readers that fell behind at the same time share one, and there are few such times."""
+
+
+class News:
+    def __init__(self, catalog: Catalog, policy: Policy, journal: Journal | None = None) -> None:
+        # An empty journal is falsy, and still the one that was given.
+        self.journal = Journal(policy, since=catalog.revision) if journal is None else journal
+        self._most_contents = policy.max_contents
+        self._revision = catalog.revision
+        self._versions = {feature: catalog.version(feature) for feature in Feature}
+        self._contents = catalog.resources.contents()
+        self._built: dict[Feature, dict[tuple[int, Filter | None], Notification]] = {feature: {} for feature in Feature}
+        """By the revision as of which a list is known, and the filter."""
+
+    def version(self, topic: Topic) -> Version:
+        return self._versions[topic] if isinstance(topic, Feature) else self._contents.get(topic, UNKNOWN)
+
+    def publish(self, topic: Topic, changes: tuple[Change, ...]) -> Notification:
+        """Take in the changes of one topic; returns what to tell those who knew it as it was."""
+        # Each topic by itself: whoever is told of one list now must not hear of another one's changes before its turn.
+        self.journal.append(changes)
+        previous, newest = changes[0].previous, changes[-1]
+        self._revision = newest.revision
+        notification = Notification(topic, newest.version, changes, since=previous.revision)
+        if isinstance(topic, Feature):
+            self._versions[topic] = newest.version
+            self._built[topic] = {(previous.revision, None): notification}
+        else:
+            self._contents.pop(topic, None)
+            self._contents[topic] = newest.version
+            while len(self._contents) > self._most_contents:
+                del self._contents[next(iter(self._contents))]
+        return notification
+
+    def since(self, topic: Topic, version: Version | None) -> Notification:
+        """What to tell one who says that it was told this version, whether or not that ever was."""
+        changes = None if version is None else self.journal.since(version.revision, topic)
+        is_known = bool(changes) and changes is not None and changes[0].previous == version
+        return self.missed(topic, version.revision if version is not None and is_known else -1)
+
+    def missed(self, topic: Topic, since: int, filter: Filter | None = None) -> Notification:
+        """What to tell one who knows a topic as of a revision."""
+        if not isinstance(topic, Feature):
+            found = self.journal.since(since, topic)
+            version = self._contents.get(topic) or Version(self._revision, UNKNOWN.digest)
+            return Notification(topic, version, tuple(found or ())[-1:], since=since, complete=bool(found))
+        built = self._built[topic]
+        notification = built.get((since, filter))
+        if notification is None:
+            notification = self._build(topic, since, filter)
+            if len(built) < _MOST_BUILT:
+                built[since, filter] = notification
+        return notification
+
+    def _build(self, feature: Feature, since: int, filter: Filter | None) -> Notification:
+        whole = self._built[feature].get((since, None))
+        if whole is not None:
+            changes, complete = whole.changes, whole.complete
+        else:
+            found = self.journal.since(since, feature)
+            changes, complete = net(found or ()), found is not None
+        if filter is not None:
+            changes = tuple(change for change in changes if filter.passes(change))
+        return Notification(feature, self._versions[feature], changes, since=since, complete=complete)
