@@ -114,15 +114,17 @@ class Subscription:
         return known is not None and known.digest != rows[-1][1].version.digest
 
     def history(self, changes: list[tuple[int, Changed]]) -> History:
-        """Its own events among all changes. An end that was answered comes after whatever was sent before that."""
+        """Its own events among all changes. Over HTTP an end is answered on another connection than the stream's: what
+        was changed before that may still be under way, and counts as told in time."""
         made = {(change.topic, change.version): at for at, change in changes}
         events = list(self.events)
         for index, (at, event) in enumerate(self.events):
-            if isinstance(event, Unsubscribed):
+            if isinstance(event, Unsubscribed) and self.server.has_streams:
                 under_way = [
                     when
                     for when, each in self.events[index:]
-                    if isinstance(each, Told) and each.topic in event.topics and each.version is not None
+                    if isinstance(each, Told) and each.version is not None
+                    if any(each.topic in covered(path) for path in event.topics)
                     if made.get((each.topic, each.version), at) < at
                 ]
                 events[index] = (max([at, *(when + 1 for when in under_way)]), event)
@@ -139,7 +141,10 @@ class Server:
         change: Callable[[list[dict[str, Any]]], Awaitable[None]],
         record: Callable[[int], Awaitable[list[Any]]],
         pending: Callable[[], Awaitable[dict[str, int]]] | None = None,
+        *,
+        has_streams: bool,
     ) -> None:
+        self.has_streams = has_streams
         self.change = change
         self._record = record
         self._pending = pending
@@ -350,7 +355,7 @@ async def over_stdio(mode: str, note: Note) -> AsyncIterator[Client]:
 # The play
 
 
-async def drive(server: Server, players: list[Player], dice: random.Random, at_once: int, is_http: bool) -> None:
+async def drive(server: Server, players: list[Player], dice: random.Random, at_once: int) -> None:
     """Change the catalog until it has changed so often, while the players come and go; and let everybody be told."""
     changes = Changes(dice)
     await asyncio.gather(*(player.settled() for player in players))
@@ -358,14 +363,14 @@ async def drive(server: Server, players: list[Player], dice: random.Random, at_o
         while await server.catch_up() < CHANGES * epoch // EPOCHS:
             for _ in range(25 // at_once):
                 operations = [changes.next() for _ in range(at_once)]
-                if is_http and dice.random() < 0.02:
+                if server.has_streams and dice.random() < 0.02:
                     operations.insert(0, {"do": "cut", "of": "", "key": "", "text": str(dice.randrange(1_000))})
                 await server.change(operations)
                 if dice.random() < 0.15:
-                    dice.choice(players).wish(dice.choice(["drop", "change"]) if is_http else "change")
+                    dice.choice(players).wish(dice.choice(["drop", "change"]) if server.has_streams else "change")
             await server.look()
         await asyncio.gather(*(player.settled() for player in players))
-        if is_http:
+        if server.has_streams:
             # The last word is lost on the way to many, and no later one makes up for it.
             await server.quiet()
             await server.change([{"do": "cut", "of": "", "key": ""}, *(changes.next() for _ in range(10))])
@@ -410,14 +415,14 @@ def play_over_http(process: Process, dice: random.Random, tasks: asyncio.TaskGro
         found: dict[str, int] = (await process.state())["pending"]
         return found
 
-    server = Server(lambda operations: process.change(*operations), record, pending)
+    server = Server(lambda operations: process.change(*operations), record, pending, has_streams=True)
     players: list[Player] = []
     for number in range(46):
         kind: Kind = "modern" if number % 3 else "legacy"
         player = Player(f"http-{kind}-{number}", kind, server, partial(over_http, url, MODES[kind], dice), dice)
         players.append(player)
         tasks.create_task(player.play())
-    tasks.create_task(drive(server, players, dice, at_once=1, is_http=True))
+    tasks.create_task(drive(server, players, dice, at_once=1))
     return server
 
 
@@ -433,8 +438,8 @@ def play_over_stdio(kind: Kind, number: int, dice: random.Random, tasks: asyncio
         rows: list[Any] = (result.structured_content or {})["result"]
         return rows
 
-    server = Server(change, record)
+    server = Server(change, record, has_streams=False)
     player = Player(f"stdio-{kind}-{number}", kind, server, partial(over_stdio, MODES[kind]), dice)
     tasks.create_task(player.play())
-    tasks.create_task(drive(server, [player], dice, at_once=5, is_http=False))
+    tasks.create_task(drive(server, [player], dice, at_once=5))
     return server

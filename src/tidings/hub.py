@@ -312,7 +312,7 @@ class Hub:
         mailbox = subscriber.mailbox
         if mailbox is None:
             mailbox = subscriber.mailbox = Mailbox()
-        elif mailbox.is_full(notification.topic, subscriber.policy):
+        elif not mailbox.has_room(notification.topic, subscriber.policy):
             self._overflow(subscriber, mailbox)
             return
         due = mailbox.note(notification, previous, subscriber.policy, subscriber.filter, now)
@@ -373,11 +373,14 @@ class Hub:
             if not self._index.is_watching(subscriber, self._index.paths(topic)):
                 continue
             mailbox = subscriber.mailbox = subscriber.mailbox or Mailbox()
-            if version is not None and version.digest == self.news.version(topic).digest:
-                mailbox.forgive(topic, version)
-            elif mailbox.is_full(topic, subscriber.policy):
+            if not mailbox.has_room(topic, subscriber.policy):
                 self._overflow(subscriber, mailbox)
                 return
+            published, current = self.news.version(topic), self.catalog.version(topic)
+            if version is not None and version.revision > published.revision and current != published:
+                mailbox.expect(topic, version, current.revision)
+            elif version is not None and version.digest == published.digest:
+                mailbox.forgive(topic, version)
             else:
                 mailbox.owe(self.news.since(topic, version), version, subscriber.policy, now)
         subscriber.settle()

@@ -52,7 +52,7 @@ class Filter:
 class Entry:
     """One topic of which the subscriber may not know the newest version."""
 
-    __slots__ = ("content", "cooling_until", "due", "first", "latest", "since", "told")
+    __slots__ = ("awaits", "content", "cooling_until", "due", "first", "latest", "since", "told")
 
     def __init__(self, told: Version | None, since: int, latest: Version) -> None:
         self.told = told
@@ -69,11 +69,13 @@ class Entry:
         """When it may be said; never, while there is nothing to say."""
         self.cooling_until = 0.0
         """The rate limit: not before this time."""
+        self.awaits = 0
+        """The subscriber is ahead of what was published: until this revision, nothing is news to it."""
 
     @property
     def is_up_to_date(self) -> bool:
         """Whether nothing is waiting, and what the subscriber was told last is the truth."""
-        return self.due == NEVER and self.is_true_still
+        return self.due == NEVER and not self.awaits and self.is_true_still
 
     @property
     def is_true_still(self) -> bool:
@@ -102,6 +104,13 @@ class Mailbox:
         elif entry.is_up_to_date:
             entry.told, entry.since = previous, previous.revision
         entry.latest = notification.version
+        if entry.awaits:
+            if notification.version.revision >= entry.awaits:
+                entry.awaits = 0
+            if entry.awaits or entry.is_true_still:
+                self.skip(topic, entry, now)
+                return NEVER
+            entry.since = -1
         if not isinstance(topic, Feature):
             entry.content = notification
         elif filter is not None and entry.due == NEVER and not any(map(filter.passes, notification.changes)):
@@ -122,6 +131,12 @@ class Mailbox:
             entry.content = notification
         self._schedule(topic, entry, policy, now)
 
+    def expect(self, topic: Topic, told: Version, revision: int) -> None:
+        """The subscriber knows a version that is yet to be published, with this revision at the latest."""
+        self.drop(topic)
+        entry = self.entries[topic] = Entry(told, told.revision, told)
+        entry.awaits = revision
+
     def forgive(self, topic: Topic, version: Version) -> None:
         """The subscriber says that it knows this version: what was to be told until then needs no telling."""
         entry = self.entries.get(topic)
@@ -138,11 +153,8 @@ class Mailbox:
         return None
 
     def tell(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> None:
-        """The subscriber knows the latest now: forget the topic, or keep it for as long as the rate limit needs it.
-
-        With too many to keep, the rate limit is forgotten and not the subscriber closed, since it does keep up.
-        """
-        if policy.min_interval > 0 and len(self.entries) <= policy.max_pending:
+        """The subscriber knows the latest now: forget the topic, or keep it for as long as the rate limit needs it."""
+        if policy.min_interval > 0:
             entry.told, entry.cooling_until = entry.latest, now + policy.min_interval
         else:
             del self.entries[topic]
@@ -153,11 +165,14 @@ class Mailbox:
         if entry.is_up_to_date and entry.cooling_until <= now:
             del self.entries[topic]
 
-    def is_full(self, topic: Topic, policy: Policy) -> bool:
-        """Whether there is no room for this topic to wait."""
-        if len(self.entries) < policy.max_pending or topic in self.entries:
-            return False
-        return sum(map(len, self._queues.values())) >= policy.max_pending
+    def has_room(self, topic: Topic, policy: Policy) -> bool:
+        """Whether this topic may wait. What only the rate limit keeps gives way: its reader does keep up."""
+        if topic in self.entries or len(self.entries) < policy.max_pending:
+            return True
+        kept = next((each for each, entry in self.entries.items() if entry.is_up_to_date), None)
+        if kept is not None:
+            del self.entries[kept]
+        return kept is not None
 
     def drop(self, topic: Topic) -> None:
         """The subscriber no longer watches this topic."""

@@ -182,8 +182,7 @@ class SessionLane:
         session = seams.connection_of(ctx.session).state.get(_STATE)
         if session is not None:
             self._live.hub.unsubscribe(session.subscriber, uris=[str(params.uri)])
-            if isinstance(session, SplicedSession):
-                session.unsubscribed(str(params.uri))
+            await session.unsubscribed(str(params.uri))
         return types.EmptyResult()
 
     # Modern streams that the SDK carries
@@ -252,6 +251,11 @@ class _Pipe:
     def start(self) -> None:
         if self.subscriber is not None and self._task is None:
             self._live.hub.wake(self.subscriber)
+
+    async def unsubscribed(self, uri: str) -> None:
+        """What is being written was told before the end of the subscription, and must not come after the answer."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
 
     def _deliver(self, notification: Notification) -> object:
         self._task = asyncio.get_running_loop().create_task(self._write(notification))

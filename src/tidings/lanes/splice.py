@@ -86,7 +86,7 @@ class SplicedSession:
         channel.on_slow = self._on_slow
         self._on_free()
 
-    def unsubscribed(self, uri: str) -> None:
+    async def unsubscribed(self, uri: str) -> None:
         self._sent.forget(uri)
 
     def detach(self, channel: Channel) -> None:
