@@ -49,6 +49,9 @@ class Board:
             self.server.add_tool(self.record, name="record")
             for route in self._routes():
                 self.server.custom_route(route.path, methods=["GET", "POST"])(route.endpoint)
+        if settings.has_middleware:
+            lowlevel = self.server if settings.is_lowlevel else self.server._lowlevel_server
+            lowlevel.middleware.append(_let_through)
         self.live = Live(
             self.server,
             policy=Policy(**settings.policy),
@@ -208,6 +211,10 @@ def _broken_sink(changes: tuple[Change, ...]) -> None:
 
 def _broken_callback(notification: Notification) -> None:
     raise RuntimeError("the user's callback is broken")
+
+
+async def _let_through(ctx: Any, call_next: Any) -> Any:
+    return await call_next(ctx)
 
 
 async def _pass_on(request: Request, call_next: Any) -> Response:

@@ -39,6 +39,8 @@ class Settings(msgspec.Struct):
     is_lowlevel: bool = False
     is_broken: bool = False
     """Everything of the user's that Tidings calls raises: authorize, hooks, callbacks, sinks, and lists on demand."""
+    has_middleware: bool = False
+    """A middleware of the user's own in the SDK's chain, so that every request has to go through it."""
     is_wrapped: bool = False
     """Behind a middleware that gives the app a `receive` of its own, as Starlette's `BaseHTTPMiddleware` does."""
 

@@ -188,6 +188,9 @@ def run_register(root: Path, settings: Settings, path: Path) -> bytes:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
     if process.returncode != 0:
         end = stderr.decode("utf-8", "replace").strip()[-500:]
         raise Broken(path, f"failed with exit status {process.returncode}{': ' + end if end else ''}")

@@ -76,6 +76,13 @@ class FileContent(Resource):
 
     path: Path
 
+    @property
+    def size(self) -> int | None:
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return None
+
     async def read(self) -> str | bytes:
         try:
             content = await anyio.to_thread.run_sync(self.path.read_bytes)

@@ -60,7 +60,7 @@ def _from_toml(path: Path, root: Path) -> Settings:
         raise Broken(path, f"not UTF-8: {error}") from None
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"at line (\d+)", str(error))
-        raise Broken(path, f"not TOML: {error}", int(found[1]) if found else None) from None
+        raise Broken(path, f"not TOML: {error}", int(found[1]) if found else len(text.splitlines())) from None
     policy = given.pop("policy", {})
     sections = {"": {key: value for key, value in given.items() if not isinstance(value, dict)}}
     sections |= {key: value for key, value in given.items() if isinstance(value, dict)}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+import mcp_types as types
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.resources import FunctionResource
 from watchfiles import awatch
@@ -24,7 +25,7 @@ from tidings.catalog import Catalog
 from tidings.digest import canonical
 from tidings.errors import TidingsError
 from tidings.model import Feature
-from tidings.sources.workspace.files import load_resources
+from tidings.sources.workspace.files import FileContent, load_resources
 from tidings.sources.workspace.layout import Unit, unit_of, walk
 from tidings.sources.workspace.pieces import Piece, piece_of
 from tidings.sources.workspace.problems import Broken, Problem, problem_of
@@ -98,6 +99,7 @@ class Workspace:
             mime_type="text/plain",
         )
         seams.registries_of(self.server)["resources"][ERRORS] = errors
+        self.lowlevel.add_request_handler("resources/list", types.PaginatedRequestParams, self._list_resources)
         self._errors = piece_of(errors)
         self.rescan()
 
@@ -295,6 +297,16 @@ class Workspace:
             return Settings(self.root.name)  # the first look through the folder says what is wrong
 
     # Serving
+
+    async def _list_resources(self, ctx: Any, params: types.PaginatedRequestParams) -> types.ListResourcesResult:
+        """As the SDK lists them, with their sizes, which are the contents' and make no other list."""
+        listed = await self.server.list_resources()
+        components = seams.registries_of(self.server)["resources"]
+        for resource in listed:
+            component = components.get(resource.uri)
+            if isinstance(component, FileContent):
+                resource.size = component.size
+        return types.ListResourcesResult(resources=listed)
 
     def _served(self, key: tuple[Feature, str]) -> Piece | None:
         """The item that is served under a key, if any."""

@@ -1,0 +1,72 @@
+"""The repository keeps its contract: what a fresh clone must have, and what must never be in it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_the_package_lies_below_src_and_needs_python_3_11() -> None:
+    assert (ROOT / "src" / "tidings" / "py.typed").exists()
+    assert PROJECT["project"]["requires-python"] == ">=3.11"
+
+
+def test_the_lock_has_versions_and_hashes_and_no_address() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    pinned = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==", lock, re.MULTILINE)
+    assert len(pinned) > 20
+    assert lock.count("--hash=sha256:") >= len(pinned)
+    assert "://" not in lock
+    assert not (ROOT / "uv.lock").exists()
+
+
+def test_every_dependency_is_locked() -> None:
+    locked = set(re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    extras = PROJECT["project"]["optional-dependencies"]
+    named = PROJECT["project"]["dependencies"] + [each for extra in extras.values() for each in extra]
+    wanted = {match[0].lower() for each in named if (match := re.match(r"[\w.-]+", each))} - {"tidings"}
+    assert wanted <= locked
+
+
+def test_the_licence_is_apache_2() -> None:
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+    assert "Apache License" in (ROOT / "LICENSE").read_text()[:200]
+
+
+def test_all_is_every_other_extra() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert extras["all"] == ["tidings[nats,fastmcp,otlp]"]
+    assert {"nats", "fastmcp", "otlp"} <= extras.keys()
+
+
+def test_the_readme_opens_with_what_it_is_and_two_commands() -> None:
+    head = (ROOT / "README.md").read_text()[:1500]
+    assert "makes a Python MCP server live" in head
+    assert re.search(r"```sh\nmake run .*\nmake test .*\n```", head)
+    assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("target", ["run", "test", "check", "bench", "lock", "format", "clean", "help"])
+def test_the_makefile_has_its_targets(target: str) -> None:
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_make_check_lints_and_checks_types_strictly() -> None:
+    done = subprocess.run(["make", "-n", "check"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "ruff check" in done.stdout
+    assert "mypy" in done.stdout
+    assert PROJECT["tool"]["mypy"]["strict"] is True
+
+
+def test_ci_checks_and_tests_with_nothing_skipped() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "make check" in script
+    assert re.search(r"TIDINGS_REQUIRE_ALL=1.*make test|export TIDINGS_REQUIRE_ALL=1", script)

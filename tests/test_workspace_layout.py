@@ -1,0 +1,420 @@
+"""What each kind of file in a workspace gives, asked by a real client."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp.client.client import Client
+
+from tidings.errors import TidingsError
+from tidings.sources.workspace.workspace import Workspace
+
+Scenario = Callable[[Client, Workspace], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(root: Path) -> AsyncIterator[tuple[Client, Workspace]]:
+    workspace = Workspace(root)
+    async with asyncio.timeout(60), Client(workspace.server) as client:
+        yield client, workspace
+
+
+def run(root: Path, scenario: Scenario) -> None:
+    async def main() -> None:
+        async with serving(root) as (client, workspace):
+            await scenario(client, workspace)
+
+    asyncio.run(main())
+
+
+def write(root: Path, files: dict[str, str], *, executable: tuple[str, ...] = ()) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        if name in executable or text.startswith("#!"):
+            path.chmod(0o755)
+
+
+async def call(client: Client, name: str, arguments: dict[str, Any] | None = None) -> Any:
+    result = await client.call_tool(name, arguments or {})
+    return result.structured_content or getattr(result.content[0], "text", None)
+
+
+def test_settings_name_the_server_and_a_folder_without_them_is_named_after_itself(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    assert Workspace(tmp_path / "plain").settings.name == "plain"
+    assert Workspace(tmp_path / "plain").settings.policy.announce
+    write(
+        tmp_path / "told",
+        {
+            "tidings.toml": 'name = "told"\nversion = "1.2"\ninstructions = "Ask first."\n'
+            '[policy]\ndetail = "none"\n[tools]\ntimeout = 5\n'
+        },
+    )
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        assert client.server_info is not None
+        assert (client.server_info.name, client.server_info.version) == ("told", "1.2")
+        assert client.instructions == "Ask first."
+        assert (workspace.settings.policy.detail, workspace.settings.timeout) == ("none", 5)
+
+    run(tmp_path / "told", scenario)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("name = [", "tidings.toml:1: not TOML"),
+        ("\nnom = 'x'", "tidings.toml:2: nom is not known here"),
+        ("name = 1", "tidings.toml:1: name is 1; it must be a text"),
+        ("[policy]\nquiet_gap = -1", "tidings.toml:1: [policy] quiet_gap is -1"),
+        ("[tools]\ntimeout = 'long'", "tidings.toml:2: [tools] timeout is 'long'; it must be a number"),
+    ],
+)
+def test_a_mistake_in_the_settings_is_named_with_its_line(tmp_path: Path, text: str, problem: str) -> None:
+    write(tmp_path, {"tidings.toml": text})
+    [found] = Workspace(tmp_path).problems
+    assert str(found).startswith(problem)
+
+
+def test_a_folder_that_is_none_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(TidingsError, match="tidings new"):
+        Workspace(tmp_path / "nowhere")
+
+
+PYTHON = '''
+import asyncio
+from dataclasses import dataclass
+from mcp.server.mcpserver import Context
+
+@dataclass
+class Sum:
+    value: int
+
+def add(a: int, b: int = 1) -> Sum:
+    """Add two numbers."""
+    return Sum(_helper(a, b))
+
+async def later(text: str, ctx: Context) -> str:
+    await asyncio.sleep(0)
+    await ctx.report_progress(1, 2, "half")
+    return text
+
+def _helper(a: int, b: int) -> int:
+    return a + b
+'''
+
+
+def test_every_public_function_with_hints_is_a_tool_that_runs_as_in_the_sdk(tmp_path: Path) -> None:
+    write(tmp_path, {"tools/sums.py": PYTHON})
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert sorted(tools) == ["add", "later"]
+        assert tools["add"].description == "Add two numbers."
+        assert tools["add"].input_schema["required"] == ["a"]
+        assert tools["later"].input_schema["properties"].keys() == {"text"}
+        assert await call(client, "add", {"a": 2}) == {"value": 3}
+        steps: list[Any] = []
+
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            steps.append((progress, total, message))
+
+        result = await client.call_tool("later", {"text": "hi"}, progress_callback=on_progress)
+        assert getattr(result.content[0], "text", None) == "hi"
+        assert steps == [(1, 2, "half")]
+
+    run(tmp_path, scenario)
+
+
+def test_a_parameter_without_a_hint_is_an_error_with_its_line(tmp_path: Path) -> None:
+    write(tmp_path, {"tools/bad.py": "\ndef f(x) -> int:\n    return 1\n", "tools/none.py": "x = 1\n"})
+    first, second = Workspace(tmp_path).problems
+    assert str(first).startswith("tools/bad.py:2: f: parameter 'x' has no type hint")
+    assert str(second).startswith("tools/none.py: no tool in it")
+
+
+def test_a_python_tool_is_run_as_a_fresh_module_when_it_changed(tmp_path: Path) -> None:
+    source = "calls = []\ndef count(x: int) -> int:\n    calls.append(x)\n    return len(calls)\n"
+    write(tmp_path, {"tools/count.py": source})
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        assert await call(client, "count", {"x": 1}) == {"result": 1}
+        assert await call(client, "count", {"x": 1}) == {"result": 2}
+        write(tmp_path, {"tools/count.py": source + "# changed\n"})
+        workspace.rescan()
+        assert await call(client, "count", {"x": 1}) == {"result": 1}
+
+    run(tmp_path, scenario)
+
+
+def test_an_executable_says_what_it_is_in_its_comment_or_beside_it(tmp_path: Path) -> None:
+    meta = {
+        "name": "site-deploy",
+        "title": "Deploy",
+        "description": "From the file",
+        "inputSchema": {"type": "object", "properties": {"to": {"type": "string"}}, "required": ["to"]},
+        "outputSchema": {"type": "object", "properties": {"to": {"type": "string"}}, "required": ["to"]},
+        "annotations": {"readOnlyHint": True},
+        "icons": [{"src": "https://example.com/i.png"}],
+        "timeout": 7,
+        "env": {"REGION": "north"},
+    }
+    write(
+        tmp_path,
+        {
+            "tools/say.sh": "#!/bin/sh\n# @describe Say it\n# @title Sayer\n# @arg what:string! What to say\n"
+            '# @arg n:integer\necho "$TIDINGS_ARG_WHAT"\n',
+            "tools/deploy.py": "#!/usr/bin/env python3\nimport json, os, sys\n"
+            'print(json.dumps({"to": json.load(sys.stdin)["to"] + os.environ["REGION"]}))\n',
+            "tools/deploy.meta.json": json.dumps(meta),
+            "tools/README.md": "Not a tool",
+        },
+    )
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert sorted(tools) == ["say", "site-deploy"]
+        assert (tools["say"].description, tools["say"].title) == ("Say it", "Sayer")
+        assert tools["say"].input_schema == {
+            "type": "object",
+            "properties": {"what": {"type": "string", "description": "What to say"}, "n": {"type": "integer"}},
+            "required": ["what"],
+        }
+        assert await call(client, "say", {"what": "hello; rm -rf $(pwd)"}) == "hello; rm -rf $(pwd)"
+        deploy = tools["site-deploy"].model_dump(by_alias=True, mode="json", exclude_none=True)
+        for field in ("title", "description", "inputSchema", "outputSchema", "annotations", "icons"):
+            assert deploy[field] == meta[field]
+        assert await call(client, "site-deploy", {"to": "the "}) == {"to": "the north"}
+        refused = await client.call_tool("site-deploy", {})
+        assert refused.is_error
+        assert "'to' is a required property" in getattr(refused.content[0], "text", "")
+
+    run(tmp_path, scenario)
+
+
+def test_a_folder_may_hold_one_tool_and_what_it_needs(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "tools/report/tool.sh": "#!/bin/sh\ncat tools/report/data.txt\n",
+            "tools/report/tool.meta.json": '{"description": "Reports"}',
+            "tools/report/data.txt": "numbers",
+            "tools/report/helper.py": "raise SystemExit",
+        },
+    )
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        [tool] = (await client.list_tools()).tools
+        assert (tool.name, tool.description) == ("report", "Reports")
+        assert await call(client, "report") == "numbers"
+        assert workspace.problems == ()
+
+    run(tmp_path, scenario)
+
+
+def test_progress_lines_become_progress_notifications(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "tools/slow.py": "#!/usr/bin/env python3\nimport os\n"
+            'channel = os.fdopen(int(os.environ["TIDINGS_PROGRESS_FD"]), "w")\n'
+            "for step in (1, 2):\n"
+            '    print(f\'{{"progress": {step}, "total": 2, "message": "step {step}"}}\', file=channel)\n'
+            'channel.flush()\nprint("done")\n'
+        },
+    )
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        steps: list[Any] = []
+
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            steps.append((progress, total, message))
+
+        await client.call_tool("slow", {}, progress_callback=on_progress)
+        assert steps == [(1, 2, "step 1"), (2, 2, "step 2")]
+
+    run(tmp_path, scenario)
+
+
+def test_any_file_is_a_resource(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "resources/notes/today is.md": "# Today",
+            "resources/logo.meta.json": '{"uri": "logo://main", "name": "Logo", "mimeType": "image/png", '
+            '"title": "The logo"}',
+            "resources/logs.meta.json": '{"uriTemplate": "log://{day}", "name": "logs", "path": "logs/{day}.txt"}',
+            "logs/monday.txt": "It rained",
+        },
+    )
+    (tmp_path / "resources" / "logo.png").write_bytes(b"\x89PNG\xff")
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        listed = {each.uri: each for each in (await client.list_resources()).resources}
+        assert listed.keys() == {"workspace:///notes/today%20is.md", "logo://main", "tidings://errors"}
+        note, logo = listed["workspace:///notes/today%20is.md"], listed["logo://main"]
+        assert (note.name, note.mime_type, note.size) == ("notes/today is.md", "text/markdown", 7)
+        assert (logo.name, logo.title, logo.mime_type, logo.size) == ("Logo", "The logo", "image/png", 5)
+        [template] = (await client.list_resource_templates()).resource_templates
+        assert template.uri_template == "log://{day}"
+        assert await read(client, note.uri) == "# Today"
+        assert await read(client, "log://monday") == "It rained"
+        contents = await client.read_resource("logo://main")
+        assert getattr(contents.contents[0], "blob", None) == base64.b64encode(b"\x89PNG\xff").decode()
+
+    run(tmp_path, scenario)
+
+
+async def read(client: Client, uri: str) -> str:
+    return str(getattr((await client.read_resource(uri)).contents[0], "text", ""))
+
+
+def test_a_prompt_has_arguments_and_may_have_several_messages(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "prompts/review.md": "---\ndescription: Review\narguments:\n  - name: diff\n    description: The change\n"
+            '    required: true\n---\nLook at {diff} in {"json": 1}\n@assistant\nI will.\n@user\nGo.\n',
+            "prompts/plain.txt": "Say {word} twice: {{word}}, ${word}",
+            "prompts/odd.md": "---\narguments: 3\n---\nx",
+            "prompts/worse.md": "---\ndescription: [\n---\nx",
+        },
+    )
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        prompts = {prompt.name: prompt for prompt in (await client.list_prompts()).prompts}
+        assert sorted(prompts) == ["plain", "review"]
+        [argument] = prompts["review"].arguments or []
+        assert (argument.name, argument.description, argument.required) == ("diff", "The change", True)
+        messages = (await client.get_prompt("review", {"diff": "D"})).messages
+        said = [(message.role, getattr(message.content, "text", None)) for message in messages]
+        assert said == [("user", 'Look at D in {"json": 1}'), ("assistant", "I will."), ("user", "Go.")]
+        [plain] = (await client.get_prompt("plain", {"word": "moin"})).messages
+        assert getattr(plain.content, "text", None) == "Say moin twice: moin, moin"
+        assert [problem.path for problem in workspace.problems] == ["prompts/odd.md", "prompts/worse.md"]
+
+    run(tmp_path, scenario)
+
+
+def test_registered_items_are_served_beside_or_in_place_of_the_folders(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "tools/found.sh": "#!/bin/sh\necho found\n",
+            "scripts/greet.sh": "#!/bin/sh\necho hello\n",
+            "prompts/found.md": "Found",
+            "server.d/register.sh": '#!/bin/sh\necho \'{"tools": [{"name": "greet", "path": "scripts/greet.sh"}]}\'\n',
+        },
+    )
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["greet"]
+        assert await call(client, "greet") == "hello"
+        assert [prompt.name for prompt in (await client.list_prompts()).prompts] == ["found"]
+        write(tmp_path, {"server.d/register.sh": "#!/bin/sh\nexit 3\n"})
+        workspace.rescan()
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["greet"]
+        assert "exit status 3" in str(workspace.problems[0])
+        (tmp_path / "server.d" / "register.sh").unlink()
+        workspace.rescan()
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["found"]
+
+    run(tmp_path, scenario)
+
+
+def test_a_registration_that_hangs_is_ended_and_named(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {"tidings.toml": "[register]\ntimeout = 0.2\n", "server.d/register.sh": "#!/bin/sh\nsleep 60\n"},
+    )
+    [problem] = Workspace(tmp_path).problems
+    assert str(problem) == "server.d/register.sh: did not finish within 0.2 s"
+
+
+def test_the_same_name_twice_is_served_once_and_said(tmp_path: Path) -> None:
+    write(
+        tmp_path, {"tools/a.sh": "#!/bin/sh\n# @name same\necho a\n", "tools/b.sh": "#!/bin/sh\n# @name same\necho b\n"}
+    )
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        assert await call(client, "same") == "a"
+        assert "tools/a has it" in str(workspace.problems[0])
+        (tmp_path / "tools" / "a.sh").unlink()
+        workspace.rescan()
+        assert await call(client, "same") == "b"
+        assert workspace.problems == ()
+
+    run(tmp_path, scenario)
+
+
+def test_an_error_is_logged_with_file_and_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, {"tools/broken.py": "def f(:\n"})
+    with caplog.at_level(logging.WARNING):
+        Workspace(tmp_path)
+    assert "tools/broken.py:1: invalid syntax" in caplog.text
+
+
+def test_a_folder_of_mcp_bash_framework_is_served_as_it_is(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "server.d/server.meta.json": '{"name": "bash", "title": "Bash", "version": "3.0"}',
+            "tools/hello/tool.meta.json": '{"name": "say-hello", "description": "Greets", "inputSchema": '
+            '{"type": "object", "properties": {"name": {"type": "string"}}}, "timeoutSecs": 5}',
+            "resources/greeting.meta.json": '{"name": "greeting", "uri": "file://./resources/greeting.txt", '
+            '"mimeType": "text/plain", "provider": "file"}',
+            "resources/greeting.txt": "Hello from a file",
+            "prompts/greet.meta.json": '{"name": "prompt.greet", "path": "greet.txt", "arguments": {"type": "object", '
+            '"required": ["name"], "properties": {"name": {"type": "string", "description": "Who"}}}}',
+            "prompts/greet.txt": "Hello, ${name}!",
+        },
+    )
+    script = tmp_path / "tools" / "hello" / "tool.sh"
+    script.write_text('source "${MCP_SDK}/tool-sdk.sh"\nmcp_emit_text "Hello $(mcp_args_get \'.name\')"\n')
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        assert workspace.problems == ()
+        assert client.server_info is not None
+        assert (client.server_info.name, client.server_info.version) == ("bash", "3.0")
+        assert await call(client, "say-hello", {"name": "Ada"}) == "Hello Ada"
+        assert await read(client, "file://./resources/greeting.txt") == "Hello from a file"
+        [message] = (await client.get_prompt("prompt.greet", {"name": "Ada"})).messages
+        assert getattr(message.content, "text", None) == "Hello, Ada!"
+
+    run(tmp_path, scenario)
+
+
+def test_a_register_json_of_mcp_bash_framework_is_honoured(tmp_path: Path) -> None:
+    topic = {"type": "object", "properties": {"topic": {"type": "string"}}}
+    registered = {
+        "version": 1,
+        "tools": [{"name": "manual.progress", "path": "progress-demo.sh"}],
+        "prompts": [{"name": "manual.prompt", "path": "manual.txt", "arguments": topic}],
+        "resourceTemplates": [{"name": "logs", "uriTemplate": "file:///var/log/{service}.log"}],
+    }
+    write(
+        tmp_path,
+        {
+            "tools/progress-demo.sh": "#!/bin/sh\necho done\n",
+            "prompts/manual.txt": "On {{topic}}.",
+            "server.d/register.json": json.dumps(registered),
+        },
+    )
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["manual.progress"]
+        assert await call(client, "manual.progress") == "done"
+        assert [prompt.name for prompt in (await client.list_prompts()).prompts] == ["manual.prompt"]
+        assert len((await client.list_resource_templates()).resource_templates) == 1
+
+    run(tmp_path, scenario)
