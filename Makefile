@@ -51,8 +51,9 @@ check: $(READY) ## lint, formatting and strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY) ## measure the core, as ratios
+bench: $(READY) ## measure the core as ratios, and the folder server
 	@$(BIN)/python bench/core.py $(BENCH_ARGS)
+	@$(BIN)/python bench/workspace.py $(BENCH_ARGS)
 
 format: $(READY) ## format the code, and mend what ruff can mend
 	$(BIN)/ruff check --fix .

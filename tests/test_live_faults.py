@@ -95,7 +95,7 @@ async def deafen(server: Process, listening: int, sessions: int, size: int = 60_
     opened = [deaf(server.port, listen_request(number)) for number in range(listening)]
     opened += [deaf(server.port, get_request(session_id)) for session_id in ids]
     await server.until(
-        lambda state: state["listening"] + state["spliced"] == before["listening"] + before["spliced"] + len(opened)
+        lambda state: state["subscribers"] + state["spliced"] == before["subscribers"] + before["spliced"] + len(opened)
     )
     already = before["stuck"] - sessions  # a session is not ready until its stream is open
     for number in range(0, 1_000, 5):
@@ -266,6 +266,37 @@ async def test_a_stream_behind_a_middleware_that_hides_the_connection_is_cut_off
             await server.logged("listen stream was not read for 0.5 s; cutting it off", times=5)
             await server.until(lambda state: (state["subscribers"], state["streams"]) == (0, 0))
             assert all(await asyncio.gather(*map(is_cut, silent)))
+
+
+async def test_a_stream_that_the_sdk_carries_is_cut_off_too_and_keeps_no_process() -> None:
+    """Where the user's own middleware must see every request, the SDK writes to the stream, and waits for a reader."""
+    settings = Settings(policy={"write_deadline": 1.0, "journal_changes": 20}, has_middleware=True)
+    async with serve("uvicorn", settings) as server:
+        base, fds = await server.state(is_deep=True), server.fds()
+        with sockets(await fill_carried(server, 10)) as silent:
+            await server.logged("listen stream was not read for 1.0 s; cutting it off", times=10)
+            assert all(await asyncio.gather(*map(is_cut, silent)))
+            await server.until(lambda state: state["objects"] == base["objects"], is_deep=True)
+            await server.until(lambda _: server.fds() <= fds)
+    async with serve("uvicorn", Settings(policy={"journal_changes": 20}, has_middleware=True)) as server:
+        stream = await listen(server.port, 1)
+        resting = asyncio.ensure_future(stream.rest())
+        with sockets(await fill_carried(server, 10)):
+            server.send_signal(signal.SIGTERM)
+            assert await server.ended(within=PATIENCE) < 2
+            assert (await resting)[-1]["id"] == 1
+            assert stream.is_terminated
+
+
+async def fill_carried(server: Process, count: int) -> list[socket.socket]:
+    """As `deafen`, but here every subscriber is busy for a moment after each change, so that only much is enough."""
+    before = await server.state()
+    opened = [deaf(server.port, listen_request(number)) for number in range(count)]
+    await server.until(lambda state: state["subscribers"] == before["subscribers"] + count)
+    for number in range(100):
+        await server.change(update(number, 60_000))
+    await server.until(lambda state: state["stuck"] >= count and state["most_pending"] == 1)
+    return opened
 
 
 async def revision(server: Process) -> int:

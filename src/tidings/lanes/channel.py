@@ -93,7 +93,11 @@ class Channel:
     async def relay(self, send: Send, message: Message) -> None:
         """Let somebody else write a chunk of theirs, between ours."""
         await self.wait_until_free()
-        await send(message)
+        deadline = self._loop.call_later(self._limit, self._give_up)
+        try:
+            await send(message)
+        finally:
+            deadline.cancel()
 
     def abort(self) -> None:
         """Drop the connection without waiting for what is still to be read."""

@@ -68,7 +68,10 @@ class Front:
             or find_duplicated_routing_header(request.headers.items()) is not None
             or await self._security.validate_request(request, is_post=True) is not None
         ):
-            await self._app(scope, receive, send)
+            if is_list:
+                await self._app(scope, receive, send)
+            else:
+                await self._live.listen.carry(self._app, scope, receive, send)
             return
         messages, body = await self._read(receive)
         if messages[-1]["type"] == "http.disconnect":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +20,7 @@ from tidings.gate import Principal
 from tidings.lanes.channel import Channel, Receive, Scope, Send, dismiss
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.patterns import compile_pattern, is_pattern
+from tidings.policy import Policy
 from tidings.subscriber import BUSY, Subscriber
 
 if TYPE_CHECKING:
@@ -106,6 +108,8 @@ class ListenLane:
     def __init__(self, live: Live) -> None:
         self._live = live
         self._streams: list[dict[_Stream, None]] = [{} for _ in range(_SLOTS)]
+        self._carried: dict[Channel, None] = {}
+        """The connections of the streams that the SDK carries."""
         self._slot = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -159,12 +163,22 @@ class ListenLane:
             if stream.subscriber is not None:
                 live.hub.close(stream.subscriber, reason)
 
+    async def carry(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the SDK carry a stream, and see to it that a reader who does not read is cut off here too."""
+        channel = Channel(send, receive, self._live.policy, asyncio.get_running_loop())
+        channel.on_slow = partial(_log_slow, self._live.policy)
+        self._carried[channel] = None
+        try:
+            await app(scope, receive, partial(channel.relay, send))
+        finally:
+            del self._carried[channel]
+
     def stop(self) -> None:
         """End every stream with its result."""
         ending = [stream for streams in self._streams for stream in streams]
         for stream in ending:
             stream.end()
-        dismiss(stream.channel for stream in ending)
+        dismiss([*(stream.channel for stream in ending), *self._carried])
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -238,8 +252,7 @@ class _Stream:
             self.end()
 
     def _on_slow(self) -> None:
-        limit = self._live.policy.write_deadline
-        logger.warning("a listen stream was not read for %s s; cutting it off", limit)
+        _log_slow(self._live.policy)
         if self.subscriber is not None:
             self._live.hub.close(self.subscriber, Reason.SLOW)
 
@@ -247,6 +260,10 @@ class _Stream:
         if reason is Reason.OVERFLOW:
             self.subscriber = None
             self.end()
+
+
+def _log_slow(policy: Policy) -> None:
+    logger.warning("a listen stream was not read for %s s; cutting it off", policy.write_deadline)
 
 
 async def refuse(send: Send, request_id: str | int, message: str) -> None:

@@ -55,9 +55,10 @@ def load_settings(root: Path) -> Settings:
 def _from_toml(path: Path, root: Path) -> Settings:
     try:
         text = path.read_text("utf-8")
-        given = tomllib.loads(text)
     except UnicodeDecodeError as error:
         raise Broken(path, f"not UTF-8: {error}") from None
+    try:
+        given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"at line (\d+)", str(error))
         raise Broken(path, f"not TOML: {error}", int(found[1]) if found else len(text.splitlines())) from None
