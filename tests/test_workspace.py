@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import stat
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -49,8 +50,9 @@ class Watcher:
         changes, in any order, but what comes after it is told after all of those.
         """
         heard: list[tuple[str, str, str]] = []
+        rounds = 0
         async with asyncio.timeout(20):
-            for _ in range(2):
+            while rounds < 2:
                 self._marks += 1
                 mark(self.root, self._marks)
                 while True:
@@ -59,6 +61,7 @@ class Watcher:
                         break
                     changes = change.get("changes", [change])
                     heard += [(method, each["operation"], each.get("name", each.get("uri"))) for each in changes]
+                rounds = rounds + 1 if self.workspace.is_settled else 1
         return heard
 
     async def tools(self) -> dict[str, str]:
@@ -79,11 +82,11 @@ class Watcher:
 
 
 @asynccontextmanager
-async def watching(root: Path) -> AsyncIterator[Watcher]:
+async def watching(root: Path, poll: float = 10) -> AsyncIterator[Watcher]:
     for folder in ("tools", "resources", "prompts"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     mark(root, 0)
-    workspace = Workspace(root)
+    workspace = Workspace(root, poll=poll)
     live = Live(workspace, policy=workspace.settings.policy)
     server = uvicorn.Server(uvicorn.Config(live.http_app(), port=0, log_level="error"))
     serving = asyncio.create_task(server.serve())
@@ -115,9 +118,9 @@ async def watching(root: Path) -> AsyncIterator[Watcher]:
         await serving
 
 
-def run(root: Path, scenario: Callable[[Watcher], Awaitable[None]]) -> None:
+def run(root: Path, scenario: Callable[[Watcher], Awaitable[None]], poll: float = 10) -> None:
     async def main() -> None:
-        async with watching(root) as watcher:
+        async with watching(root, poll) as watcher:
             await scenario(watcher)
 
     asyncio.run(main())
@@ -236,6 +239,82 @@ def test_a_thousand_files_at_once_are_all_there_at_the_end(tmp_path: Path) -> No
         assert await watcher.tools() == {f"t{number}": f"Tool {number}" for number in range(1000)}
 
     run(tmp_path, scenario)
+
+
+def test_a_checkout_of_a_thousand_files_is_told_as_what_it_is(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    git("init", "-q", "-b", "one")
+    for number in range(1000):
+        script(tools / f"t{number:03}.sh", "One")
+    git("add", "-A")
+    git("commit", "-qm", "one")
+    git("checkout", "-qb", "two")
+    for number in range(500):
+        script(tools / f"t{number:03}.sh", "Two")
+    for number in range(500, 600):
+        (tools / f"t{number:03}.sh").unlink()
+    script(tools / "new.sh", "Two")
+    git("add", "-A")
+    git("commit", "-qm", "two")
+    git("checkout", "-q", "one")
+
+    async def scenario(watcher: Watcher) -> None:
+        await asyncio.to_thread(git, "checkout", "-q", "two")
+        told = [(operation, key) for _, operation, key in await watcher.settle()]
+        expected = [("updated", f"t{number:03}") for number in range(500)] + [("added", "new")]
+        expected += [("removed", f"t{number:03}") for number in range(500, 600)]
+        # More than 64 changes at once are told as such, without naming each: what is named is right, and said once.
+        assert len(set(told)) == len(told)
+        assert set(told) <= set(expected)
+        assert len(await watcher.tools()) == 901
+
+    run(tmp_path, scenario)
+
+
+def test_whoever_lists_meanwhile_never_sees_a_missing_or_half_list(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    for number in range(50):
+        script(tmp_path / "tools" / f"t{number}.sh", "0")
+
+    async def scenario(watcher: Watcher) -> None:
+        seen: set[int] = set()
+        edits = asyncio.create_task(asyncio.to_thread(_edit_all, tmp_path))
+        while not edits.done():
+            seen.add(len(await watcher.tools()))
+        await watcher.settle()
+        assert seen == {50}
+        assert set((await watcher.tools()).values()) == {"9"}
+
+    run(tmp_path, scenario)
+
+
+def _edit_all(root: Path) -> None:
+    for version in range(10):
+        for number in range(50):
+            temporary = root / "tools" / f".t{number}"
+            script(temporary, str(version))
+            temporary.replace(root / "tools" / f"t{number}.sh")
+
+
+def test_where_a_file_system_tells_of_nothing_the_poll_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silence(root: Path) -> AsyncIterator[set[Path] | None]:
+        yield None
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("tidings.sources.workspace.workspace.changed_paths", silence)
+
+    async def scenario(watcher: Watcher) -> None:
+        script(tmp_path / "tools" / "found.sh", "Found")
+        assert await watcher.settle() == [(TOOLS, "added", "found")]
+
+    run(tmp_path, scenario, poll=0.05)
 
 
 def test_nothing_outside_the_workspace_can_be_reached(tmp_path: Path) -> None:

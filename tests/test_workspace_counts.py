@@ -6,14 +6,18 @@ import asyncio
 import json
 import stat
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import mcp_types as types
 import pytest
 import uvicorn
 from mcp.client.client import Client
+from mcp.client.session import ClientSession
+from mcp.client.streamable_http import streamable_http_client
 
 from tidings.live import Live
 from tidings.sources.workspace.workspace import Workspace
@@ -153,6 +157,27 @@ def test_a_real_change_is_one_notification_of_its_feature(folder: Path) -> None:
     asyncio.run(scenario())
 
 
+@asynccontextmanager
+async def older_client(url: str, listener: Any) -> AsyncIterator[ClientSession]:
+    """A client that speaks 2025-03-26 and nothing else."""
+    async with (
+        streamable_http_client(url) as (read_stream, write_stream),
+        ClientSession(read_stream, write_stream, message_handler=listener) as client,
+    ):
+        await client.send_request(
+            types.InitializeRequest(
+                params=types.InitializeRequestParams(
+                    protocol_version="2025-03-26",
+                    capabilities=types.ClientCapabilities(),
+                    client_info=types.Implementation(name="older", version="1"),
+                )
+            ),
+            types.InitializeResult,
+        )
+        await client.send_notification(types.InitializedNotification())
+        yield client
+
+
 def test_a_registration_that_never_prints_the_same_is_told_once_per_run(folder: Path) -> None:
     script = folder / "server.d" / "register.sh"
     script.write_text(
@@ -167,11 +192,40 @@ def test_a_registration_that_never_prints_the_same_is_told_once_per_run(folder: 
     async def scenario() -> None:
         async with session(folder, "2025-11-25") as pipe:
             await pipe.until(6)
-            told = pipe.told.count("notifications/tools/list_changed")
+            assert pipe.told.count("notifications/tools/list_changed") >= 4
+            begin, before = time.monotonic(), len((folder / "runs").read_text().splitlines())
             await be_busy(pipe)
             runs = len((folder / "runs").read_text().splitlines())
-            assert told >= 4
+            # On its own clock, whatever is asked meanwhile.
+            assert runs - before <= (time.monotonic() - begin) / 0.3 + 1
             assert pipe.told.count("notifications/tools/list_changed") <= runs
+
+    asyncio.run(scenario())
+
+
+def test_unsubscribing_by_uri_answers_nothing_and_ends_it(folder: Path) -> None:
+    async def scenario() -> None:
+        async with session(folder, "2025-11-25") as pipe:
+            await pipe.until(3)
+            uri = {"uri": "workspace:///notes.txt"}
+            assert await pipe.ask("resources/subscribe", uri) == {}
+            assert await pipe.ask("resources/unsubscribe", uri) == {}
+            (folder / "resources" / "notes.txt").write_text("x")
+            await pipe.until(4)
+            assert (await pipe.finish())[3:] == ["notifications/resources/list_changed"]
+
+    asyncio.run(scenario())
+
+
+def test_without_announce_nobody_is_told_before_something_changed(folder: Path) -> None:
+    (folder / "tidings.toml").write_text("[policy]\nannounce = false\n")
+
+    async def scenario() -> None:
+        async with session(folder, "2025-11-25") as pipe:
+            await be_busy(pipe)
+            add_tool(folder, "another", "Another")
+            await pipe.until(1)
+            assert await pipe.finish() == ["notifications/tools/list_changed"]
 
     asyncio.run(scenario())
 
@@ -206,10 +260,22 @@ def test_the_counts_hold_over_http_for_each_client(folder: Path) -> None:
             add_tool(folder, "another", "Another")
             for queue in heard:
                 assert await queue.get() == "notifications/tools/list_changed"
-            (folder / "prompts" / "last.md").write_text("The end")
-            for queue in heard:
-                assert await queue.get() == "notifications/prompts/list_changed"
-                assert queue.empty()
+            muted: asyncio.Queue[str] = asyncio.Queue()
+            modern: asyncio.Queue[str] = asyncio.Queue()
+            async with Client(url, mode="2026-07-28", message_handler=listener(modern)) as third:
+                for _ in range(2):  # a stream that comes back and missed nothing is told nothing
+                    async with third.listen(tools_list_changed=True, prompts_list_changed=True):
+                        await third.list_tools(cache_mode="bypass")
+                async with (
+                    third.listen(tools_list_changed=True, prompts_list_changed=True),
+                    older_client(url, listener(muted)) as older,
+                ):
+                    (folder / "prompts" / "last.md").write_text("The end")
+                    for queue in (*heard, modern):
+                        assert await queue.get() == "notifications/prompts/list_changed"
+                        assert queue.empty()
+                    assert [prompt.name for prompt in (await older.list_prompts()).prompts] == ["last"]
+                    assert muted.empty()
         server.should_exit = True
         live.stop()
         await serving

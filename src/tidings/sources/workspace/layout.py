@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-__all__ = ["META", "Kind", "Unit", "stem_of", "unit_of", "walk"]
+__all__ = ["META", "TOPS", "Kind", "Unit", "stem_of", "unit_of", "walk"]
 
 Kind = Literal["tools", "resources", "prompts", "register", "settings"]
 
@@ -77,7 +77,7 @@ def walk(root: Path, below: str = "") -> Iterator[tuple[PurePosixPath, os.stat_r
                 continue
             path = Path(entry.path)
             relative = path.relative_to(root)
-            if folder == root and entry.name not in _TOPS:
+            if folder == root and entry.name not in TOPS:
                 continue
             try:
                 if entry.is_symlink() and not path.resolve().is_relative_to(root):
@@ -90,4 +90,5 @@ def walk(root: Path, below: str = "") -> Iterator[tuple[PurePosixPath, os.stat_r
                 continue  # a link to nowhere, or in a circle
 
 
-_TOPS = frozenset({"tools", "resources", "prompts", "server.d", "tidings.toml"})
+TOPS = frozenset({"tools", "resources", "prompts", "server.d", "tidings.toml"})
+"""What of a workspace's own folder is looked at."""

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import mcp_types as types
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.resources import FunctionResource
-from watchfiles import awatch
 
 from tidings import seams
 from tidings.catalog import Catalog
@@ -33,6 +32,7 @@ from tidings.sources.workspace.prompts import load_prompts
 from tidings.sources.workspace.register import Registered, read_registered, scripts_of
 from tidings.sources.workspace.settings import Settings, load_settings
 from tidings.sources.workspace.tools import load_tools
+from tidings.sources.workspace.watch import changed_paths
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -43,9 +43,8 @@ logger = logging.getLogger(__name__)
 
 ERRORS = "tidings://errors"
 
-_QUIET_GAP = 10
-_LONGEST_WAIT = 100
-"""Milliseconds: a save is a few events within one or two, and a checkout of a thousand files is told in parts."""
+_GRACE = 0.05
+"""Seconds that a file may be gone without being taken for deleted: longer than it takes to replace one."""
 
 
 @dataclass
@@ -88,6 +87,7 @@ class Workspace:
         """The keys under which more than one unit offers an item."""
         self._only: frozenset[str] = frozenset()
         self._broken: dict[Unit, Problem] = {}
+        self._confirming: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
         self._problems: tuple[Problem, ...] = ()
         errors = FunctionResource.from_function(
@@ -140,16 +140,26 @@ class Workspace:
 
     async def _follow_events(self) -> None:
         try:
-            async for changes in awatch(
-                self.root, watch_filter=None, step=_QUIET_GAP, debounce=_LONGEST_WAIT, ignore_permission_denied=True
-            ):
-                await asyncio.to_thread(self.rescan_guarded, [Path(path) for _, path in changes])
+            async for paths in changed_paths(self.root):
+                gone = await asyncio.to_thread(self.rescan_guarded, paths, spares=True)
+                if gone:
+                    task = asyncio.create_task(self._confirm(gone))
+                    self._confirming.add(task)
+                    task.add_done_callback(self._confirming.discard)
         except (OSError, RuntimeError) as error:
             logger.warning("%s can't be watched (%s); it is looked at every %s s", self.root, error, self._poll)
 
+    async def _confirm(self, gone: set[Path]) -> None:
+        """What is gone for a moment was being replaced, as `git checkout` does it: that is one change and not two."""
+        await asyncio.sleep(_GRACE)
+        await asyncio.to_thread(self.rescan_guarded, gone)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no file is gone of which it is not yet sure that it stays away."""
+        return not self._confirming
+
     async def _follow_clock(self) -> None:
-        # By now the watcher watches: what changed between the first look and this moment no event tells of.
-        await asyncio.to_thread(self.rescan_guarded, None)
         while self._poll > 0:
             await asyncio.sleep(self._poll)
             await asyncio.to_thread(self.rescan_guarded, None)
@@ -163,18 +173,31 @@ class Workspace:
 
     # Reading
 
-    def rescan_guarded(self, paths: Iterable[Path] | None) -> None:
+    def rescan_guarded(self, paths: Iterable[Path] | None, *, spares: bool = False) -> set[Path]:
         try:
-            self.rescan(paths)
+            return self.rescan(paths, spares=spares)
         except Exception:  # the watcher must go on whatever a file system comes up with
             logger.exception("looking through %s failed; it will be looked through again", self.root)
+            return set()
 
-    def rescan(self, paths: Iterable[Path] | None = None) -> None:
-        """Read what may have changed: what these paths belong to, or, with none, whatever looks different."""
-        if paths is None:
-            self._reload(self._found(), False)
-            return
-        touched: dict[Unit, list[Path]] = {}
+    def rescan(self, paths: Iterable[Path] | None = None, *, spares: bool = False) -> set[Path]:
+        """Read what may have changed: what these paths belong to, or, with none, whatever looks different.
+
+        With `spares`, what is gone altogether is left as it was, and its files are returned.
+        """
+        touched = self._found() if paths is None else self._touched(paths)
+        gone: set[Path] = set()
+        if spares:
+            for unit in [unit for unit, files in touched.items() if not any(map(self._is_ours, files))]:
+                if unit in self._units:
+                    gone.update(self._units[unit].files)
+                    del touched[unit]
+        self._reload(touched, paths is not None)
+        return gone
+
+    def _touched(self, paths: Iterable[Path]) -> dict[Unit, list[Path]]:
+        """The units that paths belong to, each with all of its files."""
+        touched: dict[Unit, set[Path]] = {}
         for path in paths:
             try:
                 relative = PurePosixPath(path.relative_to(self.root).as_posix())
@@ -182,16 +205,15 @@ class Workspace:
                 continue
             if path.is_dir() or not path.exists():
                 # A folder that came or went takes its files with it, and their own events may not come.
-                gone: dict[Unit, list[Path]] = {unit: [] for unit in self._units if unit.key.startswith(f"{relative}/")}
-                touched = _merged(touched, gone, self._found(str(relative)))
-            unit = unit_of(relative)
-            if unit is not None:
-                touched = _merged(touched, {unit: [path]})
-        with_known = {
-            unit: sorted({*files, *(self._units[unit].files if unit in self._units else ())})
-            for unit, files in touched.items()
-        }
-        self._reload(with_known, True)
+                for unit in [unit for unit in self._units if unit.key.startswith(f"{relative}/")]:
+                    touched.setdefault(unit, set())
+                for unit, files in self._found(str(relative)).items():
+                    touched.setdefault(unit, set()).update(files)
+            own = unit_of(relative)
+            if own is not None:
+                touched.setdefault(own, set()).add(path)
+        known = {unit: self._units[unit].files for unit in touched if unit in self._units}
+        return {unit: sorted(files.union(known.get(unit, ()))) for unit, files in touched.items()}
 
     def _found(self, below: str = "") -> dict[Unit, list[Path]]:
         """The units below a folder with their files; with none given, those that are known and gone too."""
@@ -375,14 +397,6 @@ _KINDS = {"tools": "tools", "prompts": "prompts", "resources": "resources", "tem
 def _rank(unit: Unit) -> tuple[bool, Unit]:
     """Who comes first is served: what was registered, then by the path."""
     return (unit.kind != "register", unit)
-
-
-def _merged(*maps: Mapping[Unit, list[Path]]) -> dict[Unit, list[Path]]:
-    merged: dict[Unit, list[Path]] = {}
-    for each in maps:
-        for unit, files in each.items():
-            merged.setdefault(unit, []).extend(files)
-    return merged
 
 
 def _state(path: Path) -> tuple[Any, ...]:
