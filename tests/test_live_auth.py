@@ -147,7 +147,9 @@ async def test_authorize_decides_what_is_acknowledged_before_it_is(url: str) -> 
         async with ear.listen("board://secret", "board://sprint", "board://hidden/*") as subscription:
             asked = (await ear.change("state"))["asked"][before:]
             wanted = ["tools", "prompts", "resources", "board://secret", "board://sprint", "board://hidden/*", MARKER]
-            assert asked == [["bob", topic] for topic in wanted]
+            # One that has to be awaited can't be asked when a resource changes, so no pattern is even thought of.
+            assert [topic for _, topic in asked] in (wanted, [topic for topic in wanted if "*" not in topic])
+            assert {who for who, _ in asked} == {"bob"}
             honoured = subscription.honored
             assert honoured.tools_list_changed is None
             assert honoured.prompts_list_changed is True

@@ -10,13 +10,11 @@ import asyncio
 import json
 import re
 import signal
-import socket
 import statistics
-import struct
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -25,9 +23,22 @@ from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
 
+from tests.faults.crowd import (
+    churn,
+    deafen,
+    fill_carried,
+    many,
+    open_legacy,
+    quiet,
+    read_until,
+    readers,
+    sockets,
+    update,
+)
 from tests.faults.wire import (
     ALL,
     COMMANDS,
+    LEGACY,
     MODERN,
     PATIENCE,
     ROOT,
@@ -36,7 +47,6 @@ from tests.faults.wire import (
     Process,
     Settings,
     Stream,
-    close_session,
     deaf,
     envelope,
     environment,
@@ -55,93 +65,9 @@ pytestmark = pytest.mark.anyio
 
 HTTP: tuple[How, ...] = ("uvicorn", "run")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-AT_ONCE = 25
-"""Connections that are opened side by side: more would only queue in the server."""
-
-
-def update(number: int, size: int = 0) -> dict[str, Any]:
-    """Another description for a tool: everyone who listens to tools is told."""
-    return {"do": "update", "of": "tools", "key": "echo", "text": f"{number} ", "size": size}
-
-
-async def many(count: int, open_one: Any) -> list[Any]:
-    gate = asyncio.Semaphore(AT_ONCE)
-
-    async def one(number: int) -> Any:
-        async with gate, asyncio.timeout(PATIENCE):
-            return await open_one(number)
-
-    return list(await asyncio.gather(*map(one, range(count))))
-
-
-async def open_legacy(port: int) -> Stream:
-    stream = await Stream.open(port, get_request(await open_session(port)))
-    assert stream.status == 200, stream.status
-    return stream
-
-
-@contextmanager
-def sockets(opened: list[socket.socket]) -> Iterator[list[socket.socket]]:
-    with ExitStack() as stack:
-        for each in opened:
-            stack.enter_context(each)
-        yield opened
-
-
-async def deafen(server: Process, listening: int, sessions: int, size: int = 60_000) -> list[socket.socket]:
-    """Open streams that nobody reads, and send until every one of them is full."""
-    ids = await many(sessions, lambda _: open_session(server.port))
-    before = await server.state()
-    opened = [deaf(server.port, listen_request(number)) for number in range(listening)]
-    opened += [deaf(server.port, get_request(session_id)) for session_id in ids]
-    await server.until(
-        lambda state: state["subscribers"] + state["spliced"] == before["subscribers"] + before["spliced"] + len(opened)
-    )
-    already = before["stuck"] - sessions  # a session is not ready until its stream is open
-    for number in range(0, 1_000, 5):
-        await server.change(*(update(number + each, size) for each in range(5)))
-        if (await server.state())["stuck"] == already + len(opened):
-            return opened
-    raise AssertionError("the readers never became full")
 
 
 # Readers that don't read
-
-
-class Readers:
-    """Clients that read, and note when."""
-
-    def __init__(self, server: Process, streams: list[Stream]) -> None:
-        self._server = server
-        self._streams = streams
-        self._number = 0
-
-    async def round(self, size: int) -> float:
-        """Seconds from a change until the last of them has heard of it."""
-        self._number += 1
-        start = time.perf_counter()
-        hearing = [asyncio.ensure_future(self._hear(stream, f"{self._number} ")) for stream in self._streams]
-        await self._server.change(update(self._number, size))
-        async with asyncio.timeout(PATIENCE):
-            heard = await asyncio.gather(*hearing)
-        return max(heard) - start
-
-    async def _hear(self, stream: Stream, text: str) -> float:
-        while True:
-            event = await stream.event()
-            assert event is not None
-            if event["params"]["tool"]["description"].startswith(text):
-                return time.perf_counter()
-
-
-@asynccontextmanager
-async def readers(server: Process, count: int) -> AsyncIterator[Readers]:
-    streams = await many(count, lambda number: listen(server.port, f"reader {number}"))
-    try:
-        yield Readers(server, streams)
-    finally:
-        for stream in streams:
-            stream.close()
 
 
 @pytest.mark.parametrize("how", HTTP)
@@ -177,7 +103,8 @@ async def test_two_hundred_that_never_read_delay_nobody_and_cost_a_mailbox_each(
     assert state["objects"]["Entry"] == 200
     assert state["tasks"] <= full["tasks"], "a change must not start tasks for those who don't read"
     assert growth < 4e6, "60 changes of 10 kB, kept for 200 readers, would be 120 MB"
-    assert with_silent <= max(1.5 * without, without + 0.003)
+    # Below 4 ms, 1.5 times is less than what a busy machine adds by itself.
+    assert with_silent <= max(1.5 * without, without + 0.002)
 
 
 @pytest.mark.parametrize("how", HTTP)
@@ -249,15 +176,6 @@ async def test_a_legacy_session_whose_stream_broke_is_told_what_it_did_not_read(
         assert event["params"]["tool"]["description"] == "3 "
 
 
-async def read_until(client: socket.socket, text: bytes) -> bytes:
-    client.setblocking(False)
-    read = b""
-    async with asyncio.timeout(PATIENCE):
-        while text not in read or not read.endswith(b"\r\n\r\n\r\n"):
-            read += await asyncio.get_running_loop().sock_recv(client, 1 << 16)
-    return read
-
-
 async def test_a_stream_behind_a_middleware_that_hides_the_connection_is_cut_off_too() -> None:
     """`BaseHTTPMiddleware` gives the app a `receive` of its own: only the request's end is in our hands."""
     settings = Settings(policy={"write_deadline": 0.5, "journal_changes": 20}, is_wrapped=True)
@@ -286,17 +204,6 @@ async def test_a_stream_that_the_sdk_carries_is_cut_off_too_and_keeps_no_process
             assert await server.ended(within=PATIENCE) < 2
             assert (await resting)[-1]["id"] == 1
             assert stream.is_terminated
-
-
-async def fill_carried(server: Process, count: int) -> list[socket.socket]:
-    """As `deafen`, but here every subscriber is busy for a moment after each change, so that only much is enough."""
-    before = await server.state()
-    opened = [deaf(server.port, listen_request(number)) for number in range(count)]
-    await server.until(lambda state: state["subscribers"] == before["subscribers"] + count)
-    for number in range(100):
-        await server.change(update(number, 60_000))
-    await server.until(lambda state: state["stuck"] >= count and state["most_pending"] == 1)
-    return opened
 
 
 async def revision(server: Process) -> int:
@@ -394,7 +301,7 @@ async def test_ten_thousand_come_and_go_and_nothing_of_them_stays(capsys: pytest
         await churn(server, 1_000, 200)
         base, before, fds = await quiet(server), server.rss(), server.fds()
         start = time.monotonic()
-        await churn(server, 10_000, 200)
+        await churn(server, 11_200, 200)  # nine in ten are acknowledged
         seconds = time.monotonic() - start
         after = await quiet(server)
         growth = server.rss() - before
@@ -407,41 +314,6 @@ async def test_ten_thousand_come_and_go_and_nothing_of_them_stays(capsys: pytest
         await server.until(lambda _: server.fds() <= fds)
         assert growth < 2_000_000, "200 bytes for each that came"
         assert not server.errors()
-
-
-async def quiet(server: Process) -> dict[str, Any]:
-    await server.until(lambda state: state["subscribers"] == state["streams"] == state["spliced"] == 0)
-    # The last connections close in their own time.
-    await server.until(lambda state: state["objects"]["RequestResponseCycle"] == 1, is_deep=True)
-    return await server.state(is_deep=True)
-
-
-async def churn(server: Process, streams: int, sessions: int) -> None:
-    reset = struct.pack("ii", 1, 0)
-
-    async def come_and_go(number: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        sent = listen_request(number, ALL | {"resourceSubscriptions": [f"board://{number}", "board://all/**"]})
-        way = number % 4
-        writer.write(sent if way else sent[: number % len(sent)])  # one in four is gone before it has asked
-        if way > 1:
-            await reader.readuntil(b"acknowledged")
-        if way > 2:
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
-        writer.close()
-        if number % 500 == 0:
-            await server.change(update(number))
-
-    async def meet(number: int) -> None:
-        session_id = await open_session(server.port)
-        stream = await Stream.open(server.port, get_request(session_id))
-        if number % 2:
-            stream.close()
-        await close_session(server.port, session_id)
-        stream.close()
-
-    await many(streams, come_and_go)
-    await many(sessions, meet)
 
 
 # Stopping
@@ -593,6 +465,29 @@ async def test_a_list_handler_that_raises_fails_no_other_request_and_heals(how: 
             assert event["method"] == "notifications/tools/list_changed"
         listed = json.loads(await ask(server, "tools/list", {}))
         assert {"seen", "unseen"} <= {tool["name"] for tool in listed["result"]["tools"]}
+
+
+@pytest.mark.parametrize("how", HTTP)
+async def test_a_list_handler_that_hangs_keeps_no_other_request(how: How) -> None:
+    async with serve(how, Settings(is_lowlevel=True, lists_fail="hang")) as server:
+        await server.logged("lists were not there after 1.0 s; going on without them")
+        start = time.monotonic()
+        session_id = await open_session(server.port)
+        await listen(server.port, 1)
+        await open_legacy(server.port)
+        # The SDK itself asks for the list before a call of the modern protocol.
+        call = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "tools/call",
+            "params": {"name": "echo", "arguments": {"text": "hi"}},
+        }
+        headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+        headers |= {"mcp-session-id": session_id, "mcp-protocol-version": LEGACY}
+        status, _, body = await request(server.port, "POST", "/mcp", headers, call)
+        assert status == 200
+        assert b'"text":"hi"' in body
+        assert time.monotonic() - start < 1, "only the start of the server waits"
 
 
 async def ask(server: Process, method: str, params: dict[str, Any]) -> bytes:

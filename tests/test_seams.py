@@ -48,7 +48,7 @@ def detail(number: str) -> str:
 def test_every_registry_of_an_mcpserver_is_watched_and_still_used() -> None:
     server = MCPServer("seams")
     woken: list[str] = []
-    seams.watch_mcpserver(server, woken.append)
+    seams.watch_mcpserver(server, lambda name, key: woken.append(name))
 
     server.add_tool(hello, name="t")
     server.remove_tool("t")
@@ -126,8 +126,8 @@ def test_the_registry_of_a_fastmcp_is_watched_and_still_used() -> None:
     ],
 )
 def test_a_watched_dict_tells_of_every_way_to_change_it(change: Any) -> None:
-    calls: list[None] = []
-    watched = seams.Watched({"a": 1}, lambda: calls.append(None))
+    calls: list[str | None] = []
+    watched = seams.Watched({"a": 1}, calls.append)
     plain = {"a": 1}
 
     change(watched)

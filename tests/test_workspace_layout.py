@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -416,5 +417,113 @@ def test_a_register_json_of_mcp_bash_framework_is_honoured(tmp_path: Path) -> No
         assert await call(client, "manual.progress") == "done"
         assert [prompt.name for prompt in (await client.list_prompts()).prompts] == ["manual.prompt"]
         assert len((await client.list_resource_templates()).resource_templates) == 1
+
+    run(tmp_path, scenario)
+
+
+def test_a_file_that_ends_or_never_ends_when_it_is_loaded_is_its_own_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidings.sources.workspace.python._LOADING_TIME", 0.2)
+    write(
+        tmp_path,
+        {
+            "tools/exits.py": "import sys\nsys.exit(3)\n",
+            "tools/hangs.py": "import threading\nthreading.Event().wait(5)\n",
+            "tools/good.py": "def good(x: int) -> int:\n    return x\n",
+        },
+    )
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["good"]
+        first, second = workspace.problems
+        assert str(first) == "tools/exits.py: calls sys.exit(3) when it is loaded"
+        assert str(second).startswith("tools/hangs.py: still running after 0.2 s")
+
+    run(tmp_path, scenario)
+
+
+def test_a_tool_that_exits_fails_its_call_and_nothing_else(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {"tools/quits.py": "import sys\ndef quits() -> str:\n    sys.exit(4)\ndef stays() -> int:\n    return 1\n"},
+    )
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        failed = await client.call_tool("quits", {})
+        assert failed.is_error
+        assert await call(client, "stays") == {"result": 1}
+
+    run(tmp_path, scenario)
+
+
+def test_helpers_beside_a_tool_can_be_imported_and_are_no_tools(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "tools/_shared_code.py": "def twice(x: int) -> int:\n    return 2 * x\n",
+            "tools/double.py": "from _shared_code import twice\nsquare = lambda x: x * x\n"
+            "def double(x: int) -> int:\n    return twice(x)\n",
+        },
+    )
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["double"]
+        assert await call(client, "double", {"x": 4}) == {"result": 8}
+        assert workspace.problems == ()
+
+    run(tmp_path, scenario)
+
+
+def test_links_in_a_circle_and_names_that_are_no_text_are_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, {"resources/a.txt": "a", "tools/fine.sh": "#!/bin/sh\necho fine\n"})
+    for name in ("l", "m"):
+        (tmp_path / "resources" / name).symlink_to(".")
+    Path(os.fsdecode(os.fsencode(tmp_path / "tools") + b"/z\xff.sh")).touch(0o755)
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        listed = [each.uri for each in (await client.list_resources()).resources]
+        assert listed == ["tidings://errors", "workspace:///a.txt"]
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["fine"]
+
+    run(tmp_path, scenario)
+
+
+def test_an_item_that_no_wire_can_carry_is_a_problem_of_its_file_alone(tmp_path: Path) -> None:
+    large = "x" * (2 << 20)
+    write(
+        tmp_path,
+        {
+            "tools/large.py": f'def large(x: int) -> int:\n    """{large}"""\n    return x\n',
+            "tools/half.py": 'def half(x: int) -> int:\n    "\\ud800"\n    return x\n',
+            "tools/good.py": "def good(x: int) -> int:\n    return x\n",
+        },
+    )
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["good"]
+        assert [problem.path for problem in workspace.problems] == ["tools/half.py", "tools/large.py"]
+
+    run(tmp_path, scenario)
+
+
+def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_it(tmp_path: Path) -> None:
+    mark = "\ufeff"
+    write(
+        tmp_path,
+        {
+            "tidings.toml": f'{mark}name = "marked"\n',
+            "prompts/p.md": f"{mark}---\ndescription: Marked\n---\nText",
+            "tools/t.sh": "#!/bin/sh\necho t\n",
+            "tools/t.meta.json": f'{mark}{{"description": "Marked"}}',
+        },
+    )
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        assert workspace.problems == ()
+        assert workspace.settings.name == "marked"
+        [prompt] = (await client.list_prompts()).prompts
+        [tool] = (await client.list_tools()).tools
+        assert prompt.description == tool.description == "Marked"
 
     run(tmp_path, scenario)

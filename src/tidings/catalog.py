@@ -66,6 +66,10 @@ class Catalog:
         """The version of a list, or of a resource's content (revision 0 when nothing is known of it)."""
         return self.items(topic).version if isinstance(topic, Feature) else self.resources.content(topic)
 
+    def now(self) -> float:
+        """The time by which changes are dated."""
+        return self._clock()
+
     def follow(self, sink: Sink) -> Callable[[], None]:
         """Call `sink` with the changes of every commit from now on; returns how to stop it."""
         with self.lock:
@@ -171,11 +175,22 @@ class Items:
             self._put(key, item)
         return changes
 
-    def replace(self, definitions: Iterable[Mapping[str, Any]]) -> Sequence[Change]:
-        """Make these the only items. What is the same stays, and nobody hears of it."""
+    def replace(
+        self, definitions: Iterable[Mapping[str, Any]], *, on_invalid: Callable[[InvalidItem], None] | None = None
+    ) -> Sequence[Change]:
+        """Make these the only items. What is the same stays, and nobody hears of it.
+
+        With `on_invalid`, one that can't be taken is left out and reported, and the others are taken all the same.
+        """
         items: dict[str, Item] = {}
         for definition in definitions:
-            item = self._item(definition)
+            try:
+                item = self._item(definition)
+            except InvalidItem as error:
+                if on_invalid is None:
+                    raise
+                on_invalid(error)
+                continue
             if item.key in items:
                 raise InvalidItem(f"{self.feature.value}: {item.key!r} is there twice; give each item its own key")
             items[item.key] = item

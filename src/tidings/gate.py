@@ -30,6 +30,11 @@ class Principal:
     scopes: tuple[str, ...] = ()
     claims: dict[str, Any] = field(default_factory=dict, compare=False)
 
+    @property
+    def who(self) -> tuple[str, str | None]:
+        """Whatever its token allows this time."""
+        return (self.client_id, self.subject)
+
 
 Authorize: TypeAlias = Callable[[Principal | None, Topic], bool | Awaitable[bool]]
 """Whether a principal (None: nobody in particular) may watch a feature, or the URI or pattern of a resource."""
@@ -47,7 +52,7 @@ class Gate:
     def __init__(self, policy: Policy, authorize: Authorize | None = None) -> None:
         self._policy = policy
         self._authorize = authorize
-        self._principals: Counter[Principal] = Counter()
+        self._principals: Counter[tuple[str, str | None]] = Counter()
         self._addresses: Counter[str] = Counter()
         self.count = 0
 
@@ -56,12 +61,12 @@ class Gate:
         policy = self._policy
         self._check("max_streams", self.count, policy.max_streams)
         if principal is not None:
-            self._check("max_streams_per_principal", self._principals[principal], policy.max_streams_per_principal)
+            self._check("max_streams_per_principal", self._principals[principal.who], policy.max_streams_per_principal)
         if address is not None:
             self._check("max_streams_per_address", self._addresses[address], policy.max_streams_per_address)
         self.count += 1
         if principal is not None:
-            self._principals[principal] += 1
+            self._principals[principal.who] += 1
         if address is not None:
             self._addresses[address] += 1
         return Ticket(principal, address)
@@ -69,9 +74,33 @@ class Gate:
     def leave(self, ticket: Ticket) -> None:
         self.count -= 1
         if ticket.principal is not None:
-            _discount(self._principals, ticket.principal)
+            _discount(self._principals, ticket.principal.who)
         if ticket.address is not None:
             _discount(self._addresses, ticket.address)
+
+    @property
+    def knows_patterns(self) -> bool:
+        """Whether a pattern can be honoured: what it matches has to be asked for when it changes, without waiting."""
+        return self._authorize is None or not inspect.iscoroutinefunction(self._authorize)
+
+    def predicate(self, principal: Principal | None) -> Callable[[str], bool] | None:
+        """Whether a principal may be told of a resource that it watches by a pattern, or as part of another."""
+        authorize = self._authorize
+        if authorize is None:
+            return None
+
+        def may(uri: str) -> bool:
+            try:
+                answer = authorize(principal, uri)
+            except Exception:  # as in `allowed`
+                logger.exception("authorize() failed for %r; refusing", uri)
+                return False
+            if inspect.iscoroutine(answer):
+                answer.close()
+                return False
+            return answer is True
+
+        return may if self.knows_patterns else lambda uri: False
 
     async def allowed(self, principal: Principal | None, topics: Iterable[Topic]) -> list[Topic]:
         """Those of the topics that the principal may watch."""

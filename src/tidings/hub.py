@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from operator import attrgetter
@@ -38,6 +38,8 @@ __all__ = ["BUSY", "Hub", "Subscriber"]
 
 logger = logging.getLogger(__name__)
 
+_FAILED = "%r failed to take %r; going on"
+
 
 class Hub:
     """The subscribers of one catalog. Shares the catalog's lock, so that both may be used from any thread."""
@@ -59,6 +61,8 @@ class Hub:
         self.catalog = catalog
         self.policy = policy or catalog.policy
         self.news = News(catalog, self.policy, journal)
+        self.failures: Counter[str] = Counter()
+        """How often something of a subscriber's or a user's failed, by what it was."""
         self.first = first
         """Called with a feature, URI or pattern when its first subscriber comes: the place to start a watcher."""
         self.last = last
@@ -288,7 +292,8 @@ class Hub:
                 if subscriber.deliver(notification) is BUSY:
                     subscriber.is_ready = subscriber.is_plain = False
             except Exception:  # one bad subscriber must not affect another, nor the publisher
-                logger.exception("%r failed to take %r; going on", subscriber, notification)
+                logger.exception(_FAILED, subscriber, notification)
+                self.failures["delivery"] += 1
             if newest.operation is Operation.DELETED:
                 told.append(subscriber)
         for subscriber in told:
@@ -324,6 +329,10 @@ class Hub:
             self._arm(subscriber, due)
 
     def _overflow(self, subscriber: Subscriber, mailbox: Mailbox) -> None:
+        if subscriber.collapses and Feature.RESOURCES in subscriber.features:
+            logger.warning("%r has too many topics pending; it will be told to refetch all resources", subscriber)
+            mailbox.collapse(self.news.missed(Feature.RESOURCES, -1), subscriber.policy, self._clock())
+            return
         logger.warning("%r has %d topics pending, the most allowed; closing it", subscriber, len(mailbox.entries))
         self.close(subscriber, Reason.OVERFLOW)
 
@@ -363,7 +372,8 @@ class Hub:
             if subscriber.deliver(notification) is BUSY:
                 subscriber.is_ready = False
         except Exception:  # as in the fan-out
-            logger.exception("%r failed to take %r; going on", subscriber, notification)
+            logger.exception(_FAILED, subscriber, notification)
+            self.failures["delivery"] += 1
         if any(change.operation is Operation.DELETED for change in notification.changes):
             self._end(subscriber, str(topic))
 
@@ -470,11 +480,11 @@ class Hub:
         if self.alarm is not None and (soonest is None or when < soonest):
             self._guarded(self.alarm, when)
 
-    @staticmethod
-    def _guarded(hook: Callable[[Any], object], argument: object) -> None:
+    def _guarded(self, hook: Callable[[Any], object], argument: object) -> None:
         try:
             hook(argument)
         except Exception:  # a hook is the user's; the hub must stay whole
+            self.failures["hook"] += 1
             logger.exception("a hook of the hub failed on %r; going on", argument)
 
 

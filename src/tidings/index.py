@@ -46,12 +46,23 @@ class WatchIndex:
 
     def watching(self, paths: list[Topic]) -> Mapping[Subscriber, None]:
         """Who is to be told. One who matches in several ways is told once."""
-        if len(paths) == 1:
-            return self.watchers.get(paths[0], _NOBODY)
-        return {subscriber: None for path in paths for subscriber in self.watchers.get(path, _NOBODY)}
+        topic, *others = paths
+        if not others:
+            return self.watchers.get(topic, _NOBODY)
+        found = dict(self.watchers.get(topic, _NOBODY))
+        for path in others:
+            for subscriber in self.watchers.get(path, _NOBODY):
+                if subscriber.may is None or subscriber.may(str(topic)):
+                    found[subscriber] = None
+        return found
 
     def is_watching(self, subscriber: Subscriber, paths: list[Topic]) -> bool:
-        return any(subscriber in self.watchers.get(path, _NOBODY) for path in paths)
+        topic, *others = paths
+        if subscriber in self.watchers.get(topic, _NOBODY):
+            return True
+        if not any(subscriber in self.watchers.get(path, _NOBODY) for path in others):
+            return False
+        return subscriber.may is None or subscriber.may(str(topic))
 
     def add(self, subscriber: Subscriber, topic: Topic, matches: Mapping[str, Match]) -> bool:
         """Let a subscriber watch a topic; whether it is the first to do so."""

@@ -8,22 +8,22 @@ never fails a request or a tool call.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import secrets
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from mcp_types import SERVER_INFO_META_KEY
 
 from tidings.catalog import Catalog
-from tidings.errors import NotFound, TidingsError
+from tidings.errors import InvalidItem, NotFound, TidingsError
 from tidings.frames import EXTENSION, Shape
 from tidings.gate import Authorize, Gate
 from tidings.hub import Hub
-from tidings.journal import Journal
 from tidings.lanes.listen import ListenLane
 from tidings.lanes.lists import ListsLane
 from tidings.lanes.session import SessionLane
@@ -37,6 +37,9 @@ from tidings.sources.attached import Attached, attach
 __all__ = ["Live", "LiveItems", "LiveResources"]
 
 logger = logging.getLogger(__name__)
+
+_READING_TIME = 1.0
+"""Seconds that a request may wait until the server's lists are read: a list handler that hangs must hang no more."""
 
 _RETRY = 1.0
 """Seconds until a list that could not be read is asked for again."""
@@ -65,7 +68,6 @@ class Live:
         self.hub = Hub(
             self.catalog,
             policy=self.policy,
-            journal=Journal(self.policy),
             templates=read_template,
             alarm=self._alarm,
             first=first,
@@ -79,19 +81,26 @@ class Live:
         self.own_request_id = f"tidings-{secrets.token_hex(8)}"
         """Of the requests with which we ask the server ourselves, so that we don't take them for a client's."""
         self.is_stopping = False
+        self.failures: Counter[str] = self.hub.failures
+        """How often something inside failed, by what it was: each was logged, and survived."""
         self._source: Attached = attach(server)
         self.server = self._source.server
         self.lowlevel = self._source.lowlevel
         if EXTENSION in self.lowlevel.extensions:
             raise TidingsError(f"{self.lowlevel.name!r} is live already; keep the first Live() and use that")
         self._shared_lists = shared_lists
+        self._context = contextvars.copy_context()
+        """Nobody's in particular: what is read for all must not be read with the eyes of whoever caused it."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._lifespan: Any = inquiry.UNKNOWN
         self._stale: set[Feature] = set(Feature)
         self._reading = asyncio.Lock()
+        self._is_late = False
+        """Whether a reading is under way that has already taken too long for anybody to wait for."""
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._left_out: set[str] = set()
         self._outbox: deque[tuple[Change, ...]] = deque()
         self.catalog.follow(self._publish)
         self.splice = SpliceLane(self)
@@ -121,6 +130,11 @@ class Live:
         else:
             raise TidingsError(f"no transport {transport!r}; there are stdio and http")
 
+    def restart(self) -> None:
+        """The app is started again after a stop: some are, in one process."""
+        if self.is_stopping:
+            self.is_stopping, self._loop = False, None
+
     def stop(self) -> None:
         """End every stream with its graceful result. Safe to call from a signal handler's callback, and twice."""
         self.is_stopping = True
@@ -135,7 +149,7 @@ class Live:
     async def refresh(self, *features: Feature | str) -> None:
         """Read anew what the server lists, and tell of what differs."""
         self._stale.update(map(Feature, features or Feature))
-        await self._read_stale()
+        await self._read()
 
     async def attend(self, lifespan: Any = inquiry.UNKNOWN) -> None:
         """A client is here: bind to its event loop, and read what could not be read without one."""
@@ -143,8 +157,13 @@ class Live:
             self._bind(running)
         if lifespan is not inquiry.UNKNOWN:
             self._lifespan = lifespan
-        if self._stale:
-            await self._read_guarded()
+        if self._stale and not self._is_late:
+            reading = self._keep(self._read_guarded())
+            done, _ = await asyncio.wait({reading}, timeout=_READING_TIME)
+            if not done:
+                logger.warning("the server's lists were not there after %s s; going on without them", _READING_TIME)
+                self._is_late = True
+                reading.add_done_callback(self._on_time)
 
     def serves(self, feature: Feature) -> bool:
         return self.lowlevel.get_request_handler(f"{feature.value}/list") is not None
@@ -168,7 +187,7 @@ class Live:
         """Where a client stands that has just been shown these lists."""
         return {
             "epoch": self.epoch,
-            "topics": {feature.value: self.catalog.version(feature)._asdict() for feature in features},
+            "topics": {feature.value: self.hub.news.version(feature)._asdict() for feature in features},
         }
 
     @property
@@ -179,30 +198,62 @@ class Live:
         policy = self.policy
         return Shape(policy.detail, policy.max_changes_per_frame, is_sse, is_tagged, is_extended)
 
-    def wake(self, feature: Feature) -> None:
-        """A list may have changed. Called by the server's own methods, from any thread: it must not raise."""
+    def wake(self, feature: Feature, key: str | None = None) -> None:
+        """A list may have changed, or one item of it. Called by the server's own methods, from any thread: it must not
+        raise."""
         try:
-            listed = self._source.list_now(feature)
-            if listed is not None:
-                self._stale.discard(feature)
-                self.catalog.items(feature).replace(_distinct(feature, listed))
-                return
+            # Under the lock, or an older reading could overwrite a newer one.
+            with self.catalog.lock:
+                if key is not None and feature not in self._stale:
+                    self._put(feature, key)
+                    return
+                listed = self._source.list_now(feature)
+                if listed is not None:
+                    self._stale.discard(feature)
+                    self._replace(feature, listed)
+                    return
             self._stale.add(feature)
             if self._loop is not None and self._lifespan is not inquiry.UNKNOWN and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._read_soon)
         except Exception:  # the user's add_tool() must not fail because of us
             self._stale.add(feature)
+            self.failures["reading"] += 1
             logger.exception("reading %s failed; it will be read again", feature.value)
+
+    def _put(self, feature: Feature, key: str) -> None:
+        items = self.catalog.items(feature)
+        definition = self._source.list_one(feature, key)
+        try:
+            if definition is not None:
+                items.add(definition, replace=True)
+            elif key in items:
+                items.remove(key)
+        except InvalidItem as error:
+            self._leave_out(error)
+
+    def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]]) -> None:
+        self.catalog.items(feature).replace(_distinct(feature, listed), on_invalid=self._leave_out)
+
+    def _leave_out(self, error: InvalidItem) -> None:
+        """One item that can't be taken must not silence all others."""
+        if str(error) not in self._left_out:
+            self._left_out.add(str(error))
+            self.failures["items left out"] += 1
+            logger.error("clients will not be told of an item: %s", error)
 
     def _read_soon(self) -> None:
         if self._stale:
             self._keep(self._read_guarded())
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def _on_time(self, reading: asyncio.Task[None]) -> None:
+        self._is_late = False
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something in the background, until it is done or the server stops."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -215,18 +266,25 @@ class Live:
         except Exception:  # nobody waits for it; the next wake-up or client tries again
             logger.exception("reading the server's lists failed; they will be read again")
 
+    async def _read(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._read_stale(), context=self._context.copy())
+        await asyncio.shield(task)  # others may wait for the same
+
     async def _read_stale(self) -> None:
         async with self._reading:
             for feature in Feature:
                 while feature in self._stale:
-                    listed = self._source.list_now(feature)
-                    if listed is None and self._lifespan is inquiry.UNKNOWN:
+                    with self.catalog.lock:
+                        listed = self._source.list_now(feature)
+                        if listed is not None:
+                            self._stale.discard(feature)
+                            self._replace(feature, listed)
+                            continue
+                    if self._lifespan is inquiry.UNKNOWN:
                         break
                     # Before asking: what changes while the answer is made is then read again.
                     self._stale.discard(feature)
-                    if listed is None:
-                        listed = await self._ask(feature)
-                    self.catalog.items(feature).replace(_distinct(feature, listed))
+                    self._replace(feature, await self._ask(feature))
 
     async def _ask(self, feature: Feature) -> list[dict[str, Any]]:
         try:
@@ -241,14 +299,16 @@ class Live:
     def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._thread = loop, threading.get_ident()
         self._reading = asyncio.Lock()
+        self._is_late = False
+        self._drain()
         self._keep(self._source.run())
 
     def _publish(self, changes: tuple[Change, ...]) -> None:
         """Hand a commit to the hub, on the thread of the event loop once there is one."""
         self._outbox.append(changes)
-        if self._loop is None or threading.get_ident() == self._thread:
+        if self._loop is None or self._loop.is_closed() or threading.get_ident() == self._thread:
             self._drain()
-        elif not self._loop.is_closed():
+        else:
             self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:

@@ -137,6 +137,12 @@ class Mailbox:
         entry = self.entries[topic] = Entry(told, told.revision, told)
         entry.awaits = revision
 
+    def collapse(self, notification: Notification, policy: Policy, now: float) -> None:
+        """Forget which contents were pending, and owe the whole list instead."""
+        for topic in [topic for topic in self.entries if not isinstance(topic, Feature)]:
+            self.drop(topic)
+        self.owe(notification, None, policy, now)
+
     def forgive(self, topic: Topic, version: Version) -> None:
         """The subscriber says that it knows this version: what was to be told until then needs no telling."""
         entry = self.entries.get(topic)

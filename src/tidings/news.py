@@ -21,6 +21,7 @@ class News:
     def __init__(self, catalog: Catalog, policy: Policy, journal: Journal | None = None) -> None:
         # An empty journal is falsy, and still the one that was given.
         self.journal = Journal(policy, since=catalog.revision) if journal is None else journal
+        self._catalog = catalog
         self._most_contents = policy.max_contents
         self._revision = catalog.revision
         self._versions = {feature: catalog.version(feature) for feature in Feature}
@@ -50,6 +51,7 @@ class News:
 
     def since(self, topic: Topic, version: Version | None) -> Notification:
         """What to tell one who says that it was told this version, whether or not that ever was."""
+        self.journal.expire(self._catalog.now())
         changes = None if version is None else self.journal.since(version.revision, topic)
         is_known = bool(changes) and changes is not None and changes[0].previous == version
         return self.missed(topic, version.revision if version is not None and is_known else -1)

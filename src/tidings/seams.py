@@ -82,18 +82,18 @@ def add_to_fastmcp(server: FastMCP[Any], component: Any) -> None:
     server.local_provider._add_component(component)
 
 
-def watch_mcpserver(server: MCPServer[Any], wake: Callable[[str], None]) -> None:
-    """Call `wake` with the name of a registry whenever it is changed, by whatever method."""
-    server._tool_manager._tools = Watched(server._tool_manager._tools, lambda: wake("tools"))
-    server._prompt_manager._prompts = Watched(server._prompt_manager._prompts, lambda: wake("prompts"))
+def watch_mcpserver(server: MCPServer[Any], wake: Callable[[str, str | None], None]) -> None:
+    """Call `wake` with the name of a registry and the key that was changed in it (None: any), by whatever method."""
+    server._tool_manager._tools = Watched(server._tool_manager._tools, lambda key: wake("tools", key))
+    server._prompt_manager._prompts = Watched(server._prompt_manager._prompts, lambda key: wake("prompts", key))
     manager = server._resource_manager
-    manager._resources = Watched(manager._resources, lambda: wake("resources"))
-    manager._templates = Watched(manager._templates, lambda: wake("resources"))
+    manager._resources = Watched(manager._resources, lambda key: wake("resources", key))
+    manager._templates = Watched(manager._templates, lambda key: wake("resources", key))
 
 
 def watch_fastmcp(server: FastMCP[Any], wake: Callable[[], None]) -> None:
     provider = server.local_provider
-    provider._components = Watched(provider._components, wake)
+    provider._components = Watched(provider._components, lambda key: wake())
 
 
 def fastmcp_endpoint(app: Any) -> Any:
@@ -110,19 +110,19 @@ def fastmcp_endpoint(app: Any) -> Any:
 
 
 class Watched(dict[str, Any]):
-    """A dict that tells when it was changed."""
+    """A dict that tells when it was changed, and under which key, if it was one."""
 
-    def __init__(self, items: dict[str, Any], changed: Callable[[], None]) -> None:
+    def __init__(self, items: dict[str, Any], changed: Callable[[str | None], None]) -> None:
         super().__init__(items)
         self._changed = changed
 
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, value)
-        self._changed()
+        self._changed(key)
 
     def __delitem__(self, key: str) -> None:
         super().__delitem__(key)
-        self._changed()
+        self._changed(key)
 
     def __ior__(self, other: Any) -> Watched:  # type: ignore[override, misc]  # dict's own is an overload for pairs
         self.update(other)
@@ -130,23 +130,23 @@ class Watched(dict[str, Any]):
 
     def pop(self, *args: Any) -> Any:
         value = super().pop(*args)
-        self._changed()
+        self._changed(args[0])
         return value
 
     def popitem(self) -> tuple[str, Any]:
         item = super().popitem()
-        self._changed()
+        self._changed(item[0])
         return item
 
     def clear(self) -> None:
         super().clear()
-        self._changed()
+        self._changed(None)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         super().update(*args, **kwargs)
-        self._changed()
+        self._changed(None)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
         value = super().setdefault(key, default)
-        self._changed()
+        self._changed(key)
         return value

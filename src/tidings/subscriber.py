@@ -41,6 +41,7 @@ class Subscriber:
 
     __slots__ = (
         "__weakref__",
+        "collapses",
         "date",
         "deliver",
         "expiries",
@@ -53,6 +54,7 @@ class Subscriber:
         "is_ready",
         "label",
         "mailbox",
+        "may",
         "on_close",
         "policy",
         "uris",
@@ -76,6 +78,11 @@ class Subscriber:
         self.filter = filter
         self.is_muted = is_muted
         self.on_close = on_close
+        self.may: Callable[[str], bool] | None = None
+        """Whether it may be told of a resource that it did not name itself, but by a pattern or as part of another."""
+        self.collapses = False
+        """Whether too many pending contents are told as one change of the list, in place of closing it. For sessions,
+        which can't be ended without their client's losing more than that."""
         self.features = _NO_FEATURES
         self.uris: dict[str, None] | None = None
         """The URIs and patterns that it watches."""

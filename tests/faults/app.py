@@ -35,7 +35,7 @@ class Board:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.lists_fail = False
+        self.lists_fail = settings.lists_fail
         self._broken: set[str] = set()
         self.changed: list[tuple[int, Change]] = []
         """What the catalog committed, each with the machine's monotonic time, before anybody was told."""
@@ -92,7 +92,7 @@ class Board:
         if do == "cut":
             self._cut(int(text) if text else None)
         elif do == "fail":
-            self.lists_fail = bool(text)
+            self.lists_fail = text
         elif do == "updated":
             live.resources.updated(key, etag=text or None)
         elif do == "deleted":
@@ -134,7 +134,9 @@ class Board:
     async def _list_tools(
         self, ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        if self.lists_fail:
+        if self.lists_fail == "hang":
+            await asyncio.Event().wait()
+        elif self.lists_fail:
             raise RuntimeError("the user's list handler is broken")
         return types.ListToolsResult(tools=[types.Tool(name="echo", input_schema={"type": "object"})])
 

@@ -37,6 +37,8 @@ class Settings(msgspec.Struct):
     options: dict[str, Any] = {}
     """Of the server's own app."""
     is_lowlevel: bool = False
+    lists_fail: str = ""
+    """"hang", or anything else to raise: what the low-level server does when it is asked for its tools."""
     is_broken: bool = False
     """Everything of the user's that Tidings calls raises: authorize, hooks, callbacks, sinks, and lists on demand."""
     has_middleware: bool = False

@@ -57,6 +57,7 @@ def build_app(live: Live, options: dict[str, Any]) -> Any:
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[Any]:
         async with inner(app) as state:
+            live.restart()
             # Read before the first client: one that only listens would otherwise be told of all that was there.
             await live.attend(seams.lifespan_state_of(take_place()))
             with _on_signal(live.stop):
@@ -149,9 +150,12 @@ async def _serve_stdio(live: Live) -> None:
             return
         stopped.append(number)
         live.stop()
-        # The results of the streams are written by their own tasks; give them a moment, then leave. The thread that
-        # reads standard input can't be interrupted, so a plain return would wait for the client's next line.
-        loop.call_later(0.2, lambda: os._exit(128 + number))
+        # The results of the streams are written by their own tasks: a moment for those, then for what the server wants
+        # to clean up. The thread that reads standard input can't be interrupted, and would keep the process until the
+        # client's next line.
+        if task is not None:
+            loop.call_later(0.2, task.cancel)
+        loop.call_later(1.2, lambda: os._exit(128 + number))
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, stop, number)
@@ -164,5 +168,7 @@ async def _serve_stdio(live: Live) -> None:
             async with stdio_server() as (read_stream, write_stream):
                 options = live.lowlevel.create_initialization_options()
                 await live.lowlevel.run(read_stream, write_stream, options)
-    finally:
-        del task
+    except asyncio.CancelledError:
+        if not stopped:
+            raise
+        os._exit(128 + stopped[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import msgspec
 from tidings.errors import InvalidPattern, LimitReached
 from tidings.frames import KEEP_ALIVE, acknowledgement, encode_tag, listen_result, render
 from tidings.gate import Principal
+from tidings.index import check_limit
 from tidings.lanes.channel import Channel, Receive, Scope, Send, dismiss
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.patterns import compile_pattern, is_pattern
@@ -80,13 +82,7 @@ async def honour(live: Live, wanted: Wanted, principal: Principal | None) -> Hon
     """What this server can send of what is wanted, and this caller may watch."""
     uris = list(dict.fromkeys(wanted.resource_subscriptions or ()))
     # Before anything is sent: a response that has begun as a stream can no longer be an error.
-    for name, what, count in (
-        ("max_uris", "URIs", len(uris)),
-        ("max_patterns", "patterns", sum(map(is_pattern, uris))),
-    ):
-        limit: int = getattr(live.policy, name)
-        if count > limit:
-            raise LimitReached(f"{count} {what} were asked for; Policy.{name} allows {limit}")
+    check_limit(live.policy, None, uris)
     topics: list[Topic] = [feature for feature in wanted.features if live.serves(feature)]
     if live.serves(Feature.RESOURCES):
         topics += [uri for uri in uris if _can_be_matched(uri, live)]
@@ -97,6 +93,7 @@ def _can_be_matched(uri: str, live: Live) -> bool:
     try:
         if is_pattern(uri):
             compile_pattern(uri, live.templates)
+            return live.gate.knows_patterns
     except InvalidPattern:
         return False
     return True
@@ -132,14 +129,22 @@ class ListenLane:
             return
         try:
             honoured = await honour(live, wanted, principal)
-            await self._stream(receive, send, encode_tag(request_id), honoured, is_extended, str(request_id))
+            may = live.gate.predicate(principal)
+            await self._stream(receive, send, encode_tag(request_id), honoured, is_extended, str(request_id), may)
         except LimitReached as error:
             await refuse(send, request_id, str(error))
         finally:
             live.gate.leave(ticket)
 
     async def _stream(
-        self, receive: Receive, send: Send, tag: bytes, honoured: Honoured, is_extended: bool, label: str
+        self,
+        receive: Receive,
+        send: Send,
+        tag: bytes,
+        honoured: Honoured,
+        is_extended: bool,
+        label: str,
+        may: Callable[[str], bool] | None,
     ) -> None:
         live = self._live
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -149,9 +154,8 @@ class ListenLane:
         if not honoured or live.is_stopping:
             stream.end()
             return
-        stream.open(honoured, label)
+        stream.open(honoured, label, may)
         slot = self._join(stream)
-        reason = Reason.DISCONNECTED
         try:
             while (await receive())["type"] != "http.disconnect":
                 pass
@@ -161,7 +165,7 @@ class ListenLane:
                 stream.channel.abort()
             stream.channel.is_over = True
             if stream.subscriber is not None:
-                live.hub.close(stream.subscriber, reason)
+                live.hub.close(stream.subscriber, Reason.DISCONNECTED)
 
     async def carry(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the SDK carry a stream, and see to it that a reader who does not read is cut off here too."""
@@ -220,9 +224,10 @@ class _Stream:
         self.channel.on_slow = self._on_slow
         self.subscriber: Subscriber | None = None
 
-    def open(self, honoured: Honoured, label: str) -> None:
+    def open(self, honoured: Honoured, label: str, may: Callable[[str], bool] | None) -> None:
         hub = self._live.hub
         self.subscriber = hub.open(self.deliver, label=f"listen {label}", on_close=self._on_close)
+        self.subscriber.may = may
         self.subscriber.is_ready = not self.channel.is_busy
         self.subscriber.settle()
         hub.subscribe(self.subscriber, *honoured.features, uris=honoured.uris)

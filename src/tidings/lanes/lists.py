@@ -56,7 +56,7 @@ class ListsLane:
                 await self._ask(key, state, app, scope, receive, send)
                 return
             # Somebody has just asked the SDK for the same: a herd asks once.
-            result = await asked
+            result = await asyncio.shield(asked)
         if result is None:
             await app(scope, receive, send)
             return
@@ -91,7 +91,8 @@ class ListsLane:
         finally:
             if self._asked.get(key) == (state, future):
                 del self._asked[key]
-            future.set_result(result)
+            if not future.done():
+                future.set_result(result)
 
     def _keep(self, key: tuple[str, str], state: Hashable, result: bytes) -> None:
         before = self._kept.get(key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import mcp_types as types
@@ -28,6 +28,7 @@ from tidings.lanes.listen import Wanted, honour
 from tidings.lanes.splice import SplicedSession
 from tidings.mailbox import IsMuted
 from tidings.model import Feature, Notification, Reason, Topic
+from tidings.patterns import is_pattern
 from tidings.subscriber import BUSY, Subscriber
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ logger = logging.getLogger(__name__)
 
 Ctx = ServerRequestContext[Any, Any]
 
-_STATE = "dev.tidings/session"
+_STATE, _CLOSE, _REFUSED = "dev.tidings/session", "dev.tidings/close", "dev.tidings/refused"
+"""In the scratch state of a connection: its session, how to end that, or why there is none."""
 _LISTS = {
     "tools/list": (Feature.TOOLS, "tools", "name"),
     "prompts/list": (Feature.PROMPTS, "prompts", "name"),
@@ -82,43 +84,47 @@ class SessionLane:
         try:
             await live.attend(ctx.lifespan_context)
         except Exception:  # our trouble must not become the client's
+            live.failures["reading"] += 1
             logger.exception("reading the server's lists failed; going on with what was known")
+        # Before the answer is made: a cursor that is too old tells a client too much, one too new too little.
+        cursor = live.cursor([_LISTS[ctx.method][0]]) if ctx.method in _LISTS else {}
         result = await call_next(ctx)
         try:
-            return await self._after(ctx, result)
+            return await self._after(ctx, result, cursor)
         except Exception:  # likewise
+            live.failures["answering"] += 1
             logger.exception("%s was answered, but Tidings could not add to it", ctx.method)
             return result
 
-    async def _after(self, ctx: Ctx, result: HandlerResult) -> HandlerResult:
+    async def _after(self, ctx: Ctx, result: HandlerResult, cursor: dict[str, Any]) -> HandlerResult:
         if ctx.method in _LISTS:
-            return self._with_cursor(ctx, _as_dict(result))
+            return self._with_cursor(ctx, _as_dict(result), cursor)
         if ctx.method == "server/discover":
-            return self._with_capabilities(_as_dict(result), ctx.protocol_version)
+            return self._with_capabilities(_as_dict(result), ctx.protocol_version, is_served=True)
         if ctx.method == "initialize":
             answer = _as_dict(result)
-            await self._open(ctx, answer["protocolVersion"])
-            return self._with_capabilities(answer, answer["protocolVersion"])
+            is_served = await self._open(ctx, answer["protocolVersion"])
+            return self._with_capabilities(answer, answer["protocolVersion"], is_served=is_served)
         if ctx.method == "notifications/initialized":
             session = seams.connection_of(ctx.session).state.get(_STATE)
             if isinstance(session, _Pipe):
                 session.start()
         return result
 
-    def _with_capabilities(self, result: dict[str, Any], version: str) -> dict[str, Any]:
-        """Advertise exactly what is served."""
-        is_muted = version in self._live.policy.mute_list_changed
+    def _with_capabilities(self, result: dict[str, Any], version: str, *, is_served: bool) -> dict[str, Any]:
+        """Advertise exactly what is served: nothing, where there is no way to tell anything."""
+        is_told = is_served and version not in self._live.policy.mute_list_changed
         capabilities = dict(result.get("capabilities") or {})
         for feature in Feature:
             if isinstance(capabilities.get(feature.value), dict):
-                capabilities[feature.value] = {**capabilities[feature.value], "listChanged": not is_muted}
-        if "resources" in capabilities:
-            capabilities["resources"]["subscribe"] = True
+                capabilities[feature.value] = {**capabilities[feature.value], "listChanged": is_told}
+        if isinstance(capabilities.get("resources"), dict):
+            capabilities["resources"]["subscribe"] = is_served
         return result | {"capabilities": capabilities}
 
-    def _with_cursor(self, ctx: Ctx, result: dict[str, Any]) -> dict[str, Any]:
-        feature, member, key = _LISTS[ctx.method]
-        meta = {**(result.get("_meta") or {}), CURSOR_KEY: self._live.cursor([feature])}
+    def _with_cursor(self, ctx: Ctx, result: dict[str, Any], cursor: dict[str, Any]) -> dict[str, Any]:
+        _, member, key = _LISTS[ctx.method]
+        meta = {**(result.get("_meta") or {}), CURSOR_KEY: cursor}
         result = result | {"_meta": meta}
         if not result.get("nextCursor") and not (ctx.params or {}).get("cursor"):
             # However the list came about, it looks the same: clients key their caches on the text of it.
@@ -129,12 +135,16 @@ class SessionLane:
 
     # Legacy sessions
 
-    async def _open(self, ctx: Ctx, version: str) -> None:
-        """Let a legacy session watch every list. From the handshake on, so that nothing falls between it and the
-        client's first look; told only after it, since the client must not hear of anything before."""
+    async def _open(self, ctx: Ctx, version: str) -> bool:
+        """Let a legacy session watch every list; whether it can be told of anything at all.
+
+        From the handshake on, so that nothing falls between it and the client's first look; told only after it, since
+        the client must not hear of anything before."""
         connection = seams.connection_of(ctx.session)
         if not connection.has_standalone_channel:
-            return
+            return False
+        if (close_former := connection.state.pop(_CLOSE, None)) is not None:
+            close_former()  # a second handshake on the same connection begins anew
         live = self._live
         principal = _principal(ctx)
         features = [feature for feature in Feature if live.serves(feature)]
@@ -143,7 +153,8 @@ class SessionLane:
             ticket = live.gate.enter(principal, _address(ctx))
         except LimitReached as error:
             logger.warning("a legacy session will not be told of changes: %s", error)
-            return
+            connection.state[_REFUSED] = str(error)
+            return False
         is_extended = declares_extension((ctx.params or {}).get("capabilities"))
         is_muted = _is_feature if version in live.policy.mute_list_changed else None
         session_id = connection.session_id
@@ -154,28 +165,37 @@ class SessionLane:
         else:
             session = live.splice.session(session_id)
             subscriber = session.open(is_extended, f"session {session_id}", is_muted)
+        subscriber.collapses = True
+        subscriber.may = live.gate.predicate(principal)
         connection.state[_STATE] = session
 
         def close() -> None:
-            live.gate.leave(ticket)
-            live.hub.close(subscriber, Reason.DISCONNECTED)
-            if session_id is not None:
-                live.splice.forget(session_id)
+            if not subscriber.is_closed:
+                live.gate.leave(ticket)
+                live.hub.close(subscriber, Reason.DISCONNECTED)
+                if session_id is not None:
+                    live.splice.forget(session_id)
 
+        connection.state[_CLOSE] = close
         connection.exit_stack.callback(close)
         told = dict.fromkeys(allowed) if live.policy.announce else None
         live.hub.subscribe(subscriber, *[topic for topic in allowed if isinstance(topic, Feature)], told=told)
+        return True
 
     async def _subscribe(self, ctx: Ctx, params: types.SubscribeRequestParams) -> types.EmptyResult:
         uri = str(params.uri)
-        if not await self._live.gate.allowed(_principal(ctx), [uri]):
+        gate = self._live.gate
+        if (is_pattern(uri) and not gate.knows_patterns) or not await gate.allowed(_principal(ctx), [uri]):
             raise MCPError(types.INVALID_PARAMS, "This caller may not watch that URI", {"uri": uri})
-        session = seams.connection_of(ctx.session).state.get(_STATE)
-        if session is not None:
-            try:
-                self._live.hub.subscribe(session.subscriber, uris=[uri])
-            except (InvalidPattern, LimitReached) as error:
-                raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri}) from None
+        state = seams.connection_of(ctx.session).state
+        session = state.get(_STATE)
+        if session is None:
+            why = state.get(_REFUSED, "this connection has no stream on which it could be told")
+            raise MCPError(types.INTERNAL_ERROR, f"No subscription: {why}", {"uri": uri})
+        try:
+            self._live.hub.subscribe(session.subscriber, uris=[uri])
+        except (InvalidPattern, LimitReached) as error:
+            raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri}) from None
         return types.EmptyResult()
 
     async def _unsubscribe(self, ctx: Ctx, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
@@ -209,7 +229,7 @@ class SessionLane:
             shape = live.shape(is_tagged=True, is_extended=declares_extension(declared))
             pump = _Pump(live, ctx, shape)
             # Open before the acknowledgement, so that what changes while it is written is told after it.
-            pump.open(honoured.features, honoured.uris)
+            pump.open(honoured.features, honoured.uris, live.gate.predicate(principal))
             self._listening[pump] = None
             try:
                 cursor = live.cursor(honoured.features)
@@ -285,8 +305,11 @@ class _Pump:
         self._is_closed = False
         self._subscriber: Subscriber | None = None
 
-    def open(self, features: list[Feature], uris: list[str]) -> None:
-        self._subscriber = self._live.hub.open(self._deliver, label=f"listen {self._ctx.request_id}")
+    def open(self, features: list[Feature], uris: list[str], may: Callable[[str], bool] | None) -> None:
+        self._subscriber = self._live.hub.open(
+            self._deliver, label=f"listen {self._ctx.request_id}", on_close=lambda reason: self.close()
+        )
+        self._subscriber.may = may
         self._live.hub.subscribe(self._subscriber, *features, uris=uris)
 
     def close(self) -> None:

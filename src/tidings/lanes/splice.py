@@ -150,6 +150,8 @@ class SpliceLane:
             if message["type"] == "http.response.start" and message["status"] == 200:
                 is_open = True
                 self._ends[channel] = end
+                if self._live.is_stopping:
+                    end.set()
                 session.attach(channel, is_resumed=event_id is not None and read is None, read=read)
 
         async def spliced_receive() -> Message:

@@ -13,20 +13,22 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from mcp.server import Server
 from mcp.server.mcpserver import MCPServer
 from mcp.server.subscriptions import ResourcesListChanged, ResourceUpdated, ServerEvent, ToolsListChanged
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from tidings import seams
 from tidings.catalog import Catalog
 from tidings.errors import AlreadyExists, InvalidItem, NotFound, TidingsError
 from tidings.model import Feature
 from tidings.sources.code import LowLevelSource, has_own_middleware
+from tidings.sources.definitions import definition_of, dump, key_of
 
 if TYPE_CHECKING:
     from fastmcp import FastMCP
 
 __all__ = ["Attached", "attach"]
 
-Wake = Callable[[Feature], None]
+Wake = Callable[..., None]
+"""Called with a feature that may have changed, and where it is known with the key of the one item that did."""
 
 
 @runtime_checkable
@@ -47,6 +49,9 @@ class Attached(Protocol):
 
     def list_now(self, feature: Feature) -> list[dict[str, Any]] | None:
         """What the server lists, or None if it can only be asked as a client asks."""
+
+    def list_one(self, feature: Feature, key: str) -> dict[str, Any] | None:
+        """One item of what `list_now` says; None if there is none of that key."""
 
     def has_own_middleware(self) -> bool:
         """Whether the user put middleware in, which must see every request."""
@@ -77,6 +82,15 @@ _FIELDS = {"inputSchema": "parameters", "outputSchema": "output_schema", "mimeTy
 """The protocol's names of fields, where the high-level servers have others."""
 
 
+_CHANGEABLE = frozenset(
+    {
+        *("name", "uri", "uri_template", "title", "description", "parameters", "output_schema"),
+        *("arguments", "mime_type", "annotations", "icons", "meta", "tags"),
+    }
+)
+"""What of an item may be updated: what its definition says, and not the function behind it."""
+
+
 class MCPServerSource:
     """The SDK's high-level server."""
 
@@ -87,7 +101,7 @@ class MCPServerSource:
         self.lowlevel = seams.lowlevel_of(server)
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
-        seams.watch_mcpserver(self.server, lambda name: wake(Feature(name)))
+        seams.watch_mcpserver(self.server, lambda name, key: wake(Feature(name), key))
 
         def on_event(event: ServerEvent) -> None:
             if isinstance(event, ResourceUpdated):
@@ -111,12 +125,16 @@ class MCPServerSource:
             case Feature.RESOURCES:
                 return _dump(_step(self.server.list_resources())) + _dump(_step(self.server.list_resource_templates()))
 
+    def list_one(self, feature: Feature, key: str) -> dict[str, Any] | None:
+        component = self._registry(feature, key).get(key)
+        return None if component is None else definition_of(component)
+
     def has_own_middleware(self) -> bool:
         return has_own_middleware(self.lowlevel)
 
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
         item = thing if isinstance(thing, BaseModel) else self._build(feature, thing, options)
-        key = _key(item)
+        key = key_of(item)
         registry = self._registry(feature, key)
         if key in registry and not replace:
             raise AlreadyExists(f"{feature.value}: {key!r} exists already; remove it first, or add with replace=True")
@@ -180,6 +198,9 @@ class FastMCPSource:
     def list_now(self, feature: Feature) -> None:
         return None
 
+    def list_one(self, feature: Feature, key: str) -> None:
+        return None
+
     def has_own_middleware(self) -> bool:
         from fastmcp.server.middleware.dereference import DereferenceRefsMiddleware
 
@@ -188,7 +209,7 @@ class FastMCPSource:
 
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
         item = thing if isinstance(thing, BaseModel) else self._build(feature, thing, options)
-        key = _key(item)
+        key = key_of(item)
         if self._find(feature, key):
             if not replace:
                 raise AlreadyExists(
@@ -230,7 +251,7 @@ class FastMCPSource:
             Feature.RESOURCES: (Resource, ResourceTemplate),
         }
         components = seams.fastmcp_registry(self.server).values()
-        return [each for each in components if isinstance(each, kinds[feature]) and _key(each) == key]
+        return [each for each in components if isinstance(each, kinds[feature]) and key_of(each) == key]
 
     @staticmethod
     def _build(feature: Feature, function: Callable[..., Any], options: dict[str, Any]) -> BaseModel:
@@ -259,14 +280,7 @@ def _step(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _dump(models: Iterable[BaseModel]) -> list[dict[str, Any]]:
-    return [model.model_dump(by_alias=True, mode="json", exclude_none=True) for model in models]
-
-
-def _key(item: Any) -> str:
-    for name in ("uri_template", "uri", "name"):
-        if (value := getattr(item, name, None)) is not None:
-            return str(value)
-    raise InvalidItem(f"{item!r:.80} has neither a name nor a URI")
+    return [dump(model) for model in models]
 
 
 def _uri(options: dict[str, Any]) -> str:
@@ -278,13 +292,27 @@ def _uri(options: dict[str, Any]) -> str:
 
 def _copy(feature: Feature, key: str, item: BaseModel, fields: Mapping[str, Any]) -> BaseModel:
     wanted = {_FIELDS.get(name, name): value for name, value in fields.items()}
-    known = type(item).model_fields
+    known = type(item).model_fields.keys() & _CHANGEABLE
     if unknown := sorted(name for name in wanted if name not in known):
         raise InvalidItem(f"{feature.value}: {key!r} has no field {', '.join(unknown)} that can be changed")
     copy = item.model_copy(update=wanted)
-    if _key(copy) != key:
-        raise InvalidItem(f"{feature.value}: an update can't rename {key!r} to {_key(copy)!r}; remove and add")
+    try:
+        definition = _shown(copy)
+    except (ValidationError, TypeError, AttributeError) as error:
+        raise InvalidItem(f"{feature.value}: {key!r} would not be valid: {error}") from None
+    if key_of(copy) != key:
+        raise InvalidItem(f"{feature.value}: an update can't rename {key!r} to {key_of(copy)!r}; remove and add")
+    if feature is Feature.TOOLS and definition.get("inputSchema", {}).get("type") != "object":
+        raise InvalidItem(f"{feature.value}: {key!r} needs an inputSchema of type object")
     return copy
+
+
+def _shown(component: Any) -> dict[str, Any]:
+    """What its server would list, which checks it: a copy of a model checks nothing."""
+    for name in ("to_mcp_tool", "to_mcp_prompt", "to_mcp_template", "to_mcp_resource"):
+        if hasattr(component, name):
+            return dump(getattr(component, name)())
+    return definition_of(component)
 
 
 def _wrap(owner: Any, name: str, after: Callable[[], None]) -> None:

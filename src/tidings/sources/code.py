@@ -44,15 +44,21 @@ class LowLevelSource:
         self._installed: set[Feature] = set()
         self._wake: Callable[[Feature], None] = lambda feature: None
         self._is_listed: Callable[[Feature, str], bool] = lambda feature, key: False
+        self._was_read: Callable[[Feature], bool] = lambda feature: False
 
     def watch(self, catalog: Catalog, wake: Callable[[Feature], None]) -> None:
         self._wake = wake
+        # Before the first look at a list, nothing is known of it, and its owner is believed.
         self._is_listed = lambda feature, key: key in catalog.items(feature)
+        self._was_read = lambda feature: catalog.version(feature).revision > 0
 
     async def run(self) -> None:
         return None
 
     def list_now(self, feature: Feature) -> None:
+        return None
+
+    def list_one(self, feature: Feature, key: str) -> None:
         return None
 
     def has_own_middleware(self) -> bool:
@@ -63,11 +69,12 @@ class LowLevelSource:
     ) -> None:
         definition = _definition(feature, thing, options)
         key = _key(feature, definition)
-        if not replace and (key in self._added[feature] or self._is_listed(feature, key)):
+        is_hidden = self._changed[feature].get(key, key) is None
+        is_taken = key in self._added[feature] or (self._is_listed(feature, key) and not is_hidden)
+        if is_taken and not replace:
             raise AlreadyExists(f"{feature.value}: {key!r} exists already; remove it first, or add with replace=True")
         self._install(feature)
         self._added[feature][key] = definition
-        self._changed[feature].pop(key, None)
         if handler is not None:
             self._handlers[feature, key] = handler
         self._wake(feature)
@@ -91,7 +98,8 @@ class LowLevelSource:
         self._wake(feature)
 
     def _check_listed(self, feature: Feature, key: str) -> None:
-        if not self._is_listed(feature, key) or self._changed[feature].get(key, key) is None:
+        is_gone = self._changed[feature].get(key, key) is None
+        if is_gone or (self._was_read(feature) and not self._is_listed(feature, key)):
             raise NotFound(f"{feature.value}: there is no {key!r}")
 
     def _install(self, feature: Feature) -> None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
-import subprocess
+import threading
 import warnings
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +25,7 @@ from tidings.sources.workspace.call import call_executable
 from tidings.sources.workspace.environment import environment
 from tidings.sources.workspace.pieces import Piece, piece_of
 from tidings.sources.workspace.problems import Broken
-from tidings.sources.workspace.process import CannotStart
+from tidings.sources.workspace.process import CannotStart, Outcome, run_process
 from tidings.sources.workspace.settings import Settings
 
 if TYPE_CHECKING:
@@ -167,34 +165,38 @@ def executable_piece(root: Path, settings: Settings, path: Path, meta: dict[str,
 
 def run_register(root: Path, settings: Settings, path: Path) -> bytes:
     """What a registration script prints. It runs on its own clock, in a thread, and never for a request."""
-    try:
-        process = subprocess.Popen(
-            [str(path)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=root,
-            env=environment(root, {}, name="register", allowed=settings.env),
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise Broken(path, f"can't be run: {error.strerror}") from None
-    try:
-        stdout, stderr = process.communicate(timeout=settings.register_timeout)
-    except subprocess.TimeoutExpired:
-        raise Broken(path, f"did not finish within {settings.register_timeout:g} s") from None
-    finally:
-        # With all that it started: the next run comes in a few seconds.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
-    if process.returncode != 0:
-        end = stderr.decode("utf-8", "replace").strip()[-500:]
-        raise Broken(path, f"failed with exit status {process.returncode}{': ' + end if end else ''}")
-    return stdout
+    outcome: list[Outcome | BaseException] = []
+
+    async def run() -> None:
+        try:
+            outcome.append(
+                await run_process(
+                    [str(path)],
+                    stdin=b"",
+                    env=environment(root, {}, name="register", allowed=settings.env),
+                    cwd=root,
+                    timeout=settings.register_timeout,
+                    most_output=settings.max_output,
+                )
+            )
+        except Exception as error:  # told to whoever asked, in the other thread
+            outcome.append(error)
+
+    # A thread and an event loop of its own, since whoever loads a workspace may be inside one.
+    thread = threading.Thread(target=lambda: asyncio.run(run()), name=f"running {path.name}")
+    thread.start()
+    thread.join()
+    [done] = outcome
+    if isinstance(done, BaseException):
+        raise Broken(path, str(done)) from None
+    if done.is_timeout:
+        raise Broken(path, f"did not finish within {settings.register_timeout:g} s")
+    if done.is_truncated:
+        raise Broken(path, f"printed more than {settings.max_output} bytes; [tools] max_output allows no more")
+    if done.status != 0:
+        end = done.stderr.decode("utf-8", "replace").strip()[-500:]
+        raise Broken(path, f"failed with exit status {done.status}{': ' + end if end else ''}")
+    return done.stdout
 
 
 def _command(path: Path) -> list[str]:

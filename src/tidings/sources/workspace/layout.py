@@ -29,7 +29,7 @@ class Unit:
 def unit_of(path: PurePosixPath) -> Unit | None:
     """The unit that a file belongs to, by its path relative to the workspace."""
     parts = path.parts
-    if any(is_ignored(part) for part in parts):
+    if not parts or any(is_ignored(part) for part in parts):
         return None
     if len(parts) == 1:
         return Unit("settings", "tidings.toml") if parts[0] == "tidings.toml" else None
@@ -53,9 +53,10 @@ def stem_of(name: str) -> str:
 
 
 def is_ignored(name: str) -> bool:
-    """Hidden files, caches, and what editors leave lying about while they save."""
+    """Hidden files, caches, what editors leave lying about while they save, and names that are no text."""
     return (
         name.startswith(".")
+        or any("\udc80" <= character <= "\udcff" for character in name)
         or name == "__pycache__"
         or name.endswith(("~", ".swp", ".swx", ".tmp", ".bak", ".pyc", ".orig", ".rej"))
         or name == "4913"  # vim tries with it whether it may write
@@ -65,9 +66,17 @@ def is_ignored(name: str) -> bool:
 def walk(root: Path, below: str = "") -> Iterator[tuple[PurePosixPath, os.stat_result]]:
     """Every file that may matter, relative to the workspace, with its state. Links are followed, but never outside."""
     start = root / below if below else root
-    stack = [start] if start.is_dir() else []
+    stack = [start] if start.is_dir() and start.resolve().is_relative_to(root) else []
+    seen: set[tuple[int, int]] = set()
     while stack:
         folder = stack.pop()
+        try:
+            state = folder.stat()
+        except OSError:
+            continue
+        if (state.st_dev, state.st_ino) in seen:
+            continue  # a link in a circle, or a second one to the same place
+        seen.add((state.st_dev, state.st_ino))
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError:

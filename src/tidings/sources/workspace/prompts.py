@@ -17,6 +17,7 @@ arguments, every `{name}` of the text is one. A line that is only `@user` or `@a
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ import msgspec
 import yaml
 from mcp.server.mcpserver.prompts.base import AssistantMessage, Message, Prompt, PromptArgument, UserMessage
 
-from tidings.sources.workspace.layout import META, stem_of
+from tidings.sources.workspace.layout import META
 from tidings.sources.workspace.pieces import Piece, piece_of
 from tidings.sources.workspace.problems import Broken
 
@@ -51,7 +52,7 @@ def load_prompts(root: Path, files: list[Path]) -> list[Piece]:
 
 def prompt_piece(path: Path, meta: dict[str, Any]) -> Piece:
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
     except UnicodeDecodeError as error:
         raise Broken(path, f"not UTF-8: {error}") from None
     except OSError as error:
@@ -62,7 +63,7 @@ def prompt_piece(path: Path, meta: dict[str, Any]) -> Piece:
         text = text[front.end() :]
     arguments = _arguments(path, meta.get("arguments"), text)
     prompt = Prompt(
-        name=str(meta.get("name") or stem_of(path.name)),
+        name=str(meta.get("name") or path.stem),
         title=meta.get("title"),
         description=meta.get("description"),
         arguments=arguments,
@@ -75,7 +76,7 @@ def prompt_piece(path: Path, meta: dict[str, Any]) -> Piece:
 
 def read_meta(path: Path) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Broken(path, f"not a JSON object: {error}") from None
     except OSError as error:

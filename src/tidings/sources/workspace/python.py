@@ -1,17 +1,20 @@
 """Python tools: every public function with type hints is a tool, its docstring the description.
 
-A file is run anew as a fresh module whenever it changed. What it starts (threads, connections) is its own to end.
+A file is run anew as a fresh module whenever it changed, with its own folder on the path, for helpers beside it whose
+names begin with `_`. What it starts (threads, connections) is its own to end.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
+import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools.base import Tool
 
 from tidings.sources.workspace.pieces import Piece, piece_of
@@ -19,9 +22,22 @@ from tidings.sources.workspace.problems import Broken
 
 __all__ = ["load_python"]
 
+_LOADING_TIME = 10.0
+"""Seconds that a file may take to be run; nothing else of the workspace is read meanwhile."""
+
+
+class PythonTool(Tool):
+    """A function. One that calls `sys.exit()` ends its call, and not the server of everybody else."""
+
+    async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
+        try:
+            return await super().run(arguments, context, convert_result=convert_result)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise ToolError(f"{self.name} ended with {error!r}") from None
+
 
 def load_python(path: Path, meta: dict[str, Any]) -> list[Piece]:
-    module = _run(path)
+    module = _run_in_time(path)
     functions = [value for name, value in vars(module).items() if _is_tool(name, value, module)]
     if not functions:
         raise Broken(path, "no tool in it: a tool is a public function whose parameters have type hints")
@@ -35,25 +51,51 @@ def load_python(path: Path, meta: dict[str, Any]) -> list[Piece]:
 
             options["annotations"] = ToolAnnotations.model_validate(described["annotations"])
         try:
-            tool = Tool.from_function(function, **options)
+            tool = PythonTool.from_function(function, **options)
         except Exception as error:  # whatever pydantic or the SDK dislikes of a signature
             raise Broken(path, f"{function.__name__}: {error}", _line_of(function)) from error
         pieces.append(piece_of(tool))
     return pieces
 
 
+def _run_in_time(path: Path) -> types.ModuleType:
+    """In a thread of its own: a file that never ends must not end the reading of all others."""
+    outcome: list[types.ModuleType | BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(_run(path))
+        except BaseException as error:  # SystemExit too: it is the file's mistake, and not the server's end
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name=f"loading {path.name}", daemon=True)
+    thread.start()
+    thread.join(_LOADING_TIME)
+    if not outcome:
+        raise Broken(path, f"still running after {_LOADING_TIME:g} s; a tool file is run to its end when it is loaded")
+    [result] = outcome
+    if isinstance(result, SystemExit):
+        raise Broken(path, f"calls sys.exit({result.code!r}) when it is loaded")
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
 def _run(path: Path) -> types.ModuleType:
-    module = types.ModuleType(f"tidings_workspace.{path.stem}")
+    module = types.ModuleType(f"tidings_workspace.{path.parent.name}_{path.stem}")
     module.__file__ = str(path)
     # Registered while it runs: dataclasses and pydantic look a class's module up by its name.
     sys.modules[module.__name__] = module
     code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     exec(code, module.__dict__)  # running the user's own files is what a workspace is for
     return module
 
 
 def _is_tool(name: str, value: Any, module: types.ModuleType) -> bool:
-    return inspect.isfunction(value) and not name.startswith("_") and value.__module__ == module.__name__
+    is_named = not name.startswith("_") and getattr(value, "__name__", "") != "<lambda>"
+    return inspect.isfunction(value) and is_named and value.__module__ == module.__name__
 
 
 def _check_hints(path: Path, function: Callable[..., Any]) -> None:

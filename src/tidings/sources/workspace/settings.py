@@ -38,6 +38,9 @@ class Settings:
     register_timeout: float = 10.0
 
 
+_LEAST = 0.1
+"""Of every number: what is shorter is a busy loop, or a time in which nothing can be done."""
+
 _SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
     "": {"name": (str,), "title": (str,), "version": (str,), "description": (str,), "instructions": (str,)},
     "tools": {"timeout": (int, float), "max_output": (int,), "env": (list,)},
@@ -47,22 +50,26 @@ _SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
 
 def load_settings(root: Path) -> Settings:
     path = root / "tidings.toml"
-    if path.is_file():
+    if path.exists():
         return _from_toml(path, root)
     return _from_meta(root / "server.d" / "server.meta.json", root)
 
 
 def _from_toml(path: Path, root: Path) -> Settings:
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Broken(path, f"not UTF-8: {error}") from None
+    except OSError as error:
+        raise Broken(path, f"can't be read: {error.strerror}") from None
     try:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"at line (\d+)", str(error))
         raise Broken(path, f"not TOML: {error}", int(found[1]) if found else len(text.splitlines())) from None
     policy = given.pop("policy", {})
+    if not isinstance(policy, dict):
+        raise Broken(path, f"policy is {policy!r}; it must be a section, [policy]", _line_of(text, "policy"))
     sections = {"": {key: value for key, value in given.items() if not isinstance(value, dict)}}
     sections |= {key: value for key, value in given.items() if isinstance(value, dict)}
     for section, values in sections.items():
@@ -89,6 +96,8 @@ def _check(path: Path, text: str, section: str, key: str, value: Any) -> None:
     if not isinstance(value, known[key]) or isinstance(value, bool):
         kind = {str: "a text", list: "a list of texts", int: "a number"}[known[key][0]]
         raise Broken(path, f"{where} is {value!r}; it must be {kind}", _line_of(text, key))
+    if isinstance(value, int | float) and not value >= _LEAST:
+        raise Broken(path, f"{where} is {value!r}; it must be at least {_LEAST}", _line_of(text, key))
 
 
 def _line_of(text: str, key: str) -> int | None:

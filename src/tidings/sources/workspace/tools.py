@@ -36,16 +36,16 @@ def load_tools(root: Path, settings: Settings, files: list[Path], is_folder: boo
 
 def tool_piece(root: Path, settings: Settings, path: Path, meta: dict[str, Any]) -> Piece:
     """An executable that something else than its place in the folder makes a tool."""
-    return executable_piece(root, settings, path, read_comment(path) | meta, stem_of(path.name))
+    return executable_piece(root, settings, path, read_comment(path) | meta, path.stem)
 
 
 def _load(root: Path, settings: Settings, path: Path, meta: dict[str, Any], is_folder: bool) -> list[Piece]:
     is_executable = os.access(path, os.X_OK)
     if path.suffix == ".py" and not is_executable:
-        return load_python(path, meta)
+        return [] if path.name.startswith("_") else load_python(path, meta)
     if not is_executable and not (is_folder and path.suffix == ".sh"):
         return []  # a file that can't be run is no tool: a README, data, an editor's backup
-    name = path.parent.name if is_folder else stem_of(path.name)
+    name = path.parent.name if is_folder else path.stem
     return [executable_piece(root, settings, path, read_comment(path) | meta, name)]
 
 

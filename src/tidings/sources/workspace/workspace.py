@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import mcp_types as types
+import msgspec
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.resources import FunctionResource
 
@@ -24,6 +25,7 @@ from tidings.catalog import Catalog
 from tidings.digest import canonical
 from tidings.errors import TidingsError
 from tidings.model import Feature
+from tidings.sources.workspace.executable import run_register
 from tidings.sources.workspace.files import FileContent, load_resources
 from tidings.sources.workspace.layout import Unit, unit_of, walk
 from tidings.sources.workspace.pieces import Piece, piece_of
@@ -42,6 +44,9 @@ __all__ = ["ERRORS", "Workspace"]
 logger = logging.getLogger(__name__)
 
 ERRORS = "tidings://errors"
+
+_RETRY = 1.0
+"""Seconds until watching is tried again where it failed."""
 
 _GRACE = 0.05
 """Seconds that a file may be gone without being taken for deleted: longer than it takes to replace one."""
@@ -88,6 +93,8 @@ class Workspace:
         self._only: frozenset[str] = frozenset()
         self._broken: dict[Unit, Problem] = {}
         self._confirming: set[asyncio.Task[None]] = set()
+        self._printed: dict[Path, bytes | Broken] = {}
+        """What the registrations printed last."""
         self._lock = threading.Lock()
         self._problems: tuple[Problem, ...] = ()
         errors = FunctionResource.from_function(
@@ -122,6 +129,9 @@ class Workspace:
             listed = [piece.definition for piece in served if piece is not None]
         return listed + ([self._errors.definition] if feature is Feature.RESOURCES else [])
 
+    def list_one(self, feature: Feature, key: str) -> dict[str, Any] | None:
+        return next((each for each in self.list_now(feature) if key in (each.get("name"), each.get("uri"))), None)
+
     def has_own_middleware(self) -> bool:
         return False
 
@@ -139,15 +149,17 @@ class Workspace:
         await asyncio.gather(self._follow_events(), self._follow_clock(), self._follow_register())
 
     async def _follow_events(self) -> None:
-        try:
-            async for paths in changed_paths(self.root):
-                gone = await asyncio.to_thread(self.rescan_guarded, paths, spares=True)
-                if gone:
-                    task = asyncio.create_task(self._confirm(gone))
-                    self._confirming.add(task)
-                    task.add_done_callback(self._confirming.discard)
-        except (OSError, RuntimeError) as error:
-            logger.warning("%s can't be watched (%s); it is looked at every %s s", self.root, error, self._poll)
+        while True:
+            try:
+                async for paths in changed_paths(self.root):
+                    gone = await asyncio.to_thread(self.rescan_guarded, paths, spares=True)
+                    if gone:
+                        task = asyncio.create_task(self._confirm(gone))
+                        self._confirming.add(task)
+                        task.add_done_callback(self._confirming.discard)
+            except Exception as error:  # a file system or its watcher may fail in any way; the poll goes on meanwhile
+                logger.warning("%s can't be watched for now (%s); trying again", self.root, error)
+            await asyncio.sleep(_RETRY)
 
     async def _confirm(self, gone: set[Path]) -> None:
         """What is gone for a moment was being replaced, as `git checkout` does it: that is one change and not two."""
@@ -169,7 +181,7 @@ class Workspace:
             await asyncio.sleep(self.settings.register_ttl)
             register = Unit("register", "server.d/register")
             if register in self._units and scripts_of(self._units[register].files):
-                await asyncio.to_thread(self._reload, {register: self._units[register].files}, True)
+                await asyncio.to_thread(self.rescan_guarded, self._units[register].files)
 
     # Reading
 
@@ -203,6 +215,8 @@ class Workspace:
                 relative = PurePosixPath(path.relative_to(self.root).as_posix())
             except ValueError:
                 continue
+            if path == self.root:
+                continue  # its own times changed, and nothing in it
             if path.is_dir() or not path.exists():
                 # A folder that came or went takes its files with it, and their own events may not come.
                 for unit in [unit for unit in self._units if unit.key.startswith(f"{relative}/")]:
@@ -226,6 +240,9 @@ class Workspace:
 
     def _reload(self, units: Mapping[Unit, list[Path]], is_known_to_differ: bool) -> None:
         """Load units anew, from those of the files that are there."""
+        for unit, candidates in units.items():
+            if unit.kind == "register":
+                self._run_scripts([path for path in candidates if self._is_ours(path)])
         with self._lock:
             changed: set[tuple[Feature, str]] = set()
             for unit, candidates in sorted(units.items()):
@@ -254,6 +271,7 @@ class Workspace:
             self._units[unit] = new
             try:
                 loaded = self._read(unit, files)
+                self._check(loaded.pieces, files[0])
                 new.pieces, new.only = loaded.pieces, loaded.only
             except Exception as error:  # a user's file: anything may be wrong with it
                 problem = problem_of(error, files[0], self.root)
@@ -283,6 +301,21 @@ class Workspace:
             keys |= self._claims.keys()
         return keys
 
+    def _check(self, pieces: list[Piece], path: Path) -> None:
+        """Refuse here what the catalog or the wire could not take: the other units must not suffer for it."""
+        limit = self.settings.policy.max_item_bytes
+        names: set[tuple[Feature, str]] = set()
+        for piece in pieces:
+            try:
+                size = len(msgspec.json.encode(piece.definition))
+            except UnicodeEncodeError as error:
+                raise Broken(path, f"{piece.key!r} holds what is no text: {error.reason}") from None
+            if size > limit:
+                raise Broken(path, f"{piece.key!r} has {size} bytes of JSON; Policy.max_item_bytes allows {limit}")
+            if (piece.feature, piece.key) in names:
+                raise Broken(path, f"{piece.feature.singular} {piece.key!r} is there twice; give each its own name")
+            names.add((piece.feature, piece.key))
+
     def _read(self, unit: Unit, files: list[Path]) -> Registered:
         match unit.kind:
             case "tools":
@@ -305,12 +338,21 @@ class Workspace:
             if path.name == "register.json":
                 return read_registered(self.root, self.settings, path, path.read_bytes())
         for path in scripts_of(files):
-            from tidings.sources.workspace.executable import run_register
-
-            registered = read_registered(self.root, self.settings, path, run_register(self.root, self.settings, path))
+            printed = self._printed.get(path, b"")
+            if isinstance(printed, Broken):
+                raise printed
+            registered = read_registered(self.root, self.settings, path, printed)
             pieces += registered.pieces
             only |= registered.only
         return Registered(pieces, only)
+
+    def _run_scripts(self, files: list[Path]) -> None:
+        """Run the registrations, before anything is locked: one that is slow delays nobody but itself."""
+        for path in scripts_of(files):
+            try:
+                self._printed[path] = run_register(self.root, self.settings, path)
+            except Broken as error:
+                self._printed[path] = error
 
     def _first_settings(self) -> Settings:
         try:

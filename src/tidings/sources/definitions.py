@@ -1,0 +1,83 @@
+"""What an item of the SDK's high-level server is on the wire: the same as its own lists say, one at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mcp_types as types
+from mcp.server.mcpserver.prompts.base import Prompt
+from mcp.server.mcpserver.resources import Resource, ResourceTemplate
+from mcp.server.mcpserver.tools.base import Tool
+from pydantic import BaseModel
+
+from tidings.errors import InvalidItem
+
+__all__ = ["definition_of", "dump", "key_of"]
+
+
+def definition_of(component: Any) -> dict[str, Any]:
+    if isinstance(component, Tool):
+        return dump(
+            types.Tool(
+                name=component.name,
+                title=component.title,
+                description=component.description,
+                input_schema=component.parameters,
+                output_schema=component.output_schema,
+                annotations=component.annotations,
+                icons=component.icons,
+                _meta=component.meta,
+            )
+        )
+    if isinstance(component, Prompt):
+        arguments = [
+            types.PromptArgument(name=each.name, description=each.description, required=each.required)
+            for each in component.arguments or ()
+        ]
+        return dump(
+            types.Prompt(
+                name=component.name,
+                title=component.title,
+                description=component.description,
+                arguments=arguments,
+                icons=component.icons,
+            )
+        )
+    if isinstance(component, ResourceTemplate):
+        return dump(
+            types.ResourceTemplate(
+                uri_template=component.uri_template,
+                name=component.name,
+                title=component.title,
+                description=component.description,
+                mime_type=component.mime_type,
+                icons=component.icons,
+                annotations=component.annotations,
+                _meta=component.meta,
+            )
+        )
+    assert isinstance(component, Resource)
+    return dump(
+        types.Resource(
+            uri=component.uri,
+            name=component.name or "",
+            title=component.title,
+            description=component.description,
+            mime_type=component.mime_type,
+            icons=component.icons,
+            annotations=component.annotations,
+            _meta=component.meta,
+        )
+    )
+
+
+def key_of(item: Any) -> str:
+    """What tells an item of any of the high-level servers apart from the others."""
+    for name in ("uri_template", "uri", "name"):
+        if (value := getattr(item, name, None)) is not None:
+            return str(value)
+    raise InvalidItem(f"{item!r:.80} has neither a name nor a URI")
+
+
+def dump(model: BaseModel) -> dict[str, Any]:
+    return model.model_dump(by_alias=True, mode="json", exclude_none=True)

@@ -1,0 +1,158 @@
+"""`Live` by itself, in one process: what it reads, with whose eyes, and what it survives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from contextvars import ContextVar
+from typing import Any
+
+import mcp_types as types
+import pytest
+from mcp.server import Server, ServerRequestContext
+from mcp.server.mcpserver import MCPServer
+
+from tidings import AlreadyExists, InvalidItem, NotFound, Notification, Policy, TidingsError
+from tidings.live import Live
+
+WHO: ContextVar[str] = ContextVar("WHO", default="nobody")
+
+
+def hello() -> str:
+    return "hello"
+
+
+def tool(name: str) -> types.Tool:
+    return types.Tool(name=name, input_schema={"type": "object"})
+
+
+def lowlevel(*names: str) -> Server[Any]:
+    async def list_tools(
+        ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[tool(name) for name in (*names, WHO.get())])
+
+    return Server("lowlevel", on_list_tools=list_tools)
+
+
+def keys(live: Live) -> list[str]:
+    return [item["name"] for item in live.tools]
+
+
+def test_what_is_read_for_all_is_read_with_nobodys_eyes() -> None:
+    live = Live(lowlevel("shown"))
+
+    async def scenario() -> None:
+        await live.attend({})
+        WHO.set("admin")
+        await live.refresh()
+        assert keys(live) == ["nobody", "shown"]
+        live.wake(next(iter(type(live.catalog.tools.feature))))
+        await live.refresh()
+        assert keys(live) == ["nobody", "shown"]
+
+    asyncio.run(scenario())
+
+
+def test_one_item_that_can_not_be_taken_does_not_silence_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    mcp = MCPServer("big", log_level="ERROR")
+    live = Live(mcp, policy=Policy(max_item_bytes=500))
+    with caplog.at_level(logging.ERROR):
+        mcp.add_tool(hello, name="large", description="x" * 1000)
+        mcp.add_tool(hello, name="small")
+    assert keys(live) == ["small"]
+    assert "'large' has" in caplog.text
+    assert live.failures["items left out"] == 1
+
+
+def test_threads_that_add_at_once_lose_nothing() -> None:
+    mcp = MCPServer("threads", log_level="ERROR")
+    live = Live(mcp)
+
+    def add(start: int) -> None:
+        for number in range(start, start + 25):
+            mcp.add_tool(hello, name=f"t{number:03}")
+
+    threads = [threading.Thread(target=add, args=(start,)) for start in range(0, 200, 25)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert keys(live) == [f"t{number:03}" for number in range(200)]
+
+
+def test_many_tools_are_told_one_by_one_and_each_costs_itself() -> None:
+    mcp = MCPServer("many", log_level="ERROR")
+    live = Live(mcp)
+    told: list[str] = []
+
+    def note(notification: Notification) -> None:
+        told.extend(change.key for change in notification.changes)
+
+    live.hub.subscribe(note, "tools")
+    for number in range(50):
+        mcp.add_tool(hello, name=f"t{number}")
+    assert told == [f"t{number}" for number in range(50)]
+
+
+def test_a_low_level_server_is_believed_before_its_lists_were_read() -> None:
+    live = Live(lowlevel("hello"))
+    live.tools.update("hello", description="Says hello")
+    live.tools.remove("hello")
+    with pytest.raises(NotFound):
+        live.tools.remove("hello")
+    live.tools.add({"name": "hello", "description": "Ours"}, handler=hello)
+    with pytest.raises(AlreadyExists):
+        live.tools.add({"name": "hello"}, handler=hello)
+
+    async def scenario() -> None:
+        await live.attend({})
+        assert [item["description"] for item in live.tools if item["name"] == "hello"] == ["Ours"]
+
+    asyncio.run(scenario())
+
+
+def test_a_server_is_made_live_once() -> None:
+    mcp = MCPServer("once", log_level="ERROR")
+    Live(mcp)
+    with pytest.raises(TidingsError, match="is live already"):
+        Live(mcp)
+    with pytest.raises(TidingsError, match=r"not builtins\.str"):
+        Live("board")
+
+
+def test_what_changes_after_the_loop_is_closed_is_kept_and_told_no_newcomer() -> None:
+    mcp = MCPServer("loops", log_level="ERROR")
+    live = Live(mcp)
+    told: list[object] = []
+
+    async def scenario() -> None:
+        await live.attend({})
+
+    asyncio.run(scenario())
+    mcp.add_tool(hello, name="between")
+
+    async def again() -> None:
+        live.hub.subscribe(told.append, "tools")
+        await live.attend({})
+        assert keys(live) == ["between"]
+        assert told == []
+
+    asyncio.run(again())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"description": 5}, {"inputSchema": "x"}, {"inputSchema": {"type": "string"}}, {"fn": None}, {"name": "b"}],
+)
+def test_an_update_that_would_not_be_valid_is_refused_and_the_tool_stays(fields: dict[str, Any]) -> None:
+    mcp = MCPServer("updates", log_level="ERROR")
+    live = Live(mcp)
+    mcp.add_tool(hello, name="a")
+    before = list(live.tools)
+    with pytest.raises(InvalidItem, match="tools: "):
+        live.tools.update("a", fields)
+    assert list(live.tools) == before
+    live.tools.update("a", description="Says hello")
+    assert next(iter(live.tools))["description"] == "Says hello"
