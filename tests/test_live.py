@@ -156,3 +156,20 @@ def test_an_update_that_would_not_be_valid_is_refused_and_the_tool_stays(fields:
     assert list(live.tools) == before
     live.tools.update("a", description="Says hello")
     assert next(iter(live.tools))["description"] == "Says hello"
+
+
+def test_what_fails_inside_is_counted_by_kind_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+    mcp = MCPServer("counted", log_level="ERROR")
+    live = Live(mcp, first=lambda topic: 1 / 0)
+    told: list[object] = []
+
+    def broken(notification: Notification) -> None:
+        raise RuntimeError("broken")
+
+    live.hub.subscribe(broken, "tools")
+    live.hub.subscribe(told.append, "tools")
+    with caplog.at_level(logging.CRITICAL):
+        mcp.add_tool(hello, name="a")
+        mcp.add_tool(hello, name="b")
+    assert len(told) == 2
+    assert live.failures == {"hook": 1, "delivery": 2}

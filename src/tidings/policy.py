@@ -72,7 +72,7 @@ class Policy:
 
     list_memory: float = 1.0
     """Seconds that an encoded list is used before the server is asked again: what nobody noticed, a tool changed in
-    place say, shows after so long."""
+    place say, shows when somebody asks after so long."""
 
     max_item_bytes: int = 1 << 20
     """The JSON of one item. A definition past 1 MiB is a mistake, and would be copied into every notification."""
