@@ -13,7 +13,7 @@ import pytest
 from mcp.server import Server, ServerRequestContext
 from mcp.server.mcpserver import MCPServer
 
-from tidings import AlreadyExists, InvalidItem, NotFound, Notification, Policy, TidingsError
+from tidings import AlreadyExists, InvalidItem, NotFound, Notification, Policy, TidingsError, Topic
 from tidings.live import Live
 
 WHO: ContextVar[str] = ContextVar("WHO", default="nobody")
@@ -160,8 +160,12 @@ def test_an_update_that_would_not_be_valid_is_refused_and_the_tool_stays(fields:
 
 def test_what_fails_inside_is_counted_by_kind_and_survived(caplog: pytest.LogCaptureFixture) -> None:
     mcp = MCPServer("counted", log_level="ERROR")
-    live = Live(mcp, first=lambda topic: 1 / 0)
     told: list[object] = []
+
+    def broken_hook(topic: Topic) -> None:
+        raise RuntimeError("broken")
+
+    live = Live(mcp, first=broken_hook)
 
     def broken(notification: Notification) -> None:
         raise RuntimeError("broken")

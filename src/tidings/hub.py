@@ -182,8 +182,8 @@ class Hub:
                 return
             subscriber.is_closed = True
             subscriber.is_plain = False
-            for topic in subscriber.watched:
-                self._unwatch(subscriber, topic)
+            for topic in self._index.remove(subscriber):
+                self._stop(topic)
             subscriber.mailbox = None
             subscriber.expiries = None
             if subscriber.date is not None:
@@ -409,7 +409,11 @@ class Hub:
         if subscriber.expiries is not None:
             subscriber.expiries.pop(topic, None)
         logger.debug("%r no longer watches %s", subscriber, topic)
-        if topic not in self._index.watchers and topic in self._started:
+        if topic not in self._index.watchers:
+            self._stop(topic)
+
+    def _stop(self, topic: Topic) -> None:
+        if topic in self._started:
             self._started.remove(topic)
             if self.last is not None:
                 self._guarded(self.last, topic)

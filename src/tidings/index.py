@@ -95,10 +95,26 @@ class WatchIndex:
             if not subscriber.uris:
                 subscriber.uris = None
         if not watchers:
-            del self.watchers[topic]
-            if not isinstance(topic, Feature) and is_pattern(topic):
-                self.patterns.discard(topic)
+            self._drop(topic)
         return True
+
+    def remove(self, subscriber: Subscriber) -> list[Topic]:
+        """Let it watch nothing any longer; returns what nobody watches now. Cheaper than topic by topic."""
+        left: list[Topic] = []
+        for topic in subscriber.watched:
+            watchers = self.watchers[topic]
+            del watchers[subscriber]
+            if not watchers:
+                self._drop(topic)
+                left.append(topic)
+        self.edits += 1
+        subscriber.features, subscriber.uris = _SETS[frozenset()], None
+        return left
+
+    def _drop(self, topic: Topic) -> None:
+        del self.watchers[topic]
+        if not isinstance(topic, Feature) and is_pattern(topic):
+            self.patterns.discard(topic)
 
 
 _NOBODY: Mapping[Subscriber, None] = {}
