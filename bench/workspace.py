@@ -168,8 +168,7 @@ async def start_times(rounds: int) -> tuple[float, float]:
     return statistics.median(ours), statistics.median(bare)
 
 
-async def rows(quick: bool) -> list[Row]:
-    rounds = 10 if quick else 60
+async def rows(quick: bool, rounds: int) -> list[Row]:
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
@@ -219,8 +218,9 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="fewer rounds and smaller folders; its figures mean nothing"
     )
+    parser.add_argument("--rounds", type=int, help="how often each is measured (60)")
     options = parser.parse_args()
-    found = asyncio.run(rows(options.quick))
+    found = asyncio.run(rows(options.quick, options.rounds or (10 if options.quick else 60)))
     if options.json:
         print(json.dumps([row._asdict() for row in found], indent=1))
         return

@@ -1,4 +1,4 @@
-"""The documents say what is true: every knob is documented, every link leads somewhere, every example runs."""
+"""The documents say what is true: every knob is documented, every link leads somewhere, ten lines are ten lines."""
 
 from __future__ import annotations
 
