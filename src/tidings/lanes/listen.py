@@ -132,7 +132,8 @@ class ListenLane:
             may = live.gate.predicate(principal)
             await self._stream(receive, send, encode_tag(request_id), honoured, is_extended, str(request_id), may)
         except LimitReached as error:
-            await refuse(send, request_id, str(error))
+            # More than anybody may ask for, so there is no use in asking again.
+            await refuse(send, request_id, str(error), code=-32602, status=400)
         finally:
             live.gate.leave(ticket)
 
@@ -271,14 +272,11 @@ def _log_slow(policy: Policy) -> None:
     logger.warning("a listen stream was not read for %s s; cutting it off", policy.write_deadline)
 
 
-async def refuse(send: Send, request_id: str | int, message: str) -> None:
-    """A JSON-RPC error in place of the stream: too many of them."""
-    error = {"jsonrpc": "2.0", "id": request_id, "error": {"code": -32603, "message": message}}
-    body = msgspec.json.encode(error)
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"retry-after", b"5"),
-    ]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
+async def refuse(send: Send, request_id: str | int, message: str, *, code: int = -32603, status: int = 503) -> None:
+    """A JSON-RPC error in place of the stream. By default, one that may go away when others have gone."""
+    body = msgspec.json.encode({"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": message}})
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if status == 503:
+        headers.append((b"retry-after", b"5"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
