@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.readers import Clock, Reader, add
 from tidings import (
-    BUSY,
     Catalog,
     Feature,
     Filter,
@@ -24,30 +24,6 @@ from tidings import (
 from tidings.digest import EMPTY
 
 TOOLS, PROMPTS, RESOURCES = Feature
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Reader:
-    """Remembers what it is told, and takes one notification at a time while it is slow."""
-
-    def __init__(self) -> None:
-        self.heard: list[Notification] = []
-        self.is_slow = False
-
-    def take(self, notification: Notification) -> object:
-        self.heard.append(notification)
-        return BUSY if self.is_slow else None
-
-    def told(self) -> list[list[str]]:
-        """What it was told since the last time, as `operation key`, one list for each notification."""
-        heard, self.heard = self.heard, []
-        return [[f"{change.operation} {change.key}" for change in notification.changes] for notification in heard]
 
 
 @pytest.fixture
@@ -68,11 +44,6 @@ def hub(catalog: Catalog, clock: Clock) -> Hub:
 @pytest.fixture
 def reader() -> Reader:
     return Reader()
-
-
-def add(catalog: Catalog, *names: str) -> None:
-    for name in names:
-        catalog.tools.add({"name": name})
 
 
 # Told, and what was missed

@@ -8,33 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.readers import Clock, Reader, add
 from tidings import BUSY, Catalog, Feature, Hub, Notification, Policy, Reason, Topic
 
 TOOLS, PROMPTS, RESOURCES = Feature
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Reader:
-    """Remembers what it is told, and takes one notification at a time while it is slow."""
-
-    def __init__(self) -> None:
-        self.heard: list[Notification] = []
-        self.is_slow = False
-
-    def take(self, notification: Notification) -> object:
-        self.heard.append(notification)
-        return BUSY if self.is_slow else None
-
-    def told(self) -> list[list[str]]:
-        """What it was told since the last time, as `operation key`, one list for each notification."""
-        heard, self.heard = self.heard, []
-        return [[f"{change.operation} {change.key}" for change in notification.changes] for notification in heard]
 
 
 @pytest.fixture
@@ -55,11 +32,6 @@ def hub(catalog: Catalog, clock: Clock) -> Hub:
 @pytest.fixture
 def reader() -> Reader:
     return Reader()
-
-
-def add(catalog: Catalog, *names: str) -> None:
-    for name in names:
-        catalog.tools.add({"name": name})
 
 
 # Callbacks

@@ -164,14 +164,7 @@ class MCPServerSource:
         from mcp.server.mcpserver.resources import FunctionResource, ResourceTemplate
         from mcp.server.mcpserver.tools.base import Tool
 
-        if feature is Feature.TOOLS:
-            return Tool.from_function(function, **options)
-        if feature is Feature.PROMPTS:
-            return Prompt.from_function(function, **options)
-        uri = _uri(options)
-        if "{" in uri:
-            return ResourceTemplate.from_function(function, uri_template=uri, **options)
-        return FunctionResource.from_function(function, uri=uri, **options)
+        return _built((Tool, Prompt, FunctionResource, ResourceTemplate), feature, function, options)
 
 
 class FastMCPSource:
@@ -259,14 +252,7 @@ class FastMCPSource:
         from fastmcp.resources import Resource, ResourceTemplate
         from fastmcp.tools import Tool
 
-        if feature is Feature.TOOLS:
-            return Tool.from_function(function, **options)
-        if feature is Feature.PROMPTS:
-            return Prompt.from_function(function, **options)
-        uri = _uri(options)
-        if "{" in uri:
-            return ResourceTemplate.from_function(function, uri_template=uri, **options)
-        return Resource.from_function(function, uri=uri, **options)
+        return _built((Tool, Prompt, Resource, ResourceTemplate), feature, function, options)
 
 
 def _step(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -281,6 +267,21 @@ def _step(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 def _dump(models: Iterable[BaseModel]) -> list[dict[str, Any]]:
     return [dump(model) for model in models]
+
+
+def _built(
+    kinds: tuple[Any, ...], feature: Feature, function: Callable[..., Any], options: dict[str, Any]
+) -> BaseModel:
+    """An item out of a function, in the classes that a server has for tools, prompts, resources and templates."""
+    tool, prompt, resource, template = kinds
+    item: BaseModel
+    if feature is not Feature.RESOURCES:
+        item = (tool if feature is Feature.TOOLS else prompt).from_function(function, **options)
+    elif "{" in (uri := _uri(options)):
+        item = template.from_function(function, uri_template=uri, **options)
+    else:
+        item = resource.from_function(function, uri=uri, **options)
+    return item
 
 
 def _uri(options: dict[str, Any]) -> str:
