@@ -497,3 +497,19 @@ def test_whatever_the_pace_the_last_version_is_told_in_the_end_and_no_interval_i
     assert all(later != earlier for earlier, later in pairwise(told))
     assert all(later - earlier >= 1 for earlier, later in pairwise(times))
     assert hub.next_due() is None
+
+
+def test_a_session_with_too_much_pending_is_told_to_refetch_in_place_of_being_closed(
+    catalog: Catalog, hub: Hub, reader: Reader
+) -> None:
+    reader.is_slow = True
+    subscriber = hub.open(reader.take, policy=Policy(max_pending=3))
+    subscriber.collapses = True
+    subscriber.subscribe("resources", uris=["a://**"])
+    for number in range(20):
+        catalog.resources.updated(f"a://{number}")
+    assert subscriber.pending <= 3
+    hub.wake(subscriber)
+
+    assert not subscriber.is_closed
+    assert [(told.topic, told.complete) for told in reader.heard] == [("a://0", True), (RESOURCES, False)]

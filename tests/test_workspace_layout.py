@@ -16,6 +16,7 @@ import pytest
 from mcp.client.client import Client
 
 from tidings.errors import TidingsError
+from tidings.model import Feature
 from tidings.sources.workspace.workspace import Workspace
 
 Scenario = Callable[[Client, Workspace], Awaitable[None]]
@@ -527,3 +528,20 @@ def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_it(tmp_path: Path) -> N
         assert prompt.description == tool.description == "Marked"
 
     run(tmp_path, scenario)
+
+
+def test_an_event_of_the_folder_itself_hides_none_of_those_inside(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    workspace = Workspace(tmp_path)
+    write(tmp_path, {"tools/k.py": "def k(x: int) -> int:\n    return x\n"})
+    workspace.rescan([tmp_path, tmp_path / "tools" / "k.py"])
+    assert [each["name"] for each in workspace.list_now(Feature.TOOLS)] == ["k"]
+
+
+def test_a_registration_that_prints_without_end_is_cut_and_named(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {"tidings.toml": "[tools]\nmax_output = 1000\n", "server.d/register.sh": "#!/bin/sh\nyes '{\"tools\": []}'\n"},
+    )
+    [problem] = Workspace(tmp_path).problems
+    assert "printed more than 1000 bytes" in str(problem)
