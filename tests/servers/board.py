@@ -8,7 +8,8 @@ nothing of any request. It answers with JSON: what the method returned, or the e
 
 OPTIONS is a JSON object: `policy` (knobs), `deny` (topics refused by principal, "*" for nobody in particular),
 `asks` ("sync" or "async": how `authorize` is written), `auth` (tokens are needed), `shared_lists`, `middleware` (the
-server has one of its own), `only` (the features of a low-level server) and `app` (options of the HTTP app).
+server has one of its own), `only` (the features of a low-level server), `terms` (by principal, "*" for nobody in
+particular) and `app` (options of the HTTP app).
 On HTTP the first line of standard output is the port.
 """
 
@@ -34,7 +35,7 @@ from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context, MCPServer
 from pydantic import AnyHttpUrl
 
-from tidings import Feature, Live, Policy, Principal, Topic, seams
+from tidings import Feature, Live, Policy, Principal, Terms, Topic, seams
 
 TOKENS = {
     "alice": {"client_id": "alice", "scopes": ["read"]},
@@ -89,7 +90,13 @@ class Board:
             policy=Policy(**self.options.get("policy", {})),
             authorize=authorize,
             shared_lists=self.options.get("shared_lists"),
+            terms=self._terms if "terms" in self.options else None,
         )
+
+    def _terms(self, principal: Principal | None) -> Terms | None:
+        """What a server's own code would build."""
+        knobs = self.options["terms"].get(principal.client_id if principal else "*")
+        return None if knobs is None else Terms(**knobs)
 
     def _authorize(self, principal: Principal | None, topic: Topic) -> bool:
         name = topic.value if isinstance(topic, Feature) else topic
