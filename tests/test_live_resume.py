@@ -25,15 +25,15 @@ import httpx2
 import msgspec
 import pytest
 from mcp.client import Client
-from mcp.client.extension import ClientExtension
+from mcp.client.extension import ClientExtension, NotificationBinding
 from mcp.client.streamable_http import streamable_http_client
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, SerializeAsAny
 
 from tests.faults.wire import MODERN, Process, Settings, Stream, envelope, listen_request, request, serve
 from tests.test_live_history import URIS, Changes, Server, Subscription
 from tidings.cursor import Cursor
 from tidings.delta import Copy
-from tidings.frames import CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, RESUME_KEY
+from tidings.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, EXTENSION, FILTER_KEY, RESUME_KEY
 from tidings.model import Feature, Topic, Version
 from tidings.testing import Acknowledged, Subscribed, Told, check_resumable
 
@@ -213,7 +213,11 @@ class Reader:
                 heard.put_nowait(content) if is_granted else early.append(content)
 
         url = f"http://127.0.0.1:{self._place.process.port}/mcp"
-        extension = _Settings({"resume": resume, "filter": {"detail": "delta"}})
+
+        async def note_deleted(params: _DeletedParams) -> None:
+            await note(_Message(method=DELETED_METHOD, params=params))
+
+        extension = _Extension({"resume": resume, "filter": {"detail": "delta"}}, note_deleted)
         async with httpx2.AsyncClient(verify=False, trust_env=False, timeout=httpx2.Timeout(30, read=300)) as http:
             transport = streamable_http_client(url, http_client=http)
             async with Client(transport, message_handler=note, cache=None, extensions=[extension]) as client:
@@ -227,14 +231,30 @@ class Reader:
                     yield
 
 
-class _Settings(ClientExtension):
+class _DeletedParams(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    uri: str
+
+
+class _Message(BaseModel):
+    method: str
+    params: SerializeAsAny[BaseModel]
+
+
+class _Extension(ClientExtension):
+    """What a client that declares the extension has to know of."""
+
     identifier = EXTENSION
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], note_deleted: Callable[[_DeletedParams], Awaitable[None]]) -> None:
         self._settings = settings
+        self._note_deleted = note_deleted
 
     def settings(self) -> dict[str, Any]:
         return self._settings
+
+    def notifications(self) -> list[NotificationBinding[Any]]:
+        return [NotificationBinding(method=DELETED_METHOD, params_type=_DeletedParams, handler=self._note_deleted)]
 
 
 async def play(place: Place, dice: random.Random, restart: Restart | None = None) -> tuple[Server, list[Reader]]:
