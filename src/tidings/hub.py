@@ -13,23 +13,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from tidings.agenda import Agenda
 from tidings.catalog import Catalog
+from tidings.counts import Counts, Why
 from tidings.index import WatchIndex, check_limit
 from tidings.journal import Journal
 from tidings.mailbox import NEVER, Entry, Filter, IsMuted, Mailbox
 from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version
 from tidings.news import News
+from tidings.observer import Observer
 from tidings.patterns import Templates
 from tidings.policy import Policy
-from tidings.subscriber import BUSY, Deliver, OnClose, Subscriber, WeakMethod, check_callback, identity
+from tidings.subscriber import BUSY, LOCAL, Deliver, Kind, OnClose, Subscriber, WeakMethod, check_callback, identity
 
 if TYPE_CHECKING:
     from tidings.lanes.local import Listener
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["BUSY", "Hub", "Subscriber"]
 
 logger = logging.getLogger(__name__)
-
-_FAILED = "%r failed to take %r; going on"
 
 
 class Hub:
@@ -61,7 +61,9 @@ class Hub:
         self.catalog = catalog
         self.policy = policy or catalog.policy
         self.news = News(catalog, self.policy, journal)
-        self.failures: Counter[str] = Counter()
+        self.counts = Counts()
+        self.observer = Observer(self.counts)
+        self.failures = self.counts.failures
         """How often something of a subscriber's or a user's failed, by what it was."""
         self.first = first
         """Called with a feature, URI or pattern when its first subscriber comes: the place to start a watcher."""
@@ -93,6 +95,7 @@ class Hub:
         deliver: Deliver,
         *,
         label: str = "",
+        kind: Kind = LOCAL,
         policy: Policy | None = None,
         filter: Filter | None = None,
         is_muted: IsMuted | None = None,
@@ -101,16 +104,12 @@ class Hub:
         """A new subscriber that watches nothing yet."""
         with self._lock:
             self._sweep()
+            own = policy or self.policy
             subscriber = Subscriber(
-                self,
-                deliver,
-                policy or self.policy,
-                label=label,
-                filter=filter,
-                is_muted=is_muted,
-                on_close=on_close,
+                self, deliver, own, label=label, kind=kind, filter=filter, is_muted=is_muted, on_close=on_close
             )
             self._subscribers[subscriber] = None
+            self.observer.opened(subscriber)
             return subscriber
 
     def subscribe(
@@ -143,7 +142,7 @@ class Hub:
                 return subscriber
             topics: list[Topic] = [*chosen, *paths]
             started = [topic for topic in topics if self._index.add(subscriber, topic, matches)]
-            logger.debug("%r watches %s", subscriber, topics)
+            self.observer.subscribed(subscriber, topics)
             now = self._clock()
             self._date(subscriber, topics, None if ttl is None else now + ttl)
             if told:
@@ -168,11 +167,9 @@ class Hub:
             subscriber = self._find(who)
             if subscriber is None:
                 return
-            topics: list[Topic] = [*chosen, *paths]
-            for topic in topics or subscriber.watched:
-                self._unwatch(subscriber, topic)
-            self._forget_unwatched(subscriber)
-            self._close_if_idle(subscriber)
+            topics: list[Topic] = [*chosen, *paths] or subscriber.watched
+            self.observer.unsubscribed(subscriber, topics)
+            self._unwatch(subscriber, topics)
 
     def close(self, who: Subscriber | Callable[[Notification], object], reason: Reason = Reason.UNSUBSCRIBED) -> None:
         """Remove every trace of a subscriber. Closing twice is fine."""
@@ -180,6 +177,7 @@ class Hub:
             subscriber = self._find(who)
             if subscriber is None or subscriber.is_closed:
                 return
+            self.observer.closed(subscriber, reason)
             subscriber.is_closed = True
             subscriber.is_plain = False
             for topic in self._index.remove(subscriber):
@@ -194,7 +192,6 @@ class Hub:
             key = identity(subscriber.deliver)
             if self._callbacks.get(key) is subscriber:
                 del self._callbacks[key]
-            logger.debug("closed %r: %s", subscriber, reason)
             if subscriber.on_close is not None:
                 self._guarded(subscriber.on_close, reason)
 
@@ -277,27 +274,33 @@ class Hub:
         notification = self.news.publish(topic, changes)
         paths = self._index.paths(topic)
         watching = self._index.watching(paths)
-        logger.debug("telling %d subscribers: %r", len(watching), notification)
+        asked = tuple(watching)
+        telling = self.observer.telling(notification, len(asked))
         now = self._clock()
         edits = self._index.edits
+        counts = self.counts
         told: list[Subscriber] = []
-        for subscriber in tuple(watching):
+        for subscriber in chain.from_iterable(counts.batches(asked, changes, self.catalog.now)):
             # A callback may have closed or unsubscribed others meanwhile.
             if edits != self._index.edits and not self._index.is_watching(subscriber, paths):
+                counts.set_aside(Why.UNSUBSCRIBED)
                 continue
             if not subscriber.is_plain:
+                counts.set_aside()
                 self._note(subscriber, notification, previous, now)
                 continue
             try:
                 if subscriber.deliver(notification) is BUSY:
                     subscriber.is_ready = subscriber.is_plain = False
-            except Exception:  # one bad subscriber must not affect another, nor the publisher
-                logger.exception(_FAILED, subscriber, notification)
-                self.failures["delivery"] += 1
+            except Exception as error:  # one bad subscriber must not affect another, nor the publisher
+                counts.set_aside()
+                self.observer.failed(subscriber, notification, error)
             if newest.operation is Operation.DELETED:
                 told.append(subscriber)
+        self.observer.told(telling, notification, len(asked))
         for subscriber in told:
-            self._end(subscriber, newest.key)
+            # The resource is gone, and the subscriber knows: its subscription to just this URI is over.
+            self._unwatch(subscriber, [newest.key])
 
     def _serve_in_turn(self, subscriber: Subscriber, now: float) -> None:
         """At once, or after the fan-out under way, which would tell the same version again."""
@@ -320,7 +323,9 @@ class Hub:
         elif not mailbox.has_room(notification.topic, subscriber.policy):
             self._overflow(subscriber, mailbox)
             return
+        was_waiting = mailbox.is_waiting(notification.topic)
         due = mailbox.note(notification, previous, subscriber.policy, subscriber.filter, now)
+        self.observer.noted(subscriber, notification.topic, due, was_waiting=was_waiting)
         if not subscriber.is_ready:
             return
         if due <= now or due == NEVER:
@@ -329,12 +334,12 @@ class Hub:
             self._arm(subscriber, due)
 
     def _overflow(self, subscriber: Subscriber, mailbox: Mailbox) -> None:
-        if subscriber.collapses and Feature.RESOURCES in subscriber.features:
-            logger.warning("%r has too many topics pending; it will be told to refetch all resources", subscriber)
+        collapses = subscriber.collapses and Feature.RESOURCES in subscriber.features
+        self.observer.overflowed(subscriber, len(mailbox.entries), is_closed=not collapses)
+        if collapses:
             mailbox.collapse(self.news.missed(Feature.RESOURCES, -1), subscriber.policy, self._clock())
-            return
-        logger.warning("%r has %d topics pending, the most allowed; closing it", subscriber, len(mailbox.entries))
-        self.close(subscriber, Reason.OVERFLOW)
+        else:
+            self.close(subscriber, Reason.OVERFLOW)
 
     def _serve(self, subscriber: Subscriber, now: float) -> None:
         """Hand over whatever is due, for as long as the subscriber takes it."""
@@ -360,22 +365,26 @@ class Hub:
         mailbox = subscriber.mailbox
         assert mailbox is not None
         if entry.is_true_still:
+            self.counts.suppress(Why.SAME_DIGEST)
             mailbox.skip(topic, entry, now)
             return
         notification = entry.content or self.news.missed(topic, entry.since, subscriber.filter)
         if notification.complete and not notification.changes:
+            self.counts.suppress(Why.FILTERED)
             mailbox.skip(topic, entry, now)
             return
+        waited = now - entry.first
         # Remember before delivering: whatever `deliver` does, it does to a subscriber that has been told.
         mailbox.tell(topic, entry, subscriber.policy, now)
         try:
             if subscriber.deliver(notification) is BUSY:
                 subscriber.is_ready = False
-        except Exception:  # as in the fan-out
-            logger.exception(_FAILED, subscriber, notification)
-            self.failures["delivery"] += 1
+        except Exception as error:  # as in the fan-out
+            self.observer.failed(subscriber, notification, error)
+        else:
+            self.counts.tell(topic, waited)
         if any(change.operation is Operation.DELETED for change in notification.changes):
-            self._end(subscriber, str(topic))
+            self._unwatch(subscriber, [topic])
 
     def _owe(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
         """Note what differs between what the subscriber was told last and what is true now."""
@@ -403,14 +412,15 @@ class Hub:
             if self.first is not None:
                 self._guarded(self.first, topic)
 
-    def _unwatch(self, subscriber: Subscriber, topic: Topic) -> None:
-        if not self._index.discard(subscriber, topic):
-            return
-        if subscriber.expiries is not None:
-            subscriber.expiries.pop(topic, None)
-        logger.debug("%r no longer watches %s", subscriber, topic)
-        if topic not in self._index.watchers:
-            self._stop(topic)
+    def _unwatch(self, subscriber: Subscriber, topics: Iterable[Topic]) -> None:
+        for topic in topics:
+            if self._index.discard(subscriber, topic):
+                if subscriber.expiries is not None:
+                    subscriber.expiries.pop(topic, None)
+                if topic not in self._index.watchers:
+                    self._stop(topic)
+        self._forget_unwatched(subscriber)
+        self._close_if_idle(subscriber)
 
     def _stop(self, topic: Topic) -> None:
         if topic in self._started:
@@ -428,22 +438,14 @@ class Hub:
             self._arm(subscriber, end)
         subscriber.expiries = expiries or None
 
-    def _end(self, subscriber: Subscriber, uri: str) -> None:
-        """The resource is gone and the subscriber knows: its subscription to just this URI is over."""
-        self._unwatch(subscriber, uri)
-        self._forget_unwatched(subscriber)
-        self._close_if_idle(subscriber)
-
     def _expire(self, subscriber: Subscriber, now: float) -> None:
-        for topic in [topic for topic, end in (subscriber.expiries or {}).items() if end <= now]:
-            self._unwatch(subscriber, topic)
-        self._forget_unwatched(subscriber)
-        self._close_if_idle(subscriber)
+        self._unwatch(subscriber, [topic for topic, end in (subscriber.expiries or {}).items() if end <= now])
 
     def _forget_unwatched(self, subscriber: Subscriber) -> None:
         if subscriber.mailbox is not None:
             for topic in list(subscriber.mailbox.entries):
                 if not self._index.is_watching(subscriber, self._index.paths(topic)):
+                    self.counts.suppress(Why.UNSUBSCRIBED, subscriber.mailbox.is_waiting(topic, subscriber.is_muted))
                     subscriber.mailbox.drop(topic)
             if not subscriber.mailbox.entries:
                 subscriber.mailbox = None

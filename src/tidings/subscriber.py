@@ -6,7 +6,7 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from tidings.mailbox import Filter, IsMuted, Mailbox
 from tidings.model import Feature, Notification, Reason, Topic
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tidings.agenda import Date
     from tidings.hub import Hub
 
-__all__ = ["BUSY", "Deliver", "OnClose", "Subscriber", "WeakMethod", "check_callback", "identity"]
+__all__ = ["BUSY", "LOCAL", "Deliver", "Kind", "OnClose", "Subscriber", "WeakMethod", "check_callback", "identity"]
 
 
 class _Busy:
@@ -29,6 +29,18 @@ BUSY: Final = _Busy()
 
 An object of its own: a callback that happens to return False or None must not fall silent for it.
 """
+
+
+class Kind(NamedTuple):
+    """How a subscriber is connected."""
+
+    era: str
+    """`modern`, `legacy`, or `none` for one that speaks no protocol."""
+    transport: str
+    """`http`, `stdio`, or `process` for one in this very process."""
+
+
+LOCAL: Final = Kind("none", "process")
 
 Deliver: TypeAlias = Callable[[Notification], object]
 OnClose: TypeAlias = Callable[[Reason], None]
@@ -52,6 +64,7 @@ class Subscriber:
         "is_muted",
         "is_plain",
         "is_ready",
+        "kind",
         "label",
         "mailbox",
         "may",
@@ -67,6 +80,7 @@ class Subscriber:
         policy: Policy,
         *,
         label: str = "",
+        kind: Kind = LOCAL,
         filter: Filter | None = None,
         is_muted: IsMuted | None = None,
         on_close: OnClose | None = None,
@@ -75,6 +89,8 @@ class Subscriber:
         self.deliver = deliver
         self.policy = policy
         self.label = label
+        """What it is called in logs and traces: never a secret, as a session's id is one."""
+        self.kind = kind
         self.filter = filter
         self.is_muted = is_muted
         self.on_close = on_close

@@ -23,7 +23,7 @@ from tidings.lanes.channel import Channel, Receive, Scope, Send, dismiss
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.patterns import compile_pattern, is_pattern
 from tidings.policy import Policy
-from tidings.subscriber import BUSY, Subscriber
+from tidings.subscriber import BUSY, Kind, Subscriber
 
 if TYPE_CHECKING:
     from tidings.live import Live
@@ -38,6 +38,8 @@ _HEADERS = [
     (b"connection", b"keep-alive"),
     (b"x-accel-buffering", b"no"),
 ]
+
+_KIND = Kind("modern", "http")
 
 _SLOTS = 16
 """Streams get their keep-alives in so many groups, one after the other, so that nobody waits for all of them."""
@@ -171,12 +173,16 @@ class ListenLane:
     async def carry(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the SDK carry a stream, and see to it that a reader who does not read is cut off here too."""
         channel = Channel(send, receive, self._live.policy, asyncio.get_running_loop())
-        channel.on_slow = partial(_log_slow, self._live.policy)
+        channel.on_slow = self._cut_off_carried
         self._carried[channel] = None
         try:
             await app(scope, receive, partial(channel.relay, send))
         finally:
             del self._carried[channel]
+
+    def _cut_off_carried(self) -> None:
+        self._live.hub.counts.cut_off[Reason.SLOW] += 1  # its subscriber is closed later, when the SDK hears of it
+        _log_slow(self._live.policy)
 
     def stop(self) -> None:
         """End every stream with its result."""
@@ -190,6 +196,12 @@ class ListenLane:
 
     def __len__(self) -> int:
         return sum(map(len, self._streams))
+
+    @property
+    def slow(self) -> int:
+        """Streams whose reader has to be waited for just now."""
+        ours = sum(stream.channel.is_busy for streams in self._streams for stream in tuple(streams))
+        return ours + sum(channel.is_busy for channel in tuple(self._carried))
 
     def _join(self, stream: _Stream) -> int:
         slot = min(range(_SLOTS), key=lambda index: len(self._streams[index]))
@@ -227,7 +239,7 @@ class _Stream:
 
     def open(self, honoured: Honoured, label: str, may: Callable[[str], bool] | None) -> None:
         hub = self._live.hub
-        self.subscriber = hub.open(self.deliver, label=f"listen {label}", on_close=self._on_close)
+        self.subscriber = hub.open(self.deliver, label=f"listen {label}", kind=_KIND, on_close=self._on_close)
         self.subscriber.may = may
         self.subscriber.is_ready = not self.channel.is_busy
         self.subscriber.settle()
@@ -235,7 +247,9 @@ class _Stream:
 
     def deliver(self, notification: Notification) -> object:
         head, tail = notification.frames.get(self._shape) or render(notification, self._shape)
-        return None if self.channel.write(head + self._tag + tail) else BUSY
+        frame = head + self._tag + tail
+        self._live.hub.counts.bytes += len(frame)
+        return None if self.channel.write(frame) else BUSY
 
     def keep_alive(self) -> None:
         if not self.channel.is_busy and not self.channel.write(KEEP_ALIVE) and self.subscriber is not None:

@@ -7,6 +7,7 @@ handlers serve `resources/subscribe`, `resources/unsubscribe` and, where no fast
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from tidings.lanes.splice import SplicedSession
 from tidings.mailbox import IsMuted
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.patterns import is_pattern
-from tidings.subscriber import BUSY, Subscriber
+from tidings.subscriber import BUSY, Kind, Subscriber
 
 if TYPE_CHECKING:
     from mcp.server.connection import Connection
@@ -164,7 +165,9 @@ class SessionLane:
             subscriber = session.open(is_extended, "pipe", is_muted)
         else:
             session = live.splice.session(session_id)
-            subscriber = session.open(is_extended, f"session {session_id}", is_muted)
+            # Whoever knows the id of a session may speak for it, so it is in no log.
+            name = hashlib.sha256(session_id.encode()).hexdigest()[:8]
+            subscriber = session.open(is_extended, f"session {name}", is_muted)
         subscriber.collapses = True
         subscriber.may = live.gate.predicate(principal)
         connection.state[_STATE] = session
@@ -263,7 +266,9 @@ class _Pipe:
 
     def open(self, is_extended: bool, label: str, is_muted: IsMuted | None) -> Subscriber:
         self._shape = self._live.shape(is_extended=is_extended)
-        self.subscriber = self._live.hub.open(self._deliver, label=label, is_muted=is_muted)
+        self.subscriber = self._live.hub.open(
+            self._deliver, label=label, kind=Kind("legacy", "stdio"), is_muted=is_muted
+        )
         self.subscriber.is_ready = False  # until the handshake is over
         self.subscriber.settle()
         return self.subscriber
@@ -283,7 +288,9 @@ class _Pipe:
 
     async def _write(self, notification: Notification) -> None:
         try:
-            message = msgspec.json.decode(write(notification, self._shape))
+            frame = write(notification, self._shape)
+            self._live.hub.counts.bytes += len(frame)
+            message = msgspec.json.decode(frame)
             await self._connection.outbound.notify(message["method"], message["params"])
         except Exception as error:  # the pipe broke: the SDK ends the connection, and with it this subscriber
             logger.debug("a legacy session could not be written to: %r", error)
@@ -307,7 +314,10 @@ class _Pump:
 
     def open(self, features: list[Feature], uris: list[str], may: Callable[[str], bool] | None) -> None:
         self._subscriber = self._live.hub.open(
-            self._deliver, label=f"listen {self._ctx.request_id}", on_close=lambda reason: self.close()
+            self._deliver,
+            label=f"listen {self._ctx.request_id}",
+            kind=Kind("modern", "stdio" if self._ctx.request is None else "http"),
+            on_close=lambda reason: self.close(),
         )
         self._subscriber.may = may
         self._live.hub.subscribe(self._subscriber, *features, uris=uris)
@@ -323,8 +333,10 @@ class _Pump:
             await self._roused.wait()
             self._roused.clear()
             if self._notification is not None:
-                message = msgspec.json.decode(write(self._notification, self._shape, self._tag))
+                frame = write(self._notification, self._shape, self._tag)
                 self._notification = None
+                self._live.hub.counts.bytes += len(frame)
+                message = msgspec.json.decode(frame)
                 await self.send(message["method"], message["params"])
                 if self._subscriber is not None:
                     self._live.hub.wake(self._subscriber)

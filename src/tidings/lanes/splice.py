@@ -18,8 +18,8 @@ from tidings.frames import render
 from tidings.lanes.channel import Channel, Message, Receive, Scope, Send, dismiss
 from tidings.lanes.sent import Sent, event_number
 from tidings.mailbox import IsMuted
-from tidings.model import Notification
-from tidings.subscriber import BUSY, Subscriber
+from tidings.model import Notification, Reason
+from tidings.subscriber import BUSY, Kind, Subscriber
 
 if TYPE_CHECKING:
     from tidings.live import Live
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["SpliceLane", "SplicedSession"]
 
 logger = logging.getLogger(__name__)
+
+_KIND = Kind("legacy", "http")
 
 
 class SplicedSession:
@@ -53,7 +55,7 @@ class SplicedSession:
     def open(self, is_extended: bool, label: str, is_muted: IsMuted | None) -> Subscriber:
         """The handshake is over: from now on there is something to tell."""
         self.shape = self._live.shape(is_sse=True, is_extended=is_extended)
-        self.subscriber = self._live.hub.open(self.deliver, label=label, is_muted=is_muted)
+        self.subscriber = self._live.hub.open(self.deliver, label=label, kind=_KIND, is_muted=is_muted)
         self.subscriber.is_ready = self.channel is not None and not self.channel.is_busy
         self.subscriber.settle()
         return self.subscriber
@@ -64,9 +66,9 @@ class SplicedSession:
         if not self._live.splice.has_event_store:
             is_watched = self.subscriber is not None and notification.topic in (self.subscriber.uris or ())
             event_id = self._sent.note(notification, is_watched=is_watched)
-        if self.channel is None or not self.channel.write(event_id + head + tail):
-            return BUSY
-        return None
+        frame = event_id + head + tail
+        self._live.hub.counts.bytes += len(frame)
+        return None if self.channel is not None and self.channel.write(frame) else BUSY
 
     def attach(self, channel: Channel, *, is_resumed: bool = False, read: int | None = None) -> None:
         """A stream is open: tell what is pending. A resumed one may be that of a request, where a server with an event
@@ -105,6 +107,7 @@ class SplicedSession:
             self._live.hub.wake(self.subscriber)
 
     def _on_slow(self) -> None:
+        self._live.hub.counts.cut_off[Reason.SLOW] += 1  # the stream alone: its session may open another one
         logger.warning("a legacy stream was not read for %s s; cutting it off", self._live.policy.write_deadline)
 
 
@@ -184,3 +187,8 @@ class SpliceLane:
 
     def __len__(self) -> int:
         return len(self._ends)
+
+    @property
+    def slow(self) -> int:
+        """Streams whose reader has to be waited for just now."""
+        return sum(channel.is_busy for channel in tuple(self._ends))
