@@ -110,6 +110,8 @@ def _render(notification: Notification, shape: Shape) -> tuple[bytes, bytes]:
     meta = b""
     if shape.detail != "none" or shape.is_extended:
         meta = b'"%s":%s' % (CHANGE_KEY.encode(), _escape(msgspec.json.encode(_summary(notification, shape))))
+    if notification.trace is not None:
+        meta += (b"," if meta else b"") + _escape(msgspec.json.encode(notification.trace))[1:-1]
     if shape.is_tagged or meta:
         head += b',"_meta":{' if members else b'"_meta":{'
         tail = b"}}}"

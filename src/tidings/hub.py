@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, groupby
 from operator import attrgetter
 from types import MethodType
@@ -61,8 +61,8 @@ class Hub:
         self.catalog = catalog
         self.policy = policy or catalog.policy
         self.news = News(catalog, self.policy, journal)
-        self.counts = Counts()
-        self.observer = Observer(self.counts)
+        self.counts: Counts = Counts()
+        self.observer: Observer = Observer(self.counts)
         self.failures = self.counts.failures
         """How often something of a subscriber's or a user's failed, by what it was."""
         self.first = first
@@ -224,6 +224,9 @@ class Hub:
         entry = subscriber.mailbox.entries.get(topic) if subscriber.mailbox else None
         return entry.told if entry else self.news.version(topic)
 
+    def __iter__(self) -> Iterator[Subscriber]:
+        return iter(tuple(self._subscribers))
+
     def __len__(self) -> int:
         with self._lock:
             self._sweep()
@@ -278,22 +281,21 @@ class Hub:
         telling = self.observer.telling(notification, len(asked))
         now = self._clock()
         edits = self._index.edits
-        counts = self.counts
         told: list[Subscriber] = []
-        for subscriber in chain.from_iterable(counts.batches(asked, changes, self.catalog.now)):
+        for subscriber in chain.from_iterable(self.counts.batches(asked, changes, self.catalog.now)):
             # A callback may have closed or unsubscribed others meanwhile.
             if edits != self._index.edits and not self._index.is_watching(subscriber, paths):
-                counts.set_aside(Why.UNSUBSCRIBED)
+                self.counts.set_aside(Why.UNSUBSCRIBED)
                 continue
             if not subscriber.is_plain:
-                counts.set_aside()
+                self.counts.set_aside()
                 self._note(subscriber, notification, previous, now)
                 continue
             try:
                 if subscriber.deliver(notification) is BUSY:
                     subscriber.is_ready = subscriber.is_plain = False
             except Exception as error:  # one bad subscriber must not affect another, nor the publisher
-                counts.set_aside()
+                self.counts.set_aside()
                 self.observer.failed(subscriber, notification, error)
             if newest.operation is Operation.DELETED:
                 told.append(subscriber)
@@ -420,7 +422,9 @@ class Hub:
                 if topic not in self._index.watchers:
                     self._stop(topic)
         self._forget_unwatched(subscriber)
-        self._close_if_idle(subscriber)
+        # A callback that watches nothing is done; a lane's subscriber stays open for what it may watch later.
+        if subscriber.is_idle and self._callbacks.get(identity(subscriber.deliver)) is subscriber:
+            self.close(subscriber)
 
     def _stop(self, topic: Topic) -> None:
         if topic in self._started:
@@ -450,11 +454,6 @@ class Hub:
             if not subscriber.mailbox.entries:
                 subscriber.mailbox = None
         subscriber.settle()
-
-    def _close_if_idle(self, subscriber: Subscriber) -> None:
-        """A callback that watches nothing is done; a lane's subscriber stays open for what it may watch later."""
-        if subscriber.is_idle and self._callbacks.get(identity(subscriber.deliver)) is subscriber:
-            self.close(subscriber)
 
     def _callback(self, callback: Callable[[Notification], object], options: Mapping[str, Any]) -> Subscriber:
         check_callback(callback)

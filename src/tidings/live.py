@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mcp_types import SERVER_INFO_META_KEY
 
@@ -26,6 +26,7 @@ from tidings.gate import Authorize, Gate
 from tidings.hub import Hub
 from tidings.lanes.listen import ListenLane
 from tidings.lanes.lists import ListsLane
+from tidings.lanes.runs import ToolRuns
 from tidings.lanes.session import SessionLane
 from tidings.lanes.splice import SpliceLane
 from tidings.lanes.templates import read_template
@@ -33,6 +34,10 @@ from tidings.model import Change, Feature, Topic
 from tidings.policy import Policy
 from tidings.sources import inquiry
 from tidings.sources.attached import Attached, attach
+from tidings.telemetry import Telemetry, observe
+
+if TYPE_CHECKING:
+    from tidings.lanes.health import Audience
 
 __all__ = ["Live", "LiveItems", "LiveResources"]
 
@@ -55,17 +60,19 @@ class Live:
         policy: Policy | None = None,
         authorize: Authorize | None = None,
         shared_lists: bool | None = None,
+        telemetry: bool | Telemetry = True,
         first: Callable[[Topic], None] | None = None,
         last: Callable[[Topic], None] | None = None,
     ) -> None:
         """`shared_lists` says that every caller is shown the same lists, so that they may be encoded once for all. It
-        is known for an `MCPServer`; a low-level server and FastMCP may show each caller something else."""
+        is known for an `MCPServer`; a low-level server and FastMCP may show each caller something else. `telemetry` is
+        for OpenTelemetry: off, on (the process's own providers), or a `Telemetry` with others."""
         self.policy = policy or Policy()
         self.epoch = secrets.token_hex(4)
         """One life of this server: a cursor from another one means nothing here."""
         self.templates = read_template
         self.catalog = Catalog(self.policy)
-        self.hub = Hub(
+        self.hub: Hub = Hub(
             self.catalog,
             policy=self.policy,
             templates=read_template,
@@ -83,11 +90,12 @@ class Live:
         self.is_stopping = False
         self.failures: Counter[str] = self.hub.failures
         """How often something inside failed, by what it was: each was logged, and survived."""
-        self._source: Attached = attach(server)
-        self.server = self._source.server
-        self.lowlevel = self._source.lowlevel
+        self.source: Attached = attach(server)
+        self.server = self.source.server
+        self.lowlevel = self.source.lowlevel
         if EXTENSION in self.lowlevel.extensions:
             raise TidingsError(f"{self.lowlevel.name!r} is live already; keep the first Live() and use that")
+        observe(self, telemetry)
         self._shared_lists = shared_lists
         self._context = contextvars.copy_context()
         """Nobody's in particular: what is read for all must not be read with the eyes of whoever caused it."""
@@ -95,6 +103,10 @@ class Live:
         self._thread = 0
         self._lifespan: Any = inquiry.UNKNOWN
         self._stale: set[Feature] = set(Feature)
+        self._causes: dict[Feature, Mapping[str, str]] = {}
+        """The traces of those who changed what is stale."""
+        self.unread: set[Feature] = set(Feature)
+        """The lists that could not be read, or were not yet."""
         self._reading = asyncio.Lock()
         self._is_late = False
         """Whether a reading is under way that has already taken too long for anybody to wait for."""
@@ -103,21 +115,28 @@ class Live:
         self._left_out: set[str] = set()
         self._outbox: deque[tuple[Change, ...]] = deque()
         self.catalog.follow(self._publish)
-        self.splice = SpliceLane(self)
-        self.listen = ListenLane(self)
+        self.splice: SpliceLane = SpliceLane(self)
+        self.listen: ListenLane = ListenLane(self)
         self.lists = ListsLane(self)
         self._sessions = SessionLane(self)
+        self._runs = ToolRuns(self)
         for feature in Feature:
             self.wake(feature)
-        self._source.watch(self.catalog, self.wake)
+        self.source.watch(self.catalog, self.wake)
 
     # Serving
 
-    def http_app(self, **options: Any) -> Any:
-        """The server's own ASGI app, live. `options` are those of its `streamable_http_app()` or `http_app()`."""
-        from tidings.lanes.app import build_app
+    def http_app(self, *, health: bool = False, metrics: Audience | None = None, **options: Any) -> Any:
+        """The server's own ASGI app, live. `options` are those of its `streamable_http_app()` or `http_app()`.
 
-        return build_app(self, options)
+        With `health`, it answers `/health/live` and `/health/ready` too, and with `metrics`, `/metrics` to processes of
+        this machine ("local") or to anyone."""
+        from tidings.lanes.app import build_app
+        from tidings.lanes.health import add_routes
+
+        app = build_app(self, options)
+        add_routes(app, self, health=health, metrics=metrics)
+        return app
 
     def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
         """Serve until the process is told to stop. For "http", `host` and `port` are uvicorn's, the rest the app's."""
@@ -137,12 +156,24 @@ class Live:
 
     def stop(self) -> None:
         """End every stream with its graceful result. Safe to call from a signal handler's callback, and twice."""
+        if not self.is_stopping:
+            self._say("stopping", f"stopping {self.lowlevel.name}: {len(self.hub)} subscribers are let go")
         self.is_stopping = True
         self.listen.stop()
         self.splice.stop()
         self._sessions.stop()
         for task in self._tasks:
             task.cancel()
+
+    def waits_for(self) -> list[str]:
+        """What is missing before it can serve well; nothing, when it is ready."""
+        if self.is_stopping or self._loop is None:
+            return ["the server"]
+        unread = sorted(feature.value for feature in self.unread | self._stale)
+        return unread + ([] if getattr(self.source, "is_answering", True) else ["its source"])
+
+    def _say(self, event: str, text: str) -> None:
+        logger.info("%s", text, extra={"tidings": {"event": event, "server": self.lowlevel.name}})
 
     # Reading the server
 
@@ -171,11 +202,11 @@ class Live:
     @property
     def steps_aside(self) -> bool:
         """Whether every request must go through the SDK, because the user's own middleware wants to see it."""
-        return self._source.has_own_middleware()
+        return self.source.has_own_middleware()
 
     @property
     def shares_lists(self) -> bool:
-        return self._source.lists_are_shared if self._shared_lists is None else self._shared_lists
+        return self.source.lists_are_shared if self._shared_lists is None else self._shared_lists
 
     def state_of(self, method: str) -> Hashable:
         """What an answer to a list request depends on."""
@@ -207,22 +238,25 @@ class Live:
                 if key is not None and feature not in self._stale:
                     self._put(feature, key)
                     return
-                listed = self._source.list_now(feature)
+                listed = self.source.list_now(feature)
                 if listed is not None:
                     self._stale.discard(feature)
                     self._replace(feature, listed)
                     return
             self._stale.add(feature)
+            if (cause := self.hub.observer.cause()) is not None:
+                self._causes[feature] = cause
             if self._loop is not None and self._lifespan is not inquiry.UNKNOWN and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._read_soon)
         except Exception:  # the user's add_tool() must not fail because of us
             self._stale.add(feature)
+            self.unread.add(feature)
             self.failures["reading"] += 1
             logger.exception("reading %s failed; it will be read again", feature.value)
 
     def _put(self, feature: Feature, key: str) -> None:
         items = self.catalog.items(feature)
-        definition = self._source.list_one(feature, key)
+        definition = self.source.list_one(feature, key)
         try:
             if definition is not None:
                 items.add(definition, replace=True)
@@ -233,6 +267,7 @@ class Live:
 
     def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]]) -> None:
         self.catalog.items(feature).replace(_distinct(feature, listed), on_invalid=self._leave_out)
+        self.unread.discard(feature)
 
     def _leave_out(self, error: InvalidItem) -> None:
         """One item that can't be taken must not silence all others."""
@@ -275,7 +310,7 @@ class Live:
             for feature in Feature:
                 while feature in self._stale:
                     with self.catalog.lock:
-                        listed = self._source.list_now(feature)
+                        listed = self.source.list_now(feature)
                         if listed is not None:
                             self._stale.discard(feature)
                             self._replace(feature, listed)
@@ -284,12 +319,15 @@ class Live:
                         break
                     # Before asking: what changes while the answer is made is then read again.
                     self._stale.discard(feature)
-                    self._replace(feature, await self._ask(feature))
+                    cause = self._causes.pop(feature, None)
+                    with self.hub.observer.span("source.read_list", cause=cause, feature=feature.value):
+                        self._replace(feature, await self._ask(feature))
 
     async def _ask(self, feature: Feature) -> list[dict[str, Any]]:
         try:
             return await inquiry.listed(self.lowlevel, feature, self._lifespan, self.own_request_id)
         except Exception:
+            self.unread.add(feature)
             # Not at every request again: a list that fails is expensive as often as not.
             asyncio.get_running_loop().call_later(_RETRY, self.wake, feature)
             raise
@@ -300,8 +338,9 @@ class Live:
         self._loop, self._thread = loop, threading.get_ident()
         self._reading = asyncio.Lock()
         self._is_late = False
+        self._say("starting", f"{self.lowlevel.name} is live")
         self._drain()
-        self._keep(self._source.run())
+        self._keep(self.source.run())
 
     def _publish(self, changes: tuple[Change, ...]) -> None:
         """Hand a commit to the hub, on the thread of the event loop once there is one."""
@@ -346,14 +385,14 @@ class LiveItems:
 
         A low-level server takes a definition, and `handler=`.
         """
-        self._live._source.add(self._feature, thing, replace=replace, **options)
+        self._live.source.add(self._feature, thing, replace=replace, **options)
 
     def remove(self, key: str) -> None:
-        self._live._source.remove(self._feature, key)
+        self._live.source.remove(self._feature, key)
 
     def update(self, key: str, fields: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Change only the fields given."""
-        self._live._source.update(self._feature, key, {**(fields or {}), **more})
+        self._live.source.update(self._feature, key, {**(fields or {}), **more})
 
     def __contains__(self, key: object) -> bool:
         return key in self._live.catalog.items(self._feature)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from tidings.counts import Counts, Why, kind_of
@@ -20,7 +21,7 @@ from tidings.model import Feature, Notification, Reason, Topic
 if TYPE_CHECKING:
     from tidings.subscriber import Subscriber
 
-__all__ = ["CUT_OFF", "Observer", "shown", "topic_name"]
+__all__ = ["CUT_OFF", "Observer", "Outcome", "shown", "topic_name"]
 
 logger = logging.getLogger("tidings.subscriptions")
 
@@ -30,9 +31,39 @@ CUT_OFF = frozenset({Reason.OVERFLOW, Reason.SLOW})
 _MOST_SHOWN = 4
 
 
+class Outcome:
+    """How a piece of work ended."""
+
+    __slots__ = ("is_error", "text")
+
+    def __init__(self) -> None:
+        self.text = "ok"
+        self.is_error = False
+
+    def set(self, text: str, *, is_error: bool = True) -> None:
+        self.text, self.is_error = text, is_error
+
+
 class Observer:
     def __init__(self, counts: Counts) -> None:
         self.counts = counts
+
+    # What sources and lanes use
+
+    def span(
+        self, name: str, *, cause: Mapping[str, str] | None = None, **attributes: Any
+    ) -> AbstractContextManager[Outcome]:
+        """Around a piece of work that may be worth a span, of which `cause` is the trace that led to it."""
+        return nullcontext(Outcome())
+
+    def cause(self) -> Mapping[str, str] | None:
+        """The trace of whoever does something just now."""
+        return None
+
+    def take_up(self, meta: object) -> None:
+        """Go on with the trace that a request's `_meta` carries, for as long as the present task runs."""
+
+    # What the hub tells
 
     def opened(self, subscriber: Subscriber) -> None:
         self.counts.open[subscriber.kind] += 1

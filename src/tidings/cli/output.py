@@ -11,12 +11,23 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NoReturn
 
 import typer
 
-__all__ = ["LogLevel", "counted", "fail", "print_json", "print_line", "say", "set_up_logging", "stdout_is_set_aside"]
+__all__ = [
+    "LogFormat",
+    "LogLevel",
+    "counted",
+    "fail",
+    "print_json",
+    "print_line",
+    "say",
+    "set_up_logging",
+    "stdout_is_set_aside",
+]
 
 
 class LogLevel(StrEnum):
@@ -24,6 +35,11 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
@@ -74,11 +90,11 @@ def stdout_is_set_aside() -> Iterator[None]:
         os.close(kept)
 
 
-def set_up_logging(level: LogLevel) -> None:
+def set_up_logging(level: LogLevel, form: LogFormat = LogFormat.TEXT) -> None:
     """Before a server is made: the SDK's sets up logging of its own unless somebody has."""
     chosen = logging.getLevelNamesMapping()[level.upper()]
     handler = _Lines()
-    handler.setFormatter(_Plain("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_Json() if form is LogFormat.JSON else _Plain("%(asctime)s %(message)s", "%H:%M:%S"))
     # What others have to say of every request is for whoever debugs.
     logging.basicConfig(
         level=logging.INFO if chosen == logging.DEBUG else max(chosen, logging.WARNING), handlers=[handler]
@@ -109,3 +125,24 @@ class _Plain(logging.Formatter):
         if record.levelno >= logging.WARNING:
             record.message = f"{record.levelname.lower()}: {record.message}"
         return super().formatMessage(record)
+
+
+class _Json(logging.Formatter):
+    """One object per line: when, how bad, who says it, the text, its parts, and the trace it belongs to."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        from opentelemetry import trace
+
+        said: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        said = getattr(record, "tidings", {}) | said
+        context = trace.get_current_span().get_span_context()
+        if context.is_valid:
+            said |= {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
+        return json.dumps(said, default=str)

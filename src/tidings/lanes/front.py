@@ -97,6 +97,7 @@ class Front:
         except msgspec.ValidationError:
             await self._app(scope, replayed, send)
             return
+        self._live.hub.observer.take_up(params.get("_meta"))
         await self._live.listen.serve(
             scope,
             receive,

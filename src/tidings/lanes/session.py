@@ -18,7 +18,7 @@ from mcp.server import ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from tidings import seams
 from tidings.errors import InvalidPattern, LimitReached
@@ -89,6 +89,11 @@ class SessionLane:
             logger.exception("reading the server's lists failed; going on with what was known")
         # Before the answer is made: a cursor that is too old tells a client too much, one too new too little.
         cursor = live.cursor([_LISTS[ctx.method][0]]) if ctx.method in _LISTS else {}
+        if ctx.method == "subscriptions/listen" and not live.steps_aside and (wanted := _listen_params(ctx)):
+            # Past the SDK's span of the request, which would live as long as the stream.
+            live.hub.observer.take_up(ctx.meta)
+            over = await self._listen(ctx, wanted)
+            return {"resultType": "complete", "_meta": {**live.result_meta, **(over.meta or {})}}
         result = await call_next(ctx)
         try:
             return await self._after(ctx, result, cursor)
@@ -349,6 +354,16 @@ class _Pump:
         self._notification = notification
         self._roused.set()
         return BUSY
+
+
+def _listen_params(ctx: Ctx) -> types.SubscriptionsListenRequestParams | None:
+    """What a listen request asks for; None for one that the SDK should word the error of."""
+    if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+        return None
+    try:
+        return types.SubscriptionsListenRequestParams.model_validate(ctx.params or {}, by_name=False)
+    except ValidationError:
+        return None
 
 
 _KNOWN_KINDS = {"tools_list_changed", "prompts_list_changed", "resources_list_changed", "resource_subscriptions"}
