@@ -8,7 +8,8 @@ nothing of any request. It answers with JSON: what the method returned, or the e
 
 OPTIONS is a JSON object: `policy` (knobs), `deny` (topics refused by principal, "*" for nobody in particular),
 `asks` ("sync" or "async": how `authorize` is written), `auth` (tokens are needed), `shared_lists`, `middleware` (the
-server has one of its own), `only` (the features of a low-level server) and `app` (options of the HTTP app).
+server has one of its own), `only` (the features of a low-level server), `app` (options of the HTTP app) and
+`telemetry` (a mode of `tests/servers/watched.py`, or false for none).
 On HTTP the first line of standard output is the port.
 """
 
@@ -80,6 +81,10 @@ class Board:
         self.options = options
         self.asked: list[list[str | None]] = []
         self.outside: queue.Queue[Callable[[], object]] = queue.Queue()
+        if options.get("telemetry"):
+            from tests.servers.watched import set_up
+
+            self.watched = set_up(options["telemetry"])
         threading.Thread(target=self._work, daemon=True).start()
 
     def make_live(self, server: Any) -> Live:
@@ -89,6 +94,7 @@ class Board:
             policy=Policy(**self.options.get("policy", {})),
             authorize=authorize,
             shared_lists=self.options.get("shared_lists"),
+            telemetry=self.options.get("telemetry") is not False,
         )
 
     def _authorize(self, principal: Principal | None, topic: Topic) -> bool:
@@ -183,6 +189,12 @@ class Board:
             "standing": len(live.splice),
             "asked": self.asked,
         }
+
+    def spans(self) -> list[dict[str, Any]]:
+        return self.watched.spans()
+
+    def readings(self) -> dict[str, Any]:
+        return self.watched.readings()
 
     def _is_behind(self, subscriber: Any, feature: Feature) -> bool:
         """Whether a subscriber was last told something else than is true now."""

@@ -61,6 +61,7 @@ DEADLINE = 10.0
 """Seconds for one wait: far above the slowest, so that only what never comes meets it."""
 
 ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(BOARD.parents[2]), os.environ.get("PYTHONPATH")])),
     "FASTMCP_CHECK_FOR_UPDATES": "off",  # no test asks the network
     "FASTMCP_SHOW_SERVER_BANNER": "false",
     "FASTMCP_LOG_LEVEL": "WARNING",
