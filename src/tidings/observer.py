@@ -8,6 +8,7 @@ A log line names clients, lists, items and revisions. What an item says, and wha
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Iterable, Mapping
@@ -21,7 +22,7 @@ from tidings.model import Feature, Notification, Reason, Topic
 if TYPE_CHECKING:
     from tidings.subscriber import Subscriber
 
-__all__ = ["CUT_OFF", "Observer", "Outcome", "shown", "topic_name"]
+__all__ = ["CUT_OFF", "Observer", "Outcome", "nickname", "shown", "topic_name"]
 
 logger = logging.getLogger("tidings.subscriptions")
 
@@ -157,6 +158,11 @@ def summary(topics: Iterable[Topic]) -> str:
 def shown(uri: str) -> str:
     """A name, or a URI without what people hide in one: a password, a query, a fragment."""
     return _HIDDEN.sub("", _USER.sub(r"\1", uri)) if "://" in uri else uri
+
+
+def nickname(secret: str) -> str:
+    """What a session is called: whoever knows its id may speak for it, so the id itself is in no log."""
+    return hashlib.sha256(secret.encode()).hexdigest()[:8]
 
 
 _USER = re.compile(r"^([^/?#]*://)[^/?#]*@")

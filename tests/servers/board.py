@@ -24,6 +24,7 @@ import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anyio.to_thread
@@ -35,7 +36,7 @@ from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context, MCPServer
 from pydantic import AnyHttpUrl
 
-from tidings import Feature, Live, Policy, Principal, Topic, seams
+from tidings import Feature, Filter, Live, Notification, Policy, Principal, Topic, seams
 
 TOKENS = {
     "alice": {"client_id": "alice", "scopes": ["read"]},
@@ -80,6 +81,7 @@ class Board:
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
         self.asked: list[list[str | None]] = []
+        self.told: dict[str, list[Notification]] = {}
         self.outside: queue.Queue[Callable[[], object]] = queue.Queue()
         if options.get("telemetry"):
             from tests.servers.watched import set_up
@@ -189,6 +191,15 @@ class Board:
             "standing": len(live.splice),
             "asked": self.asked,
         }
+
+    def hear(self, name: str, filter: dict[str, Any] | None = None, policy: dict[str, Any] | None = None) -> None:
+        """Let somebody in this process watch the tools."""
+        told: list[Notification] = self.told.setdefault(name, [])
+        options: dict[str, Any] = {"filter": Filter(**filter) if filter else None, "policy": Policy(**(policy or {}))}
+        self.live.hub.subscribe(partial(told.append), Feature.TOOLS, label=name, **options)
+
+    def heard(self) -> dict[str, int]:
+        return {name: len(told) for name, told in self.told.items()}
 
     def spans(self) -> list[dict[str, Any]]:
         return self.watched.spans()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -24,7 +25,7 @@ _ENDPOINTS = (
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
 )
-_FAREWELL = 1.0
+_FAREWELL = 0.5
 """Seconds for what is still to be sent when the server ends: a collector that is away must not keep it."""
 
 
@@ -39,8 +40,9 @@ def exported(service: str) -> Iterator[None]:
         threads = [threading.Thread(target=each, daemon=True) for each in shut_down]
         for thread in threads:
             thread.start()
+        end = time.monotonic() + _FAREWELL
         for thread in threads:
-            thread.join(_FAREWELL)
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def _set_up(service: str) -> list[Callable[[], object]]:
@@ -66,9 +68,9 @@ def _set_up(service: str) -> list[Callable[[], object]]:
         return []
     try:
         resource = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service})
-        tracer_provider = TracerProvider(resource=resource)
+        tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         tracer_provider.add_span_processor(BatchSpanProcessor(spans()))
-        meter_provider = MeterProvider([PeriodicExportingMetricReader(readings())], resource)
+        meter_provider = MeterProvider([PeriodicExportingMetricReader(readings())], resource, shutdown_on_exit=False)
     except Exception as error:  # whatever an exporter dislikes of its settings; the server does not depend on it
         logger.warning("telemetry is not sent to %s: %s", _place(endpoint), error)
         return []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,6 +96,7 @@ def set_up_logging(level: LogLevel, form: LogFormat = LogFormat.TEXT) -> None:
     chosen = logging.getLevelNamesMapping()[level.upper()]
     handler = _Lines()
     handler.setFormatter(_Json() if form is LogFormat.JSON else _Plain("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.addFilter(_hide_sessions)
     # What others have to say of every request is for whoever debugs.
     logging.basicConfig(
         level=logging.INFO if chosen == logging.DEBUG else max(chosen, logging.WARNING), handlers=[handler]
@@ -107,6 +109,19 @@ def _is_no_cancellation(record: logging.LogRecord) -> bool:
     """A call that is cut off at the end of the server is no failure, and no traceback."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or kind.__name__ != "CancelledError"
+
+
+def _hide_sessions(record: logging.LogRecord) -> bool:
+    """The SDK logs the ids of sessions, with which anybody may speak for them."""
+    if record.name.startswith("mcp."):
+        from tidings.observer import nickname
+
+        record.msg = _SESSION.sub(lambda found: found[1] + nickname(found[2]), record.getMessage())
+        record.args = ()
+    return True
+
+
+_SESSION = re.compile(r"(session(?: id)?:? )(\w{32,})", re.IGNORECASE)
 
 
 class _Lines(logging.Handler):

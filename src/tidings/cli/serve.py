@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shlex
 import signal
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from tidings.sources.workspace.workspace import Workspace
 
 __all__ = ["serve"]
+
+logger = logging.getLogger(__name__)
 
 _LONGEST_END = 3.0
 """Seconds: one for calls in progress, another one for executables after their SIGTERM, and one for a busy machine."""
@@ -159,7 +162,7 @@ def serve(
         )
     door = _Door(folder, host, port, path, token, tuple(allow_host or ()), tuple(allow_origin or ()))
     set_up_logging(level, log_format)
-    _serve_http(door, poll, metrics, level, quiet, as_json)
+    _serve_http(door, poll, metrics, level, quiet, as_json, is_plain=log_format is LogFormat.JSON)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,10 @@ class _Door:
         return f"http://{name}:{port}{self.path}"
 
 
-def _serve_http(door: _Door, poll: float, metrics: Metrics, level: LogLevel, quiet: bool, as_json: bool) -> None:
+def _serve_http(
+    door: _Door, poll: float, metrics: Metrics, level: LogLevel, quiet: bool, as_json: bool, *, is_plain: bool
+) -> None:
+    """`is_plain`: standard error is read by a program, so there is neither a greeting nor a panel."""
     with _ends_quietly(), _bound(door.host, door.port) as listener:
         url = door.url(listener.getsockname()[1])
         security = access.transport_security(door.host, door.hosts, door.origins)
@@ -203,9 +209,11 @@ def _serve_http(door: _Door, poll: float, metrics: Metrics, level: LogLevel, qui
             access.allow_origins(app, door.origins)
         if as_json:
             print_line({"name": workspace.settings.name, "url": url, "workspace": str(workspace.root)})
-        if not quiet:
+        if is_plain:
+            logger.info("serving %s on %s", workspace.settings.name, url, extra={"tidings": {"event": "serving"}})
+        elif not quiet:
             _greet(workspace, live, door, url)
-        title = f"{workspace.settings.name}  {url}"
+        title = None if is_plain else f"{workspace.settings.name}  {url}"
         with exported(workspace.settings.name), shown(live, workspace, title=title, is_quiet=quiet):
             serve_app(
                 app,

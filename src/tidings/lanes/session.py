@@ -7,7 +7,6 @@ handlers serve `resources/subscribe`, `resources/unsubscribe` and, where no fast
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from tidings.lanes.listen import Wanted, honour
 from tidings.lanes.splice import SplicedSession
 from tidings.mailbox import IsMuted
 from tidings.model import Feature, Notification, Reason, Topic
+from tidings.observer import nickname
 from tidings.patterns import is_pattern
 from tidings.subscriber import BUSY, Kind, Subscriber
 
@@ -170,9 +170,7 @@ class SessionLane:
             subscriber = session.open(is_extended, "pipe", is_muted)
         else:
             session = live.splice.session(session_id)
-            # Whoever knows the id of a session may speak for it, so it is in no log.
-            name = hashlib.sha256(session_id.encode()).hexdigest()[:8]
-            subscriber = session.open(is_extended, f"session {name}", is_muted)
+            subscriber = session.open(is_extended, f"session {nickname(session_id)}", is_muted)
         subscriber.collapses = True
         subscriber.may = live.gate.predicate(principal)
         connection.state[_STATE] = session
