@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -15,8 +17,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.servers.ears import DEADLINE, MUTED, LegacyWire, Stream, Wire, serving
+from tidings import Catalog, Live
 from tidings.counts import BOUNDS, Counts, Latency
-from tidings.metrics import METRICS
+from tidings.metrics import METRICS, render
+from tidings.sources.workspace.workspace import Workspace
 
 pytestmark = pytest.mark.anyio
 
@@ -188,6 +192,87 @@ async def test_metrics_are_for_this_machine_unless_their_owner_says_otherwise(
         assert (await http.get(public.replace("/mcp", "/health/live"))).status_code == 404
 
 
+async def test_a_reader_that_does_not_read_is_counted_and_so_is_its_end(http: httpx2.AsyncClient) -> None:
+    def value(samples: Samples, name: str, **labels: str) -> float:
+        return samples[f"tidings_{name}", frozenset(labels.items())]
+
+    with serving("mcpserver", app={"metrics": "local"}, policy={"write_deadline": 1.0}) as url:
+        wire = Wire(url, http)
+        message = json.dumps(wire.message("subscriptions/listen", 1, {"notifications": LISTS}))
+        host, _, port = url.removeprefix("http://").removesuffix("/mcp").partition(":")
+        headers = wire._headers("subscriptions/listen", {}) | {
+            "Host": f"{host}:{port}",
+            "Content-Length": str(len(message)),
+        }
+        head = "POST /mcp HTTP/1.1\r\n" + "".join(f"{name}: {text}\r\n" for name, text in headers.items()) + "\r\n"
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall((head + message).encode())
+            answer = b""
+            while b"acknowledged" not in answer:
+                answer += await asyncio.to_thread(connection.recv, 4096)  # and not a byte more
+            async with asyncio.timeout(DEADLINE):
+                number = 0
+                while not value(samples := await read(http, url), "readers_slow"):
+                    assert not value(samples, "cutoffs_total", reason="slow")
+                    number += 1
+                    text = "x" * 500_000 + str(number)
+                    await wire.change("add", feature="tools", key="big", description=text, replace=True)
+                while not value(samples, "cutoffs_total", reason="slow") or value(samples, "readers_slow"):
+                    samples = await read(http, url)
+        assert value(samples, "cutoffs_total", reason="slow") == 1
+        assert value(samples, "subscribers_closed_total", reason="slow") == 1
+        assert value(samples, "subscribers", era="modern", transport="http") == 0
+
+
+async def test_how_tools_end_is_counted(url: str, http: httpx2.AsyncClient) -> None:
+    wire = Wire(url, http)
+    before = await read(http, url)
+    await wire.change("state")
+    await wire.post("tools/call", name="change", arguments={"what": []})  # not a text
+    await wire.post("tools/call", name="nobody", arguments={})
+    now = await read(http, url)
+    grown = {
+        outcome: now[key] - before[key]
+        for outcome in ("ok", "tool_error", "error")
+        if (key := ("tidings_tool_runs_total", frozenset({("outcome", outcome)})))
+    }
+    assert grown["ok"] == 1
+    assert grown["tool_error"] + grown["error"] == 2
+
+
+def test_looks_through_a_folder_and_its_problems_are_counted(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    workspace = Workspace(tmp_path, poll=0)
+    live = Live(workspace)
+
+    def samples() -> dict[str, float]:
+        families = text_string_to_metric_families(render(live))
+        return {
+            "/".join([sample.name, *sample.labels.values()]): sample.value
+            for family in families
+            if family.name.startswith("tidings_workspace")
+            for sample in family.samples
+        }
+
+    assert samples() == {
+        "tidings_workspace_problems": 0,
+        "tidings_workspace_rescans_total/failed": 0,
+        "tidings_workspace_rescans_total/read": 0,
+        "tidings_workspace_rescans_total/unchanged": 1,
+    }
+    (tools / "broken.py").write_text("def broken(")
+    workspace.rescan()
+    workspace.rescan()
+    tmp_path.rename(tmp_path.with_name("elsewhere"))
+    assert samples() == {
+        "tidings_workspace_problems": 1,
+        "tidings_workspace_rescans_total/failed": 0,
+        "tidings_workspace_rescans_total/read": 1,
+        "tidings_workspace_rescans_total/unchanged": 2,
+    }
+
+
 def test_a_latency_is_in_the_bucket_that_ends_at_it_and_never_below_none() -> None:
     latency = Latency()
     latency.add(BOUNDS[3], 5)
@@ -200,8 +285,6 @@ def test_a_latency_is_in_the_bucket_that_ends_at_it_and_never_below_none() -> No
 
 
 def test_a_fan_out_is_counted_in_batches_without_those_set_aside() -> None:
-    from tidings import Catalog
-
     counts = Counts()
     changes = tuple(Catalog(clock=lambda: 100.0).tools.add({"name": "a"}))
     told: list[Any] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -11,6 +12,7 @@ import httpx2
 import mcp_types as types
 import msgspec
 import pytest
+from mcp.server.mcpserver import MCPServer
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -30,10 +32,10 @@ from tests.servers.ears import (
     stdio_server,
 )
 from tests.servers.watched import BROKEN
-from tidings import Catalog, Feature, Hub, Notification
+from tidings import Catalog, Feature, Hub, Live, Notification
 from tidings.frames import Shape, write
 from tidings.metrics import METRICS
-from tidings.telemetry import ATTRIBUTES, SPANS, context_of
+from tidings.telemetry import ATTRIBUTES, SPANS, Telemetry, context_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:resources/.*subscribe is removed")]
 
@@ -305,17 +307,8 @@ async def test_an_exporter_sees_every_span_of_the_table_with_its_attributes(
     ours = {key for each in seen if each["name"] in SPANS for key in each["attributes"]}
     assert ours <= ATTRIBUTES.keys()
     # One span for each change, however many are told of it.
-    assert (
-        len([each for each in seen if each["name"] == "resource_list_changed.send"])
-        == len(
-            [
-                each
-                for each in seen
-                if each["attributes"].get("mcp.method.name") == send["attributes"]["mcp.method.name"]
-            ]
-        )
-        // 2
-    )
+    told = [each for each in seen if "tidings.revision" in each["attributes"]]
+    assert set(Counter((each["name"], each["attributes"]["tidings.revision"]) for each in told).values()) == {1}
 
 
 async def test_an_exporter_sees_every_metric_of_the_table(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
@@ -364,3 +357,30 @@ async def test_trouble_in_tracing_changes_nothing_that_a_client_sees(mode: str) 
 
 def _change_of(meta: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in meta.items() if key == "dev.tidings/change"}
+
+
+# The switch
+
+
+def watched_spans(**options: Any) -> list[str]:
+    """The names of the spans that subscribing, a change and leaving make."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    live = Live(MCPServer("switch"), **{"telemetry": Telemetry(tracer_provider=provider), **options})
+    subscriber = live.hub.subscribe(lambda notification: None, Feature.TOOLS)
+    live.tools.add(print, name="p")
+    subscriber.close()
+    return [span.name for span in exporter.get_finished_spans()]
+
+
+def test_tracing_can_be_switched_off_for_a_server_and_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watched_spans() == [
+        "change_notifier.subscribe",
+        "tool_list_changed.send",
+        "change_notifier.notify_list_changed",
+        "change_notifier.cleanup_client",
+    ]
+    assert watched_spans(telemetry=False) == []
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    assert watched_spans() == []

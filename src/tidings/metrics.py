@@ -92,7 +92,7 @@ LATENCY = Metric(
 )
 
 METRICS = (
-    Metric("tidings.changes", "counter", "{change}", "Changes told of.", ("topic", "operation"), _changes),
+    Metric("tidings.changes", "counter", "{change}", "Changes of all topics.", ("topic", "operation"), _changes),
     Metric(
         "tidings.notifications.sent",
         "counter",
