@@ -23,7 +23,9 @@ from tidings.catalog import Catalog
 from tidings.errors import InvalidItem, NotFound, TidingsError
 from tidings.frames import EXTENSION, Shape
 from tidings.gate import Authorize, Gate
+from tidings.history import Past, recall
 from tidings.hub import Hub
+from tidings.lanes.extension import ExtensionLane
 from tidings.lanes.listen import ListenLane
 from tidings.lanes.lists import ListsLane
 from tidings.lanes.session import SessionLane
@@ -107,6 +109,7 @@ class Live:
         self.listen = ListenLane(self)
         self.lists = ListsLane(self)
         self._sessions = SessionLane(self)
+        self.extension = ExtensionLane(self)
         for feature in Feature:
             self.wake(feature)
         self._source.watch(self.catalog, self.wake)
@@ -189,6 +192,24 @@ class Live:
             "epoch": self.epoch,
             "topics": {feature.value: self.hub.news.version(feature)._asdict() for feature in features},
         }
+
+    def history(
+        self,
+        feature: Feature | str | None = None,
+        *,
+        uri: str | None = None,
+        since: int | None = None,
+        limit: int | None = None,
+    ) -> Past:
+        """What changed after a revision, as far as it is remembered: of one list, of one resource's content, or of all.
+        With a limit, the newest so many."""
+        if feature is not None and uri is not None:
+            raise TidingsError("history is of a feature or of a URI; name one of them, or neither for all")
+        topic = uri if feature is None else Feature(feature)
+        with self.catalog.lock:
+            self.hub.journal.expire(self.catalog.now())
+            past = recall(self.hub.journal, topic, since or 0)
+        return past if limit is None else past.newest(limit)
 
     @property
     def result_meta(self) -> dict[str, Any]:
