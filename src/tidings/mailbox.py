@@ -29,24 +29,47 @@ IsMuted: TypeAlias = Callable[[Topic], bool]
 class Filter:
     """Which changes of a *list* count for a subscriber. Contents are chosen by the URIs that it subscribed to."""
 
-    __slots__ = ("_matches", "names", "operations")
+    __slots__ = ("_hash", "_matches", "also", "names", "operations", "uris")
 
-    def __init__(self, operations: Iterable[Operation | str] | None = None, names: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        operations: Iterable[Operation | str] | None = None,
+        names: Iterable[str] | None = None,
+        uris: Iterable[str] | None = None,
+        *,
+        also: Filter | None = None,
+    ) -> None:
+        """`names` are globs of tools and prompts, `uris` of resources; what passes must pass `also` too."""
         # A lone text is one name, not its letters.
         self.operations = None if operations is None else frozenset(map(Operation, _each(operations)))
         self.names = None if names is None else tuple(_each(names))
-        self._matches: tuple[Match, ...] = tuple(map(compile_pattern, self.names or ()))
+        self.uris = None if uris is None else tuple(_each(uris))
+        self.also = also
+        named, located = _compiled(self.names), _compiled(self.uris)
+        self._matches = {Feature.TOOLS: named, Feature.PROMPTS: named, Feature.RESOURCES: located}
+        self._hash = hash(self._identity)
 
     def passes(self, change: Change) -> bool:
         if self.operations is not None and change.operation not in self.operations:
             return False
-        return self.names is None or any(match(change.key) for match in self._matches)
+        matches = self._matches.get(change.topic)  # type: ignore[arg-type]
+        if matches is not None and not any(match(change.key) for match in matches):
+            return False
+        return self.also is None or self.also.passes(change)
+
+    def narrowed(self, by: Filter | None) -> Filter:
+        """What passes both."""
+        return self if by is None else Filter(self.operations, self.names, self.uris, also=by)
+
+    @property
+    def _identity(self) -> tuple[object, ...]:
+        return (self.operations, self.names, self.uris, self.also)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Filter) and (self.operations, self.names) == (other.operations, other.names)
+        return self is other or (isinstance(other, Filter) and self._identity == other._identity)
 
     def __hash__(self) -> int:
-        return hash((self.operations, self.names))
+        return self._hash
 
 
 class Entry:
@@ -227,6 +250,10 @@ def _is_silent(is_muted: IsMuted | None, topic: Topic) -> bool:
     except Exception:  # the user's function; in doubt nothing is said, and nothing is lost by that
         logger.exception("a mute predicate failed on %s; saying nothing for now", topic)
         return True
+
+
+def _compiled(patterns: tuple[str, ...] | None) -> tuple[Match, ...] | None:
+    return None if patterns is None else tuple(map(compile_pattern, patterns))
 
 
 def _each(given: Iterable[str]) -> Iterable[str]:

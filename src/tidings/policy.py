@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
 from tidings.errors import InvalidPolicy
@@ -13,7 +13,7 @@ from tidings.patterns import Match, compile_pattern
 
 __all__ = ["Detail", "Policy"]
 
-Detail: TypeAlias = Literal["full", "summary", "none"]
+Detail: TypeAlias = Literal["full", "delta", "summary", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +21,9 @@ class Policy:
     """How much is said, how often, and how much is kept. A subscriber may have its own."""
 
     detail: Detail = "full"
-    """How much a notification says: the item itself, only the summary in `_meta`, or nothing (the plain specification).
-    Full, because every client tested accepts the extra members and it saves those who read them a refetch."""
+    """How much a notification says: the item itself, only its changed fields (in `_meta`), only the summary (there
+    too), or nothing (the plain specification). Full, because every client tested accepts the extra members and it saves
+    those who read them a refetch."""
 
     quiet_gap: float = 0.0
     """Seconds without a further change of a topic before it is told. None by default: a reader that keeps up hears of
@@ -150,7 +151,7 @@ class Policy:
         return replace(self, **knobs)
 
 
-@cache
+@lru_cache(4_096)  # clients choose some of them
 def _matcher(pattern: str) -> Match:
     return compile_pattern(pattern)
 

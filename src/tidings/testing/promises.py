@@ -275,7 +275,7 @@ def _unwanted(ear: _Ear, told: Told) -> str:
         if told.is_complete and not told.changes:
             return "nothing that changed passes its filter"
         for done, key in told.changes:
-            if not _passes(ear.filter, done, key):
+            if not _passes(ear.filter, told.topic, done, key):
                 return f"its filter rules out {done} {key!r}"
     return ""
 
@@ -353,7 +353,7 @@ def _is_ruled_out(missed: list[Changed], chosen: Filter) -> bool:
             change = missed[end]
             first = before.setdefault(change.key, change.before)
             is_same = first == change.after
-            if not is_same and _passes(chosen, _net_operation(first, change.after), change.key):
+            if not is_same and _passes(chosen, change.topic, _net_operation(first, change.after), change.key):
                 passing.add(change.key)
             else:
                 passing.discard(change.key)
@@ -367,10 +367,13 @@ def _net_operation(before: str | None, after: str | None) -> Operation:
     return Operation.REMOVED if after is None else Operation.UPDATED
 
 
-def _passes(chosen: Filter, done: Operation, key: str) -> bool:
+def _passes(chosen: Filter, topic: Topic, done: Operation, key: str) -> bool:
     if chosen.operations is not None and done not in chosen.operations:
         return False
-    return chosen.names is None or any(name == key or _glob(name).fullmatch(key) for name in chosen.names)
+    globs = chosen.uris if topic is Feature.RESOURCES else chosen.names
+    if globs is not None and not any(glob == key or _glob(glob).fullmatch(key) for glob in globs):
+        return False
+    return chosen.also is None or _passes(chosen.also, topic, done, key)
 
 
 def _covers(path: str, uri: str, subresources: bool, surely: bool) -> bool:
