@@ -1,0 +1,100 @@
+"""Where a server's state survives it: the catalog, the journal and the durable subscriptions.
+
+A store is told of batches and gives back, once at a start, all that it was told. It is called from one thread at a
+time, may block, and knows no event loop: `Writer` stands between it and the server. What is in a batch becomes lasting
+altogether or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from tidings.durable import Durable, Key
+from tidings.errors import TidingsError
+from tidings.model import Change, Feature, Item, Version
+
+__all__ = ["Batch", "History", "State", "Store", "StoreBusy", "StoreError"]
+
+History: TypeAlias = Feature | None
+"""One of the journal's histories: a feature's, or (None) that of all contents."""
+
+
+class StoreError(TidingsError):
+    """The store can't be used, or not for now; the message says which one, why, and what to do."""
+
+
+class StoreBusy(StoreError):
+    """Another server has it."""
+
+
+@dataclass(slots=True)
+class State:
+    """All that a server knew."""
+
+    epoch: str
+    """The store's own id, for as long as it exists."""
+    life: int
+    """How many servers have begun with this store. Counted up before `open` returns, for good."""
+    items: list[Item] = field(default_factory=list)
+    versions: dict[Feature, Version] = field(default_factory=dict)
+    contents: dict[str, Version] = field(default_factory=dict)
+    """The one longest unchanged first."""
+    journal: list[Change] = field(default_factory=list)
+    """In the order of their revisions."""
+    floors: dict[History, int] = field(default_factory=dict)
+    """Of what was until this revision, the journal has forgotten some."""
+    durables: dict[Key, Durable] = field(default_factory=dict)
+
+
+class Batch:
+    """What became of the state since the last batch. Folds: of an item only its last definition counts."""
+
+    __slots__ = ("changes", "contents", "durables", "floors", "items", "versions")
+
+    def __init__(self) -> None:
+        self.items: dict[tuple[Feature, str], Item | None] = {}
+        self.versions: dict[Feature, Version] = {}
+        self.contents: dict[str, Version] = {}
+        self.changes: list[Change] = []
+        self.floors: dict[History, int] = {}
+        """Changes up to and with this revision are to be forgotten."""
+        self.durables: dict[Key, Durable | None] = {}
+
+    def take(self, changes: Iterable[Change]) -> None:
+        """Fold in changes that came after all that it holds."""
+        for change in changes:
+            topic = change.topic
+            if isinstance(topic, Feature):
+                self.items[topic, change.key] = change.item
+                self.versions[topic] = change.version
+            else:
+                self.contents.pop(topic, None)
+                self.contents[topic] = change.version
+            self.changes.append(change)
+
+    def forget(self, floors: Mapping[History, int]) -> None:
+        """Take in what the journal has forgotten: it needs no writing either."""
+        self.floors.update(floors)
+        self.changes = [change for change in self.changes if change.revision > self.floors.get(history_of(change), 0)]
+
+    def __bool__(self) -> bool:
+        return bool(self.changes or self.items or self.contents or self.durables or self.floors)
+
+
+class Store(Protocol):
+    """Keeps a state. Every method may raise `StoreError`, and what was written before then stays."""
+
+    def open(self) -> State:
+        """Take hold of it for this server, begin a new life, and load what there is."""
+
+    def write(self, batch: Batch) -> None:
+        """Make a batch lasting. One that could not be written may be written again, with more in it."""
+
+    def close(self) -> None:
+        """Let go of it. Closing twice is fine."""
+
+
+def history_of(change: Change) -> History:
+    return change.topic if isinstance(change.topic, Feature) else None
