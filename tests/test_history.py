@@ -12,7 +12,8 @@ from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import MCPError
 
 from tests.servers.ears import KINDS, MODERN, Ear, open_ear, serving_all, stdio_server
-from tidings import Change, Feature, Live, Policy, TidingsError
+from tidings import Change, Feature, Live, Policy, TidingsError, Version
+from tidings.cursor import Cursor
 from tidings.history import as_json
 
 HISTORY = "dev.tidings/history"
@@ -88,6 +89,40 @@ def test_what_is_forgotten_is_said_to_be() -> None:
     assert live.history("tools", since=past.changes[0].revision - 1).complete
     assert live.history("prompts").complete
     assert not live.history().complete
+
+
+def test_the_past_since_a_cursor_is_of_what_is_in_it() -> None:
+    live = live_server()
+    live.tools.add(nothing, name="a")
+    live.resources.updated("board://a")
+    cursor = Cursor(live.epoch, {topic: live.catalog.version(topic) for topic in (Feature.TOOLS, "board://a")})
+    assert live.history(since=cursor) == ((), True)
+    live.prompts.add(nothing, name="greet")
+    live.tools.add(nothing, name="b")
+    live.resources.updated("board://a")
+    live.resources.updated("board://b")
+
+    past = live.history(since=cursor)
+    assert gists(past.changes) == ["added b", "updated board://a"]
+    assert past.complete
+    assert gists(live.history("tools", since=cursor).changes) == ["added b"]
+    assert live.history("prompts", since=cursor) == ((), True)
+
+
+def test_a_cursor_that_does_not_fit_is_no_error_and_the_past_says_that_it_is_not_complete() -> None:
+    live = live_server()
+    live.tools.add(nothing, name="a")
+    live.resources.updated("board://a")
+    tools, content = live.catalog.version(Feature.TOOLS), live.catalog.version("board://a")
+
+    elsewhere = live.history(since=Cursor("elsewhere", {Feature.TOOLS: Version(900, "0" * 32), "board://a": content}))
+    assert gists(elsewhere.changes) == ["added a", "updated board://a"]
+    assert not elsewhere.complete
+    # The digest of a list is of its content, whoever made it.
+    assert live.history(since=Cursor("elsewhere", {Feature.TOOLS: tools})) == ((), True)
+    never = live.history(since=Cursor(live.epoch, {Feature.TOOLS: None}))
+    assert (gists(never.changes), never.complete) == (["added a"], False)
+    assert not live.history(since=Cursor(live.epoch, {Feature.TOOLS: Version(tools.revision, "0" * 32)})).complete
 
 
 def test_a_past_of_two_things_or_of_an_unknown_one_is_refused() -> None:
@@ -191,6 +226,16 @@ async def test_a_client_pages_to_the_end_and_has_what_the_server_has(
         newest, complete = await pages(ear, limit=250)
         assert joined(newest) == expected["changes"][-250:]
         assert not complete
+        known, _ = await pages(ear, since={"epoch": "elsewhere", "topics": {"tools": None}})
+        assert joined(known) == (await ear.change("history", feature="tools"))["changes"]
+        cursor = {"epoch": (await ear.request(HISTORY, limit=1))["epoch"], "uris": {}}
+        for change in expected["changes"]:
+            if "page/" in change.get("uri", ""):
+                cursor["uris"][change["uri"]] = {"revision": change["revision"] - 1, "digest": change["digest"]}
+        resumed, _ = await pages(ear, since=cursor)
+        assert joined(resumed) == expected["changes"][-450:]
+        garbage, complete = await pages(ear, since={"epoch": 7})
+        assert (joined(garbage), complete) == (expected["changes"], False)
         content, _ = await pages(ear, uri="board://page/7")
         assert {change["uri"] for change in joined(content)} == {"board://page/7"}
 

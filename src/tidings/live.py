@@ -20,10 +20,11 @@ from typing import Any, Literal
 from mcp_types import SERVER_INFO_META_KEY
 
 from tidings.catalog import Catalog
+from tidings.cursor import Cursor
 from tidings.errors import InvalidItem, NotFound, TidingsError
 from tidings.frames import EXTENSION, Shape
 from tidings.gate import Authorize, Gate
-from tidings.history import Past, recall
+from tidings.history import Past, recall, recall_told
 from tidings.hub import Hub
 from tidings.lanes.extension import ExtensionLane
 from tidings.lanes.listen import ListenLane
@@ -198,17 +199,22 @@ class Live:
         feature: Feature | str | None = None,
         *,
         uri: str | None = None,
-        since: int | None = None,
+        since: int | Cursor | None = None,
         limit: int | None = None,
     ) -> Past:
         """What changed after a revision, as far as it is remembered: of one list, of one resource's content, or of all.
-        With a limit, the newest so many."""
+
+        Since a cursor, of what is in the cursor. With a limit, the newest so many.
+        """
         if feature is not None and uri is not None:
             raise TidingsError("history is of a feature or of a URI; name one of them, or neither for all")
         topic = uri if feature is None else Feature(feature)
         with self.catalog.lock:
             self.hub.journal.expire(self.catalog.now())
-            past = recall(self.hub.journal, topic, since or 0)
+            if isinstance(since, Cursor):
+                past = recall_told(self.hub.news, topic, since.told(self.epoch))
+            else:
+                past = recall(self.hub.news, topic, since)
         return past if limit is None else past.newest(limit)
 
     @property

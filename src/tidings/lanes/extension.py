@@ -15,6 +15,7 @@ from mcp.server import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from pydantic import ConfigDict
 
+from tidings.cursor import Cursor
 from tidings.errors import TidingsError
 from tidings.frames import EXTENSION
 from tidings.gate import Principal
@@ -81,8 +82,7 @@ class ExtensionLane:
 
     async def _history(self, principal: Principal | None, params: _HistoryParams) -> dict[str, Any]:
         live = self._live
-        since = params.since if params.cursor is None else self._after(params.cursor)
-        past = live.history(params.feature, uri=params.uri, since=since)
+        past = self._past(params)
         seen = _Sight(live, principal)
         is_cut = False
         if params.limit is not None and params.cursor is None:
@@ -92,6 +92,16 @@ class ExtensionLane:
         if following is not None:
             answer["nextCursor"] = f"{live.epoch}.{following}"
         return answer
+
+    def _past(self, params: _HistoryParams) -> Past:
+        since = Cursor.parse(params.since) if isinstance(params.since, dict) else params.since
+        past = self._live.history(params.feature, uri=params.uri, since=since)
+        if since is None and params.since is not None:
+            past = past._replace(complete=False)  # a cursor that can't be read: nobody knows what its client knows
+        if params.cursor is not None:
+            start = self._after(params.cursor)
+            past = past._replace(changes=tuple(each for each in past.changes if each.revision > start))
+        return past
 
     def _after(self, cursor: str) -> int:
         """Where the next page begins."""
