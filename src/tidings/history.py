@@ -6,14 +6,13 @@ Not a log for audits: the journal forgets, by count and by age, and an answer sa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from tidings.model import Change, Feature, Topic, Version
-from tidings.news import News
 
-__all__ = ["Past", "as_json", "recall", "recall_told"]
+__all__ = ["Past", "as_json", "since_told"]
 
 
 class Past(NamedTuple):
@@ -29,23 +28,23 @@ class Past(NamedTuple):
         return Past(self.changes[len(self.changes) - limit :], complete=False)
 
 
-def recall(news: News, topic: Topic | None, since: int | None) -> Past:
-    """The changes of one topic, or of all, after a revision."""
-    found, is_whole = news.journal.after(since or 0, topic)
-    return Past(tuple(found), is_whole)
+def since_told(
+    remembered: Iterable[Change],
+    current: Callable[[Topic], Version],
+    told: Mapping[Topic, Version | None],
+    topic: Topic | None = None,
+) -> Past:
+    """Of the changes that are remembered, those of one topic, or of all, since each was told in the version given.
 
-
-def recall_told(news: News, topic: Topic | None, told: Mapping[Topic, Version | None]) -> Past:
-    """The changes of one topic, or of all, since each was told in the version given; None: nobody knows which. What is
-    not in `told` counts as known."""
+    None stands for a version that nobody knows. A topic that is not in `told` counts as known.
+    """
     wanted = {each: version for each, version in told.items() if topic is None or each == topic}
-    begins = {each: _begin(version, news.version(each)) for each, version in wanted.items()}
-    found, _ = news.journal.after(0)
-    changes = tuple(change for change in found if change.revision > begins.get(change.topic, math.inf))
+    begins = {each: _begin(version, current(each)) for each, version in wanted.items()}
+    changes = tuple(change for change in remembered if change.revision > begins.get(change.topic, math.inf))
     # From the newest on, so that the first of each topic stays.
     known = {change.topic: change.previous for change in reversed(changes)}
     complete = all(
-        version is not None and version.digest == known.get(each, news.version(each)).digest
+        version is not None and version.digest == known.get(each, current(each)).digest
         for each, version in wanted.items()
     )
     return Past(changes, complete)

@@ -24,7 +24,7 @@ from tidings.cursor import Cursor
 from tidings.errors import InvalidItem, NotFound, TidingsError
 from tidings.frames import EXTENSION, Shape
 from tidings.gate import Authorize, Gate
-from tidings.history import Past, recall, recall_told
+from tidings.history import Past, since_told
 from tidings.hub import Hub
 from tidings.lanes.extension import ExtensionLane
 from tidings.lanes.listen import ListenLane
@@ -210,11 +210,13 @@ class Live:
             raise TidingsError("history is of a feature or of a URI; name one of them, or neither for all")
         topic = uri if feature is None else Feature(feature)
         with self.catalog.lock:
-            self.hub.journal.expire(self.catalog.now())
+            journal = self.hub.journal
+            journal.expire(self.catalog.now())
             if isinstance(since, Cursor):
-                past = recall_told(self.hub.news, topic, since.told(self.epoch))
+                past = since_told(journal.after(0)[0], self.hub.news.version, since.told(self.epoch), topic)
             else:
-                past = recall(self.hub.news, topic, since)
+                found, is_whole = journal.after(since or 0, topic)
+                past = Past(tuple(found), is_whole)
         return past if limit is None else past.newest(limit)
 
     @property

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from tidings.cli.config import config
+from tidings.cli.history import history
 from tidings.cli.new import new
 from tidings.cli.run_tool import run_tool
 from tidings.cli.serve import serve
@@ -32,6 +33,7 @@ app.command("new")(new)
 app.command("run-tool")(run_tool)
 app.command("validate")(validate)
 app.command("config")(config)
+app.command("history")(history)
 
 
 def _show_version(is_wanted: bool) -> None:
