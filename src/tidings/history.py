@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from tidings.cursor import Cursor
+from tidings.hub import Hub
 from tidings.model import Change, Feature, Topic, Version
 
-__all__ = ["Past", "as_json", "since_told"]
+__all__ = ["Past", "as_json", "recall", "since_told"]
 
 
 class Past(NamedTuple):
@@ -26,6 +28,17 @@ class Past(NamedTuple):
         if len(self.changes) <= limit:
             return self
         return Past(self.changes[len(self.changes) - limit :], complete=False)
+
+
+def recall(hub: Hub, epoch: str, topic: Topic | None, since: int | Cursor | None) -> Past:
+    """What is remembered of one topic, or of all, after a revision or since a cursor."""
+    with hub.catalog.lock:
+        journal = hub.journal
+        journal.expire(hub.catalog.now())
+        if isinstance(since, Cursor):
+            return since_told(journal.after(0)[0], hub.news.version, since.told(epoch), topic)
+        found, is_whole = journal.after(since or 0, topic)
+        return Past(tuple(found), is_whole)
 
 
 def since_told(

@@ -117,9 +117,18 @@ class Mailbox:
         """The entries that have something to say; a topic that changes again keeps its place."""
 
     def note(
-        self, notification: Notification, previous: Version, policy: Policy, filter: Filter | None, now: float
+        self,
+        notification: Notification,
+        previous: Version,
+        policy: Policy,
+        filter: Filter | None,
+        now: float,
+        delay: float = 0.0,
     ) -> float:
-        """Take in that a topic changed. Returns when there is something to say of it, which may be `NEVER`."""
+        """Take in that a topic changed. Returns when there is something to say of it, which may be `NEVER`.
+
+        `delay` is this subscriber's part of `Policy.spread`.
+        """
         topic = notification.topic
         entry = self.entries.get(topic)
         if entry is None:
@@ -139,10 +148,11 @@ class Mailbox:
         elif filter is not None and entry.due == NEVER and not any(map(filter.passes, notification.changes)):
             self.skip(topic, entry, now)
             return NEVER
-        return self._schedule(topic, entry, policy, now)
+        return self._schedule(topic, entry, policy, now, delay)
 
     def owe(self, notification: Notification, told: Version | None, policy: Policy, now: float) -> None:
-        """Note that the subscriber was last told something else than is true now."""
+        """Note that the subscriber was last told something else than is true now. It came to hear just that, so nothing
+        but the rate limit keeps it waiting."""
         topic = notification.topic
         before = self.entries.get(topic)
         entry = Entry(told, notification.since, notification.version)
@@ -152,7 +162,8 @@ class Mailbox:
         self.entries[topic] = entry
         if not isinstance(topic, Feature):
             entry.content = notification
-        self._schedule(topic, entry, policy, now)
+        is_urgent = self._queue(topic, entry, policy, now) is Priority.URGENT
+        entry.due = now if is_urgent else max(now, entry.cooling_until)
 
     def expect(self, topic: Topic, told: Version, revision: int) -> None:
         """The subscriber knows a version that is yet to be published, with this revision at the latest."""
@@ -208,6 +219,13 @@ class Mailbox:
         if self.entries.pop(topic, None) is not None:
             self._unqueue(topic)
 
+    def known(self) -> dict[Topic, Version | None]:
+        """What the subscriber would know if it left now: what it was told, and all that its filter ruled out."""
+        return {
+            topic: entry.told if entry.due != NEVER or entry.awaits else entry.latest
+            for topic, entry in self.entries.items()
+        }
+
     def next_due(self, now: float, is_muted: IsMuted | None) -> float:
         """When there will be something to do: tell a topic, or forget one that the rate limit kept."""
         soonest = NEVER
@@ -222,16 +240,20 @@ class Mailbox:
                     soonest = min(soonest, entry.cooling_until)
         return soonest
 
-    def _schedule(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> float:
+    def _schedule(self, topic: Topic, entry: Entry, policy: Policy, now: float, delay: float) -> float:
+        if self._queue(topic, entry, policy, now) is Priority.URGENT:
+            entry.due = now
+        else:
+            # Without a gap nothing moves the time: else a busy source would, up to the longest wait.
+            gap = min(now + policy.quiet_gap, entry.first + policy.longest_wait) if policy.quiet_gap else entry.first
+            entry.due = max(gap + delay, entry.cooling_until)
+        return entry.due
+
+    def _queue(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> Priority:
         priority = policy.priority(topic)
         self._queues.setdefault(priority, {})[topic] = entry
         entry.first = min(entry.first, now)
-        if priority is Priority.URGENT:
-            entry.due = now
-        else:
-            gap = min(now + policy.quiet_gap, entry.first + policy.longest_wait)
-            entry.due = max(gap, entry.cooling_until)
-        return entry.due
+        return priority
 
     def _unqueue(self, topic: Topic) -> None:
         for priority, queue in self._queues.items():

@@ -25,6 +25,7 @@ __all__ = [
     "Topic",
     "Version",
     "operation",
+    "topic_named",
 ]
 
 
@@ -58,6 +59,11 @@ class Feature(Enum):
 
 
 Topic: TypeAlias = Feature | str
+
+
+def topic_named(name: Topic) -> Topic:
+    """The feature of that name, if there is one."""
+    return next((feature for feature in Feature if feature.value == name), name)
 
 
 class Operation(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -34,6 +35,11 @@ class Policy:
 
     min_interval: float = 0.0
     """Seconds between two notifications of one topic to one subscriber. The last change is always told."""
+
+    spread: float = 0.0
+    """Seconds over which the notifications of one change are spread, each subscriber having its own place in them, so
+    that 10,000 refetches don't arrive at once. None by default: few servers have so many clients, and a change is worth
+    most when it is new. What is urgent is not spread, nor is what a client that comes back has missed."""
 
     priorities: tuple[tuple[str, Priority], ...] = ()
     """(URI or pattern, priority) pairs; the first that matches counts. Lists are HIGH and contents NORMAL otherwise: a
@@ -69,7 +75,7 @@ class Policy:
 
     list_ttl: float = 0.0
     """Seconds that a client may keep a list without asking again. None: whoever listens is told, and who doesn't
-    must not be served a stale list."""
+    must not be served a stale list. Never shorter on the wire than `spread`: whoever listens is told no sooner."""
 
     list_memory: float = 1.0
     """Seconds that an encoded list is used before the server is asked again: what nobody noticed, a tool changed in
@@ -104,7 +110,7 @@ class Policy:
     def __post_init__(self) -> None:
         if self.detail not in get_args(Detail):
             raise InvalidPolicy(f"detail is {self.detail!r}; it must be one of {', '.join(get_args(Detail))}")
-        for name in ("quiet_gap", "longest_wait", "min_interval", "journal_age", "list_ttl", "list_memory"):
+        for name in ("quiet_gap", "longest_wait", "min_interval", "spread", "journal_age", "list_ttl", "list_memory"):
             self._check(name, getattr(self, name), (int, float), 0)
         for name in ("keep_alive", "write_deadline"):
             self._check(name, getattr(self, name), (int, float), 0.001)
@@ -133,7 +139,13 @@ class Policy:
     @property
     def paces(self) -> bool:
         """Whether anything is ever held back although its reader is ready."""
-        return self.quiet_gap > 0 or self.min_interval > 0
+        return self.quiet_gap > 0 or self.min_interval > 0 or self.spread > 0
+
+    @property
+    def ttl_ms(self) -> int:
+        """`ttlMs` of list results: within the spread a client is as up to date as one that listens may be, and asking
+        again sooner would bring the herd back that the spread is there to disperse."""
+        return math.ceil(max(self.list_ttl, self.spread) * 1000)
 
     def priority(self, topic: Topic) -> Priority:
         if isinstance(topic, Feature):
