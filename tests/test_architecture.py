@@ -13,7 +13,7 @@ import tidings
 SOURCE = Path(tidings.__file__).parent
 CORE_NAMES = frozenset(
     {
-        *("agenda", "catalog", "cursor", "delta", "digest", "errors", "frames", "hub", "index"),
+        *("agenda", "catalog", "cursor", "delta", "digest", "durable", "errors", "frames", "hub", "index"),
         *("journal", "mailbox", "model", "news", "patterns", "policy", "subscriber", "terms"),
     }
 )

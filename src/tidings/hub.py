@@ -180,6 +180,8 @@ class Hub:
             subscriber = self._find(who)
             if subscriber is None or subscriber.is_closed:
                 return
+            if subscriber.keeper is not None:
+                self._guarded(subscriber.keeper, subscriber)
             subscriber.is_closed = True
             subscriber.is_plain = False
             for topic in self._index.remove(subscriber):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import os
 import secrets
 import threading
 import time
@@ -21,11 +22,13 @@ from mcp_types import SERVER_INFO_META_KEY
 
 from tidings.catalog import Catalog
 from tidings.cursor import Cursor
+from tidings.durable import Durables
 from tidings.errors import InvalidItem, NotFound, TidingsError
 from tidings.frames import EXTENSION
 from tidings.gate import Authorize, Gate, Principal
 from tidings.history import Past, recall
 from tidings.hub import Hub
+from tidings.journal import Journal
 from tidings.lanes.bookmarks import Bookmarks
 from tidings.lanes.extension import ExtensionLane
 from tidings.lanes.listen import ListenLane
@@ -38,6 +41,8 @@ from tidings.patterns import is_pattern
 from tidings.policy import Policy
 from tidings.sources import inquiry
 from tidings.sources.attached import Attached, attach
+from tidings.store import State, Store
+from tidings.store.keeper import Keeper
 from tidings.subscriber import Subscriber
 from tidings.terms import Terms
 
@@ -65,24 +70,38 @@ class Live:
         first: Callable[[Topic], None] | None = None,
         last: Callable[[Topic], None] | None = None,
         terms: Callable[[Principal | None], Terms | None] | None = None,
+        store: Keeper | Store | str | os.PathLike[str] | None = None,
     ) -> None:
         """`shared_lists` says that every caller is shown the same lists, so that they may be encoded once for all. It
         is known for an `MCPServer`; a low-level server and FastMCP may show each caller something else. `terms` says
-        how a caller is told of changes; what the caller itself asks for counts within that."""
+        how a caller is told of changes; what the caller itself asks for counts within that.
+
+        `store` is where the state survives this process: the path of a file, or a store."""
         self.policy = policy or Policy()
-        self.epoch = secrets.token_hex(4)
-        """One life of this server: a cursor from another one means nothing here."""
+        self.keeper = store if isinstance(store, Keeper) else Keeper(_store(store))
+        """Writes the state down; says in `problem` why, if it does not."""
+        state = self.keeper.state or State(secrets.token_hex(4), 0)
+        self.epoch = state.epoch
+        """Whose revisions these are, the store's or those of this life alone: a cursor from another one means nothing
+        here."""
         self.templates = read_template
         self.catalog = Catalog(self.policy)
+        # Each life has its own revisions: those of one that was killed may be known to somebody, and to us no longer.
+        self.catalog.restore(state.items, state.versions, state.contents, state.life << 32)
+        journal = Journal(self.policy)
+        journal.restore(state.journal, state.floors)
         self.hub = Hub(
             self.catalog,
             policy=self.policy,
+            journal=journal,
             templates=read_template,
             alarm=self._alarm,
             first=first,
             last=last,
             follow=False,
         )
+        self.durables = Durables(self.hub, state.durables.values(), rouse=self.keeper.rouse)
+        """Subscriptions that outlive their connections."""
         self.gate = Gate(self.policy, authorize)
         self._terms = terms
         self.tools = LiveItems(self, Feature.TOOLS)
@@ -112,6 +131,7 @@ class Live:
         self._tasks: set[asyncio.Task[None]] = set()
         self._left_out: set[str] = set()
         self._outbox: deque[tuple[Change, ...]] = deque()
+        self.keeper.follow(self.catalog, journal, self.durables, self.failures)
         self.catalog.follow(self._publish)
         self.bookmarks = Bookmarks(self.policy.keep_alive)
         self.splice = SpliceLane(self)
@@ -119,9 +139,9 @@ class Live:
         self.lists = ListsLane(self)
         self._sessions = SessionLane(self)
         self.extension = ExtensionLane(self)
+        self._source.watch(self.catalog, self.wake)
         for feature in Feature:
             self.wake(feature)
-        self._source.watch(self.catalog, self.wake)
 
     # Serving
 
@@ -155,6 +175,13 @@ class Live:
         self._sessions.stop()
         for task in self._tasks:
             task.cancel()
+        self.keeper.rouse()  # what the streams were told last
+
+    def close(self) -> None:
+        """Stop, write down what is left, and let go of the store: another server in this process may have it then. At
+        the end of the process this happens by itself. Waits for the disk."""
+        self.stop()
+        self.keeper.close()
 
     # Reading the server
 
@@ -432,6 +459,14 @@ class LiveResources(LiveItems):
                     pass  # listed by something that is not ours to change
             self._live.catalog.resources.deleted(uri)
         return changes
+
+
+def _store(given: Store | str | os.PathLike[str] | None) -> Store | None:
+    if not isinstance(given, str | os.PathLike):
+        return given
+    from tidings.store.sqlite import SQLiteStore
+
+    return SQLiteStore(os.fspath(given))
 
 
 def _distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:

@@ -104,7 +104,7 @@ class Version(NamedTuple):
     digest: str
 
 
-class Item(msgspec.Struct, frozen=True, gc=False):
+class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One definition of the protocol (a tool, a prompt, a resource, a template) as its JSON text.
 
     Bytes rather than a dict: nobody can change an item behind the catalog's back, and frames copy it as it stands.
@@ -126,7 +126,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
         return self.hash[:16].hex()
 
 
-class Change(msgspec.Struct, frozen=True):
+class Change(msgspec.Struct, frozen=True, array_like=True):
     """One operation on one item (or on one resource's content), and the version of the topic that it led to."""
 
     topic: Topic

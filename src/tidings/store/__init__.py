@@ -15,7 +15,7 @@ from tidings.durable import Durable, Key
 from tidings.errors import TidingsError
 from tidings.model import Change, Feature, Item, Version
 
-__all__ = ["Batch", "History", "State", "Store", "StoreBusy", "StoreError"]
+__all__ = ["Batch", "History", "State", "Store", "StoreBroken", "StoreBusy", "StoreError", "history_of"]
 
 History: TypeAlias = Feature | None
 """One of the journal's histories: a feature's, or (None) that of all contents."""
@@ -27,6 +27,10 @@ class StoreError(TidingsError):
 
 class StoreBusy(StoreError):
     """Another server has it."""
+
+
+class StoreBroken(StoreError):
+    """There is no use in trying again: the file is damaged, newer than this version, or not ours."""
 
 
 @dataclass(slots=True)
@@ -51,12 +55,16 @@ class State:
 class Batch:
     """What became of the state since the last batch. Folds: of an item only its last definition counts."""
 
-    __slots__ = ("changes", "contents", "durables", "floors", "items", "versions")
+    __slots__ = ("changes", "contents", "durables", "floors", "forgotten", "is_whole", "items", "versions")
 
     def __init__(self) -> None:
         self.items: dict[tuple[Feature, str], Item | None] = {}
+        self.is_whole = False
+        """Whether there are no other items than these."""
         self.versions: dict[Feature, Version] = {}
         self.contents: dict[str, Version] = {}
+        self.forgotten = 0
+        """Contents that did not change after this revision are to be forgotten."""
         self.changes: list[Change] = []
         self.floors: dict[History, int] = {}
         """Changes up to and with this revision are to be forgotten."""
@@ -74,13 +82,31 @@ class Batch:
                 self.contents[topic] = change.version
             self.changes.append(change)
 
-    def forget(self, floors: Mapping[History, int]) -> None:
-        """Take in what the journal has forgotten: it needs no writing either."""
-        self.floors.update(floors)
-        self.changes = [change for change in self.changes if change.revision > self.floors.get(history_of(change), 0)]
+    def add(self, later: Batch) -> None:
+        """Fold in a whole batch that came after this one."""
+        if later.is_whole:
+            self.is_whole = True
+            self.items.clear()
+        self.items |= later.items
+        self.versions |= later.versions
+        for uri, version in later.contents.items():
+            self.contents.pop(uri, None)
+            self.contents[uri] = version
+        self.changes += later.changes
+        self.durables |= later.durables
+        self.forget(later.floors, later.forgotten)
+
+    def forget(self, floors: Mapping[History, int], forgotten: int) -> None:
+        """Take in what the catalog and its journal have forgotten, which needs no writing either."""
+        if floors:
+            self.floors.update(floors)
+            self.changes = [each for each in self.changes if each.revision > self.floors.get(history_of(each), 0)]
+        if forgotten > self.forgotten:
+            self.forgotten = forgotten
+            self.contents = {uri: each for uri, each in self.contents.items() if each.revision > forgotten}
 
     def __bool__(self) -> bool:
-        return bool(self.changes or self.items or self.contents or self.durables or self.floors)
+        return bool(self.items or self.contents or self.durables or self.floors or self.forgotten)
 
 
 class Store(Protocol):
