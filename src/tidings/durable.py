@@ -41,6 +41,9 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     url: str
     secret: str
+    """One, or several with spaces between them while one takes the place of another."""
+    scopes: tuple[str, ...] = ()
+    """What its owner's token allowed when it was put: `authorize` is asked again at every start."""
     attempts: int = 0
     """How many in a row have failed."""
     next_attempt: float | None = None
@@ -48,6 +51,9 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_error: str | None = None
     is_dead: bool = False
     """Given up: nothing is sent until somebody puts the subscription anew."""
+
+    def revived(self) -> Webhook:
+        return structs.replace(self, attempts=0, next_attempt=None, is_dead=False)
 
 
 class Durable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,7 +14,7 @@ from tidings.cursor import Cursor
 from tidings.hub import Hub
 from tidings.model import Change, Feature, Topic, Version
 
-__all__ = ["Past", "as_json", "recall", "since_told"]
+__all__ = ["Past", "as_json", "moment", "recall", "since_told"]
 
 
 class Past(NamedTuple):
@@ -81,7 +81,7 @@ def as_json(change: Change, *, is_full: bool = False) -> dict[str, Any]:
     described |= {
         "revision": change.revision,
         "digest": change.digest,
-        "time": datetime.fromtimestamp(change.time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "time": moment(change.time),
         "origin": change.origin,
     }
     if is_full:
@@ -90,3 +90,8 @@ def as_json(change: Change, *, is_full: bool = False) -> dict[str, Any]:
         if change.metadata:
             described["metadata"] = dict(change.metadata)
     return described
+
+
+def moment(time: float) -> str:
+    """As ISO 8601 has it, in UTC."""
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

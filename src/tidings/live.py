@@ -36,6 +36,7 @@ from tidings.lanes.lists import ListsLane
 from tidings.lanes.session import SessionLane
 from tidings.lanes.splice import SpliceLane
 from tidings.lanes.templates import read_template
+from tidings.lanes.webhook import WebhookLane
 from tidings.model import Change, Feature, Topic, Version
 from tidings.patterns import is_pattern
 from tidings.policy import Policy
@@ -138,6 +139,7 @@ class Live:
         self.listen = ListenLane(self)
         self.lists = ListsLane(self)
         self._sessions = SessionLane(self)
+        self.webhooks = WebhookLane(self)
         self.extension = ExtensionLane(self)
         self._source.watch(self.catalog, self.wake)
         for feature in Feature:
@@ -173,6 +175,7 @@ class Live:
         self.listen.stop()
         self.splice.stop()
         self._sessions.stop()
+        self.webhooks.stop()
         for task in self._tasks:
             task.cancel()
         self.keeper.rouse()  # what the streams were told last
@@ -376,6 +379,7 @@ class Live:
         self._is_late = False
         self._drain()
         self._keep(self._source.run())
+        self.webhooks.start(loop)
 
     def _publish(self, changes: tuple[Change, ...]) -> None:
         """Hand a commit to the hub, on the thread of the event loop once there is one."""

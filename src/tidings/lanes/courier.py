@@ -14,7 +14,6 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, TypeAlias
 
 from tidings.errors import TidingsError
@@ -32,6 +31,13 @@ Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 
 _LONGEST_URL = 2_000
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_SPECIAL = tuple(
+    map(
+        ipaddress.ip_network,
+        ("192.0.0.0/24", "192.88.99.0/24", "64:ff9b:1::/48", "2001::/23", "3fff::/20", "5f00::/16"),
+    )
+)
+"""Of special use, which not every version of Python knows. A provider's metadata is at 192.0.0.192."""
 _OF_PROVIDERS = {ipaddress.ip_address("168.63.129.16"): "Azure's own services"}
 """Public by their number, and yet answered by the machine's own surroundings."""
 
@@ -78,7 +84,7 @@ def why_not_public(address: Address) -> str | None:
         return "a link-local address, where providers keep their metadata"
     if address.is_multicast:
         return "a multicast address"
-    if address.is_private or address.is_reserved or not address.is_global:
+    if address.is_private or address.is_reserved or not address.is_global or any(address in each for each in _SPECIAL):
         return "an address of a private network"
     return f"an address of {_OF_PROVIDERS[address]}" if address in _OF_PROVIDERS else None
 
@@ -172,6 +178,8 @@ def _seconds(retry_after: str | None) -> float | None:
         return None
     if retry_after.strip().isdecimal():
         return float(retry_after)
+    from email.utils import parsedate_to_datetime
+
     try:
         moment = parsedate_to_datetime(retry_after)
     except ValueError:
