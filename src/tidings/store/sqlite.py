@@ -179,10 +179,12 @@ class SQLiteStore:
 
     def _set_up(self) -> None:
         db = self._opened()
-        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before there are tables
+        is_new = not db.execute("PRAGMA user_version").fetchone()[0]
+        if is_new:
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before there are tables
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-        if not db.execute("PRAGMA user_version").fetchone()[0]:
+        if is_new:
             with _transaction(db):
                 for statement in _TABLES.split(";"):
                     db.execute(statement)
