@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol, TypeAlias
 
 from tidings.durable import Durable, Key
@@ -72,15 +73,18 @@ class Batch:
 
     def take(self, changes: Iterable[Change]) -> None:
         """Fold in changes that came after all that it holds."""
-        for change in changes:
+        items, versions, contents = self.items, self.versions, self.contents
+        start = len(self.changes)
+        self.changes += changes
+        for change in islice(self.changes, start, None):
             topic = change.topic
             if isinstance(topic, Feature):
-                self.items[topic, change.key] = change.item
-                self.versions[topic] = change.version
+                items[topic, change.key] = change.item
+                versions[topic] = change.version
             else:
-                self.contents.pop(topic, None)
-                self.contents[topic] = change.version
-            self.changes.append(change)
+                if topic in contents:
+                    del contents[topic]
+                contents[topic] = change.version
 
     def add(self, later: Batch) -> None:
         """Fold in a whole batch that came after this one."""
@@ -98,8 +102,8 @@ class Batch:
 
     def forget(self, floors: Mapping[History, int], forgotten: int) -> None:
         """Take in what the catalog and its journal have forgotten, which needs no writing either."""
-        if floors:
-            self.floors.update(floors)
+        self.floors.update(floors)
+        if self.changes and any(floor >= self.changes[0].revision for floor in floors.values()):
             self.changes = [each for each in self.changes if each.revision > self.floors.get(history_of(each), 0)]
         if forgotten > self.forgotten:
             self.forgotten = forgotten

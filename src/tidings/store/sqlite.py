@@ -37,14 +37,18 @@ SCHEMA = 1
 _APPLICATION = 0x54494447
 """In the file's header, so that nobody else's database is taken for ours."""
 
-_SETTLE = 2048
-"""Changes after which the tables are brought up to date: so many are replayed at a start, in some milliseconds."""
+_SETTLE = 8192
+"""Changes after which the tables are brought up to date: so many are replayed at a start, in hundredths of a second."""
 
 _CHUNK = 256
 """Changes in a row of the journal: it is forgotten as a whole, and encoded without letting others run."""
 
 _PATIENCE = 2.0
 """Seconds to wait for somebody who reads the file at a bad moment, as a backup may."""
+
+_PAGE = 8192
+"""Bytes that are written at a time. Half as many calls as with SQLite's own 4096, which is a quarter of what a storm
+costs; with more than this, a change by itself costs more."""
 
 _WAL_BYTES = 4 << 20
 """What the write-ahead log shrinks to after a storm."""
@@ -179,10 +183,13 @@ class SQLiteStore:
 
     def _set_up(self) -> None:
         db = self._opened()
-        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before there are tables
+        is_new = not db.execute("PRAGMA user_version").fetchone()[0]
+        if is_new:
+            db.execute(f"PRAGMA page_size = {_PAGE}")
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before there are tables
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-        if not db.execute("PRAGMA user_version").fetchone()[0]:
+        if is_new:
             with _transaction(db):
                 for statement in _TABLES.split(";"):
                     db.execute(statement)
