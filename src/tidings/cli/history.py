@@ -164,10 +164,10 @@ async def _follow(
 def _read(
     folder: Path, wanted: _Wanted, is_full: bool, follow: bool, show: Callable[[list[dict[str, Any]]], None]
 ) -> None:
-    from tidings.cli.state import look, state_file
+    from tidings.cli.state import find_state, look
     from tidings.history import as_json
 
-    path = state_file(folder)
+    path = find_state(folder)
     while True:
         marks = _marks(path)
         past = _recall(look(path), wanted)

@@ -14,7 +14,8 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -183,7 +184,7 @@ class _Post:
         if self._live.durables.is_connected(self._key):
             self._again(_AGAIN)  # a stream has the name, and is told
             return
-        self._task = self._spawn(self._enter())
+        self._task = self._spawn(self._enter)
 
     async def _enter(self) -> None:
         live = self._live
@@ -237,7 +238,7 @@ class _Post:
     # Delivering
 
     def _deliver(self, notification: Notification) -> object:
-        self._task = self._spawn(self._send(notification))
+        self._task = self._spawn(partial(self._send, notification))
         return BUSY
 
     async def _send(self, notification: Notification) -> None:
@@ -315,13 +316,13 @@ class _Post:
         self._webhook = structs.replace(self._webhook, **fields)
         self._live.durables.change(self._key, webhook=self._webhook)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         # In nobody's context: whoever publishes has one, with a caller in it perhaps.
         return self._loop.create_task(self._guarded(work), context=contextvars.Context())
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except Exception as error:  # ours; the webhook's owner sees it, and everybody else goes on
             logger.exception("the webhook %r failed", self._key[1])
             self._live.failures["webhook"] += 1
