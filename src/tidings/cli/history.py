@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +14,7 @@ import typer
 
 from tidings.cli.output import fail, print_line, say
 from tidings.cli.remote import Target, Token, TokenFile, Unreachable, connected, is_url, run, token_of
+from tidings.model import Feature
 
 if TYPE_CHECKING:
     from tidings.cli.remote import Remote
@@ -31,23 +30,22 @@ _LOOK = 1.0
 _SINCE: Any = Annotated[int, msgspec.Meta(ge=0)] | dict[str, Any]
 
 
-class _Feature(StrEnum):
-    TOOLS = "tools"
-    PROMPTS = "prompts"
-    RESOURCES = "resources"
-
-
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """What of the past is asked for."""
 
-    feature: str | None = None
+    feature: Feature | None = None
     uri: str | None = None
     since: int | dict[str, Any] | None = None
     limit: int | None = None
 
     def params(self) -> dict[str, Any]:
-        given = {"feature": self.feature, "uri": self.uri, "since": self.since, "limit": self.limit}
+        given = {
+            "feature": self.feature and self.feature.value,
+            "uri": self.uri,
+            "since": self.since,
+            "limit": self.limit,
+        }
         return {name: value for name, value in given.items() if value is not None}
 
     def after(self, changes: list[dict[str, Any]]) -> _Wanted:
@@ -59,7 +57,7 @@ class _Wanted:
 
 def history(
     target: Target = ".",
-    feature: Annotated[_Feature | None, typer.Option(help="Changes of this list only.")] = None,
+    feature: Annotated[Feature | None, typer.Option(help="Changes of this list only.")] = None,
     uri: Annotated[str | None, typer.Option(help="Changes of this resource's content only.")] = None,
     since: Annotated[
         str | None,
@@ -78,7 +76,7 @@ def history(
     """
     if feature is not None and uri is not None:
         fail("--feature and --uri are two things; give one")
-    wanted = _Wanted(feature and feature.value, uri, _since(since), limit or None)
+    wanted = _Wanted(feature, uri, _since(since), limit or None)
     show = _printer(as_json, follow)
     if is_url(target):
         token = token_of(auth_token, auth_token_file)
@@ -132,6 +130,8 @@ async def _follow(
     url: str, token: str | None, wanted: _Wanted, is_full: bool, show: Callable[[list[dict[str, Any]]], None]
 ) -> None:
     """Go on for as long as there is a server, and when there is one again."""
+    import asyncio
+
     epoch: str | None = None
     is_first = True
     while True:
@@ -198,9 +198,9 @@ def _recall(state: State, wanted: _Wanted) -> Past:
     from tidings.catalog import UNKNOWN
     from tidings.cursor import Cursor
     from tidings.history import Past, since_told
-    from tidings.model import Feature, Topic, Version
+    from tidings.model import Topic, Version
 
-    topic: Topic | None = wanted.uri if wanted.feature is None else Feature(wanted.feature)
+    topic: Topic | None = wanted.feature or wanted.uri
 
     def current(topic: Topic) -> Version:
         if isinstance(topic, Feature):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -45,6 +44,8 @@ def token_of(token: str | None, file: Path | None) -> str | None:
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
     """Run it. An error comes out as it is, whatever groups it was in, and Ctrl-C is no error."""
+    import asyncio
+
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
@@ -57,6 +58,8 @@ class Remote:
     """A connection to a server."""
 
     def __init__(self, url: str, client: Client) -> None:
+        import asyncio
+
         self._url = url
         self._client = client
         self.roused = asyncio.Event()
@@ -65,6 +68,8 @@ class Remote:
 
     async def ask(self, method: str, **params: Any) -> dict[str, Any]:
         """Any request at all, and its result as it came."""
+        import asyncio
+
         import mcp_types as types
         from mcp.shared.exceptions import MCPError
         from pydantic import RootModel
@@ -88,6 +93,8 @@ class Remote:
     @asynccontextmanager
     async def watching(self, uris: list[str]) -> AsyncIterator[None]:
         """Let `roused` be set by every change of a list, and of these URIs as far as the server allows it."""
+        import asyncio
+
         from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
         async with AsyncExitStack() as stack:
