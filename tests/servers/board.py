@@ -171,6 +171,10 @@ class Board:
         past = self.live.history(**wanted)
         return {"changes": [as_json(each, is_full=is_full) for each in past.changes], "complete": past.complete}
 
+    def hook(self, name: str, url: str) -> None:
+        """A webhook of the server's own."""
+        self.live.webhooks.put(name, url, "tools")
+
     def state(self) -> dict[str, Any]:
         """Who listens, and what is kept for them."""
         live = self.live
