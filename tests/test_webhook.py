@@ -259,7 +259,7 @@ async def test_who_says_that_it_is_gone_is_believed() -> None:
 
 
 async def test_one_receiver_that_hangs_holds_up_nobody_else() -> None:
-    async with receiving() as slow, receiving() as quick, lively() as live:
+    async with receiving() as slow, receiving() as quick, lively(webhook_timeout=60.0) as live:
         await open_webhook(live, slow, "tools", name="slow")
         await open_webhook(live, quick, "tools", name="quick")
         slow.gate.clear()
@@ -373,6 +373,44 @@ async def test_a_webhook_that_was_failing_goes_on_failing_after_a_restart(tmp_pa
             assert again.gist == first.gist == "resources.updated updated board://a"
             assert again.id == first.id
             await until(lambda: webhook(live).is_dead)
+
+
+async def test_a_pause_that_a_receiver_asked_for_outlives_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    async with receiving() as receiver, receiving() as other:
+        receiver.answer = lambda delivery: (503, {"retry-after": "3600"})
+        async with lively(path) as live:
+            await open_webhook(live, receiver, "prompts")
+            live.prompts.add(nothing, name="one")
+            await receiver.next()
+            await until(lambda: webhook(live).next_attempt)
+        async with lively(path) as live:
+            await open_webhook(live, other, "prompts", name="other")
+            live.prompts.add(nothing, name="two")
+            await other.next()
+            assert receiver.connections == 1
+            live.webhooks.revive("hook")
+            await receiver.next()
+
+
+async def test_a_stream_under_its_name_takes_its_place_while_it_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidings.lanes.webhook._AGAIN", 0.01)
+    async with receiving() as receiver, lively() as live:
+        durable = await open_webhook(live, receiver, "tools")
+        ended: list[bool] = []
+        visit = live.durables.enter({"name": "hook"}, None, durable.features, (), {}, lambda: ended.append(True))
+        assert visit is not None
+        told: list[str] = []
+        stream = live.hub.open(lambda notification: told.append(repr(notification)))
+        visit.watch(stream)
+        live.hub.subscribe(stream, "tools", told=visit.told())
+        live.tools.add(nothing, name="one")
+        assert len(told) == 1
+        stream.close()
+        await until(lambda: live.durables.is_connected(durable.key))
+        live.tools.add(nothing, name="two")
+        assert (await receiver.next()).gist == "tools.list_changed added two"
+        assert (receiver.connections, ended) == (1, [])
 
 
 async def test_who_may_no_longer_watch_is_no_longer_told() -> None:
