@@ -634,7 +634,7 @@ def assert_nothing_is_left(hub: Hub) -> None:
     assert not hub._subscribers
     assert not hub._callbacks
     assert not hub._index.watchers
-    assert not hub._lost
+    assert not hub._callbacks._lost
     assert not hub._outbox
     assert hub._index.patterns._root.is_empty()
     assert len(hub._index.patterns) == 0

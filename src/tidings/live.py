@@ -21,23 +21,28 @@ from typing import Any, Literal
 from mcp_types import SERVER_INFO_META_KEY
 
 from tidings.catalog import Catalog
+from tidings.cursor import Cursor
 from tidings.durable import Durables
 from tidings.errors import InvalidItem, NotFound, TidingsError
-from tidings.frames import EXTENSION, Shape
-from tidings.gate import Authorize, Gate
+from tidings.frames import EXTENSION
+from tidings.gate import Authorize, Gate, Principal
 from tidings.hub import Hub
 from tidings.journal import Journal
+from tidings.lanes.bookmarks import Bookmarks
 from tidings.lanes.listen import ListenLane
 from tidings.lanes.lists import ListsLane
 from tidings.lanes.session import SessionLane
 from tidings.lanes.splice import SpliceLane
 from tidings.lanes.templates import read_template
-from tidings.model import Change, Feature, Topic
+from tidings.model import Change, Feature, Topic, Version
+from tidings.patterns import is_pattern
 from tidings.policy import Policy
 from tidings.sources import inquiry
 from tidings.sources.attached import Attached, attach
 from tidings.store import State, Store
 from tidings.store.keeper import Keeper
+from tidings.subscriber import Subscriber
+from tidings.terms import Terms
 
 __all__ = ["Live", "LiveItems", "LiveResources"]
 
@@ -62,12 +67,13 @@ class Live:
         shared_lists: bool | None = None,
         first: Callable[[Topic], None] | None = None,
         last: Callable[[Topic], None] | None = None,
+        terms: Callable[[Principal | None], Terms | None] | None = None,
         store: Keeper | Store | str | os.PathLike[str] | None = None,
     ) -> None:
         """`shared_lists` says that every caller is shown the same lists, so that they may be encoded once for all. It
-        is known for an `MCPServer`; a low-level server and FastMCP may show each caller something else.
-
-        `store` is where the state survives this process: the path of a file, or a store."""
+        is known for an `MCPServer`; a low-level server and FastMCP may show each caller something else. `terms` says
+        how a caller is told of changes; what the caller itself asks for counts within that. `store` is where the state
+        survives this process: the path of a file, or a store."""
         self.policy = policy or Policy()
         self.keeper = store if isinstance(store, Keeper) else Keeper(_store(store))
         """Writes the state down; says in `problem` why, if it does not."""
@@ -94,6 +100,7 @@ class Live:
         self.durables = Durables(self.hub, state.durables.values(), rouse=self.keeper.rouse)
         """Subscriptions that outlive their connections."""
         self.gate = Gate(self.policy, authorize)
+        self._terms = terms
         self.tools = LiveItems(self, Feature.TOOLS)
         self.prompts = LiveItems(self, Feature.PROMPTS)
         self.resources = LiveResources(self)
@@ -123,6 +130,7 @@ class Live:
         self._outbox: deque[tuple[Change, ...]] = deque()
         self.keeper.follow(self.catalog, journal, self.durables, self.failures)
         self.catalog.follow(self._publish)
+        self.bookmarks = Bookmarks(self.policy.keep_alive)
         self.splice = SpliceLane(self)
         self.listen = ListenLane(self)
         self.lists = ListsLane(self)
@@ -210,20 +218,38 @@ class Live:
             return (self.lowlevel.instructions, tuple(self.serves(feature) for feature in Feature))
         return self.catalog.version(Feature(method.partition("/")[0]))
 
-    def cursor(self, features: Iterable[Feature]) -> dict[str, Any]:
-        """Where a client stands that has just been shown these lists."""
-        return {
-            "epoch": self.epoch,
-            "topics": {feature.value: self.hub.news.version(feature)._asdict() for feature in features},
+    def cursor(self, topics: Iterable[Topic], told: Mapping[Topic, Version | None] | None = None) -> dict[str, Any]:
+        """Where a client stands that has just been shown these topics, or was last `told` something else of them.
+        Patterns have no version, and no part in it."""
+        known: dict[Topic, Version | None] = {
+            topic: self.hub.news.version(topic)
+            for topic in topics
+            if isinstance(topic, Feature) or not is_pattern(topic)
         }
+        for topic, version in (told or {}).items():
+            if (present := known.get(topic)) is not None and (version is None or version.digest != present.digest):
+                known[topic] = version if version is not None and version.revision >= 0 else None
+        return Cursor(self.epoch, known).as_json()
+
+    def cursor_of(self, subscriber: Subscriber) -> Cursor:
+        """Where a subscriber stands: bookmarks say it."""
+        return Cursor(self.epoch, self.hub.known(subscriber))
+
+    def terms_of(self, principal: Principal | None) -> Terms | None:
+        """What this server itself sets for a caller."""
+        try:
+            terms = self._terms(principal) if self._terms is not None else None
+            if terms is not None:
+                terms.policy(self.policy)
+            return terms
+        except Exception:  # the user's function; a caller whose terms are unknown is told like any other
+            self.failures["terms"] += 1
+            logger.exception("terms() failed for %r; using the defaults", principal)
+            return None
 
     @property
     def result_meta(self) -> dict[str, Any]:
         return {SERVER_INFO_META_KEY: self.lowlevel.server_info_stamp}
-
-    def shape(self, *, is_sse: bool = False, is_tagged: bool = False, is_extended: bool = False) -> Shape:
-        policy = self.policy
-        return Shape(policy.detail, policy.max_changes_per_frame, is_sse, is_tagged, is_extended)
 
     def wake(self, feature: Feature, key: str | None = None) -> None:
         """A list may have changed, or one item of it. Called by the server's own methods, from any thread: it must not

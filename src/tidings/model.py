@@ -25,6 +25,7 @@ __all__ = [
     "Topic",
     "Version",
     "operation",
+    "topic_named",
 ]
 
 
@@ -58,6 +59,11 @@ class Feature(Enum):
 
 
 Topic: TypeAlias = Feature | str
+
+
+def topic_named(name: Topic) -> Topic:
+    """The feature of that name, if there is one."""
+    return next((feature for feature in Feature if feature.value == name), name)
 
 
 class Operation(StrEnum):
@@ -186,6 +192,10 @@ class Notification:
     @property
     def method(self) -> str:
         return self.topic.method if isinstance(self.topic, Feature) else "notifications/resources/updated"
+
+    def incomplete(self) -> Notification:
+        """The same for one who missed more than is known."""
+        return Notification(self.topic, self.version, self.changes, since=-1, complete=False)
 
     def __repr__(self) -> str:
         operations = ", ".join(f"{change.operation} {change.key!r}" for change in self.changes[:4])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
 from tidings.errors import InvalidPolicy
@@ -13,7 +14,7 @@ from tidings.patterns import Match, compile_pattern
 
 __all__ = ["Detail", "Policy"]
 
-Detail: TypeAlias = Literal["full", "summary", "none"]
+Detail: TypeAlias = Literal["full", "delta", "summary", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +22,9 @@ class Policy:
     """How much is said, how often, and how much is kept. A subscriber may have its own."""
 
     detail: Detail = "full"
-    """How much a notification says: the item itself, only the summary in `_meta`, or nothing (the plain specification).
-    Full, because every client tested accepts the extra members and it saves those who read them a refetch."""
+    """How much a notification says: the item itself, only its changed fields (in `_meta`), only the summary (there
+    too), or nothing (the plain specification). Full, because every client tested accepts the extra members and it saves
+    those who read them a refetch."""
 
     quiet_gap: float = 0.0
     """Seconds without a further change of a topic before it is told. None by default: a reader that keeps up hears of
@@ -33,6 +35,11 @@ class Policy:
 
     min_interval: float = 0.0
     """Seconds between two notifications of one topic to one subscriber. The last change is always told."""
+
+    spread: float = 0.0
+    """Seconds over which the notifications of one change are spread, each subscriber having its own place in them, so
+    that 10,000 refetches don't arrive at once. None by default: few servers have so many clients, and a change is worth
+    most when it is new. What is urgent is not spread, nor is what a client that comes back has missed."""
 
     priorities: tuple[tuple[str, Priority], ...] = ()
     """(URI or pattern, priority) pairs; the first that matches counts. Lists are HIGH and contents NORMAL otherwise: a
@@ -68,7 +75,7 @@ class Policy:
 
     list_ttl: float = 0.0
     """Seconds that a client may keep a list without asking again. None: whoever listens is told, and who doesn't
-    must not be served a stale list."""
+    must not be served a stale list. Never shorter on the wire than `spread`: whoever listens is told no sooner."""
 
     list_memory: float = 1.0
     """Seconds that an encoded list is used before the server is asked again: what nobody noticed, a tool changed in
@@ -116,15 +123,7 @@ class Policy:
     def __post_init__(self) -> None:
         if self.detail not in get_args(Detail):
             raise InvalidPolicy(f"detail is {self.detail!r}; it must be one of {', '.join(get_args(Detail))}")
-        for name in (
-            "quiet_gap",
-            "longest_wait",
-            "min_interval",
-            "journal_age",
-            "durable_ttl",
-            "list_ttl",
-            "list_memory",
-        ):
+        for name in ("quiet_gap", "longest_wait", "min_interval", "spread", "journal_age", "list_ttl", "list_memory"):
             self._check(name, getattr(self, name), (int, float), 0)
         self._check("durable_ttl", self.durable_ttl, (int, float), 0)
         for name in ("keep_alive", "write_deadline"):
@@ -156,7 +155,13 @@ class Policy:
     @property
     def paces(self) -> bool:
         """Whether anything is ever held back although its reader is ready."""
-        return self.quiet_gap > 0 or self.min_interval > 0
+        return self.quiet_gap > 0 or self.min_interval > 0 or self.spread > 0
+
+    @property
+    def ttl_ms(self) -> int:
+        """`ttlMs` of list results: within the spread a client is as up to date as one that listens may be, and asking
+        again sooner would bring the herd back that the spread is there to disperse."""
+        return math.ceil(max(self.list_ttl, self.spread) * 1000)
 
     def priority(self, topic: Topic) -> Priority:
         if isinstance(topic, Feature):
@@ -174,7 +179,7 @@ class Policy:
         return replace(self, **knobs)
 
 
-@cache
+@lru_cache(4_096)  # clients choose some of them
 def _matcher(pattern: str) -> Match:
     return compile_pattern(pattern)
 
