@@ -140,7 +140,7 @@ def many(folder: Path, changes: int) -> list[Row]:
     side.live.close()
     side.live = live = Live(MCPServer("bench"), store=path, policy=Policy(journal_changes=2_000))
     wal = path.with_name(path.name + "-wal")
-    largest = longest = 0
+    largest = longest = half = 0
     start = perf_counter()
     for part in range(100):
         side.change_tools(changes // 200)

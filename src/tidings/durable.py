@@ -375,7 +375,7 @@ class Visit:
     def _missed(self, durable: Durable, former: Durable) -> dict[Topic, Version | None]:
         hub = self._durables.hub
         told = durable.told
-        was_watched = _watched(former.uris, hub.policy.subresources) if former.uris != durable.uris else None
+        was_watched = _watched(former.uris, hub) if former.uris != durable.uris else None
         newer = hub.news.contents_since(durable.as_of)
         if not durable.uris or not newer:
             return told
@@ -441,20 +441,23 @@ class Visit:
                 durables.change(self.key, expires=durables._now() + durable.ttl)
 
 
-def _watched(uris: Sequence[str], covers_subresources: bool) -> Callable[[str], bool]:
+def _watched(uris: Sequence[str], hub: Hub) -> Callable[[str], bool]:
     """Whether a resource was watched by any of these."""
     exact = frozenset(uris)
+    folders = tuple(uri if uri.endswith("/") else f"{uri}/" for uri in exact) if hub.policy.subresources else ()
     matches = []
     for uri in uris:
         if is_pattern(uri):
             try:
-                matches.append(compile_pattern(uri))
+                matches.append(compile_pattern(uri, hub.templates))
             except InvalidPattern:
                 continue  # of a server that knew other patterns
 
     def is_watched(uri: str) -> bool:
         if uri in exact or any(match(uri) for match in matches):
             return True
-        return covers_subresources and any(uri.startswith(each if each.endswith("/") else f"{each}/") for each in exact)
+        return hub.policy.subresources and any(
+            uri.startswith(each if each.endswith("/") else f"{each}/") for each in exact
+        )
 
     return is_watched

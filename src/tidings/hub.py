@@ -73,6 +73,7 @@ class Hub:
         self._subscribers: dict[Subscriber, None] = {}
         self._serial = 0
         self._callbacks = Callbacks()
+        self.templates = templates
         self._index = WatchIndex(templates, self.policy.subresources)
         self._agenda = Agenda()
         self._outbox: deque[tuple[Change, ...]] = deque()

@@ -75,9 +75,8 @@ class Live:
     ) -> None:
         """`shared_lists` says that every caller is shown the same lists, so that they may be encoded once for all. It
         is known for an `MCPServer`; a low-level server and FastMCP may show each caller something else. `terms` says
-        how a caller is told of changes; what the caller itself asks for counts within that.
-
-        `store` is where the state survives this process: the path of a file, or a store."""
+        how a caller is told of changes; what the caller itself asks for counts within that. `store` is where the state
+        survives this process: the path of a file, or a store."""
         self.policy = policy or Policy()
         self.keeper = store if isinstance(store, Keeper) else Keeper(_store(store))
         """Writes the state down; says in `problem` why, if it does not."""

@@ -144,7 +144,9 @@ class Mailbox:
                 return NEVER
             entry.since = -1
         if not isinstance(topic, Feature):
-            entry.content = notification
+            # Who was to be told to refetch still has to, and must not take the last change for all there was.
+            is_unknown = entry.due != NEVER and entry.content is not None and not entry.content.complete
+            entry.content = notification.incomplete() if is_unknown else notification
         elif filter is not None and entry.due == NEVER and not any(map(filter.passes, notification.changes)):
             self.skip(topic, entry, now)
             return NEVER

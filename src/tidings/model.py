@@ -193,6 +193,10 @@ class Notification:
     def method(self) -> str:
         return self.topic.method if isinstance(self.topic, Feature) else "notifications/resources/updated"
 
+    def incomplete(self) -> Notification:
+        """The same for one who missed more than is known."""
+        return Notification(self.topic, self.version, self.changes, since=-1, complete=False)
+
     def __repr__(self) -> str:
         operations = ", ".join(f"{change.operation} {change.key!r}" for change in self.changes[:4])
         return f"<Notification {self.method} r{self.version.revision}: {operations or 'refetch'}>"

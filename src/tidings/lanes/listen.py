@@ -156,6 +156,8 @@ class ListenLane:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         stream = _Stream(live, send, receive, tag, wish)
         # From here to the subscription nothing waits: no change can fall in between, and the ack is first.
+        if honoured:
+            wish.enter(honoured.topics, stream.end)
         stream.channel.write(acknowledgement(honoured.as_filter(), wish.acknowledged(honoured.topics), tag))
         if not honoured or live.is_stopping:
             stream.end()
@@ -239,6 +241,7 @@ class _Stream:
         self.subscriber.may = may
         self.subscriber.is_ready = not self.channel.is_busy
         self.subscriber.settle()
+        wish.watch(self.subscriber)
         hub.subscribe(self.subscriber, *honoured.features, uris=honoured.uris, told=wish.told(honoured.topics))
 
     def deliver(self, notification: Notification) -> object:

@@ -28,7 +28,7 @@ from tidings.lanes.listen import Honoured, Wanted, honour
 from tidings.lanes.splice import SplicedSession
 from tidings.lanes.wish import Wish
 from tidings.mailbox import IsMuted
-from tidings.model import Feature, Notification, Reason, Topic
+from tidings.model import Feature, Notification, Reason, Topic, Version
 from tidings.patterns import is_pattern
 from tidings.subscriber import BUSY, Subscriber
 
@@ -155,16 +155,16 @@ class SessionLane:
             close_former()  # a second handshake on the same connection begins anew
         live = self._live
         principal = _principal(ctx)
+        params = ctx.params or {}
+        wish = Wish(live, params.get("_meta"), params.get("capabilities"), principal)
         features = [feature for feature in Feature if live.serves(feature)]
-        allowed = await live.gate.allowed(principal, features)
+        allowed = await live.gate.allowed(principal, [*features, *wish.kept_uris])
         try:
             ticket = live.gate.enter(principal, _address(ctx))
         except LimitReached as error:
             logger.warning("a legacy session will not be told of changes: %s", error)
             connection.state[_REFUSED] = str(error)
             return None
-        params = ctx.params or {}
-        wish = Wish(live, params.get("_meta"), params.get("capabilities"), principal)
         is_muted = _is_feature if version in live.policy.mute_list_changed else None
         session_id = connection.session_id
         session: _Pipe | SplicedSession
@@ -191,11 +191,16 @@ class SessionLane:
 
         connection.state[_CLOSE] = close
         connection.exit_stack.callback(close)
+        # A session can't be ended without its client's losing more than that: it goes on, by no name.
+        wish.enter(allowed, lambda: None)
+        wish.watch(subscriber)
         acknowledged = wish.acknowledged(allowed) if wish.is_special else {}
         told = wish.told(allowed)
+        chosen = Honoured(allowed)
         if live.policy.announce:
-            told = dict.fromkeys(allowed) | (told or {})
-        live.hub.subscribe(subscriber, *[topic for topic in allowed if isinstance(topic, Feature)], told=told)
+            announced: dict[Topic, Version | None] = dict.fromkeys(chosen.features)
+            told = announced | (told or {})
+        live.hub.subscribe(subscriber, *chosen.features, uris=chosen.uris, told=told)
         return acknowledged
 
     async def _subscribe(self, ctx: Ctx, params: types.SubscribeRequestParams) -> types.EmptyResult:
@@ -247,6 +252,8 @@ class SessionLane:
             declared = capabilities.model_dump(by_alias=True, exclude_none=True) if capabilities else None
             wish = Wish(live, (ctx.params or {}).get("_meta"), declared, principal)
             pump = _Pump(live, ctx, wish)
+            if honoured:
+                wish.enter(honoured.topics, pump.close)
             acknowledged = wish.acknowledged(honoured.topics)
             # Open before the acknowledgement, so that what changes while it is written is told after it.
             pump.open(honoured, wish, live.gate.predicate(principal))
@@ -345,6 +352,7 @@ class _Pump:
             on_close=lambda reason: self.close(),
         )
         self._subscriber.may = may
+        wish.watch(self._subscriber)
         told = wish.told(honoured.topics)
         self._live.hub.subscribe(self._subscriber, *honoured.features, uris=honoured.uris, told=told)
         if wish.terms.bookmarks:
