@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastmcp import FastMCP
+from fastmcp import Context, FastMCP
 from fastmcp.server.middleware import Middleware, MiddlewareContext
 from fastmcp.tools import Tool
 
 from bench.peers.servers.scene import (
     CHANGING,
     DESCRIPTION,
+    TOUCHED,
     controls,
     find_tickets,
     read_options,
@@ -41,7 +42,7 @@ def build(tools: int) -> FastMCP[Any]:
 
     async def change_to(version: int) -> None:
         server.local_provider.remove_tool(CHANGING)
-        add(CHANGING, version_text(version))
+        server.add_tool(changing.model_copy(update={"description": version_text(version)}))
         for session in sessions.open:
             await session.send_tool_list_changed()
 
@@ -49,15 +50,17 @@ def build(tools: int) -> FastMCP[Any]:
         for session in sessions.open:
             await session.send_resource_updated(uri)
 
-    async def change(version: int, count: int) -> str:
-        for each in range(version, version + count):
-            await change_to(each)
+    async def touch_many(ctx: Context, count: int) -> str:
+        for number in range(count):
+            await ctx.session.send_resource_updated(f"{TOUCHED}/{number}")
         return "done"
 
-    server.add_tool(Tool.from_function(change))
+    touch_many.__annotations__["ctx"] = Context  # FastMCP looks for the class, and finds only its name
+    server.add_tool(Tool.from_function(touch_many, name="touch"))
     for number in range(tools - 2):
         add(f"tool_{number}", DESCRIPTION)
-    add(CHANGING, version_text(0))
+    changing = Tool.from_function(find_tickets, name=CHANGING, description=version_text(0))
+    server.add_tool(changing)
     controls(server.custom_route, change_to, touch)
     return server
 

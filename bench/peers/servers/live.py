@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio.lowlevel
 from mcp.server.mcpserver import MCPServer
 
 from bench.peers.servers.scene import (
     CHANGING,
     DESCRIPTION,
+    TOUCHED,
     announce,
     controls,
     find_tickets,
@@ -38,15 +40,13 @@ def build(tools: int) -> Live:
     async def touch(uri: str) -> None:
         live.resources.updated(uri)
 
-    async def change(version: int, count: int) -> str:
-        import anyio.lowlevel
-
-        for each in range(version, version + count):
-            await change_to(each)
-            await anyio.lowlevel.checkpoint()  # as the SDK's bus does, so that what was told can be written
+    async def touch_many(count: int) -> str:
+        for number in range(count):
+            await touch(f"{TOUCHED}/{number}")
+            await anyio.lowlevel.checkpoint()  # as the SDK has one after each: what was told can be written
         return "done"
 
-    server.add_tool(change)
+    server.add_tool(touch_many, name="touch")
     for number in range(tools - 2):
         server.add_tool(find_tickets, name=f"tool_{number}", description=DESCRIPTION)
     server.add_tool(find_tickets, name=CHANGING, description=version_text(0))

@@ -3,7 +3,8 @@
     POST /change?version=N&count=K   the tool `zz_changing` becomes "Version N", then N + 1 … N + K - 1
     POST /touch?uri=U&count=K        the content of a resource is another one, K times
 
-Over stdio, the tool `change` does the former. The first line of standard output, on HTTP, is the port.
+Over stdio, the tool `touch` says that COUNT resources, each another one, have other contents: nothing that a server tells
+of those can be told together. The first line of standard output, on HTTP, is the port.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 __all__ = [
     "CHANGING",
     "DESCRIPTION",
+    "TOUCHED",
     "announce",
     "controls",
     "find_tickets",
@@ -28,6 +30,9 @@ __all__ = [
     "serve_plainly",
     "version_text",
 ]
+
+TOUCHED = "bench://item"
+"""Clients on stdio subscribe to it; what is touched lies below."""
 
 CHANGING = "zz_changing"
 """The only tool that ever changes, and the last of the list, in the order of coming and of names."""

@@ -1,7 +1,8 @@
 """The official Python SDK, as its documentation has it: an `MCPServer`, its own bus, plain uvicorn.
 
 Nothing in it tells legacy sessions outside a request, so a middleware keeps them and a change tells each in turn, as its
-users do. The only private parts are those that lift its limit of 1,024 streams.
+users do. The only private parts are those that lift its limit of 1,024 streams, and that change a
+tool in place: removing and adding it would cost it two milliseconds more.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, Res
 from bench.peers.servers.scene import (
     CHANGING,
     DESCRIPTION,
+    TOUCHED,
     controls,
     find_tickets,
     read_options,
@@ -45,8 +47,7 @@ def build(tools: int) -> MCPServer[Any]:
     server._lowlevel_server.add_request_handler("subscriptions/listen", types.SubscriptionsListenRequestParams, handler)
 
     async def change_to(version: int) -> None:
-        server.remove_tool(CHANGING)
-        server.add_tool(find_tickets, name=CHANGING, description=version_text(version))
+        changing.description = version_text(version)
         await bus.publish(ToolsListChanged())
         for session in sessions.open:
             await session.send_tool_list_changed()
@@ -54,15 +55,16 @@ def build(tools: int) -> MCPServer[Any]:
     async def touch(uri: str) -> None:
         await bus.publish(ResourceUpdated(uri=uri))
 
-    async def change(ctx: Context[Any, Any], version: int, count: int) -> str:
-        for each in range(version, version + count):
-            await change_to(each)
+    async def touch_many(ctx: Context[Any, Any], count: int) -> str:
+        for number in range(count):
+            await ctx.session.send_resource_updated(f"{TOUCHED}/{number}")
         return "done"
 
-    server.add_tool(change)
+    server.add_tool(touch_many, name="touch")
     for number in range(tools - 2):
         server.add_tool(find_tickets, name=f"tool_{number}", description=DESCRIPTION)
     server.add_tool(find_tickets, name=CHANGING, description=version_text(0))
+    changing: Any = server._tool_manager.get_tool(CHANGING)
     server.resource("bench://all", name="all")(lambda: "all")
     controls(server.custom_route, change_to, touch)
     return server

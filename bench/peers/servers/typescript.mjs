@@ -15,7 +15,7 @@ const [transport, , tools = '10'] = process.argv.slice(2);
 const DESCRIPTION = 'Finds the tickets of one sprint that mention a text, newest first.';
 const inputSchema = z.object({ sprint: z.number().int(), text: z.string().default(''), limit: z.number().int().default(20) });
 const outputSchema = z.object({ result: z.string() });
-const changeSchema = z.object({ version: z.number().int(), count: z.number().int() });
+const touchSchema = z.object({ count: z.number().int() });
 const sessions = new Map();
 let described = describe(0);
 
@@ -30,12 +30,8 @@ function findTickets({ sprint, text }) {
 
 function build() {
     const server = new McpServer({ name: 'bench', version: '' }, { capabilities: { tools: { listChanged: true }, resources: { subscribe: true } } });
-    server.registerTool('change', { inputSchema: changeSchema }, async ({ version, count }) => {
-        for (let each = version; each < version + count; each++) {
-            described = describe(each);
-            changing.update({ description: described }); // tells the client of this connection
-            await new Promise((resolve) => setImmediate(resolve));
-        }
+    server.registerTool('touch', { inputSchema: touchSchema }, async ({ count }) => {
+        for (let number = 0; number < count; number++) await server.server.sendResourceUpdated({ uri: `bench://item/${number}` });
         return { content: [{ type: 'text', text: 'done' }] };
     });
     for (let number = 0; number < Number(tools) - 2; number++)
