@@ -24,7 +24,10 @@ from typing import Any
 __all__ = [
     "CORES",
     "HERE",
+    "MODULES",
     "PEERS",
+    "ROOT",
+    "START",
     "Failure",
     "Load",
     "Peer",

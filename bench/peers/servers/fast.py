@@ -1,4 +1,4 @@
-"""FastMCP 4 on plain uvicorn. It serves no listen streams, so only legacy sessions are told; a middleware keeps them."""
+"""FastMCP 4 on plain uvicorn. It has no listen streams: only legacy sessions are told, and a middleware keeps them."""
 
 from __future__ import annotations
 

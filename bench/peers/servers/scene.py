@@ -3,8 +3,8 @@
     POST /change?version=N&count=K   the tool `zz_changing` becomes "Version N", then N + 1 … N + K - 1
     POST /touch?uri=U&count=K        the content of a resource is another one, K times
 
-Over stdio, the tool `touch` says that COUNT resources, each another one, have other contents: nothing that a server tells
-of those can be told together. The first line of standard output, on HTTP, is the port.
+Over stdio, the tool `touch` says that COUNT resources, each another one, have other contents: nothing that a server
+tells of those can be told together. The first line of standard output, on HTTP, is the port.
 """
 
 from __future__ import annotations
