@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.peers.programs import PEERS, Failure, serving
 
-__all__ = ["LISTEN", "TOLD", "head_of", "modern_request", "record", "until"]
+__all__ = ["DEADLINE", "LISTEN", "TOLD", "answer", "head_of", "modern_request", "record", "until"]
 
 MODERN = "2026-07-28"
 RECORDED_ID = 1_000_000
@@ -41,10 +41,10 @@ def head_of(path: str, port: int) -> bytes:
     return f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 0\r\n\r\n".encode()
 
 
-def until(connection: socket.socket, end: bytes, after: bytes = b"") -> bytes:
-    """What comes, up to an `end` that follows `after`."""
+def until(connection: socket.socket, end: bytes, after: bytes = b"", *, times: int = 1) -> bytes:
+    """What comes, up to the `end` that follows `after`, or to the last of several."""
     found, deadline = b"", time.monotonic() + DEADLINE
-    while after not in found or end not in found[found.index(after) :]:
+    while after not in found or found[found.index(after) :].count(end) < times:
         found += _receive(connection, deadline)
     return found
 
