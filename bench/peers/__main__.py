@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ from bench.peers.work import SITTINGS, Scale, sit
 
 DEFAULT = Scale()
 FULL = Scale(streams=(1, 100, 1000, 5000, 15_000), legacy=(1, 100, 1000, 5000), herds=(1, 100, 1000, 5000))
-QUICK = Scale(streams=(1, 50), legacy=(20,), herds=(50,), others=200, busy=0.05)
+QUICK = Scale(streams=(1, 50), legacy=(20,), herds=(50,), others=200, busy=0.05, listing=0.2, most_tools=10)
 STDIO_CHANGES = 2000
+PACKAGES = ("mcp", "fastmcp", "uvicorn", "uvloop", "httptools")
 PARTS = (*dict.fromkeys(sitting.key for sitting in SITTINGS), "stdio", "folder")
 
 
@@ -62,6 +63,9 @@ def read_options() -> argparse.Namespace:
         if sizes[0] < 1 or sizes[-1] > 18_000:
             parser.error("--streams must lie between 1 and 18,000: a process may have 20,000 files open")
         options.scale = Scale(**{**vars(options.scale), "streams": sizes})
+    options.sittings = [
+        sitting for sitting in SITTINGS if sitting.key in options.parts and sitting.tools <= options.scale.most_tools
+    ]
     options.rounds = options.rounds or (1 if options.quick else 3)
     return options
 
@@ -86,7 +90,7 @@ class Run:
                 self._peers.append(peer)
         if PEERS["floor"] in self._peers:
             compile_c("floor", self._programs)
-            for tools in sorted({sitting.tools for sitting in SITTINGS}):
+            for tools in sorted({sitting.tools for sitting in self._options.sittings}):
                 record(tools, self._programs)
         for turn in range(self._options.rounds):
             # In the other order every second time, so that a slow spell does not always hit the same.
@@ -95,9 +99,9 @@ class Run:
             self._attempt("the folder server", self._folder)
 
     def _round(self, turn: int, peers: list[Peer]) -> None:
-        for sitting in SITTINGS:
+        for sitting in self._options.sittings:
             for peer in peers:
-                if sitting.key in self._options.parts and sitting.takes(peer):
+                if sitting.takes(peer):
                     self._say(turn, f"{sitting.key}, {sitting.tools} tools, {peer.name}")
                     notes: dict[str, float] = {}
                     what = f"{sitting.key}, {sitting.tools} tools"
@@ -135,12 +139,11 @@ class Run:
 
 
 def about(options: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    found = machine()
-    packages = [f"{name} {version(name)}" for name in ("mcp", "fastmcp", "uvicorn", "uvloop", "httptools")]
+    packages = [f"{name} {installed}" for name in PACKAGES if (installed := _version(name))]
     package = MODULES / "@modelcontextprotocol" / "server" / "package.json"
     if package.exists():
         packages.append(f"@modelcontextprotocol/server {json.loads(package.read_text())['version']}")
-    return found | {
+    return machine() | {
         "date": datetime.now(UTC).date().isoformat(),
         "cpu": _processor(),
         "rounds": options.rounds,
@@ -148,6 +151,13 @@ def about(options: argparse.Namespace, seconds: float) -> dict[str, Any]:
         "quick": options.quick,
         "versions": ", ".join(packages),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _processor() -> str:

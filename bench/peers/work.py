@@ -19,7 +19,6 @@ __all__ = ["SITTINGS", "Scale", "Sitting", "sit"]
 CONNECTIONS = 32
 """That ask for lists at the same time: enough that a server never waits for the next request."""
 
-LISTING = 1.0
 BURST = 20
 OTHERS = 10_000
 
@@ -34,6 +33,9 @@ class Scale:
     others: int = OTHERS
     busy: float = 0.5
     """Seconds that the changes of one figure should take together."""
+    listing: float = 1.0
+    """Seconds in which lists are asked for."""
+    most_tools: int = 1000
 
     @property
     def crowd(self) -> int:
@@ -88,10 +90,10 @@ def opened(watch: Watch, key: str, command: str, sizes: tuple[int, ...], scale: 
         before = streams
 
 
-def listed(watch: Watch, key: str, tools: int, era: str) -> None:
-    watch.ask("list", 1, era, 0.2)  # the first answer is made, not kept
+def listed(watch: Watch, key: str, tools: int, era: str, scale: Scale) -> None:
+    watch.ask("list", 1, era, scale.listing / 5)  # the first answer is made, not kept
     # Of large lists, few are asked for at once: the slowest server takes a tenth of a second for one.
-    found, cpu = watch.ask("list", CONNECTIONS if tools < 1000 else 8, era, LISTING)
+    found, cpu = watch.ask("list", CONNECTIONS if tools < 1000 else 8, era, scale.listing)
     answers, taken = found["answers"], found["times"][0]
     watch.put(f"{key}lists/{tools}", answers / taken)
     watch.put(f"{key}list/{tools}", 1e6 * cpu / answers)
@@ -128,15 +130,15 @@ def back_to_back(watch: Watch, scale: Scale) -> None:
 
 
 def lists_10(watch: Watch, scale: Scale) -> None:
-    listed(watch, "", 10, "modern")
+    listed(watch, "", 10, "modern", scale)
 
 
 def lists_100(watch: Watch, scale: Scale) -> None:
-    listed(watch, "", 100, "modern")
+    listed(watch, "", 100, "modern", scale)
 
 
 def lists_1000(watch: Watch, scale: Scale) -> None:
-    listed(watch, "", 1000, "modern")
+    listed(watch, "", 1000, "modern", scale)
 
 
 def herds(tools: int, watch: Watch, scale: Scale) -> None:
@@ -160,11 +162,11 @@ def legacy(watch: Watch, scale: Scale) -> None:
 
 
 def legacy_10(watch: Watch, scale: Scale) -> None:
-    listed(watch, "legacy-", 10, "legacy")
+    listed(watch, "legacy-", 10, "legacy", scale)
 
 
 def legacy_100(watch: Watch, scale: Scale) -> None:
-    listed(watch, "legacy-", 100, "legacy")
+    listed(watch, "legacy-", 100, "legacy", scale)
 
 
 def one_uri(watch: Watch, scale: Scale) -> None:
