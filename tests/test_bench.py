@@ -128,16 +128,17 @@ def test_without_a_compiler_the_bench_says_what_is_missing(tmp_path: Path) -> No
 
 @needs_linux
 @needs_compiler
-def test_a_bench_that_is_stopped_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_bench_that_is_stopped_leaves_nothing_behind(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "bench.peers", "--quick", "--only", "lists,sdk"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 60
         while not (started := children_of(process.pid, "bench.peers.servers.sdk")):
             assert time.monotonic() < deadline
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
-    for pid in started:
-        assert not Path(f"/proc/{pid}").exists()
+        process.send_signal(number)
+        assert process.wait(30) == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+        while any(Path(f"/proc/{pid}").exists() for pid in started):
+            assert time.monotonic() < deadline
 
 
 def children_of(parent: int, name: str) -> list[int]:

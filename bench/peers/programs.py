@@ -6,10 +6,12 @@ error or takes too long is a `Failure` with its name; nothing waits without a de
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,6 +46,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 MODULES = ROOT / "tests" / "typescript" / "node_modules"
 CORES = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG: when we are killed without a chance to clean up, what we started goes too."""
 START = 30.0
 """Seconds for a server to start: importing an SDK takes one, on a busy machine several."""
 
@@ -127,15 +131,18 @@ def compile_c(name: str, target: Path) -> None:
 def starting(command: list[str], core: int, **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process on one core, which is gone when the block is left, however it is left."""
 
-    def pin() -> None:
+    libc = ctypes.CDLL(None)
+
+    def prepare() -> None:
         if len(CORES) > 1:
             os.sched_setaffinity(0, {CORES[core]})
+        libc.prctl(DIE_WITH_PARENT, signal.SIGKILL)
 
     process = subprocess.Popen(
         command,
         cwd=ROOT,  # for `-m bench…`
         env=os.environ | ENVIRONMENT,
-        preexec_fn=pin,  # noqa: PLW1509  # one thread here
+        preexec_fn=prepare,  # noqa: PLW1509  # one thread here
         start_new_session=True,  # Ctrl-C is ours to handle
         **pipes,
     )
