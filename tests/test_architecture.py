@@ -13,8 +13,8 @@ import tidings
 SOURCE = Path(tidings.__file__).parent
 CORE_NAMES = frozenset(
     {
-        *("agenda", "catalog", "counts", "delta", "digest", "errors", "frames", "hub", "index"),
-        *("journal", "mailbox", "model", "news", "observer", "patterns", "policy", "subscriber"),
+        *("agenda", "catalog", "counts", "cursor", "delta", "digest", "durable", "errors", "frames", "hub", "index"),
+        *("journal", "mailbox", "model", "news", "observer", "patterns", "policy", "subscriber", "terms"),
     }
 )
 CORE = [SOURCE / f"{name}.py" for name in sorted(CORE_NAMES)]

@@ -15,9 +15,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, groupby
+from itertools import chain, count, groupby
 from operator import attrgetter
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from tidings.agenda import Agenda
@@ -26,12 +25,12 @@ from tidings.counts import Counts, Why
 from tidings.index import WatchIndex, check_limit
 from tidings.journal import Journal
 from tidings.mailbox import NEVER, Entry, Filter, IsMuted, Mailbox
-from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version
+from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version, topic_named
 from tidings.news import News
 from tidings.observer import Observer
-from tidings.patterns import Templates
+from tidings.patterns import Templates, is_pattern
 from tidings.policy import Policy
-from tidings.subscriber import BUSY, LOCAL, Deliver, Kind, OnClose, Subscriber, WeakMethod, check_callback, identity
+from tidings.subscriber import BUSY, LOCAL, Callbacks, Deliver, Kind, OnClose, Subscriber, check_callback
 
 if TYPE_CHECKING:
     from tidings.lanes.local import Listener
@@ -74,11 +73,11 @@ class Hub:
         self._clock = clock
         self._lock = catalog.lock
         self._subscribers: dict[Subscriber, None] = {}
-        self._callbacks: dict[object, Subscriber] = {}
+        self._serials = count()
+        self._callbacks = Callbacks()
+        self.templates = templates
         self._index = WatchIndex(templates, self.policy.subresources)
         self._agenda = Agenda()
-        self._lost: deque[object] = deque()
-        """The methods whose owner was collected. A collection may strike anywhere, so it only leaves a note here."""
         self._outbox: deque[tuple[Change, ...]] = deque()
         self._publishing = False
         self._started: set[Topic] = set()
@@ -104,9 +103,9 @@ class Hub:
         """A new subscriber that watches nothing yet."""
         with self._lock:
             self._sweep()
-            own = policy or self.policy
+            own, serial = policy or self.policy, next(self._serials)
             subscriber = Subscriber(
-                self, deliver, own, label=label, kind=kind, filter=filter, is_muted=is_muted, on_close=on_close
+                self, deliver, own, serial, label=label, kind=kind, filter=filter, is_muted=is_muted, on_close=on_close
             )
             self._subscribers[subscriber] = None
             self.observer.opened(subscriber)
@@ -178,6 +177,8 @@ class Hub:
             if subscriber is None or subscriber.is_closed:
                 return
             self.observer.closed(subscriber, reason)
+            if subscriber.keeper is not None:
+                self._guarded(subscriber.keeper, subscriber)
             subscriber.is_closed = True
             subscriber.is_plain = False
             for topic in self._index.remove(subscriber):
@@ -189,9 +190,7 @@ class Hub:
                 subscriber.date = None
             self._subscribers.pop(subscriber, None)
             self._woken.pop(subscriber, None)
-            key = identity(subscriber.deliver)
-            if self._callbacks.get(key) is subscriber:
-                del self._callbacks[key]
+            self._callbacks.discard(subscriber)
             if subscriber.on_close is not None:
                 self._guarded(subscriber.on_close, reason)
 
@@ -211,7 +210,7 @@ class Hub:
         """Who is told when this changes: a feature by its name, or the URI of a resource."""
         with self._lock:
             self._sweep()
-            return list(self._index.watching(self._index.paths(_topic(topic))))
+            return list(self._index.watching(self._index.paths(topic_named(topic))))
 
     def subscriptions(self) -> list[tuple[Topic, list[Subscriber]]]:
         """Every feature, URI and pattern that is watched, and by whom."""
@@ -226,6 +225,15 @@ class Hub:
 
     def __iter__(self) -> Iterator[Subscriber]:
         return iter(tuple(self._subscribers))
+
+    def known(self, subscriber: Subscriber) -> dict[Topic, Version | None]:
+        """Where a subscriber stands: if it came back with just this, it would be told all that it has not heard yet.
+
+        Patterns have no version; what they match is in it while it waits."""
+        with self._lock:
+            exact = [topic for topic in subscriber.watched if isinstance(topic, Feature) or not is_pattern(topic)]
+            known: dict[Topic, Version | None] = {topic: self.news.version(topic) for topic in exact}
+            return known | (subscriber.mailbox.known() if subscriber.mailbox else {})
 
     def __len__(self) -> int:
         with self._lock:
@@ -326,7 +334,7 @@ class Hub:
             self._overflow(subscriber, mailbox)
             return
         was_waiting = mailbox.is_waiting(notification.topic)
-        due = mailbox.note(notification, previous, subscriber.policy, subscriber.filter, now)
+        due = mailbox.note(notification, previous, subscriber.policy, subscriber.filter, now, subscriber.delay)
         self.observer.noted(subscriber, notification.topic, due, was_waiting=was_waiting)
         if not subscriber.is_ready:
             return
@@ -423,7 +431,7 @@ class Hub:
                     self._stop(topic)
         self._forget_unwatched(subscriber)
         # A callback that watches nothing is done; a lane's subscriber stays open for what it may watch later.
-        if subscriber.is_idle and self._callbacks.get(identity(subscriber.deliver)) is subscriber:
+        if subscriber.is_idle and subscriber in self._callbacks:
             self.close(subscriber)
 
     def _stop(self, topic: Topic) -> None:
@@ -457,22 +465,19 @@ class Hub:
 
     def _callback(self, callback: Callable[[Notification], object], options: Mapping[str, Any]) -> Subscriber:
         check_callback(callback)
-        key = identity(callback)
-        subscriber = self._callbacks.get(key)
+        subscriber = self._callbacks.find(callback)
         if subscriber is None:
             options = {"label": getattr(callback, "__qualname__", ""), **options}
-            deliver = WeakMethod(callback, self._lost.append) if isinstance(callback, MethodType) else callback
-            subscriber = self._callbacks[key] = self.open(deliver, **options)
+            subscriber = self.open(self._callbacks.reference(callback), **options)
+            self._callbacks.add(subscriber)
         return subscriber
 
     def _find(self, who: Subscriber | Callable[[Notification], object]) -> Subscriber | None:
-        return who if isinstance(who, Subscriber) else self._callbacks.get(identity(who))
+        return who if isinstance(who, Subscriber) else self._callbacks.find(who)
 
     def _sweep(self) -> None:
-        while self._lost:
-            subscriber = self._callbacks.get(self._lost.popleft())
-            if subscriber is not None:
-                self.close(subscriber, Reason.COLLECTED)
+        for subscriber in self._callbacks.collected():
+            self.close(subscriber, Reason.COLLECTED)
 
     def _arm(self, subscriber: Subscriber, when: float) -> None:
         """See to it that the subscriber is looked at by then."""
@@ -491,9 +496,3 @@ class Hub:
         except Exception:  # a hook is the user's; the hub must stay whole
             self.failures["hook"] += 1
             logger.exception("a hook of the hub failed on %r; going on", argument)
-
-
-def _topic(name: Feature | str) -> Topic:
-    if isinstance(name, Feature):
-        return name
-    return next((feature for feature in Feature if feature.value == name), name)

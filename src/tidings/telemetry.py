@@ -91,7 +91,7 @@ ATTRIBUTES = {
     OPERATION: "`added`, `removed`, `updated`, `deleted`: each that occurs.",
     CLIENT: "The subscriber's label, which is never a secret.",
     ERA: "`modern`, `legacy` or `none`.",
-    TRANSPORT: "`http`, `stdio` or `process`.",
+    TRANSPORT: "`http`, `stdio`, `webhook` or `process`.",
     SUBSCRIBERS: "How many there are; of a change, how many watch its topic.",
     REVISION: "The topic's, after the change.",
     DIGEST: "The topic's, after the change.",

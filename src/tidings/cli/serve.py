@@ -22,7 +22,7 @@ import typer
 from tidings.cli import access
 from tidings.cli.executable import as_called
 from tidings.cli.export import exported
-from tidings.cli.folder import Folder, check_folder, open_workspace
+from tidings.cli.folder import Folder, check_folder, open_workspace, state_file
 from tidings.cli.output import LogFormat, LogLevel, counted, fail, print_line, say, set_up_logging
 from tidings.cli.startup import made_to_stay
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tidings.lanes.health import Audience
     from tidings.live import Live
     from tidings.sources.workspace.workspace import Workspace
+    from tidings.store.keeper import Keeper
 
 __all__ = ["serve"]
 
@@ -127,6 +128,14 @@ def serve(
     metrics: Annotated[
         Metrics, typer.Option(help="Who may ask for /metrics: this machine, anyone, or nobody.", rich_help_panel=_HTTP)
     ] = Metrics.LOCAL,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="The file that keeps the state over restarts, or none. By default .tidings/state.db in the workspace.",
+            metavar="PATH|none",
+            show_default=False,
+        ),
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="What to write to standard error.")] = LogLevel.INFO,
     log_format: Annotated[LogFormat, typer.Option(help="How: lines of text, or of JSON.")] = LogFormat.TEXT,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something is wrong.")] = False,
@@ -146,7 +155,7 @@ def serve(
     if stdio:
         _refuse_http_options(context)
         set_up_logging(level, log_format)
-        _serve_stdio(folder, poll, quiet)
+        _serve_stdio(folder, poll, quiet, state)
         return
     if not path.startswith("/"):
         fail(f"--path {path}: it must begin with a slash, as /mcp does")
@@ -162,7 +171,7 @@ def serve(
         )
     door = _Door(folder, host, port, path, token, tuple(allow_host or ()), tuple(allow_origin or ()))
     set_up_logging(level, log_format)
-    _serve_http(door, poll, metrics, level, quiet, as_json, is_plain=log_format is LogFormat.JSON)
+    _serve_http(door, poll, metrics, level, quiet, as_json, state, is_plain=log_format is LogFormat.JSON)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +194,15 @@ class _Door:
 
 
 def _serve_http(
-    door: _Door, poll: float, metrics: Metrics, level: LogLevel, quiet: bool, as_json: bool, *, is_plain: bool
+    door: _Door,
+    poll: float,
+    metrics: Metrics,
+    level: LogLevel,
+    quiet: bool,
+    as_json: bool,
+    state: str | None,
+    *,
+    is_plain: bool,
 ) -> None:
     """`is_plain`: standard error is read by a program, so there is neither a greeting nor a panel."""
     with _ends_quietly(), _bound(door.host, door.port) as listener:
@@ -197,7 +214,7 @@ def _serve_http(
         from tidings.cli.status import shown
         from tidings.lanes.app import serve_app
 
-        live = _live(workspace)
+        live = _live(workspace, state)
         app = live.http_app(
             health=True,
             metrics=_AUDIENCES[metrics],
@@ -224,20 +241,30 @@ def _serve_http(
             )
 
 
-def _serve_stdio(folder: Path, poll: float, quiet: bool) -> None:
+def _serve_stdio(folder: Path, poll: float, quiet: bool, state: str | None) -> None:
     workspace = open_workspace(folder, poll=poll)
     from tidings.cli.status import shown
 
-    live = _live(workspace)
+    live = _live(workspace, state)
     with exported(workspace.settings.name), shown(live, workspace, is_quiet=quiet):
         live.run("stdio")
 
 
-def _live(workspace: Workspace) -> Live:
+def _live(workspace: Workspace, state: str | None) -> Live:
     with made_to_stay():
         from tidings.live import Live
 
-        return Live(workspace, policy=workspace.settings.policy)
+        return Live(workspace, policy=workspace.settings.policy, store=_keeper(workspace.root, state))
+
+
+def _keeper(root: Path, state: str | None) -> Keeper | None:
+    if state == "none":
+        return None
+    from tidings.store.keeper import Keeper
+    from tidings.store.sqlite import SQLiteStore
+
+    # Every client that uses stdio starts a process of its own: that another one has the file is nothing to warn of.
+    return Keeper(SQLiteStore(state or state_file(root)), is_expected=state is not None)
 
 
 def _refuse_http_options(context: typer.Context) -> None:
