@@ -19,7 +19,7 @@ from starlette.requests import Request
 from tidings.frames import EXTENSION
 from tidings.gate import Principal
 from tidings.lanes.channel import Message, Receive, Scope, Send
-from tidings.lanes.listen import Wanted
+from tidings.lanes.listen import ListenStream, Wanted
 from tidings.lanes.lists import LISTS
 
 if TYPE_CHECKING:
@@ -49,7 +49,11 @@ class Front:
                 scope = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
             if scope["method"] == "POST":
                 if headers.get(b"mcp-protocol-version") in _MODERN and headers.get(b"mcp-method") in _OURS:
-                    await self._modern(scope, receive, send, headers[b"mcp-method"].decode())
+                    stream = await self._modern(scope, receive, send, headers[b"mcp-method"].decode())
+                    if stream is not None:
+                        # Here, where nothing of the request is held any more but what its server keeps.
+                        del headers
+                        await stream.until_lost(receive)
                     return
             elif scope["method"] == "GET":
                 session_id = headers.get(b"mcp-session-id")
@@ -58,7 +62,8 @@ class Front:
                     return
         await self._app(scope, receive, send)
 
-    async def _modern(self, scope: Scope, receive: Receive, send: Send, method: str) -> None:
+    async def _modern(self, scope: Scope, receive: Receive, send: Send, method: str) -> ListenStream | None:
+        """Answer a request. A listen stream that its request has to wait for is returned."""
         request = Request(scope)
         is_list = method in LISTS
         if (
@@ -72,16 +77,16 @@ class Front:
                 await self._app(scope, receive, send)
             else:
                 await self._live.listen.carry(self._app, scope, receive, send)
-            return
+            return None
         messages, body = await self._read(receive)
         if messages[-1]["type"] == "http.disconnect":
-            return  # nobody is there any more; the SDK would raise
+            return None  # nobody is there any more; the SDK would raise
         replayed = _replay(messages, receive)
         envelope = _decode(body)
         route = classify_inbound_request(envelope, headers=dict(request.headers)) if envelope else None
         if envelope is None or not isinstance(route, InboundModernRoute):
             await self._app(scope, replayed, send)
-            return
+            return None
         request_id, params = envelope["id"], envelope["params"]
         await self._live.attend()
         if is_list:
@@ -91,13 +96,13 @@ class Front:
                 )
             else:
                 await self._app(scope, replayed, send)
-            return
+            return None
         try:
             wanted = msgspec.convert(params.get("notifications"), Wanted)
         except msgspec.ValidationError:
             await self._app(scope, replayed, send)
-            return
-        await self._live.listen.serve(
+            return None
+        return await self._live.listen.serve(
             scope,
             receive,
             send,

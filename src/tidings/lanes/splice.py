@@ -82,9 +82,8 @@ class SplicedSession:
                 self._live.hub.subscribe(self.subscriber, uris=ended, told=told)
             except LimitReached as error:  # its client has subscribed to others since
                 logger.warning("a legacy session can't be told of what it missed: %s", error)
-        channel.on_free = self._on_free
-        channel.on_slow = self._on_slow
-        self._on_free()
+        channel.owner = self
+        self.on_free()
 
     async def unsubscribed(self, uri: str) -> None:
         self._sent.forget(uri)
@@ -96,15 +95,15 @@ class SplicedSession:
             if channel.is_cut:
                 self._read = self._start
             if self.subscriber is not None:
-                self.subscriber.is_ready = self.subscriber.is_plain = False
-            self._on_free()
+                self.subscriber.pause()
+            self.on_free()
 
-    def _on_free(self) -> None:
+    def on_free(self) -> None:
         # Without a stream nothing may be handed over: it would count as told.
         if self.subscriber is not None and self.channel is not None and not self.channel.is_busy:
             self._live.hub.wake(self.subscriber)
 
-    def _on_slow(self) -> None:
+    def on_slow(self) -> None:
         logger.warning("a legacy stream was not read for %s s; cutting it off", self._live.policy.write_deadline)
 
 
@@ -116,6 +115,7 @@ class SpliceLane:
         self.has_event_store = False
         """Whether the SDK itself gives ids to events, and replays them."""
         self._ends: dict[Channel, asyncio.Event] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def session(self, session_id: str) -> SplicedSession:
         session = self._sessions.get(session_id)
@@ -129,7 +129,8 @@ class SpliceLane:
     async def serve(self, app: Any, scope: Scope, receive: Receive, send: Send, session_id: str) -> None:
         """Let the SDK serve the `GET`, and write between its chunks once it has accepted it."""
         session = self.session(session_id)
-        channel = Channel(send, receive, self._live.policy, asyncio.get_running_loop())
+        self._loop = asyncio.get_running_loop()
+        channel = Channel(send, receive, self._live.policy, self._loop)
         end = asyncio.Event()
         is_open = False
         event_id = next((value for name, value in scope["headers"] if name == b"last-event-id"), None)
@@ -178,7 +179,7 @@ class SpliceLane:
             pass  # a request that ends before its connection looks like a defect to the server
 
     def stop(self) -> None:
-        dismiss(self._ends)
+        dismiss(self._ends, self._loop)
         for end in self._ends.values():
             end.set()
 
