@@ -226,7 +226,15 @@ async def test_a_client_that_closes_its_half_is_gone(how: How) -> None:
                 assert await stream.event() is None
         # The legacy sessions themselves live on: their clients may open another stream.
         await server.until(lambda state: (state["listening"], state["spliced"], state["subscribers"]) == (0, 0, 5))
-        kept = {"Subscriber": 5, "SplicedSession": 5, "Mailbox": 0, "Entry": 0, "Channel": 0, "Parked": 0, "ListenStream": 0}
+        kept = {
+            "Subscriber": 5,
+            "SplicedSession": 5,
+            "Mailbox": 0,
+            "Entry": 0,
+            "Channel": 0,
+            "Parked": 0,
+            "ListenStream": 0,
+        }
         await server.until(lambda state: kept.items() <= state["objects"].items(), is_deep=True)
         assert not server.errors()
 

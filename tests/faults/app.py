@@ -186,7 +186,17 @@ class Board:
         return {"objects": {kind: kinds[kind] for kind in _COUNTED}}
 
 
-_COUNTED = ("Subscriber", "Mailbox", "Entry", "Channel", "Parked", "ListenStream", "SplicedSession", "_Pump", "RequestResponseCycle")
+_COUNTED = (
+    "Subscriber",
+    "Mailbox",
+    "Entry",
+    "Channel",
+    "Parked",
+    "ListenStream",
+    "SplicedSession",
+    "_Pump",
+    "RequestResponseCycle",
+)
 
 
 def _echo(text: str = "") -> str:

@@ -63,6 +63,9 @@ class Wanted(msgspec.Struct, rename="camel"):
         return [feature for feature, is_chosen in chosen.items() if is_chosen]
 
 
+_MEMBERS = {feature: f"{feature.value}ListChanged" for feature in Feature}
+
+
 class Honoured:
     """What of a listen request is served."""
 
@@ -76,7 +79,7 @@ class Honoured:
         return bool(self.features or self.uris)
 
     def as_filter(self) -> dict[str, Any]:
-        chosen: dict[str, Any] = {f"{feature.value}ListChanged": True for feature in self.features}
+        chosen: dict[str, Any] = {_MEMBERS[feature]: True for feature in self.features}
         return chosen | ({"resourceSubscriptions": self.uris} if self.uris else {})
 
 

@@ -133,7 +133,8 @@ class ParkingProtocol(HttpToolsProtocol):
 
 
 class Witness:
-    """Stands between a request and its connection while the response begins, and notes what arrives."""
+    """Stands between a request and its connection while the response begins, and holds back what arrives: it is known
+    to be whole then, and goes out in one piece."""
 
     __slots__ = ("_cycle", "_protocol", "_transport", "_written")
 
@@ -146,21 +147,23 @@ class Witness:
 
     def write(self, data: bytes) -> None:
         self._written.append(data)
-        self._transport.write(data)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def leave(self) -> None:
         self._cycle.transport = self._transport
+        if self._written:
+            self._transport.write(b"".join(self._written))
+            self._written = []
 
     def park(self, chunk: bytes, owner: ParkedOwner, limit: float) -> Parked | None:
         """Park, if the connection got the start of the response, then this chunk, and nothing else."""
-        self.leave()
         cycle, protocol, transport = self._cycle, self._protocol, self._transport
+        arrived = self._written[1:]
+        self.leave()
         if (
-            len(self._written) != 2
-            or self._written[1] != b"%x\r\n%b\r\n" % (len(chunk), chunk)
+            arrived != [b"%x\r\n%b\r\n" % (len(chunk), chunk)]
             or not cycle.chunked_encoding
             or cycle.response_complete
             or cycle.disconnected
