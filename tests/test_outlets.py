@@ -30,6 +30,12 @@ END = b"<end>"
 FRONTS: dict[str, type[asyncio.Protocol]] = {"asgi": HttpToolsProtocol, "parked": ParkingProtocol}
 
 
+@pytest.fixture(params=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """Their transports have nothing in common."""
+    return "asyncio", {"use_uvloop": request.param == "uvloop"}
+
+
 @pytest.fixture(params=list(FRONTS))
 def front(request: pytest.FixtureRequest) -> str:
     return str(request.param)

@@ -35,6 +35,8 @@ from mcp.server.mcpserver import Context, MCPServer
 from pydantic import AnyHttpUrl
 
 from tidings import Feature, Live, Policy, Principal, Topic, seams
+from tidings.lanes.app import serve_app
+from tidings.lanes.parked import Parked
 
 TOKENS = {
     "alice": {"client_id": "alice", "scopes": ["read"]},
@@ -179,6 +181,7 @@ class Board:
             },
             "pending": sum(each.pending for _, watchers in subscriptions for each in watchers),
             "streams": live.gate.count,
+            "parked": sum(type(each.channel) is Parked for streams in live.listen._streams for each in streams),
             "spliced": len(live.splice._sessions),
             "standing": len(live.splice),
             "asked": self.asked,
@@ -488,6 +491,9 @@ def main() -> None:
     # On the wire before anything is served: the backlog keeps whoever connects at once.
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()
+    if options.get("own"):
+        serve_app(app, sockets=[listener], log_level="warning")
+        return
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
     uvicorn.Server(config).run(sockets=[listener])
 

@@ -119,8 +119,6 @@ def serve_app(
     those of `uvicorn.Config`."""
     import uvicorn
 
-    from tidings.lanes.parked import ParkingProtocol
-
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -133,7 +131,7 @@ def serve_app(
 
     config = uvicorn.Config(
         app,
-        http=ParkingProtocol,
+        http=_protocol(),
         timeout_graceful_shutdown=1,  # streams end by themselves; a request that hangs must not keep the process
         **options,
     )
@@ -141,6 +139,15 @@ def serve_app(
         Server(config).run(sockets=sockets)
     except KeyboardInterrupt:
         pass  # uvicorn raises it anew once everything has ended
+
+
+def _protocol() -> Any:
+    """One that can park streams, if the parser that it needs is there."""
+    try:
+        from tidings.lanes.parked import ParkingProtocol
+    except ImportError:
+        return "auto"
+    return ParkingProtocol
 
 
 def _spare_the_collector() -> None:
