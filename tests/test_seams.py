@@ -7,11 +7,14 @@ the name alone. And nothing else in Tidings touches a private part.
 from __future__ import annotations
 
 import ast
-from contextlib import AsyncExitStack
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from fastmcp import FastMCP
 from fastmcp.prompts import Prompt
 from fastmcp.resources import Resource, ResourceTemplate
@@ -27,9 +30,12 @@ from mcp.server.mcpserver.resources import TextResource
 from mcp.server.subscriptions import ServerEvent, ToolsListChanged
 from mcp_types import CallToolResult, ListToolsResult, TextContent
 from pydantic import AnyHttpUrl
+from uvicorn.server import ServerState
 
 import tidings
 from tidings import seams
+from tidings.lanes.channel import PARK
+from tidings.lanes.parked import ParkingProtocol
 
 SOURCE = Path(tidings.__file__).parent
 
@@ -234,6 +240,84 @@ def test_an_mcpserver_can_be_made_to_want_a_token() -> None:
 
     [route] = [each for each in server.streamable_http_app().routes if getattr(each, "path", "") == "/mcp"]
     assert type(getattr(route, "endpoint", None)).__name__ == "RequireAuthMiddleware"
+
+
+# uvicorn
+
+
+@asynccontextmanager
+async def connected(protocol: type[ParkingProtocol], app: Any) -> AsyncIterator[asyncio.StreamReader]:
+    """A request to an app behind this protocol; gives what comes back."""
+    config = uvicorn.Config(app, http=protocol, lifespan="off", log_level="critical")
+    config.load()
+    state = ServerState()
+    listening = await asyncio.get_running_loop().create_server(lambda: protocol(config, state, {}), "127.0.0.1")
+    async with asyncio.timeout(20), listening as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
+        yield reader
+        writer.close()
+
+
+class Nobody:
+    """Whose stream it is, here."""
+
+    def on_free(self) -> None: ...
+    def on_slow(self) -> None: ...
+    def on_lost(self) -> None: ...
+    def end(self) -> None: ...
+
+
+@pytest.mark.anyio
+async def test_a_connection_of_uvicorns_can_be_taken_over_in_the_middle_of_a_response() -> None:
+    over: asyncio.Future[tuple[Any, Any]] = asyncio.get_running_loop().create_future()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            over.set_result((asyncio.current_task(), await take_over(scope, receive, send)))
+        except BaseException as error:
+            over.set_exception(error)
+            raise
+
+    async def take_over(scope: Any, receive: Any, send: Any) -> Any:
+        await receive()
+        transport = receive.__self__.transport  # where a channel looks for it
+        watch = scope["extensions"][PARK]["watch"]
+        witness = watch()
+        assert witness is not None, "uvicorn has moved what parking takes apart; see `_name_parts` in parked.py"
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        assert watch() is None, "the response has begun"
+        parked = witness.park(b"first", Nobody(), 1.0)
+        assert parked is not None
+        assert transport.get_protocol() is parked
+        assert (await receive())["type"] == "http.disconnect"
+        return parked
+
+    async with connected(ParkingProtocol, app) as reader:
+        task, parked = await over
+        await task
+        assert parked.write(b"second")
+        assert parked.write(b"", is_last=True)
+        head, body = (await reader.read()).split(b"\r\n\r\n", 1)
+        assert head.startswith(b"HTTP/1.1 200")
+        assert body == b"5\r\nfirst\r\n6\r\nsecond\r\n0\r\n\r\n"
+
+
+@pytest.mark.anyio
+async def test_a_uvicorn_without_those_parts_is_left_alone() -> None:
+    class Other(ParkingProtocol):
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self.__dict__.pop("pipeline", None)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        found = scope["extensions"][PARK]["watch"]()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        await send({"type": "http.response.body", "body": repr(found).encode(), "more_body": True})
+
+    async with connected(Other, app) as reader:
+        assert b"None" in await reader.readuntil(b"None")
 
 
 # Nowhere else

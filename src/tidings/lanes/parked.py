@@ -9,7 +9,7 @@ A stream is parked only if the connection was seen to get exactly what the lane 
 holds back what is sent, where another request waits behind this one, and on any other server, the stream stays on plain
 ASGI: nothing else differs.
 
-Every part of uvicorn that this relies on is in this module, and shown to be there by `tests/test_seams.py`.
+Every part of uvicorn that this relies on is named in this module, and shown to be there by `tests/test_seams.py`.
 """
 
 from __future__ import annotations
@@ -190,9 +190,24 @@ def _watch(reference: weakref.ref[ParkingProtocol]) -> Witness | None:
     if protocol is None or protocol.cycle is None:
         return None
     cycle = protocol.cycle
+    try:
+        _name_parts(protocol, cycle)
+    except AttributeError as error:
+        logger.debug("this version of uvicorn is another than we know (%s); streams are not parked", error)
+        return None
     if cycle.response_started or cycle.scope["http_version"] != "1.1" or _has_another(protocol, cycle):
         return None
     return Witness(protocol, cycle)
+
+
+def _name_parts(protocol: ParkingProtocol, cycle: RequestResponseCycle) -> tuple[object, ...]:
+    """All that parking takes apart. None of it is promised by uvicorn, and half of it would be worse than nothing."""
+    return (
+        (protocol.parser, protocol.scope, protocol.pipeline, protocol.connections),
+        (protocol.flow.write_paused, protocol.flow.resume_reading, protocol.server_state.total_requests),
+        (cycle.transport.set_protocol, cycle.scope, cycle.more_body, cycle.disconnected),
+        (cycle.response_started, cycle.response_complete, cycle.chunked_encoding),
+    )
 
 
 def _has_another(protocol: ParkingProtocol, cycle: RequestResponseCycle) -> bool:
