@@ -64,6 +64,7 @@ ENVIRONMENT = {
     "FASTMCP_CHECK_FOR_UPDATES": "off",  # no test asks the network
     "FASTMCP_SHOW_SERVER_BANNER": "false",
     "FASTMCP_LOG_LEVEL": "WARNING",
+    "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # which a client of stdio does not hand down by itself
 }
 
 

@@ -135,10 +135,14 @@ def serve_app(
         timeout_graceful_shutdown=1,  # streams end by themselves; a request that hangs must not keep the process
         **options,
     )
+    thresholds = gc.get_threshold()
     try:
         Server(config).run(sockets=sockets)
     except KeyboardInterrupt:
         pass  # uvicorn raises it anew once everything has ended
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
 
 
 def _protocol() -> Any:
