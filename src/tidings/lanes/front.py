@@ -16,18 +16,18 @@ from mcp.shared.inbound import InboundModernRoute, classify_inbound_request, fin
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
-from tidings.frames import EXTENSION
 from tidings.gate import Principal
 from tidings.lanes.channel import Message, Receive, Scope, Send
 from tidings.lanes.listen import ListenStream, Wanted
 from tidings.lanes.lists import LISTS
+from tidings.lanes.wish import Wish
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
     from tidings.live import Live
 
-__all__ = ["Front", "declares_extension", "principal_of"]
+__all__ = ["Front", "principal_of"]
 
 _MODERN = frozenset(version.encode() for version in MODERN_PROTOCOL_VERSIONS)
 _OURS = frozenset(method.encode() for method in (*LISTS, "subscriptions/listen"))
@@ -102,15 +102,9 @@ class Front:
         except msgspec.ValidationError:
             await self._app(scope, replayed, send)
             return None
-        return await self._live.listen.serve(
-            scope,
-            receive,
-            send,
-            request_id,
-            wanted,
-            principal_of(scope.get("user")),
-            declares_extension(route.client_capabilities),
-        )
+        principal = principal_of(scope.get("user"))
+        wish = Wish(self._live, params.get("_meta"), route.client_capabilities, principal)
+        return await self._live.listen.serve(scope, receive, send, request_id, wanted, principal, wish)
 
     async def _read(self, receive: Receive) -> tuple[list[Message], bytes]:
         """The messages of a request, and its body if all of it came and is no larger than the SDK allows."""
@@ -154,14 +148,6 @@ def _decode(body: bytes) -> dict[str, Any] | None:
     request_id = envelope.get("id")
     is_request = isinstance(request_id, str | int) and not isinstance(request_id, bool)
     return envelope if is_request else None
-
-
-def declares_extension(capabilities: Any) -> bool:
-    """Whether a client declared `dev.tidings/changes`, under `extensions` or (legacy) `experimental`."""
-    if not isinstance(capabilities, dict):
-        return False
-    declared = (capabilities.get("extensions"), capabilities.get("experimental"))
-    return any(isinstance(each, dict) and EXTENSION in each for each in declared)
 
 
 def principal_of(user: object) -> Principal | None:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidings.errors import InvalidPattern, LimitReached
-from tidings.frames import KEEP_ALIVE, acknowledgement, encode_tag, listen_result, render
+from tidings.frames import KEEP_ALIVE, Shape, acknowledgement, bookmark, encode_tag, listen_result, render
 from tidings.gate import Principal, Ticket
 from tidings.index import check_limit
 from tidings.lanes.channel import NOWHERE, PARK, Channel, Outlet, Receive, Scope, Send, dismiss
+from tidings.lanes.wish import Wish
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.patterns import compile_pattern, is_pattern
 from tidings.policy import Policy
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from tidings.lanes.parked import Witness
     from tidings.live import Live
 
-__all__ = ["ListenLane", "ListenStream", "Wanted", "honour"]
+__all__ = ["Honoured", "ListenLane", "ListenStream", "Wanted", "honour"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,10 @@ class Honoured:
         self.features = [topic for topic in topics if isinstance(topic, Feature)]
         self.uris = [topic for topic in topics if not isinstance(topic, Feature)]
 
+    @property
+    def topics(self) -> list[Topic]:
+        return [*self.features, *self.uris]
+
     def __bool__(self) -> bool:
         return bool(self.features or self.uris)
 
@@ -116,10 +121,7 @@ class ListenLane:
         self._slot = 0
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.shapes = {
-            is_extended: live.shape(is_sse=True, is_tagged=True, is_extended=is_extended)
-            for is_extended in (False, True)
-        }
+        self._shapes: dict[Shape, Shape] = {}
 
     async def serve(
         self,
@@ -129,7 +131,7 @@ class ListenLane:
         request_id: str | int,
         wanted: Wanted,
         principal: Principal | None,
-        is_extended: bool,
+        wish: Wish,
     ) -> ListenStream | None:
         """Open a stream. Returns it if the request has to wait for its end: `await stream.until_lost(receive)`."""
         live = self.live
@@ -139,12 +141,14 @@ class ListenLane:
         except LimitReached as error:
             await refuse(send, request_id, str(error))
             return None
-        stream = ListenStream(self, ticket, encode_tag(request_id), is_extended)
+        shape = wish.shape(is_sse=True, is_tagged=True)
+        shape = self._shapes.setdefault(shape, shape)  # one for all who want the same
+        stream = ListenStream(self, ticket, encode_tag(request_id), shape, has_bookmarks=wish.terms.bookmarks)
         is_open = False
         try:
             honoured = await honour(live, wanted, principal)
             may = live.gate.predicate(principal)
-            is_open = await self._open(stream, scope, receive, send, honoured, str(request_id), may)
+            is_open = await self._open(stream, scope, receive, send, honoured, wish, str(request_id), may)
         except LimitReached as error:
             # More than anybody may ask for, so there is no use in asking again.
             await refuse(send, request_id, str(error), code=-32602, status=400)
@@ -163,6 +167,7 @@ class ListenLane:
         receive: Receive,
         send: Send,
         honoured: Honoured,
+        wish: Wish,
         label: str,
         may: Callable[[str], bool] | None,
     ) -> bool:
@@ -175,7 +180,9 @@ class ListenLane:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             # From here to the subscription nothing waits: no change can fall in between, and the ack is first.
-            acknowledged = acknowledgement(honoured.as_filter(), live.cursor(honoured.features), stream.tag)
+            if honoured:
+                wish.enter(honoured.topics, stream.end)
+            acknowledged = acknowledgement(honoured.as_filter(), wish.acknowledged(honoured.topics), stream.tag)
             channel.write(acknowledged)
             if not honoured or live.is_stopping:
                 stream.end()
@@ -185,7 +192,7 @@ class ListenLane:
         finally:
             if witness is not None:
                 witness.leave()
-        stream.listen(honoured, label, may)
+        stream.listen(honoured, wish, label, may)
         self._join(stream)
         return True
 
@@ -239,24 +246,28 @@ class ListenLane:
 class ListenStream:
     """One listen stream, for as long as its connection. Small on purpose: there may be tens of thousands."""
 
-    __slots__ = ("_lane", "_shape", "_ticket", "channel", "slot", "subscriber", "tag")
+    __slots__ = ("_has_bookmarks", "_lane", "_shape", "_ticket", "channel", "slot", "subscriber", "tag")
 
-    def __init__(self, lane: ListenLane, ticket: Ticket, tag: bytes, is_extended: bool) -> None:
+    def __init__(self, lane: ListenLane, ticket: Ticket, tag: bytes, shape: Shape, *, has_bookmarks: bool) -> None:
         self._lane = lane
         self._ticket: Ticket | None = ticket
-        self._shape = lane.shapes[is_extended]
+        self._shape = shape
+        self._has_bookmarks = has_bookmarks
         self.tag = tag
         self.slot = 0
         self.channel: Outlet = NOWHERE
         self.subscriber: Subscriber | None = None
 
-    def listen(self, honoured: Honoured, label: str, may: Callable[[str], bool] | None) -> None:
+    def listen(self, honoured: Honoured, wish: Wish, label: str, may: Callable[[str], bool] | None) -> None:
         hub = self._lane.live.hub
-        self.subscriber = hub.open(self.deliver, label=f"listen {label}", on_close=self._on_close)
+        self.subscriber = hub.open(
+            self.deliver, label=f"listen {label}", policy=wish.policy, filter=wish.filter, on_close=self._on_close
+        )
         self.subscriber.may = may
         if self.channel.is_busy:
             self.subscriber.pause()
-        hub.subscribe(self.subscriber, *honoured.features, uris=honoured.uris)
+        wish.watch(self.subscriber)
+        hub.subscribe(self.subscriber, *honoured.features, uris=honoured.uris, told=wish.told(honoured.topics))
 
     async def until_lost(self, receive: Receive) -> None:
         """Wait for the end of the connection, or of the response."""
@@ -271,7 +282,10 @@ class ListenStream:
         return None if self.channel.write(head + self.tag + tail) else BUSY
 
     def keep_alive(self) -> None:
-        if not self.channel.is_busy and not self.channel.write(KEEP_ALIVE) and self.subscriber is not None:
+        if self.channel.is_busy or self.subscriber is None:
+            return
+        beat = bookmark(self._lane.live.cursor_of(self.subscriber), self.tag) if self._has_bookmarks else KEEP_ALIVE
+        if not self.channel.write(beat):
             self.subscriber.pause()
 
     def end(self) -> None:
