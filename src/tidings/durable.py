@@ -457,10 +457,6 @@ def _watched(uris: Sequence[str], hub: Hub) -> Callable[[str], bool]:
                 continue  # of a server that knew other patterns
 
     def is_watched(uri: str) -> bool:
-        if uri in exact or any(match(uri) for match in matches):
-            return True
-        return hub.policy.subresources and any(
-            uri.startswith(each if each.endswith("/") else f"{each}/") for each in exact
-        )
+        return uri in exact or uri.startswith(folders) or any(match(uri) for match in matches)
 
     return is_watched

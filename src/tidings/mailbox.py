@@ -145,8 +145,7 @@ class Mailbox:
             entry.since = -1
         if not isinstance(topic, Feature):
             # Who was to be told to refetch still has to, and must not take the last change for all there was.
-            is_unknown = entry.due != NEVER and entry.content is not None and not entry.content.complete
-            entry.content = notification.incomplete() if is_unknown else notification
+            entry.content = notification.incomplete() if entry.since < 0 else notification
         elif filter is not None and entry.due == NEVER and not any(map(filter.passes, notification.changes)):
             self.skip(topic, entry, now)
             return NEVER
