@@ -177,6 +177,9 @@ class Board:
         """A webhook of the server's own."""
         self.live.webhooks.put(name, url, "tools")
 
+    def hooks(self) -> list[str]:
+        return [each.name for each in self.live.durables.all() if each.webhook is not None]
+
     def state(self) -> dict[str, Any]:
         """Who listens, and what is kept for them."""
         live = self.live
