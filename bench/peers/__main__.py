@@ -129,8 +129,7 @@ class Run:
         self._say(0, "start on stdio, file changes")
         ours, bare = asyncio.run(workspace.start_times(rounds))
         heard = asyncio.run(workspace.heard_times(rounds))
-        self.samples.add("own", {"heard": heard})
-        self.samples.add("asgi", {"start": ours})
+        self.samples.add("own", {"heard": heard, "start": ours})
         self.samples.add("sdk", {"start": bare})
 
     def _say(self, turn: int, what: str) -> None:

@@ -93,8 +93,8 @@ PEERS = {
     peer.key: peer
     for peer in (
         Peer("floor", "C loop of send()", does=frozenset({"listen"})),
-        Peer("own", "Tidings, own process", "live", ("--own-process",), frozenset({"listen", "legacy"})),
-        Peer("asgi", "Tidings, plain ASGI", "live"),
+        Peer("own", "Tidings, own process", "live", ("--own-process",)),
+        Peer("asgi", "Tidings, plain ASGI", "live", does=frozenset({"listen", "legacy"})),
         Peer("typescript", "TypeScript SDK"),
         Peer("sdk", "Python SDK", "sdk"),
         Peer("fastmcp", "FastMCP", "fast", does=frozenset({"lists", "legacy", "stdio"})),
