@@ -65,6 +65,12 @@ class Live:
         """One life of this server: a cursor from another one means nothing here."""
         self.templates = read_template
         self.catalog = Catalog(self.policy)
+        self._listed = {
+            "tools/list": self.catalog.tools,
+            "prompts/list": self.catalog.prompts,
+            "resources/list": self.catalog.resources,
+            "resources/templates/list": self.catalog.resources,
+        }
         self.hub = Hub(
             self.catalog,
             policy=self.policy,
@@ -165,6 +171,11 @@ class Live:
                 self._is_late = True
                 reading.add_done_callback(self._on_time)
 
+    @property
+    def is_attended(self) -> bool:
+        """Whether `attend()` would find nothing to do."""
+        return not self._stale and self._loop is asyncio.get_running_loop()
+
     def serves(self, feature: Feature) -> bool:
         return self.lowlevel.get_request_handler(f"{feature.value}/list") is not None
 
@@ -181,7 +192,7 @@ class Live:
         """What an answer to a list request depends on."""
         if method == "server/discover":
             return (self.lowlevel.instructions, tuple(self.serves(feature) for feature in Feature))
-        return self.catalog.version(Feature(method.partition("/")[0]))
+        return self._listed[method].version
 
     def cursor(self, features: Iterable[Feature]) -> dict[str, Any]:
         """Where a client stands that has just been shown these lists."""

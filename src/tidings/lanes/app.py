@@ -115,6 +115,8 @@ def serve_app(
     those of `uvicorn.Config`."""
     import uvicorn
 
+    from tidings.lanes.answers import QuickAnswers
+
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
             if on_signal is not None:
@@ -123,6 +125,7 @@ def serve_app(
 
     config = uvicorn.Config(
         app,
+        http=QuickAnswers,
         timeout_graceful_shutdown=1,  # streams end by themselves; a request that hangs must not keep the process
         **options,
     )

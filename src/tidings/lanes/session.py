@@ -165,6 +165,7 @@ class SessionLane:
         else:
             session = live.splice.session(session_id)
             subscriber = session.open(is_extended, f"session {session_id}", is_muted)
+            session.version = version
         subscriber.collapses = True
         subscriber.may = live.gate.predicate(principal)
         connection.state[_STATE] = session
