@@ -361,15 +361,17 @@ class Store(EventStore):
         return None
 
 
-async def test_a_server_that_stores_events_stores_those_of_every_list() -> None:
+@pytest.mark.parametrize("json_response", [True, False])
+async def test_a_server_that_stores_events_stores_those_of_every_list(json_response: bool) -> None:
     store = Store()
-    async with open_door(some_server(), app={"event_store": store}) as door, door.line() as line:
+    options = {"event_store": store, "json_response": json_response}
+    async with open_door(some_server(), app=options) as door, door.line() as line:
         named = await line.shake_hands(LEGACY[-1])
         before = len(store.events)
         with counted(door, "sdk", 3):
             for _ in range(3):
-                assert b"id: " in (await door.send(listed(**named))).body
-        assert len(store.events) - before == 6
+                assert (b"id: " in (await door.send(listed(**named))).body) != json_response
+        assert len(store.events) - before == (3 if json_response else 6)
 
 
 async def test_a_server_without_sessions_answers_by_itself() -> None:

@@ -85,7 +85,7 @@ def form_of(headers: Iterable[tuple[bytes, bytes]]) -> Form:
 class Verdicts:
     def __init__(self, manager: StreamableHTTPSessionManager) -> None:
         self._manager = manager
-        self._serves_sessions = not manager.stateless and manager.event_store is None
+        self._serves_sessions = manager.event_store is None
         self._rules: tuple[bool, list[str], list[str]] | None = None
         """The Host and Origin rules by which the claims were made."""
         self._claims: dict[Form, Claim] = {}
