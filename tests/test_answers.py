@@ -23,6 +23,7 @@ from tidings.lanes.answers import QuickAnswers
 pytestmark = pytest.mark.anyio
 
 LISTED = modern("tools/list")
+FIRST_LINE = "POST /mcp HTTP/1.1"
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,9 @@ async def test_it_makes_no_difference_in_which_pieces_a_request_comes(door: Door
         assert [await line.answer(), await line.answer()] == [whole, whole]
 
 
-@pytest.mark.parametrize("case", ["HTTP/1.0", "close", "chunked", "expect", "upgrade", "GET", "large", "no length"])
+@pytest.mark.parametrize(
+    "case", ["HTTP/1.0", "HTTP/1.0 kept", "close", "chunked", "expect", "upgrade", "GET", "large", "no length"]
+)
 async def test_what_is_not_plain_http_is_uvicorns(door: Door, case: str) -> None:
     async with open_door(some_server(), "asgi") as plain:
         plain.live.epoch = door.live.epoch
@@ -102,7 +105,7 @@ async def test_what_is_not_plain_http_is_uvicorns(door: Door, case: str) -> None
                     assert b"100" in answers[0].status
                     line.writer.write(LISTED)
                     answers.append(await line.answer())
-                if case in ("HTTP/1.0", "close"):
+                if case in ("HTTP/1.0", "HTTP/1.0 kept", "close"):
                     assert await line.ended()
                 else:
                     answers.append(await line.send(line.asks("tools/list", "after")))
@@ -117,6 +120,8 @@ def unusual(line: Line, case: str) -> bytes:
     match case:
         case "HTTP/1.0":
             return raw.replace(b"HTTP/1.1", b"HTTP/1.0")
+        case "HTTP/1.0 kept":
+            return line.asks("tools/list", Connection="keep-alive").replace(b"HTTP/1.1", b"HTTP/1.0")
         case "close":
             return line.asks("tools/list", Connection="close")
         case "chunked":
@@ -134,6 +139,30 @@ def unusual(line: Line, case: str) -> bytes:
             return line.request(modern("tools/list", params={"_meta": meta}), **named)
         case _:
             return line.asks("tools/list", Content_Length=None).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+
+async def test_a_body_that_looks_like_a_request_is_a_body(door: Door) -> None:
+    async with door.line() as line:
+        raw = line.asks("tools/list")
+        assert b"200" in (await line.send(raw)).status
+        before = dict(door.counts)
+        line.writer.write(line.head(raw, {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/call"}, FIRST_LINE))
+        with anyio.fail_after(DEADLINE):
+            connections: set[Any] = door.server.server_state.connections  # type: ignore[assignment]
+            while not any(each.cycle for each in connections):
+                await anyio.lowlevel.checkpoint()
+        assert b"400" in (await line.send(raw)).status
+        assert door.counts["connection"] == before["connection"]
+
+
+async def test_an_idle_connection_that_was_just_answered_lives_on() -> None:
+    async with open_door(some_server(), "connection", timeout_keep_alive=0.2) as door, door.line() as line:
+        await warm(door)
+        await line.send(line.asks("tools/list"))
+        began = anyio.current_time()
+        while anyio.current_time() < began + 0.5:  # longer than it may be idle, and never idle
+            assert b"200" in (await line.send(line.asks("tools/list"))).status
+        assert await line.ended()
 
 
 async def test_a_limit_of_connections_is_uvicorns_to_keep() -> None:

@@ -10,20 +10,23 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import httpx2
 import mcp_types as types
 import pytest
 from mcp.server import Server, ServerRequestContext
 from mcp.server.streamable_http import EventStore
+from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
+from starlette.responses import Response
+from starlette.routing import Mount, Route
 
 from tests.servers.board import Own, authentication
 from tests.servers.door import FRONTS, META, Answer, Door, Line, modern, open_door, some_server
 from tests.servers.ears import DEADLINE, LEGACY, MODERN
 from tidings import Live, Policy, seams
 from tidings.lanes import answers, verdicts
-from tidings.lanes.answers import front_of
+from tidings.lanes.shortcut import front_of
 
 pytestmark = pytest.mark.anyio
 
@@ -261,7 +264,7 @@ def test_only_an_app_with_nothing_before_the_front_is_answered_at_the_connection
     plain = app()
     found = front_of(plain)
     assert found is not None
-    assert found[0] == b"/mcp"
+    assert found[0] == "/mcp"
     assert front_of(Live(some_server()).http_app(streamable_http_path="/a/b")) is not None
 
     assert front_of(app(**authentication())) is None
@@ -282,6 +285,35 @@ def test_only_an_app_with_nothing_before_the_front_is_answered_at_the_connection
     from fastmcp import FastMCP
 
     assert front_of(Live(FastMCP("fast"), shared_lists=True).http_app()) is None
+
+
+@pytest.mark.parametrize("front", FRONTS)
+async def test_a_route_that_is_put_before_it_later_is_asked_first(front: str) -> None:
+    async with open_door(some_server(), front) as door:
+        await warm(door)
+
+        async def refuse(request: Any) -> Response:
+            return Response(status_code=418)
+
+        door.app.router.routes.insert(0, Route("/mcp", endpoint=refuse, methods=["POST"]))
+        assert b"418" in (await door.send(changed())).status
+
+
+async def test_an_app_that_is_mounted_elsewhere_answers_there_alone() -> None:
+    inner = Live(some_server()).http_app()
+    outer = Starlette(routes=[Mount("/below", app=inner)])
+    async with inner.router.lifespan_context(inner):
+        transport = httpx2.ASGITransport(app=outer)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost:1") as http:
+            headers = {
+                "Accept": "application/json, text/event-stream",
+                "Content-Type": "application/json",
+                "MCP-Protocol-Version": MODERN,
+                "Mcp-Method": "tools/list",
+            }
+            for path, status in (("/below/mcp", 200), ("/mcp", 404), ("/below/mcp", 200), ("/mcp", 404)):
+                response = await http.post(path, content=modern("tools/list"), headers=headers)
+                assert response.status_code == status
 
 
 # Legacy sessions

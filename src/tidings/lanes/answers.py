@@ -13,18 +13,16 @@ import asyncio
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from mcp.server.streamable_http_manager import StreamableHTTPASGIApp
-from starlette.applications import Starlette
-from starlette.routing import Route
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 
 from tidings.lanes.front import Front
 from tidings.lanes.lists import Kept
+from tidings.lanes.shortcut import front_of
 from tidings.lanes.verdicts import LISTS, Claim, Form, form_of
 
-__all__ = ["QuickAnswers", "front_of"]
+__all__ = ["QuickAnswers"]
 
 _LARGEST: Final = 16_384
 """Bytes of a request that is held back. A list request has a few hundred."""
@@ -40,26 +38,11 @@ _FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
 """Of which uvicorn makes the client's address in its log."""
 
 
-def front_of(app: Any) -> tuple[bytes, Front] | None:
-    """The path of an app of ours, and the front that stands there with nothing before it: whatever would have to see
-    a request first, authentication above all, is in one of these places."""
-    if type(app) is not Starlette or app.user_middleware or not app.routes:
-        return None
-    route = app.routes[0]
-    if type(route) is not Route or route.app is not route.endpoint or route.methods:
-        return None
-    if type(route.endpoint) is not StreamableHTTPASGIApp:
-        return None
-    front = route.endpoint.session_manager.asgi_app
-    is_plain = route.path.startswith("/") and route.path.isascii() and not set(route.path) & set("{}%?# ")
-    return (route.path.encode(), front) if isinstance(front, Front) and is_plain else None
-
-
 class _Door:
     """What all connections of one server share."""
 
-    def __init__(self, path: bytes, front: Front) -> None:
-        self.path = path
+    def __init__(self, path: str, front: Front) -> None:
+        self.path = path.encode()
         self.front = front
         self._heads: dict[bytes, tuple[Form, int]] = {}
         """All the bytes of a request before its body, what of them is looked at, and how long the body is."""
@@ -101,6 +84,8 @@ class QuickAnswers(HttpToolsProtocol):
     """Whether the parser stands between two requests."""
     _data: bytes | None = None
     """What has come in one piece, if it began with a request."""
+    _answered = 0.0
+    """When the last answer was given while the timer of an idle connection ran on."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
@@ -116,7 +101,6 @@ class QuickAnswers(HttpToolsProtocol):
         if claim is not None and self._is_free():
             found = door.front.answer(claim, body)
             if found is not None:
-                self._unset_keepalive_if_required()
                 self._respond(door, *found)
                 return
         self._data = data
@@ -155,6 +139,13 @@ class QuickAnswers(HttpToolsProtocol):
         if self._data is not None:
             door.remember(self._data, form_of(self.headers), body)
         self._respond(door, *found)
+
+    def timeout_keep_alive_handler(self) -> None:
+        rest = self._answered + self.timeout_keep_alive - self.loop.time()
+        if rest <= 0:
+            super().timeout_keep_alive_handler()
+        else:
+            self.timeout_keep_alive_task = self.loop.call_later(rest, self.timeout_keep_alive_handler)
 
     def shutdown(self) -> None:
         self._let_go()
@@ -203,7 +194,13 @@ class QuickAnswers(HttpToolsProtocol):
             path = get_path_with_query_string(scope)
             self.access_logger.info('%s - "%s %s HTTP/%s" %d', get_client_addr(scope), "POST", path, "1.1", 200)
         self.transport.write(door.response(kept, tag, self.server_state.default_headers))
-        self.on_response_complete()
+        if self.timeout_keep_alive_task is None:
+            self.on_response_complete()
+        else:
+            # A timer that is stopped and started with every answer costs as much as the answer: it is looked at when
+            # it rings.
+            self.server_state.total_requests += 1
+            self._answered = self.loop.time()
 
 
 def _door_of(config: Config) -> _Door | None:

@@ -21,6 +21,7 @@ import anyio
 
 from tidings import seams
 from tidings.lanes.front import Front
+from tidings.lanes.shortcut import Shortcut
 
 if TYPE_CHECKING:
     from tidings.live import Live
@@ -39,6 +40,8 @@ def build_app(live: Live, options: dict[str, Any]) -> Any:
         app = server.streamable_http_app(**options)
         manager = server.session_manager
         manager.asgi_app = Front(live, manager)
+        build_stack = app.build_middleware_stack
+        app.build_middleware_stack = lambda: Shortcut(app, build_stack())
 
         def take_place() -> Any:
             return manager

@@ -19,7 +19,7 @@ from tidings.gate import Principal
 from tidings.lanes.channel import Message, Receive, Scope, Send
 from tidings.lanes.listen import Wanted
 from tidings.lanes.lists import Kept
-from tidings.lanes.verdicts import LISTEN, Claim, Verdicts, form_of
+from tidings.lanes.verdicts import LISTEN, LISTS, Claim, Verdicts, form_of
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -54,6 +54,20 @@ class Front:
                     return
             scope = _tidy(scope)
         await self._app(scope, receive, send)
+
+    async def answer_at_once(self, scope: Scope, receive: Receive, send: Send) -> Receive | None:
+        """Answer a modern list request if nobody has to be asked; otherwise, where the request can still be read."""
+        claim = self.verdicts.known(form_of(scope["headers"]))
+        if claim is None or claim.method not in LISTS:
+            return receive
+        message = await receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            found = self.answer(claim, message["body"])
+            if found is not None:
+                kept, tag = found
+                await kept.send(send, tag)
+                return None
+        return _replay([message], receive)
 
     def answer(self, claim: Claim, body: bytes) -> tuple[Kept, bytes] | None:
         """What a modern list request gets, and its id, if both are known without asking or waiting for anybody."""

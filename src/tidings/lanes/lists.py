@@ -53,10 +53,7 @@ class Kept:
         )
         """The headers as they stand on the wire, with `%d` for the length."""
 
-    def body(self, tag: bytes) -> bytes:
-        return self.head + tag + self.tail
-
-    async def send(self, send: Send, tag: bytes, session_id: bytes) -> None:
+    async def send(self, send: Send, tag: bytes, session_id: bytes = b"") -> None:
         body = self.head + tag + self.tail
         headers = self._headers.copy()
         if self._length_at is not None:
