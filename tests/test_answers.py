@@ -148,7 +148,7 @@ async def test_a_body_that_looks_like_a_request_is_a_body(door: Door) -> None:
         before = dict(door.counts)
         line.writer.write(line.head(raw, {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/call"}, FIRST_LINE))
         with anyio.fail_after(DEADLINE):
-            connections: set[Any] = door.server.server_state.connections  # type: ignore[assignment]
+            connections: set[Any] = door.server.server_state.connections
             while not any(each.cycle for each in connections):
                 await anyio.lowlevel.checkpoint()
         assert b"400" in (await line.send(raw)).status

@@ -13,8 +13,8 @@ import tidings
 SOURCE = Path(tidings.__file__).parent
 CORE_NAMES = frozenset(
     {
-        *("agenda", "catalog", "delta", "digest", "errors", "frames", "hub", "index"),
-        *("journal", "mailbox", "model", "news", "patterns", "policy", "subscriber"),
+        *("agenda", "catalog", "cursor", "delta", "digest", "durable", "errors", "frames", "hub", "index"),
+        *("journal", "mailbox", "model", "news", "patterns", "policy", "subscriber", "terms"),
     }
 )
 CORE = [SOURCE / f"{name}.py" for name in sorted(CORE_NAMES)]

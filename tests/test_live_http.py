@@ -144,7 +144,7 @@ async def test_full_detail_has_operation_and_item_in_params_and_a_summary_in_met
             "arguments": [{"name": "name", "required": True}],
         }
         assert meta[SUBSCRIPTION_KEY] == "s"
-        assert meta[CHANGE_KEY].keys() == {"operation", "name", "revision", "digest"}
+        assert meta[CHANGE_KEY].keys() == {"operation", "name", "revision", "digest", "complete"}
 
         await wire.change("remove", feature="prompts", key="grüße")
         params = (await stream.message())["params"]
@@ -186,7 +186,7 @@ async def test_summary_detail_says_it_in_meta_alone(urls: dict[str, str], http: 
         await wire.change("add", feature="tools", key="brief")
         params = (await stream.message())["params"]
         assert params.keys() == {"_meta"}
-        assert params["_meta"][CHANGE_KEY].keys() == {"operation", "name", "revision", "digest"}
+        assert params["_meta"][CHANGE_KEY].keys() == {"operation", "name", "revision", "digest", "complete"}
         await wire.change("remove", feature="tools", key="brief")
 
 

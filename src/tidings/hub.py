@@ -17,7 +17,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from operator import attrgetter
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from tidings.agenda import Agenda
@@ -25,11 +24,11 @@ from tidings.catalog import Catalog
 from tidings.index import WatchIndex, check_limit
 from tidings.journal import Journal
 from tidings.mailbox import NEVER, Entry, Filter, IsMuted, Mailbox
-from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version
+from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version, topic_named
 from tidings.news import News
-from tidings.patterns import Templates
+from tidings.patterns import Templates, is_pattern
 from tidings.policy import Policy
-from tidings.subscriber import BUSY, Deliver, OnClose, Subscriber, WeakMethod, check_callback, identity
+from tidings.subscriber import BUSY, Callbacks, Deliver, OnClose, Subscriber, check_callback
 
 if TYPE_CHECKING:
     from tidings.lanes.local import Listener
@@ -72,11 +71,11 @@ class Hub:
         self._clock = clock
         self._lock = catalog.lock
         self._subscribers: dict[Subscriber, None] = {}
-        self._callbacks: dict[object, Subscriber] = {}
+        self._serial = 0
+        self._callbacks = Callbacks()
+        self.templates = templates
         self._index = WatchIndex(templates, self.policy.subresources)
         self._agenda = Agenda()
-        self._lost: deque[object] = deque()
-        """The methods whose owner was collected. A collection may strike anywhere, so it only leaves a note here."""
         self._outbox: deque[tuple[Change, ...]] = deque()
         self._publishing = False
         self._started: set[Topic] = set()
@@ -109,7 +108,9 @@ class Hub:
                 filter=filter,
                 is_muted=is_muted,
                 on_close=on_close,
+                serial=self._serial,
             )
+            self._serial += 1
             self._subscribers[subscriber] = None
             return subscriber
 
@@ -180,6 +181,8 @@ class Hub:
             subscriber = self._find(who)
             if subscriber is None or subscriber.is_closed:
                 return
+            if subscriber.keeper is not None:
+                self._guarded(subscriber.keeper, subscriber)
             subscriber.is_closed = True
             subscriber.is_plain = False
             for topic in self._index.remove(subscriber):
@@ -191,9 +194,7 @@ class Hub:
                 subscriber.date = None
             self._subscribers.pop(subscriber, None)
             self._woken.pop(subscriber, None)
-            key = identity(subscriber.deliver)
-            if self._callbacks.get(key) is subscriber:
-                del self._callbacks[key]
+            self._callbacks.discard(subscriber)
             logger.debug("closed %r: %s", subscriber, reason)
             if subscriber.on_close is not None:
                 self._guarded(subscriber.on_close, reason)
@@ -214,7 +215,7 @@ class Hub:
         """Who is told when this changes: a feature by its name, or the URI of a resource."""
         with self._lock:
             self._sweep()
-            return list(self._index.watching(self._index.paths(_topic(topic))))
+            return list(self._index.watching(self._index.paths(topic_named(topic))))
 
     def subscriptions(self) -> list[tuple[Topic, list[Subscriber]]]:
         """Every feature, URI and pattern that is watched, and by whom."""
@@ -226,6 +227,15 @@ class Hub:
         """The version that a subscriber was last told, or knew when it came; None if it was never told."""
         entry = subscriber.mailbox.entries.get(topic) if subscriber.mailbox else None
         return entry.told if entry else self.news.version(topic)
+
+    def known(self, subscriber: Subscriber) -> dict[Topic, Version | None]:
+        """Where a subscriber stands: if it came back with just this, it would be told all that it has not heard yet.
+
+        Patterns have no version; what they match is in it while it waits."""
+        with self._lock:
+            exact = [topic for topic in subscriber.watched if isinstance(topic, Feature) or not is_pattern(topic)]
+            known: dict[Topic, Version | None] = {topic: self.news.version(topic) for topic in exact}
+            return known | (subscriber.mailbox.known() if subscriber.mailbox else {})
 
     def __len__(self) -> int:
         with self._lock:
@@ -320,7 +330,7 @@ class Hub:
         elif not mailbox.has_room(notification.topic, subscriber.policy):
             self._overflow(subscriber, mailbox)
             return
-        due = mailbox.note(notification, previous, subscriber.policy, subscriber.filter, now)
+        due = mailbox.note(notification, previous, subscriber.policy, subscriber.filter, now, subscriber.delay)
         if not subscriber.is_ready:
             return
         if due <= now or due == NEVER:
@@ -451,27 +461,24 @@ class Hub:
 
     def _close_if_idle(self, subscriber: Subscriber) -> None:
         """A callback that watches nothing is done; a lane's subscriber stays open for what it may watch later."""
-        if subscriber.is_idle and self._callbacks.get(identity(subscriber.deliver)) is subscriber:
+        if subscriber.is_idle and subscriber in self._callbacks:
             self.close(subscriber)
 
     def _callback(self, callback: Callable[[Notification], object], options: Mapping[str, Any]) -> Subscriber:
         check_callback(callback)
-        key = identity(callback)
-        subscriber = self._callbacks.get(key)
+        subscriber = self._callbacks.find(callback)
         if subscriber is None:
             options = {"label": getattr(callback, "__qualname__", ""), **options}
-            deliver = WeakMethod(callback, self._lost.append) if isinstance(callback, MethodType) else callback
-            subscriber = self._callbacks[key] = self.open(deliver, **options)
+            subscriber = self.open(self._callbacks.reference(callback), **options)
+            self._callbacks.add(subscriber)
         return subscriber
 
     def _find(self, who: Subscriber | Callable[[Notification], object]) -> Subscriber | None:
-        return who if isinstance(who, Subscriber) else self._callbacks.get(identity(who))
+        return who if isinstance(who, Subscriber) else self._callbacks.find(who)
 
     def _sweep(self) -> None:
-        while self._lost:
-            subscriber = self._callbacks.get(self._lost.popleft())
-            if subscriber is not None:
-                self.close(subscriber, Reason.COLLECTED)
+        for subscriber in self._callbacks.collected():
+            self.close(subscriber, Reason.COLLECTED)
 
     def _arm(self, subscriber: Subscriber, when: float) -> None:
         """See to it that the subscriber is looked at by then."""
@@ -490,9 +497,3 @@ class Hub:
         except Exception:  # a hook is the user's; the hub must stay whole
             self.failures["hook"] += 1
             logger.exception("a hook of the hub failed on %r; going on", argument)
-
-
-def _topic(name: Feature | str) -> Topic:
-    if isinstance(name, Feature):
-        return name
-    return next((feature for feature in Feature if feature.value == name), name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import os
 import secrets
 import threading
 import time
@@ -20,19 +21,31 @@ from typing import Any, Literal
 from mcp_types import SERVER_INFO_META_KEY
 
 from tidings.catalog import Catalog
+from tidings.cursor import Cursor
+from tidings.durable import Durables
 from tidings.errors import InvalidItem, NotFound, TidingsError
-from tidings.frames import EXTENSION, Shape
-from tidings.gate import Authorize, Gate
+from tidings.frames import EXTENSION
+from tidings.gate import Authorize, Gate, Principal
+from tidings.history import Past, recall
 from tidings.hub import Hub
+from tidings.journal import Journal
+from tidings.lanes.bookmarks import Bookmarks
+from tidings.lanes.extension import ExtensionLane
 from tidings.lanes.listen import ListenLane
 from tidings.lanes.lists import ListsLane
 from tidings.lanes.session import SessionLane
 from tidings.lanes.splice import SpliceLane
 from tidings.lanes.templates import read_template
-from tidings.model import Change, Feature, Topic
+from tidings.lanes.webhook import WebhookLane
+from tidings.model import Change, Feature, Topic, Version
+from tidings.patterns import is_pattern
 from tidings.policy import Policy
 from tidings.sources import inquiry
 from tidings.sources.attached import Attached, attach
+from tidings.store import State, Store
+from tidings.store.keeper import Keeper
+from tidings.subscriber import Subscriber
+from tidings.terms import Terms
 
 __all__ = ["Live", "LiveItems", "LiveResources"]
 
@@ -57,14 +70,26 @@ class Live:
         shared_lists: bool | None = None,
         first: Callable[[Topic], None] | None = None,
         last: Callable[[Topic], None] | None = None,
+        terms: Callable[[Principal | None], Terms | None] | None = None,
+        store: Keeper | Store | str | os.PathLike[str] | None = None,
     ) -> None:
         """`shared_lists` says that every caller is shown the same lists, so that they may be encoded once for all. It
-        is known for an `MCPServer`; a low-level server and FastMCP may show each caller something else."""
+        is known for an `MCPServer`; a low-level server and FastMCP may show each caller something else. `terms` says
+        how a caller is told of changes; what the caller itself asks for counts within that. `store` is where the state
+        survives this process: the path of a file, or a store."""
         self.policy = policy or Policy()
-        self.epoch = secrets.token_hex(4)
-        """One life of this server: a cursor from another one means nothing here."""
+        self.keeper = store if isinstance(store, Keeper) else Keeper(_store(store))
+        """Writes the state down; says in `problem` why, if it does not."""
+        state = self.keeper.state or State(secrets.token_hex(4), 0)
+        self.epoch = state.epoch
+        """Whose revisions these are, the store's or those of this life alone: a cursor from another one means nothing
+        here."""
         self.templates = read_template
         self.catalog = Catalog(self.policy)
+        # Each life has its own revisions: those of one that was killed may be known to somebody, and to us no longer.
+        self.catalog.restore(state.items, state.versions, state.contents, state.life << 32)
+        journal = Journal(self.policy)
+        journal.restore(state.journal, state.floors)
         self._listed = {
             "tools/list": self.catalog.tools,
             "prompts/list": self.catalog.prompts,
@@ -74,13 +99,17 @@ class Live:
         self.hub = Hub(
             self.catalog,
             policy=self.policy,
+            journal=journal,
             templates=read_template,
             alarm=self._alarm,
             first=first,
             last=last,
             follow=False,
         )
+        self.durables = Durables(self.hub, state.durables.values(), rouse=self.keeper.rouse)
+        """Subscriptions that outlive their connections."""
         self.gate = Gate(self.policy, authorize)
+        self._terms = terms
         self.tools = LiveItems(self, Feature.TOOLS)
         self.prompts = LiveItems(self, Feature.PROMPTS)
         self.resources = LiveResources(self)
@@ -108,14 +137,18 @@ class Live:
         self._tasks: set[asyncio.Task[None]] = set()
         self._left_out: set[str] = set()
         self._outbox: deque[tuple[Change, ...]] = deque()
+        self.keeper.follow(self.catalog, journal, self.durables, self.failures)
         self.catalog.follow(self._publish)
+        self.bookmarks = Bookmarks(self.policy.keep_alive)
         self.splice = SpliceLane(self)
         self.listen = ListenLane(self)
         self.lists = ListsLane(self)
         self._sessions = SessionLane(self)
+        self.webhooks = WebhookLane(self)
+        self.extension = ExtensionLane(self)
+        self._source.watch(self.catalog, self.wake)
         for feature in Feature:
             self.wake(feature)
-        self._source.watch(self.catalog, self.wake)
 
     # Serving
 
@@ -147,8 +180,16 @@ class Live:
         self.listen.stop()
         self.splice.stop()
         self._sessions.stop()
+        self.webhooks.stop()
         for task in self._tasks:
             task.cancel()
+        self.keeper.rouse()  # what the streams were told last
+
+    def close(self) -> None:
+        """Stop, write down what is left, and let go of the store: another server in this process may have it then. At
+        the end of the process this happens by itself. Waits for the disk."""
+        self.stop()
+        self.keeper.close()
 
     # Reading the server
 
@@ -194,20 +235,55 @@ class Live:
             return (self.lowlevel.instructions, tuple(self.serves(feature) for feature in Feature))
         return self._listed[method].version
 
-    def cursor(self, features: Iterable[Feature]) -> dict[str, Any]:
-        """Where a client stands that has just been shown these lists."""
-        return {
-            "epoch": self.epoch,
-            "topics": {feature.value: self.hub.news.version(feature)._asdict() for feature in features},
+    def cursor(self, topics: Iterable[Topic], told: Mapping[Topic, Version | None] | None = None) -> dict[str, Any]:
+        """Where a client stands that has just been shown these topics, or was last `told` something else of them.
+        Patterns have no version, and no part in it."""
+        known: dict[Topic, Version | None] = {
+            topic: self.hub.news.version(topic)
+            for topic in topics
+            if isinstance(topic, Feature) or not is_pattern(topic)
         }
+        for topic, version in (told or {}).items():
+            if (present := known.get(topic)) is not None and (version is None or version.digest != present.digest):
+                known[topic] = version if version is not None and version.revision >= 0 else None
+        return Cursor(self.epoch, known).as_json()
+
+    def cursor_of(self, subscriber: Subscriber) -> Cursor:
+        """Where a subscriber stands: bookmarks say it."""
+        return Cursor(self.epoch, self.hub.known(subscriber))
+
+    def terms_of(self, principal: Principal | None) -> Terms | None:
+        """What this server itself sets for a caller."""
+        try:
+            terms = self._terms(principal) if self._terms is not None else None
+            if terms is not None:
+                terms.policy(self.policy)
+            return terms
+        except Exception:  # the user's function; a caller whose terms are unknown is told like any other
+            self.failures["terms"] += 1
+            logger.exception("terms() failed for %r; using the defaults", principal)
+            return None
+
+    def history(
+        self,
+        feature: Feature | str | None = None,
+        *,
+        uri: str | None = None,
+        since: int | Cursor | None = None,
+        limit: int | None = None,
+    ) -> Past:
+        """What changed after a revision, as far as it is remembered: of one list, of one resource's content, or of all.
+
+        Since a cursor, of what is in the cursor. With a limit, the newest so many.
+        """
+        if feature is not None and uri is not None:
+            raise TidingsError("history is of a feature or of a URI; name one of them, or neither for all")
+        past = recall(self.hub, self.epoch, uri if feature is None else Feature(feature), since)
+        return past if limit is None else past.newest(limit)
 
     @property
     def result_meta(self) -> dict[str, Any]:
         return {SERVER_INFO_META_KEY: self.lowlevel.server_info_stamp}
-
-    def shape(self, *, is_sse: bool = False, is_tagged: bool = False, is_extended: bool = False) -> Shape:
-        policy = self.policy
-        return Shape(policy.detail, policy.max_changes_per_frame, is_sse, is_tagged, is_extended)
 
     def wake(self, feature: Feature, key: str | None = None) -> None:
         """A list may have changed, or one item of it. Called by the server's own methods, from any thread: it must not
@@ -313,6 +389,7 @@ class Live:
         self._is_late = False
         self._drain()
         self._keep(self._source.run())
+        self.webhooks.start(loop)
 
     def _publish(self, changes: tuple[Change, ...]) -> None:
         """Hand a commit to the hub, on the thread of the event loop once there is one."""
@@ -396,6 +473,14 @@ class LiveResources(LiveItems):
                     pass  # listed by something that is not ours to change
             self._live.catalog.resources.deleted(uri)
         return changes
+
+
+def _store(given: Store | str | os.PathLike[str] | None) -> Store | None:
+    if not isinstance(given, str | os.PathLike):
+        return given
+    from tidings.store.sqlite import SQLiteStore
+
+    return SQLiteStore(os.fspath(given))
 
 
 def _distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:

@@ -35,6 +35,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from pydantic import AnyHttpUrl
 
 from tidings import Feature, Live, Policy, Principal, Topic, seams
+from tidings.history import as_json
 
 TOKENS = {
     "alice": {"client_id": "alice", "scopes": ["read"]},
@@ -163,6 +164,16 @@ class Board:
         self.live.stop()
 
     # Asking
+
+    def history(self, **wanted: Any) -> dict[str, Any]:
+        """`live.history()`, as clients see it."""
+        is_full = wanted.pop("detail", None) == "full"
+        past = self.live.history(**wanted)
+        return {"changes": [as_json(each, is_full=is_full) for each in past.changes], "complete": past.complete}
+
+    def hook(self, name: str, url: str) -> None:
+        """A webhook of the server's own."""
+        self.live.webhooks.put(name, url, "tools")
 
     def state(self) -> dict[str, Any]:
         """Who listens, and what is kept for them."""

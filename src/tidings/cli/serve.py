@@ -19,13 +19,14 @@ import typer
 
 from tidings.cli import access
 from tidings.cli.executable import as_called
-from tidings.cli.folder import Folder, check_folder, open_workspace
+from tidings.cli.folder import Folder, check_folder, open_workspace, state_file
 from tidings.cli.output import LogLevel, counted, fail, print_line, say, set_up_logging
 from tidings.cli.startup import made_to_stay
 
 if TYPE_CHECKING:
     from tidings.live import Live
     from tidings.sources.workspace.workspace import Workspace
+    from tidings.store.keeper import Keeper
 
 __all__ = ["serve"]
 
@@ -107,6 +108,14 @@ def serve(
             min=0,
         ),
     ] = 10.0,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="The file that keeps the state over restarts, or none. By default .tidings/state.db in the workspace.",
+            metavar="PATH|none",
+            show_default=False,
+        ),
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="What to write to standard error.")] = LogLevel.INFO,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something is wrong.")] = False,
     as_json: Annotated[
@@ -125,7 +134,7 @@ def serve(
     if stdio:
         _refuse_http_options(context)
         set_up_logging(level)
-        _serve_stdio(folder, poll, quiet)
+        _serve_stdio(folder, poll, quiet, state)
         return
     if not path.startswith("/"):
         fail(f"--path {path}: it must begin with a slash, as /mcp does")
@@ -140,7 +149,7 @@ def serve(
             "or --insecure if something in front of it checks who calls"
         )
     door = _Door(folder, host, port, path, token, tuple(allow_host or ()), tuple(allow_origin or ()))
-    _serve_http(door, poll, level, quiet, as_json)
+    _serve_http(door, poll, level, quiet, as_json, state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +171,7 @@ class _Door:
         return f"http://{name}:{port}{self.path}"
 
 
-def _serve_http(door: _Door, poll: float, level: LogLevel, quiet: bool, as_json: bool) -> None:
+def _serve_http(door: _Door, poll: float, level: LogLevel, quiet: bool, as_json: bool, state: str | None) -> None:
     with _ends_quietly(), _bound(door.host, door.port) as listener:
         url = door.url(listener.getsockname()[1])
         security = access.transport_security(door.host, door.hosts, door.origins)
@@ -173,7 +182,7 @@ def _serve_http(door: _Door, poll: float, level: LogLevel, quiet: bool, as_json:
         from tidings.cli.status import shown
         from tidings.lanes.app import serve_app
 
-        live = _live(workspace)
+        live = _live(workspace, state)
         app = live.http_app(host=door.host, streamable_http_path=door.path, transport_security=security)
         if door.origins:
             access.allow_origins(app, door.origins)
@@ -191,20 +200,30 @@ def _serve_http(door: _Door, poll: float, level: LogLevel, quiet: bool, as_json:
             )
 
 
-def _serve_stdio(folder: Path, poll: float, quiet: bool) -> None:
+def _serve_stdio(folder: Path, poll: float, quiet: bool, state: str | None) -> None:
     workspace = open_workspace(folder, poll=poll)
     from tidings.cli.status import shown
 
-    live = _live(workspace)
+    live = _live(workspace, state)
     with shown(live, workspace, is_quiet=quiet):
         live.run("stdio")
 
 
-def _live(workspace: Workspace) -> Live:
+def _live(workspace: Workspace, state: str | None) -> Live:
     with made_to_stay():
         from tidings.live import Live
 
-        return Live(workspace, policy=workspace.settings.policy)
+        return Live(workspace, policy=workspace.settings.policy, store=_keeper(workspace.root, state))
+
+
+def _keeper(root: Path, state: str | None) -> Keeper | None:
+    if state == "none":
+        return None
+    from tidings.store.keeper import Keeper
+    from tidings.store.sqlite import SQLiteStore
+
+    # Every client that uses stdio starts a process of its own: that another one has the file is nothing to warn of.
+    return Keeper(SQLiteStore(state or state_file(root)), is_expected=state is not None)
 
 
 def _refuse_http_options(context: typer.Context) -> None:

@@ -14,19 +14,19 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.shared.inbound import InboundModernRoute, classify_inbound_request
 
 from tidings import seams
-from tidings.frames import EXTENSION
 from tidings.gate import Principal
 from tidings.lanes.channel import Message, Receive, Scope, Send
 from tidings.lanes.listen import Wanted
 from tidings.lanes.lists import Kept
 from tidings.lanes.verdicts import LISTEN, LISTS, Claim, Verdicts, form_of
+from tidings.lanes.wish import Wish
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
     from tidings.live import Live
 
-__all__ = ["Front", "declares_extension", "principal_of"]
+__all__ = ["Front", "principal_of"]
 
 
 class Front:
@@ -142,15 +142,9 @@ class Front:
             await self._app(_tidy(scope), _replay(messages, receive), send)
             return
         await self._live.attend()
-        await self._live.listen.serve(
-            scope,
-            receive,
-            send,
-            envelope["id"],
-            wanted,
-            principal_of(scope.get("user")),
-            declares_extension(route.client_capabilities),
-        )
+        principal = principal_of(scope.get("user"))
+        wish = Wish(self._live, envelope["params"].get("_meta"), route.client_capabilities, principal)
+        await self._live.listen.serve(scope, receive, send, envelope["id"], wanted, principal, wish)
 
     async def _read(self, receive: Receive) -> tuple[list[Message], bytes]:
         """The messages of a request, and its body if all of it came and is no larger than the SDK allows."""
@@ -208,14 +202,6 @@ def _decode(body: bytes) -> dict[str, Any] | None:
     request_id = envelope.get("id")
     is_request = isinstance(request_id, str | int) and not isinstance(request_id, bool)
     return envelope if is_request else None
-
-
-def declares_extension(capabilities: Any) -> bool:
-    """Whether a client declared `dev.tidings/changes`, under `extensions` or (legacy) `experimental`."""
-    if not isinstance(capabilities, dict):
-        return False
-    declared = (capabilities.get("extensions"), capabilities.get("experimental"))
-    return any(isinstance(each, dict) and EXTENSION in each for each in declared)
 
 
 def principal_of(user: object) -> Principal | None:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidings.errors import InvalidPattern, LimitReached
-from tidings.frames import KEEP_ALIVE, acknowledgement, encode_tag, listen_result, render
+from tidings.frames import KEEP_ALIVE, acknowledgement, bookmark, encode_tag, listen_result, render
 from tidings.gate import Principal
 from tidings.index import check_limit
 from tidings.lanes.channel import Channel, Receive, Scope, Send, dismiss
+from tidings.lanes.wish import Wish
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.patterns import compile_pattern, is_pattern
 from tidings.policy import Policy
@@ -28,7 +29,7 @@ from tidings.subscriber import BUSY, Subscriber
 if TYPE_CHECKING:
     from tidings.live import Live
 
-__all__ = ["ListenLane", "Wanted", "honour"]
+__all__ = ["Honoured", "ListenLane", "Wanted", "honour"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,10 @@ class Honoured:
     def __init__(self, topics: list[Topic]) -> None:
         self.features = [topic for topic in topics if isinstance(topic, Feature)]
         self.uris = [topic for topic in topics if not isinstance(topic, Feature)]
+
+    @property
+    def topics(self) -> list[Topic]:
+        return [*self.features, *self.uris]
 
     def __bool__(self) -> bool:
         return bool(self.features or self.uris)
@@ -118,7 +123,7 @@ class ListenLane:
         request_id: str | int,
         wanted: Wanted,
         principal: Principal | None,
-        is_extended: bool,
+        wish: Wish,
     ) -> None:
         live = self._live
         address = scope["client"][0] if scope.get("client") else None
@@ -130,7 +135,7 @@ class ListenLane:
         try:
             honoured = await honour(live, wanted, principal)
             may = live.gate.predicate(principal)
-            await self._stream(receive, send, encode_tag(request_id), honoured, is_extended, str(request_id), may)
+            await self._stream(receive, send, encode_tag(request_id), honoured, wish, str(request_id), may)
         except LimitReached as error:
             # More than anybody may ask for, so there is no use in asking again.
             await refuse(send, request_id, str(error), code=-32602, status=400)
@@ -143,19 +148,21 @@ class ListenLane:
         send: Send,
         tag: bytes,
         honoured: Honoured,
-        is_extended: bool,
+        wish: Wish,
         label: str,
         may: Callable[[str], bool] | None,
     ) -> None:
         live = self._live
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        stream = _Stream(live, send, receive, tag, is_extended)
+        stream = _Stream(live, send, receive, tag, wish)
         # From here to the subscription nothing waits: no change can fall in between, and the ack is first.
-        stream.channel.write(acknowledgement(honoured.as_filter(), live.cursor(honoured.features), tag))
+        if honoured:
+            wish.enter(honoured.topics, stream.end)
+        stream.channel.write(acknowledgement(honoured.as_filter(), wish.acknowledged(honoured.topics), tag))
         if not honoured or live.is_stopping:
             stream.end()
             return
-        stream.open(honoured, label, may)
+        stream.open(honoured, wish, label, may)
         slot = self._join(stream)
         try:
             while (await receive())["type"] != "http.disconnect":
@@ -214,31 +221,38 @@ class ListenLane:
 class _Stream:
     """One listen stream."""
 
-    __slots__ = ("_live", "_shape", "_tag", "channel", "subscriber")
+    __slots__ = ("_has_bookmarks", "_live", "_shape", "_tag", "channel", "subscriber")
 
-    def __init__(self, live: Live, send: Send, receive: Receive, tag: bytes, is_extended: bool) -> None:
+    def __init__(self, live: Live, send: Send, receive: Receive, tag: bytes, wish: Wish) -> None:
         self._live = live
         self._tag = tag
-        self._shape = live.shape(is_sse=True, is_tagged=True, is_extended=is_extended)
+        self._shape = wish.shape(is_sse=True, is_tagged=True)
+        self._has_bookmarks = wish.terms.bookmarks
         self.channel = Channel(send, receive, live.policy, asyncio.get_running_loop())
         self.channel.on_free = self._on_free
         self.channel.on_slow = self._on_slow
         self.subscriber: Subscriber | None = None
 
-    def open(self, honoured: Honoured, label: str, may: Callable[[str], bool] | None) -> None:
+    def open(self, honoured: Honoured, wish: Wish, label: str, may: Callable[[str], bool] | None) -> None:
         hub = self._live.hub
-        self.subscriber = hub.open(self.deliver, label=f"listen {label}", on_close=self._on_close)
+        self.subscriber = hub.open(
+            self.deliver, label=f"listen {label}", policy=wish.policy, filter=wish.filter, on_close=self._on_close
+        )
         self.subscriber.may = may
         self.subscriber.is_ready = not self.channel.is_busy
         self.subscriber.settle()
-        hub.subscribe(self.subscriber, *honoured.features, uris=honoured.uris)
+        wish.watch(self.subscriber)
+        hub.subscribe(self.subscriber, *honoured.features, uris=honoured.uris, told=wish.told(honoured.topics))
 
     def deliver(self, notification: Notification) -> object:
         head, tail = notification.frames.get(self._shape) or render(notification, self._shape)
         return None if self.channel.write(head + self._tag + tail) else BUSY
 
     def keep_alive(self) -> None:
-        if not self.channel.is_busy and not self.channel.write(KEEP_ALIVE) and self.subscriber is not None:
+        if self.channel.is_busy or self.subscriber is None:
+            return
+        beat = bookmark(self._live.cursor_of(self.subscriber), self._tag) if self._has_bookmarks else KEEP_ALIVE
+        if not self.channel.write(beat):
             self.subscriber.is_ready = self.subscriber.is_plain = False
 
     def end(self) -> None:

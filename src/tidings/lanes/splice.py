@@ -14,9 +14,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from tidings.errors import LimitReached
-from tidings.frames import render
+from tidings.frames import Shape, bookmark, render
 from tidings.lanes.channel import Channel, Message, Receive, Scope, Send, dismiss
 from tidings.lanes.sent import Sent, event_number
+from tidings.lanes.wish import Wish
 from tidings.mailbox import IsMuted
 from tidings.model import Notification
 from tidings.subscriber import BUSY, Subscriber
@@ -41,7 +42,7 @@ class SplicedSession:
         """How many events there were when the newest stream began."""
         self._read: int | None = None
         """How many of them were read for sure, after a stream was cut off."""
-        self.shape = live.shape(is_sse=True)
+        self.shape = Shape(is_sse=True)
         self._channels: list[Channel] = []
         """Its open streams; the last one is written to."""
         self.subscriber: Subscriber | None = None
@@ -52,10 +53,12 @@ class SplicedSession:
     def channel(self) -> Channel | None:
         return self._channels[-1] if self._channels else None
 
-    def open(self, is_extended: bool, label: str, is_muted: IsMuted | None) -> Subscriber:
+    def open(self, wish: Wish, label: str, is_muted: IsMuted | None) -> Subscriber:
         """The handshake is over: from now on there is something to tell."""
-        self.shape = self._live.shape(is_sse=True, is_extended=is_extended)
-        self.subscriber = self._live.hub.open(self.deliver, label=label, is_muted=is_muted)
+        self.shape = wish.shape(is_sse=True)
+        self.subscriber = self._live.hub.open(
+            self.deliver, label=label, policy=wish.policy, filter=wish.filter, is_muted=is_muted
+        )
         self.subscriber.is_ready = self.channel is not None and not self.channel.is_busy
         self.subscriber.settle()
         return self.subscriber
@@ -69,6 +72,13 @@ class SplicedSession:
         if self.channel is None or not self.channel.write(event_id + head + tail):
             return BUSY
         return None
+
+    def bookmark(self) -> None:
+        channel, subscriber = self.channel, self.subscriber
+        if subscriber is None or channel is None or channel.is_busy:
+            return
+        if not channel.write(bookmark(self._live.cursor_of(subscriber))):
+            subscriber.is_ready = subscriber.is_plain = False
 
     def attach(self, channel: Channel, *, is_resumed: bool = False, read: int | None = None) -> None:
         """A stream is open: tell what is pending. A resumed one may be that of a request, where a server with an event

@@ -48,9 +48,9 @@ class LowLevelSource:
 
     def watch(self, catalog: Catalog, wake: Callable[[Feature], None]) -> None:
         self._wake = wake
-        # Before the first look at a list, nothing is known of it, and its owner is believed.
-        self._is_listed = lambda feature, key: key in catalog.items(feature)
-        self._was_read = lambda feature: catalog.version(feature).revision > 0
+        # Before the first look at a list, nothing is known of it but what it was once, and its owner is believed.
+        self._is_listed = lambda feature, key: catalog.items(feature).was_read and key in catalog.items(feature)
+        self._was_read = lambda feature: catalog.items(feature).was_read
 
     async def run(self) -> None:
         return None

@@ -118,10 +118,22 @@ class Workspace:
 
     def watch(self, catalog: Catalog, wake: Callable[[Feature], None]) -> None:
         self._catalog = catalog
-        for held in self._units.values():
-            for piece in held.pieces:
+        resources = catalog.resources
+        served = {
+            key: piece
+            for feature, key in self._claims
+            if (piece := self._served((feature, key))) is not None and feature is Feature.RESOURCES
+        }
+        with catalog.batch():
+            # What an earlier life of this server left there may have come, gone or changed since.
+            for key in [item.key for item in resources.snapshot()]:
+                if key not in served and key != ERRORS:
+                    resources.deleted(key)
+            for key, piece in served.items():
                 if piece.etag is not None:
-                    catalog.resources.updated(piece.key, etag=piece.etag)
+                    resources.updated(key, etag=piece.etag)
+            if self._problems or resources.content(ERRORS).revision:
+                resources.updated(ERRORS, etag=_etag_of(self._problems))
 
     def list_now(self, feature: Feature) -> list[dict[str, Any]]:
         with self._lock:
@@ -405,7 +417,7 @@ class Workspace:
                         items.remove(key)
             if problems != self._problems:
                 self._problems = problems
-                self._catalog.resources.updated(ERRORS, etag=canonical([str(each) for each in problems]).hex())
+                self._catalog.resources.updated(ERRORS, etag=_etag_of(problems))
 
     def _fill(self, registries: dict[str, dict[str, Any]], keys: set[tuple[Feature, str]]) -> None:
         for feature, key in keys:
@@ -434,6 +446,10 @@ class Workspace:
 
 _KINDS = {"tools": "tools", "prompts": "prompts", "resources": "resources", "templates": "resourceTemplates"}
 """The SDK's registries by the names that a registration has for them."""
+
+
+def _etag_of(problems: tuple[Problem, ...]) -> str:
+    return canonical([str(each) for each in problems]).hex()
 
 
 def _rank(unit: Unit) -> tuple[bool, Unit]:
