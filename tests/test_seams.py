@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import uvicorn
 from fastmcp import FastMCP
@@ -22,11 +25,13 @@ from fastmcp.server.auth.providers.jwt import StaticTokenVerifier
 from fastmcp.tools import Tool
 from mcp.client.client import Client
 from mcp.server import Server, ServerRequestContext
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.prompts import Prompt as SDKPrompt
 from mcp.server.mcpserver.resources import TextResource
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.subscriptions import ServerEvent, ToolsListChanged
 from mcp_types import CallToolResult, ListToolsResult, TextContent
 from pydantic import AnyHttpUrl
@@ -210,6 +215,63 @@ async def test_a_running_session_manager_knows_what_the_lifespan_gave() -> None:
     assert seams.lifespan_state_of(server.session_manager) is None
     async with server.session_manager.run():
         assert seams.lifespan_state_of(server.session_manager) == {}
+
+
+@pytest.mark.anyio
+async def test_a_legacy_session_is_found_for_its_owner_alone_and_its_idle_end_can_be_put_off() -> None:
+    def user(name: str) -> AuthenticatedUser:
+        return AuthenticatedUser(AccessToken(token=name, client_id=name, scopes=[]))
+
+    server: Server[Any] = Server("seams")
+    server.streamable_http_app(session_idle_timeout=60)
+    manager = server.session_manager
+    async with manager.run():
+        for owner, stranger in ((None, user("bob")), (user("alice"), user("bob")), (user("alice"), None)):
+            session_id, idle_end = await open_session(manager, owner)
+            transport = seams.session_of(manager, session_id, owner)
+            assert transport is not None
+            assert seams.session_of(manager, session_id, stranger) is None
+            assert seams.session_of(manager, "another", owner) is None
+
+            # As a request that begins now would, and not while one is being served.
+            seams.put_off_idle_end(transport)
+            assert transport.idle_scope is not None
+            assert idle_end < transport.idle_scope.deadline <= anyio.current_time() + 60
+            transport._requests_in_flight, transport.idle_scope.deadline = 1, math.inf
+            seams.put_off_idle_end(transport)
+            assert transport.idle_scope.deadline == math.inf
+
+            await transport.terminate()
+            assert seams.session_of(manager, session_id, owner) is None
+
+
+async def open_session(manager: StreamableHTTPSessionManager, user: Any) -> tuple[str, float]:
+    """The id of a new legacy session, and when it would end if nothing more came."""
+    info = {"name": "seams", "version": "1"}
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}).encode()
+    accept = (b"accept", b"application/json, text/event-stream")
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "headers": [accept, (b"content-type", b"application/json"), (b"host", b"localhost:1")],
+        "user": user,
+    }
+    messages = [{"type": "http.request", "body": body}]
+    started: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await anyio.sleep_forever()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            started.append(message)
+
+    await manager.handle_request(scope, receive, send)
+    session_id = dict(started[0]["headers"])[b"mcp-session-id"].decode()
+    idle_scope = manager._server_instances[session_id].idle_scope
+    assert idle_scope is not None
+    return session_id, idle_scope.deadline
 
 
 @pytest.mark.anyio

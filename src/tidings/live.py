@@ -92,6 +92,12 @@ class Live:
         self.catalog.restore(state.items, state.versions, state.contents, state.life << 32)
         journal = Journal(self.policy)
         journal.restore(state.journal, state.floors)
+        self._listed = {
+            "tools/list": self.catalog.tools,
+            "prompts/list": self.catalog.prompts,
+            "resources/list": self.catalog.resources,
+            "resources/templates/list": self.catalog.resources,
+        }
         self.hub = Hub(
             self.catalog,
             policy=self.policy,
@@ -208,6 +214,11 @@ class Live:
                 self._is_late = True
                 reading.add_done_callback(self._on_time)
 
+    @property
+    def is_attended(self) -> bool:
+        """Whether `attend()` would find nothing to do."""
+        return not self._stale and self._loop is asyncio.get_running_loop()
+
     def serves(self, feature: Feature) -> bool:
         return self.lowlevel.get_request_handler(_LIST_METHODS[feature]) is not None
 
@@ -224,7 +235,7 @@ class Live:
         """What an answer to a list request depends on."""
         if method == "server/discover":
             return (self.lowlevel.instructions, tuple(self.serves(feature) for feature in Feature))
-        return self.catalog.version(Feature(method.partition("/")[0]))
+        return self._listed[method].version
 
     def cursor(self, topics: Iterable[Topic], told: Mapping[Topic, Version | None] | None = None) -> dict[str, Any]:
         """Where a client stands that has just been shown these topics, or was last `told` something else of them.

@@ -22,6 +22,7 @@ import anyio
 
 from tidings import seams
 from tidings.lanes.front import Front
+from tidings.lanes.shortcut import Shortcut
 
 if TYPE_CHECKING:
     from tidings.live import Live
@@ -43,6 +44,8 @@ def build_app(live: Live, options: dict[str, Any]) -> Any:
         app = server.streamable_http_app(**options)
         manager = server.session_manager
         manager.asgi_app = Front(live, manager)
+        build_stack = app.build_middleware_stack
+        app.build_middleware_stack = lambda: Shortcut(app, build_stack())
 
         def take_place() -> Any:
             return manager
@@ -146,12 +149,17 @@ def serve_app(
 
 
 def _protocol() -> Any:
-    """One that can park streams, if the parser that it needs is there."""
+    """One that answers lists at the connection and parks streams, if the parser that it needs is there."""
     try:
+        from tidings.lanes.answers import QuickAnswers
         from tidings.lanes.parked import ParkingProtocol
     except ImportError:
         return "auto"
-    return ParkingProtocol
+
+    class Connection(QuickAnswers, ParkingProtocol):
+        pass
+
+    return Connection
 
 
 def _spare_the_collector() -> None:

@@ -174,6 +174,7 @@ class SessionLane:
         else:
             session = live.splice.session(session_id)
             subscriber = session.open(wish, f"session {session_id}", is_muted)
+            session.version = version
         subscriber.collapses = True
         subscriber.may = live.gate.predicate(principal)
         connection.state[_STATE] = session

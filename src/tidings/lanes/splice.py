@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 class SplicedSession:
     """A legacy HTTP session, with or without its stream: either may come first."""
 
-    __slots__ = ("_channels", "_live", "_read", "_sent", "_start", "shape", "subscriber")
+    __slots__ = ("_channels", "_live", "_read", "_sent", "_start", "shape", "subscriber", "version")
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -46,6 +46,8 @@ class SplicedSession:
         self._channels: list[Channel] = []
         """Its open streams; the last one is written to."""
         self.subscriber: Subscriber | None = None
+        self.version = ""
+        """Of the protocol, once the handshake is over."""
 
     @property
     def channel(self) -> Channel | None:
@@ -132,6 +134,11 @@ class SpliceLane:
         if session is None:
             session = self._sessions[session_id] = SplicedSession(self._live)
         return session
+
+    def version_of(self, session_id: str) -> str:
+        """The protocol version that a session has agreed on; empty if there is no such session."""
+        session = self._sessions.get(session_id)
+        return session.version if session is not None else ""
 
     def forget(self, session_id: str) -> None:
         self._sessions.pop(session_id, None)
