@@ -114,7 +114,7 @@ def test_a_server_that_does_not_start_is_named_and_the_others_are_measured(tmp_p
     done = peers("--quick", "--only", "lists,fastmcp,sdk", PYTHONPATH=str(tmp_path))
 
     assert done.returncode == 1
-    assert "lists, 10 tools: FastMCP ended with 1 (ImportError: cannot import name 'Context'" in done.stdout
+    assert "lists with 10 tools: FastMCP ended with 1 (ImportError: cannot import name 'Context'" in done.stdout
     assert re.search(r"^\| tools/list, 10 tools +\| [\d.,]+ /s +\|$", done.stdout, re.MULTILINE)
 
 

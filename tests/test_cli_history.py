@@ -10,17 +10,23 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.servers.ears import LEGACY, MODERN, open_ear
 from tests.servers.ears import serving as serving_board
 from tests.servers.receiver import receiving, verify
-from tests.test_cli import DEADLINE, EXAMPLE, HELLO, TIDINGS, serving, started, tidings
+from tests.test_cli import DEADLINE, EXAMPLE, HELLO, TIDINGS, Served, serving, started, tidings
+from tidings import TidingsError
+from tidings.cli import app
+from tidings.store.sqlite import peek
 
 pytestmark = pytest.mark.anyio
 
@@ -33,11 +39,28 @@ def board(tmp_path: Path) -> Path:
 
 
 async def ran(*arguments: object, token: str | None = None) -> tuple[int, str, str]:
-    """A command to its end: status, standard output, standard error."""
-    env = {"TIDINGS_AUTH_TOKEN": token} if token else None
-    async with asyncio.timeout(DEADLINE), started(*arguments, env=env) as process:
+    """A command to its end: status, standard output, standard error. Through the same entry as the process has, without
+    the second that a process needs to import the SDK."""
+    env = {"TIDINGS_AUTH_TOKEN": token}
+    invoke = partial(CliRunner().invoke, app, [str(each) for each in arguments], env=env)
+    async with asyncio.timeout(DEADLINE):
+        result = await asyncio.to_thread(invoke)
+    if isinstance(result.exception, TidingsError):
+        return 2, result.stdout, f"tidings: {result.exception}\n"  # as main() has it
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+async def ran_as_process(*arguments: object) -> tuple[int, str, str]:
+    async with asyncio.timeout(DEADLINE), started(*arguments) as process:
         output, errors = await process.communicate()
         return process.returncode, output.decode(), errors.decode()
+
+
+async def end(server: Served) -> None:
+    server.process.terminate()
+    async with asyncio.timeout(DEADLINE):
+        await server.process.wait()
 
 
 def objects(lines: str) -> list[dict[str, Any]]:
@@ -66,7 +89,7 @@ async def test_history_of_a_server_is_printed_in_lines_and_as_json() -> None:
         async with open_ear(url, MODERN) as ear:
             await ear.change("add", feature="tools", key="new")
             await ear.change("updated", uri="board://a", metadata={"author": "Ann"})
-            status, output, _ = await ran("history", url)
+            status, output, _ = await ran_as_process("history", url)
             assert status == 0
             lines = [line.split() for line in output.splitlines()]
             assert [line[2:5] for line in lines[-2:]] == [
@@ -110,7 +133,7 @@ async def test_history_of_what_is_not_there_is_one_clear_line(board: Path) -> No
         (board, "remembers nothing yet"),
         (board / "nowhere", "is not there"),
     ):
-        status, output, errors = await ran("history", target)
+        status, output, errors = await ran_as_process("history", target)
         assert status == 2
         assert said in errors
         assert "Traceback" not in errors
@@ -144,7 +167,7 @@ async def test_history_of_a_folder_is_there_with_and_without_its_server(board: P
             process.send_signal(signal.SIGINT)
             assert await process.wait() == 130
         status, of_server, _ = await ran("history", server.url, "--json", "--limit", 0)
-        await server.end(signal.SIGTERM)
+        await end(server)
     status, output, _ = await ran("history", board, "--json", "--limit", 0)
     assert status == 0
     assert objects(output) == objects(of_server)
@@ -163,7 +186,7 @@ async def test_history_follows_a_server_over_its_restart(board: Path) -> None:
         port = server.url.split(":")[2].split("/")[0]
         async with following(server.url, "--limit", 1) as (process, until):
             await until("revision")
-            await server.end(signal.SIGTERM)
+            await end(server)
             (board / "tools" / "hello.py").write_text(HELLO)
             async with started("serve", board, "--port", port):
                 assert (await until('"hello"'))["operation"] == "added"
@@ -201,13 +224,18 @@ def on_terminal(*arguments: str) -> str:
 # Subscriptions
 
 
+def is_any_dead(board: Path) -> bool:
+    durables = peek(board / ".tidings" / "state.db").durables.values()
+    return any(each.webhook is not None and each.webhook.is_dead for each in durables)
+
+
 async def test_a_webhook_of_a_folder_is_added_listed_given_up_revived_and_removed(board: Path) -> None:
     (board / "tidings.toml").write_text((board / "tidings.toml").read_text() + "\n[policy]\nwebhook_attempts = 1\n")
     async with receiving() as receiver:
         async with serving(board) as server:
-            await server.end(signal.SIGTERM)
+            await end(server)
         added = ["subscriptions", board, "add", "hook", "--webhook", receiver.url, "--feature", "tools"]
-        status, output, errors = await ran(*added, "--json")
+        status, output, errors = await ran_as_process(*added, "--json")
         assert status == 0, errors
         described, shown = objects(output)
         assert (described["webhook"]["url"], described["webhook"]["state"]) == (receiver.url, "active")
@@ -218,10 +246,9 @@ async def test_a_webhook_of_a_folder_is_added_listed_given_up_revived_and_remove
             (board / "tools" / "hello.py").write_text(HELLO)
             delivery = await receiver.next()
             assert delivery.gist == "tools.list_changed added hello"
-            while (listed := objects((await ran("subscriptions", board, "--json"))[1]))[0]["webhook"][
-                "state"
-            ] != "dead":
+            while not await asyncio.to_thread(is_any_dead, board):
                 pass
+            listed = objects((await ran("subscriptions", board, "--json"))[1])
             assert (listed[0]["name"], listed[0]["webhook"]["lastError"]) == ("hook", "answered 500")
             assert secret not in json.dumps(listed)
             status, output, _ = await ran("subscriptions", board)
@@ -231,7 +258,7 @@ async def test_a_webhook_of_a_folder_is_added_listed_given_up_revived_and_remove
                 status, _, errors = await ran("subscriptions", board, action, "hook")
                 assert status == 2
                 assert "a server is running" in errors
-            await server.end(signal.SIGTERM)
+            await end(server)
 
         receiver.answers(200)
         status, output, _ = await ran("subscriptions", board, "revive", "hook", "--json")
@@ -239,15 +266,13 @@ async def test_a_webhook_of_a_folder_is_added_listed_given_up_revived_and_remove
         async with serving(board) as server:
             again = await receiver.next()
             assert again.gist == "tools.list_changed added hello"
-            import time
-
             verify(again, secret, now=time.time())
-            await server.end(signal.SIGTERM)
+            await end(server)
         status, _, errors = await ran("subscriptions", board, "remove", "hook")
         assert (status, errors) == (0, "Removed hook.\n")
         status, _, errors = await ran("subscriptions", board, "remove", "hook")
         assert (status, "there is no 'hook'" in errors) == (1, True)
-        status, output, errors = await ran("subscriptions", board)
+        status, output, errors = await ran_as_process("subscriptions", board)
         assert (status, output, errors) == (0, "", "There are no durable subscriptions.\n")
 
 
@@ -271,12 +296,12 @@ async def test_a_callers_webhooks_are_managed_through_its_server() -> None:
             async with open_ear(url, MODERN, token="bob") as bob:
                 await bob.change("updated", uri="board://a")
             assert (await receiver.next()).gist == "resources.updated updated board://a"
-            while "dead" not in (await ran("subscriptions", url, token="alice"))[1]:
-                pass
+            async with open_ear(url, MODERN, token="alice") as alice:
+                while "dead" not in str(await alice.request("dev.tidings/subscriptions/list")):
+                    pass
+            assert "dead" in (await ran("subscriptions", url, token="alice"))[1]
             status, output, _ = await ran("subscriptions", url, "revive", "hook", token="alice")
             assert (status, "whsec" in output) == (0, False)
-            import time
-
             verify(await receiver.next(), secret, now=time.time())
             status, _, _ = await ran("subscriptions", url, "revive", "nobody", token="alice")
             assert status == 1

@@ -14,8 +14,9 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 
 from tests.servers.receiver import DEADLINE, Delivery, Receiver, make_certificates, receiving, verify
-from tidings import LimitReached, Live, Policy, Principal, TidingsError
-from tidings.durable import Durable, Webhook
+from tidings import Feature, LimitReached, Live, Policy, Principal, TidingsError
+from tidings.durable import SERVER, Durable, Webhook
+from tidings.lanes.signature import new_secret
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +45,7 @@ async def until(is_so: Callable[[], object]) -> None:
 
 
 def webhook(live: Live, name: str = "hook") -> Webhook:
-    durable = live.durables.get((None, name))
+    durable = live.durables.get((SERVER, name))
     assert durable is not None
     assert durable.webhook is not None
     return durable.webhook
@@ -236,7 +237,7 @@ async def test_who_keeps_failing_is_given_up_and_can_be_revived() -> None:
             await receiver.next()
         await until(lambda: webhook(live).is_dead)
         assert (webhook(live).attempts, webhook(live).last_error) == (4, "answered 500")
-        assert not live.durables.is_connected((None, "hook"))
+        assert not live.durables.is_connected((SERVER, "hook"))
         live.tools.add(nothing, name="two")
         assert receiver.connections == 4
 
@@ -276,7 +277,7 @@ async def test_removing_it_ends_it_and_cuts_off_what_is_under_way() -> None:
         receiver.gate.clear()
         live.tools.add(nothing, name="one")
         await receiver.next()
-        assert live.durables.remove((None, "hook"))
+        assert live.webhooks.remove("hook")
         await until(lambda: len(live.webhooks) == 0)
         assert len(live.hub) == 0
         live.tools.add(nothing, name="two")
@@ -312,8 +313,6 @@ async def test_several_secrets_sign_while_one_takes_the_place_of_another() -> No
         kept = live.webhooks.put("hook", receiver.url, "tools").webhook
         assert kept is not None
         assert kept.secret == old.secret
-        from tidings.lanes.signature import new_secret
-
         new = new_secret()
         await open_webhook(live, receiver, "tools", secret=f"{new} {old.secret}")
         live.tools.add(nothing, name="one")
@@ -398,7 +397,7 @@ async def test_a_stream_under_its_name_takes_its_place_while_it_is_open(monkeypa
     async with receiving() as receiver, lively() as live:
         durable = await open_webhook(live, receiver, "tools")
         ended: list[bool] = []
-        visit = live.durables.enter({"name": "hook"}, None, durable.features, (), {}, lambda: ended.append(True))
+        visit = live.durables.enter({"name": "hook"}, SERVER, durable.features, (), {}, lambda: ended.append(True))
         assert visit is not None
         told: list[str] = []
         stream = live.hub.open(lambda notification: told.append(repr(notification)))
@@ -423,7 +422,8 @@ async def test_who_may_no_longer_watch_is_no_longer_told() -> None:
 
     async with receiving() as receiver, lively(authorize=authorize, webhook_attempts=2) as live:
         alice = Principal("alice", None, ("read",))
-        live.webhooks.put("hook", receiver.url, "tools", principal=alice)
+        hook = Webhook(url=receiver.url, secret=new_secret(), scopes=alice.scopes)
+        live.durables.put(Durable(name="hook", owner=alice.who, features=(Feature.TOOLS,), ttl=60.0, webhook=hook))
         await until(lambda: live.durables.is_connected((alice.who, "hook")))
         assert asked[-1][0] == alice  # with her scopes
         allowed.clear()

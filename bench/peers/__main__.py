@@ -15,7 +15,9 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,13 +35,13 @@ FULL = Scale(streams=(1, 100, 1000, 5000, 15_000), legacy=(1, 100, 1000, 5000), 
 QUICK = Scale(streams=(1, 50), legacy=(20,), herds=(50,), others=200, busy=0.05, listing=0.2, most_tools=10)
 STDIO_CHANGES = 2000
 PACKAGES = ("mcp", "fastmcp", "uvicorn", "uvloop", "httptools")
-PARTS = (*dict.fromkeys(sitting.key for sitting in SITTINGS), "stdio", "folder")
+PARTS = (*dict.fromkeys(part.key for sitting in SITTINGS for part in sitting.parts), "stdio", "folder")
 
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description="Measure Tidings beside its peers.")
     parser.add_argument("--quick", action="store_true", help="whether it works, in a minute; its figures mean nothing")
-    parser.add_argument("--full", action="store_true", help="up to 15,000 streams: a quarter of an hour")
+    parser.add_argument("--full", action="store_true", help="1 to 15,000 streams: a quarter of an hour")
     parser.add_argument("--rounds", type=int, help="how often everything is measured (3; quick: 1)")
     parser.add_argument("--streams", help="how many listen streams, for example 1,1000")
     parser.add_argument("--only", help=f"parts and peers, for example fanout,sdk,own: {', '.join((*PARTS, *PEERS))}")
@@ -64,7 +66,9 @@ def read_options() -> argparse.Namespace:
             parser.error("--streams must lie between 1 and 18,000: a process may have 20,000 files open")
         options.scale = Scale(**{**vars(options.scale), "streams": sizes})
     options.sittings = [
-        sitting for sitting in SITTINGS if sitting.key in options.parts and sitting.tools <= options.scale.most_tools
+        sitting
+        for sitting in SITTINGS
+        if sitting.tools <= options.scale.most_tools and any(part.key in options.parts for part in sitting.parts)
     ]
     options.rounds = options.rounds or (1 if options.quick else 3)
     return options
@@ -93,49 +97,45 @@ class Run:
             for tools in sorted({sitting.tools for sitting in self._options.sittings}):
                 record(tools, self._programs)
         for turn in range(self._options.rounds):
+            peers = [peer for peer in self._peers if not (turn and peer.is_taken_once)]
             # In the other order every second time, so that a slow spell does not always hit the same.
-            self._round(turn, self._peers if turn % 2 == 0 else self._peers[::-1])
+            self._round(turn, peers if turn % 2 == 0 else peers[::-1])
         if "folder" in self._options.parts:
-            self._attempt("the folder server", self._folder)
+            self._folder()
 
     def _round(self, turn: int, peers: list[Peer]) -> None:
-        for sitting in self._options.sittings:
+        options = self._options
+        for sitting in options.sittings:
             for peer in peers:
-                if sitting.takes(peer):
-                    self._say(turn, f"{sitting.key}, {sitting.tools} tools, {peer.name}")
-                    notes: dict[str, float] = {}
-                    what = f"{sitting.key}, {sitting.tools} tools"
-                    self._attempt(what, lambda: sit(sitting, peer, self._options.scale, self._programs, notes))  # noqa: B023
-                    self.samples.add(peer.key, notes)
+                parts = sitting.parts_of(peer, options.parts)
+                if parts and not (turn and sitting.is_taken_once):
+                    what = f"{', '.join(part.key for part in parts)} with {sitting.tools} tools"
+                    self._attempt(turn, what, peer, partial(sit, sitting, parts, peer, options.scale, self._programs))
         for peer in peers:
-            if "stdio" in self._options.parts and "stdio" in peer.does:
-                self._say(turn, f"stdio, {peer.name}")
-                notes = {}
-                changes = STDIO_CHANGES // (20 if self._options.quick else 1)
-                self._attempt("stdio", lambda: sit_at_pipes(peer, changes, self._programs, notes))  # noqa: B023
-                self.samples.add(peer.key, notes)
+            if "stdio" in options.parts and "stdio" in peer.does:
+                changes = STDIO_CHANGES // (20 if options.quick else 1)
+                self._attempt(turn, "stdio", peer, partial(sit_at_pipes, peer, changes, self._programs))
 
-    def _attempt(self, what: str, work: Any) -> None:
+    def _attempt(self, turn: int, what: str, peer: Peer, work: Callable[[dict[str, float]], None]) -> None:
+        if sys.stderr.isatty():
+            said = f"round {turn + 1} of {self._options.rounds}: {what}, {peer.name}"
+            print(f"\r\033[K{said}", end="", file=sys.stderr, flush=True)
+        notes: dict[str, float] = {}
         try:
-            work()
+            work(notes)
         except Failure as failure:
             self.failures.append(f"{what}: {failure}")
+        self.samples.add(peer.key, notes)
 
     def _folder(self) -> None:
         """What the folder server's own bench measures: start-up, and a file's way to a notification."""
         from bench import workspace
 
         rounds = 3 if self._options.quick else 9
-        self._say(0, "start on stdio, file changes")
         ours, bare = asyncio.run(workspace.start_times(rounds))
         heard = asyncio.run(workspace.heard_times(rounds))
-        self.samples.add("own", {"heard": heard})
-        self.samples.add("asgi", {"start": ours})
+        self.samples.add("own", {"heard": heard, "start": ours})
         self.samples.add("sdk", {"start": bare})
-
-    def _say(self, turn: int, what: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\033[Kround {turn + 1} of {self._options.rounds}: {what}", end="", file=sys.stderr, flush=True)
 
 
 def about(options: argparse.Namespace, seconds: float) -> dict[str, Any]:

@@ -93,8 +93,10 @@ GROUPS = (
             Figure("list", "the same, CPU per list, {} tools", "µs"),
             Figure("herd-10", "herd: one change until {} clients hold 10 tools", "ms"),
             Figure("herd-10-cpu", "the same, CPU per client, {} clients", "µs"),
+            Figure("herd-10-stale", "the same, answers with the old list, {} clients", ""),
             Figure("herd-100", "herd: one change until {} clients hold 100 tools", "ms"),
             Figure("herd-100-cpu", "the same, CPU per client, {} clients", "µs"),
+            Figure("herd-100-stale", "the same, answers with the old list, {} clients", ""),
         ),
     ),
     Group(
@@ -212,11 +214,11 @@ TARGETS = (
     _faster("S52", "own process: tools/list rate, 100 tools", "own", "lists/100", 120),
     _cheaper("S53", "own process: the herd of 1,000, 10 tools", "own", "herd-10/1000", 40),
     _cheaper("S54", "own process: the herd of 1,000, 100 tools", "own", "herd-100/1000", 110),
-    _faster("S55", "stdio: notifications/s", "asgi", "stdio-notifications", 10),
-    _faster("S56", "stdio: lists/s", "asgi", "stdio-lists", 3),
+    _faster("S55", "stdio: notifications/s", "own", "stdio-notifications", 10),
+    _faster("S56", "stdio: lists/s", "own", "stdio-lists", 3),
     Target("S57", "own process: CPU per delivery, 5,000 streams over 1,000", ("own", "delivery/5000"),
            ("own", "delivery/1000"), most=1.25),
-    _cheaper("S59", "start to the first answer on stdio, the bare SDK's over ours", "asgi", "start", 1),
+    _cheaper("S59", "start to the first answer on stdio, the bare SDK's over ours", "own", "start", 1),
     *_ahead(
         (
             ("last/1000", False),

@@ -34,8 +34,8 @@ def _group(group: Group, samples: Samples, peers: list[str]) -> Iterator[list[st
     for figure in group.figures:
         for key, what in figure.rows(samples):
             medians = {peer: samples.median(peer, key) for peer in peers}
-            if all(value is None for value in medians.values()):
-                continue
+            if not any(medians.values()):
+                continue  # not measured, or nothing to tell: stale answers, where there were none
             yield [what, *(_cell(samples, peer, key, figure.unit) for peer in peers)]
 
 

@@ -1,20 +1,20 @@
 """What every peer is made to do over HTTP, and what is read off its process meanwhile.
 
-A sitting is one process of one server with one piece of work; `SITTINGS` has them all. It notes one value per figure.
-CPU is the server's own, of all its threads.
+A sitting is one process of one server, with one or a few parts of the work; `SITTINGS` has them all. It notes one value
+per figure. CPU is the server's own, of all its threads.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.peers.programs import Load, Peer, Server, loading, serving
 
-__all__ = ["SITTINGS", "Scale", "Sitting", "sit"]
+__all__ = ["SITTINGS", "Part", "Scale", "Sitting", "sit"]
 
 CONNECTIONS = 32
 """That ask for lists at the same time: enough that a server never waits for the next request."""
@@ -27,7 +27,7 @@ OTHERS = 10_000
 class Scale:
     """How much of everything."""
 
-    streams: tuple[int, ...] = (1, 100, 1000, 5000)
+    streams: tuple[int, ...] = (1, 100, 1000)
     legacy: tuple[int, ...] = (100, 1000)
     herds: tuple[int, ...] = (1000,)
     others: int = OTHERS
@@ -49,6 +49,7 @@ class Watch:
 
     server: Server
     load: Load
+    tools: int
     notes: dict[str, float]
 
     def put(self, key: str, value: float) -> None:
@@ -65,8 +66,8 @@ class Watch:
 
 def told(watch: Watch, key: str, streams: int, scale: Scale) -> float:
     """Single changes, one after the other, each until the last stream is told. Gives the CPU of one delivery."""
-    first, _ = watch.ask("change", 2, 1)
-    rounds = max(3, min(200, int(scale.busy / statistics.median(first["times"]))))
+    first, _ = watch.ask("change", 1, 1)
+    rounds = max(2, min(200, int(scale.busy / first["times"][0])))
     found, cpu = watch.ask("change", rounds, 1, 120)
     deliveries = rounds * streams
     watch.put(f"{key}last/{streams}", 1e3 * statistics.median(found["times"]))
@@ -90,7 +91,8 @@ def opened(watch: Watch, key: str, command: str, sizes: tuple[int, ...], scale: 
         before = streams
 
 
-def listed(watch: Watch, key: str, tools: int, era: str, scale: Scale) -> None:
+def listed(watch: Watch, key: str, era: str, scale: Scale) -> None:
+    tools = watch.tools
     watch.ask("list", 1, era, scale.listing / 5)  # the first answer is made, not kept
     # Of large lists, few are asked for at once: the slowest server takes a tenth of a second for one.
     found, cpu = watch.ask("list", CONNECTIONS if tools < 1000 else 8, era, scale.listing)
@@ -101,7 +103,8 @@ def listed(watch: Watch, key: str, tools: int, era: str, scale: Scale) -> None:
     watch.put(f"{key}list-client-busy/{tools}", 100 * found["client"] / taken)
 
 
-def herd(watch: Watch, key: str, streams: int, tools: int, era: str) -> None:
+def herd(watch: Watch, key: str, streams: int, era: str) -> None:
+    tools = watch.tools
     found, cpu = watch.ask("herd", 0, era, 120)
     # A second one where it is cheap: the first has connections to accept.
     if found["times"][0] < 1:
@@ -129,44 +132,24 @@ def back_to_back(watch: Watch, scale: Scale) -> None:
     watch.put(f"burst-told/{scale.crowd}", found["notifications"] / scale.crowd)
 
 
-def lists_10(watch: Watch, scale: Scale) -> None:
-    listed(watch, "", 10, "modern", scale)
+def lists(watch: Watch, scale: Scale) -> None:
+    listed(watch, "", "modern", scale)
 
 
-def lists_100(watch: Watch, scale: Scale) -> None:
-    listed(watch, "", 100, "modern", scale)
+def legacy_lists(watch: Watch, scale: Scale) -> None:
+    listed(watch, "legacy-", "legacy", scale)
 
 
-def lists_1000(watch: Watch, scale: Scale) -> None:
-    listed(watch, "", 1000, "modern", scale)
-
-
-def herds(tools: int, watch: Watch, scale: Scale) -> None:
+def herds(watch: Watch, scale: Scale) -> None:
     for streams in scale.herds:
         watch.ask("open", streams, "tools", 120)
-        herd(watch, "", streams, tools, "modern")
-
-
-def herd_10(watch: Watch, scale: Scale) -> None:
-    herds(10, watch, scale)
-
-
-def herd_100(watch: Watch, scale: Scale) -> None:
-    herds(100, watch, scale)
+        herd(watch, "", streams, "modern")
 
 
 def legacy(watch: Watch, scale: Scale) -> None:
     """Sessions with a standing GET stream, and a herd of them."""
     opened(watch, "legacy-", "session", scale.legacy, scale)
-    herd(watch, "legacy-", scale.legacy[-1], 10, "legacy")
-
-
-def legacy_10(watch: Watch, scale: Scale) -> None:
-    listed(watch, "legacy-", 10, "legacy", scale)
-
-
-def legacy_100(watch: Watch, scale: Scale) -> None:
-    listed(watch, "legacy-", 100, "legacy", scale)
+    herd(watch, "legacy-", scale.legacy[-1], "legacy")
 
 
 def one_uri(watch: Watch, scale: Scale) -> None:
@@ -191,42 +174,49 @@ def others(watch: Watch, scale: Scale) -> None:
     watch.put("others", beside / alone)
 
 
-Work = Callable[[Watch, Scale], None]
+@dataclass(frozen=True)
+class Part:
+    key: str
+    work: Callable[[Watch, Scale], None]
+    needs: str = "listen"
+    """What a peer must do to take part."""
 
 
 @dataclass(frozen=True)
 class Sitting:
-    key: str
     tools: int
-    work: Work
-    needs: str
-    """What a peer must do to take part."""
+    parts: tuple[Part, ...]
+    """In an order in which none is in the way of the next."""
+    is_taken_once: bool = False
+    """In the first round only: it takes long, or its ratios are far from their bounds."""
     only: frozenset[str] = frozenset()
     """Of these peers; of all, if empty."""
 
-    def takes(self, peer: Peer) -> bool:
-        return bool({self.needs, *(("listen",) if self.needs == "lists" else ())} & peer.does) and (
-            not self.only or peer.key in self.only
-        )
+    def parts_of(self, peer: Peer, wanted: Container[str]) -> list[Part]:
+        if self.only and peer.key not in self.only:
+            return []
+        return [part for part in self.parts if part.needs in peer.does and part.key in wanted]
 
+
+LISTS = Part("lists", lists, "lists")
+HERD = Part("herd", herds)
+LEGACY_LISTS = Part("legacy-lists", legacy_lists, "legacy")
 
 SITTINGS = (
-    Sitting("fanout", 10, fan_out, "listen"),
-    Sitting("burst", 10, back_to_back, "listen"),
-    Sitting("lists", 10, lists_10, "lists"),
-    Sitting("lists", 100, lists_100, "lists"),
-    Sitting("lists", 1000, lists_1000, "lists"),
-    Sitting("herd", 10, herd_10, "listen"),
-    Sitting("herd", 100, herd_100, "listen"),
-    Sitting("legacy", 10, legacy, "legacy"),
-    Sitting("legacy-lists", 10, legacy_10, "legacy"),
-    Sitting("legacy-lists", 100, legacy_100, "legacy"),
-    Sitting("uri", 10, one_uri, "listen", frozenset({"own", "asgi", "sdk", "typescript"})),
-    Sitting("others", 10, others, "listen", frozenset({"own", "asgi", "sdk"})),
+    Sitting(10, (LISTS, Part("fanout", fan_out))),
+    Sitting(10, (Part("burst", back_to_back), HERD)),
+    Sitting(100, (LISTS, LEGACY_LISTS, HERD)),
+    Sitting(1000, (LISTS,), is_taken_once=True),
+    Sitting(10, (Part("legacy", legacy, "legacy"),)),
+    Sitting(10, (LEGACY_LISTS,)),
+    Sitting(10, (Part("uri", one_uri),), is_taken_once=True, only=frozenset({"own", "asgi", "sdk", "typescript"})),
+    Sitting(10, (Part("others", others),), is_taken_once=True, only=frozenset({"own", "asgi"})),
 )
 
 
-def sit(sitting: Sitting, peer: Peer, scale: Scale, programs: Path, notes: dict[str, float]) -> None:
+def sit(sitting: Sitting, parts: list[Part], peer: Peer, scale: Scale, programs: Path, notes: dict[str, float]) -> None:
     """Take the figures of one sitting once; what came before a failure is kept."""
     with serving(peer, sitting.tools, programs) as server, loading(server, programs) as load:
-        sitting.work(Watch(server, load, notes), scale)
+        watch = Watch(server, load, sitting.tools, notes)
+        for part in parts:
+            part.work(watch, scale)

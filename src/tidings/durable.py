@@ -25,12 +25,15 @@ from tidings.subscriber import Subscriber
 if TYPE_CHECKING:
     from tidings.hub import Hub
 
-__all__ = ["Durable", "Durables", "Key", "Owner", "Visit", "Webhook"]
+__all__ = ["SERVER", "Durable", "Durables", "Key", "Owner", "Visit", "Webhook"]
 
 logger = logging.getLogger(__name__)
 
 Owner: TypeAlias = tuple[str, str | None] | None
 """Whose it is: `Principal.who`, or None where nobody has to say who they are."""
+
+SERVER: Owner = ("", "")
+"""Of those that the server's own code has put, or whoever runs it: no caller's, so that none can take them over."""
 
 Key: TypeAlias = tuple[Owner, str]
 """Owner and name."""

@@ -60,6 +60,8 @@ logger = logging.getLogger(__name__)
 _READING_TIME = 1.0
 """Seconds that a request may wait until the server's lists are read: a list handler that hangs must hang no more."""
 
+_LIST_METHODS = {feature: f"{feature.value}/list" for feature in Feature}
+
 _RETRY = 1.0
 """Seconds until a list that could not be read is asked for again."""
 
@@ -98,6 +100,12 @@ class Live:
         self.catalog.restore(state.items, state.versions, state.contents, state.life << 32)
         journal = Journal(self.policy)
         journal.restore(state.journal, state.floors)
+        self._listed = {
+            "tools/list": self.catalog.tools,
+            "prompts/list": self.catalog.prompts,
+            "resources/list": self.catalog.resources,
+            "resources/templates/list": self.catalog.resources,
+        }
         self.hub: Hub = Hub(
             self.catalog,
             policy=self.policy,
@@ -238,8 +246,13 @@ class Live:
                 self._is_late = True
                 reading.add_done_callback(self._on_time)
 
+    @property
+    def is_attended(self) -> bool:
+        """Whether `attend()` would find nothing to do."""
+        return not self._stale and self._loop is asyncio.get_running_loop()
+
     def serves(self, feature: Feature) -> bool:
-        return self.lowlevel.get_request_handler(f"{feature.value}/list") is not None
+        return self.lowlevel.get_request_handler(_LIST_METHODS[feature]) is not None
 
     @property
     def steps_aside(self) -> bool:
@@ -254,7 +267,7 @@ class Live:
         """What an answer to a list request depends on."""
         if method == "server/discover":
             return (self.lowlevel.instructions, tuple(self.serves(feature) for feature in Feature))
-        return self.catalog.version(Feature(method.partition("/")[0]))
+        return self._listed[method].version
 
     def cursor(self, topics: Iterable[Topic], told: Mapping[Topic, Version | None] | None = None) -> dict[str, Any]:
         """Where a client stands that has just been shown these topics, or was last `told` something else of them.

@@ -144,6 +144,10 @@ class Subscriber:
             and not self.is_closed
         )
 
+    def pause(self) -> None:
+        """It can be told nothing until `hub.wake(subscriber)`."""
+        self.is_ready = self.is_plain = False
+
     def subscribe(self, *features: Feature | str, uris: Iterable[str] = (), ttl: float | None = None) -> None:
         self.hub.subscribe(self, *features, uris=uris, ttl=ttl)
 

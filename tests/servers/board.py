@@ -38,6 +38,8 @@ from pydantic import AnyHttpUrl
 
 from tidings import Feature, Filter, Live, Notification, Policy, Principal, Topic, seams
 from tidings.history import as_json
+from tidings.lanes.app import serve_app
+from tidings.lanes.parked import Parked
 
 TOKENS = {
     "alice": {"client_id": "alice", "scopes": ["read"]},
@@ -183,6 +185,9 @@ class Board:
         """A webhook of the server's own."""
         self.live.webhooks.put(name, url, "tools")
 
+    def hooks(self) -> list[str]:
+        return [each.name for each in self.live.durables.all() if each.webhook is not None]
+
     def state(self) -> dict[str, Any]:
         """Who listens, and what is kept for them."""
         live = self.live
@@ -198,6 +203,7 @@ class Board:
             },
             "pending": sum(each.pending for _, watchers in subscriptions for each in watchers),
             "streams": live.gate.count,
+            "parked": sum(type(each.channel) is Parked for streams in live.listen._streams for each in streams),
             "spliced": len(live.splice._sessions),
             "standing": len(live.splice),
             "asked": self.asked,
@@ -522,6 +528,9 @@ def main() -> None:
     # On the wire before anything is served: the backlog keeps whoever connects at once.
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()
+    if options.get("own"):
+        serve_app(app, sockets=[listener], log_level="warning")
+        return
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
     uvicorn.Server(config).run(sockets=[listener])
 

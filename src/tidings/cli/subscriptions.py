@@ -161,7 +161,7 @@ def _made(state: State, params: dict[str, Any]) -> tuple[Durable, dict[str, str]
     """A webhook that knows everything as of now."""
     import time
 
-    from tidings.durable import Durable, Webhook
+    from tidings.durable import SERVER, Durable, Webhook
     from tidings.lanes.courier import check_url
     from tidings.lanes.signature import check_secret, new_secret
     from tidings.policy import Policy
@@ -169,12 +169,13 @@ def _made(state: State, params: dict[str, Any]) -> tuple[Durable, dict[str, str]
     hook, wanted = params["webhook"], params["notifications"]
     check_url(hook["url"], allow_loopback=True)
     features = tuple(feature for feature in Feature if f"{feature.value}ListChanged" in wanted)
-    known = state.durables.get((None, params["name"]))
+    known = state.durables.get((SERVER, params["name"]))
     secret = hook.get("secret") or (known.webhook.secret if known and known.webhook else None)
     shown = {} if secret else {"secret": new_secret()}
     versions = [*state.versions.values(), *state.contents.values()]
     durable = Durable(
         name=params["name"],
+        owner=SERVER,
         features=features,
         uris=tuple(wanted.get("resourceSubscriptions", ())),
         as_of=max((version.revision for version in versions), default=0),

@@ -180,6 +180,7 @@ class SessionLane:
         else:
             session = live.splice.session(session_id)
             subscriber = session.open(wish, f"session {nickname(session_id)}", is_muted)
+            session.version = version
         subscriber.collapses = True
         subscriber.may = live.gate.predicate(principal)
         connection.state[_STATE] = session

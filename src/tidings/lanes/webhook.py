@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import structs
 
-from tidings.durable import Durable, Key, Owner, Visit, Webhook
+from tidings.durable import SERVER, Durable, Key, Owner, Visit, Webhook
 from tidings.errors import TidingsError
 from tidings.frames import FILTER_KEY, Shape, write
 from tidings.gate import Principal
@@ -94,37 +94,38 @@ class WebhookLane:
         secret: str | None = None,
         terms: Mapping[str, Any] | None = None,
         ttl: float | None = None,
-        principal: Principal | None = None,
     ) -> Durable:
-        """Have changes delivered to a URL from now on; under a name that is there already, it takes that one's place
-        and knows what that one was told. Without a secret it keeps the one it has, or is given one."""
+        """Have changes delivered to a URL from now on, for the server itself. Under a name that is there already, it
+        takes that one's place and knows what that one was told. Without a secret it keeps the one it has, or is given
+        one."""
         check_url(url, allow_loopback=True)
-        owner = principal.who if principal is not None else None
-        known = self._live.durables.get((owner, name))
+        known = self._live.durables.get((SERVER, name))
         if secret is None:
             secret = known.webhook.secret if known is not None and known.webhook is not None else new_secret()
-        webhook = Webhook(
-            url=url, secret=check_secret(secret), scopes=principal.scopes if principal is not None else ()
-        )
+        longest = self._live.policy.durable_ttl
         durable = Durable(
             name=name,
-            owner=owner,
+            owner=SERVER,
             features=tuple(map(Feature, features)),
             uris=tuple(uris),
             terms=dict(terms or {}),
-            ttl=self._live.policy.durable_ttl if ttl is None else min(ttl, self._live.policy.durable_ttl),
-            webhook=webhook,
+            ttl=longest if ttl is None else min(ttl, longest),
+            webhook=Webhook(url=url, secret=check_secret(secret)),
         )
         if not name or not (durable.features or durable.uris):
             raise TidingsError("a webhook has a name, and a list or a URI to watch")
         return self._live.durables.put(durable)
 
-    def revive(self, name: str, owner: Owner = None) -> Durable | None:
+    def revive(self, name: str, owner: Owner = SERVER) -> Durable | None:
         """Try again now, whether or not it was given up; None if there is no such webhook."""
         durable = self._live.durables.get((owner, name))
         if durable is None or durable.webhook is None:
             return None
         return self._live.durables.put(structs.replace(durable, expires=None, webhook=durable.webhook.revived()))
+
+    def remove(self, name: str, owner: Owner = SERVER) -> bool:
+        """Forget one; whether there was one."""
+        return self._live.durables.remove((owner, name))
 
     def __len__(self) -> int:
         return len(self._posts)
@@ -193,9 +194,10 @@ class _Post:
         durable = live.durables.get(self._key)
         if durable is None:
             return
-        principal = None if durable.owner is None else Principal(*durable.owner, self._webhook.scopes)
+        is_ours = durable.owner == SERVER
+        principal = None if is_ours or durable.owner is None else Principal(*durable.owner, self._webhook.scopes)
         topics: list[Topic] = [*durable.features, *durable.uris]
-        allowed = await live.gate.allowed(principal, topics)
+        allowed = topics if is_ours else await live.gate.allowed(principal, topics)
         if self._is_over:
             return
         if refused := [topic for topic in topics if topic not in allowed]:
@@ -218,7 +220,7 @@ class _Post:
             filter=wish.filter,
             on_close=self._on_close,
         )
-        subscriber.may = live.gate.predicate(principal)
+        subscriber.may = None if is_ours else live.gate.predicate(principal)
         visit.watch(subscriber)
         live.hub.subscribe(subscriber, *durable.features, uris=durable.uris, told=visit.told())
 
