@@ -324,7 +324,7 @@ def test_whatever_comes_is_answered_as_the_sdk_would(front: str) -> None:
         session = runner.run(session_of(door))
 
         @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-        @given(headers=HEADERS, body=st.just(LISTED) | BODIES)
+        @given(headers=st.just({}) | HEADERS, body=st.just(LISTED) | BODIES)
         def check(headers: dict[str, str | None], body: bytes) -> None:
             def raw(line: Line) -> bytes:
                 named = {"MCP_Protocol_Version": MODERN, "Mcp_Method": "tools/list", **headers}
@@ -343,7 +343,7 @@ def test_whatever_comes_is_answered_as_the_sdk_would(front: str) -> None:
             check()
         finally:
             runner.run(context.__aexit__(None, None, None))
-        assert door.counts["connection"] > (50 if front == "connection" else -1)
+        assert (door.counts["connection"] > 20) == (front == "connection")
 
 
 async def session_of(door: Door) -> dict[str, str | None]:
