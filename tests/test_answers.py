@@ -146,10 +146,10 @@ async def test_a_body_that_looks_like_a_request_is_a_body(door: Door) -> None:
         raw = line.asks("tools/list")
         assert b"200" in (await line.send(raw)).status
         before = dict(door.counts)
-        line.writer.write(line.head(raw, {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/call"}, FIRST_LINE))
+        line.writer.write(line.head(raw, {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/list"}, FIRST_LINE))
         with anyio.fail_after(DEADLINE):
             connections: set[Any] = door.server.server_state.connections
-            while not any(each.cycle for each in connections):
+            while not any(each._claim for each in connections):  # it is held back until its body is there
                 await anyio.lowlevel.checkpoint()
         assert b"400" in (await line.send(raw)).status
         assert door.counts["connection"] == before["connection"]
