@@ -268,6 +268,8 @@ def test_only_an_app_with_nothing_before_the_front_is_answered_at_the_connection
     assert front_of(Live(some_server()).http_app(streamable_http_path="/a/b")) is not None
 
     assert front_of(app(**authentication())) is None
+    tokens = authentication()["token_verifier"]
+    assert front_of(Live(Server("own")).http_app(token_verifier=tokens)) is None
     with_cors = app()
     with_cors.add_middleware(CORSMiddleware, allow_origins=["*"])
     assert front_of(with_cors) is None
