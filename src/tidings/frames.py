@@ -22,6 +22,7 @@ __all__ = [
     "CHANGE_KEY",
     "CURSOR_KEY",
     "DELETED_METHOD",
+    "DURABLE_KEY",
     "EXTENSION",
     "FILTER_KEY",
     "KEEP_ALIVE",
@@ -41,6 +42,8 @@ CHANGE_KEY = "dev.tidings/change"
 CURSOR_KEY = "dev.tidings/cursor"
 RESUME_KEY = "dev.tidings/resume"
 """Where a client that comes back puts the cursor it holds."""
+DURABLE_KEY = "dev.tidings/durable"
+"""What a client asks for, and in the acknowledgement what it has: a subscription that outlives its connection."""
 FILTER_KEY = "dev.tidings/filter"
 """Where a client says how it wants to be told, and is told what of it was honoured."""
 EXTENSION = "dev.tidings/changes"
@@ -139,6 +142,8 @@ def _render(notification: Notification, shape: Shape) -> tuple[bytes, bytes]:
         if shape.epoch:
             said[CURSOR_KEY] = Cursor(shape.epoch, {notification.topic: notification.version}).as_json()
         meta = _escape(msgspec.json.encode(said))[1:-1]
+    if notification.trace is not None:
+        meta += (b"," if meta else b"") + _escape(msgspec.json.encode(notification.trace))[1:-1]
     if shape.is_tagged or meta:
         head += b',"_meta":{' if members else b'"_meta":{'
         tail = b"}}}"

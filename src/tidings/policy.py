@@ -15,6 +15,7 @@ from tidings.patterns import Match, compile_pattern
 __all__ = ["Detail", "Policy"]
 
 Detail: TypeAlias = Literal["full", "delta", "summary", "none"]
+Callers: TypeAlias = Literal["none", "principals", "anyone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +108,47 @@ class Policy:
     journal_age: float = 24 * 3600.0
     """Seconds that a change is remembered. A client that was away for longer does better to refetch."""
 
+    journal_bytes: int = 16 << 20
+    """Bytes of definitions that the changes of one feature may keep, and as many of contents: 10,000 changes of common
+    tools are a tenth of it, and a server of giant ones must not fill the memory."""
+
+    durable_ttl: float = 7 * 24 * 3600.0
+    """Seconds that a durable subscription is kept without its client, who may ask for less: a holiday's length."""
+
+    max_durables: int = 10_000
+    """Durable subscriptions in all: each costs memory, and room in the store, whether or not its client comes back."""
+
+    max_durables_per_principal: int = 100
+    """Of one authenticated caller: a name is one agent or one machine of its, not one per start."""
+
+    webhooks: Callers = "principals"
+    """Who may have changes delivered to a URL: no client ("none"), those that the server's authentication knows, or
+    anyone. Not anyone, because a stranger could aim this server's requests at others."""
+
+    webhook_private: bool = False
+    """Whether a webhook may lead to this machine or into a private network, where a client might reach through the
+    server what it can't reach itself."""
+
+    webhook_timeout: float = 10.0
+    """Seconds that a receiver has to answer: it is to take a delivery, and do its work later."""
+
+    webhook_backoff: float = 5.0
+    """Seconds after the first failure of a webhook until it is tried again; twice as long each time, up to an hour."""
+
+    webhook_attempts: int = 20
+    """Failures in a row after which a webhook is given up: with the times above, after a night."""
+
     def __post_init__(self) -> None:
+        if self.webhooks not in get_args(Callers):
+            raise InvalidPolicy(f"webhooks is {self.webhooks!r}; it must be one of {', '.join(get_args(Callers))}")
+        for name in ("webhook_timeout", "webhook_backoff"):
+            self._check(name, getattr(self, name), (int, float), 0.001)
+        self._check("webhook_attempts", self.webhook_attempts, (int,), 1)
         if self.detail not in get_args(Detail):
             raise InvalidPolicy(f"detail is {self.detail!r}; it must be one of {', '.join(get_args(Detail))}")
         for name in ("quiet_gap", "longest_wait", "min_interval", "spread", "journal_age", "list_ttl", "list_memory"):
             self._check(name, getattr(self, name), (int, float), 0)
+        self._check("durable_ttl", self.durable_ttl, (int, float), 0)
         for name in ("keep_alive", "write_deadline"):
             self._check(name, getattr(self, name), (int, float), 0.001)
         for name in ("max_streams", "max_streams_per_principal", "max_streams_per_address"):
@@ -119,7 +156,9 @@ class Policy:
                 self._check(name, value, (int,), 1)
         for name in ("max_item_bytes", "max_changes_per_frame", "max_pending"):
             self._check(name, getattr(self, name), (int,), 1)
-        for name in ("max_uris", "max_patterns", "max_contents", "journal_changes"):
+        for name in ("max_uris", "max_patterns", "max_contents", "journal_changes", "journal_bytes"):
+            self._check(name, getattr(self, name), (int,), 0)
+        for name in ("max_durables", "max_durables_per_principal"):
             self._check(name, getattr(self, name), (int,), 0)
         if self.quiet_gap > self.longest_wait:
             raise InvalidPolicy(

@@ -61,10 +61,13 @@ DEADLINE = 10.0
 """Seconds for one wait: far above the slowest, so that only what never comes meets it."""
 
 ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(BOARD.parents[2]), os.environ.get("PYTHONPATH")])),
     "FASTMCP_CHECK_FOR_UPDATES": "off",  # no test asks the network
     "FASTMCP_SHOW_SERVER_BANNER": "false",
     "FASTMCP_LOG_LEVEL": "WARNING",
 }
+_SOURCES = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+"""Which sources are tested; the SDK hands a child process next to nothing of the environment."""
 
 _SOURCES = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
 """A client hands on only what it is told to, and the board should run the same code as its test."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shlex
 import signal
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,15 +21,20 @@ import typer
 
 from tidings.cli import access
 from tidings.cli.executable import as_called
-from tidings.cli.folder import Folder, check_folder, open_workspace
-from tidings.cli.output import LogLevel, counted, fail, print_line, say, set_up_logging
+from tidings.cli.export import exported
+from tidings.cli.folder import Folder, check_folder, open_workspace, state_file
+from tidings.cli.output import LogFormat, LogLevel, counted, fail, print_line, say, set_up_logging
 from tidings.cli.startup import made_to_stay
 
 if TYPE_CHECKING:
+    from tidings.lanes.health import Audience
     from tidings.live import Live
     from tidings.sources.workspace.workspace import Workspace
+    from tidings.store.keeper import Keeper
 
 __all__ = ["serve"]
+
+logger = logging.getLogger(__name__)
 
 _LONGEST_END = 3.0
 """Seconds: one for calls in progress, another one for executables after their SIGTERM, and one for a busy machine."""
@@ -35,7 +42,18 @@ _LONGEST_END = 3.0
 _TOKEN_VARIABLE = "TIDINGS_AUTH_TOKEN"
 _HTTP = "Over HTTP"
 _ACCESS = "Who may call"
+
+
+class Metrics(StrEnum):
+    LOCAL = "local"
+    ANYONE = "anyone"
+    OFF = "off"
+
+
+_AUDIENCES: dict[Metrics, Audience | None] = {Metrics.LOCAL: "local", Metrics.ANYONE: "anyone", Metrics.OFF: None}
+
 _HTTP_ONLY = (
+    "metrics",
     "host",
     "port",
     "path",
@@ -107,7 +125,19 @@ def serve(
             min=0,
         ),
     ] = 10.0,
+    metrics: Annotated[
+        Metrics, typer.Option(help="Who may ask for /metrics: this machine, anyone, or nobody.", rich_help_panel=_HTTP)
+    ] = Metrics.LOCAL,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="The file that keeps the state over restarts, or none. By default .tidings/state.db in the workspace.",
+            metavar="PATH|none",
+            show_default=False,
+        ),
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="What to write to standard error.")] = LogLevel.INFO,
+    log_format: Annotated[LogFormat, typer.Option(help="How: lines of text, or of JSON.")] = LogFormat.TEXT,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something is wrong.")] = False,
     as_json: Annotated[
         bool,
@@ -124,8 +154,8 @@ def serve(
     level = max(log_level, LogLevel.WARNING, key=list(LogLevel).index) if quiet else log_level
     if stdio:
         _refuse_http_options(context)
-        set_up_logging(level)
-        _serve_stdio(folder, poll, quiet)
+        set_up_logging(level, log_format)
+        _serve_stdio(folder, poll, quiet, state)
         return
     if not path.startswith("/"):
         fail(f"--path {path}: it must begin with a slash, as /mcp does")
@@ -140,7 +170,8 @@ def serve(
             "or --insecure if something in front of it checks who calls"
         )
     door = _Door(folder, host, port, path, token, tuple(allow_host or ()), tuple(allow_origin or ()))
-    _serve_http(door, poll, level, quiet, as_json)
+    set_up_logging(level, log_format)
+    _serve_http(door, poll, metrics, level, quiet, as_json, state, is_plain=log_format is LogFormat.JSON)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,26 +193,45 @@ class _Door:
         return f"http://{name}:{port}{self.path}"
 
 
-def _serve_http(door: _Door, poll: float, level: LogLevel, quiet: bool, as_json: bool) -> None:
+def _serve_http(
+    door: _Door,
+    poll: float,
+    metrics: Metrics,
+    level: LogLevel,
+    quiet: bool,
+    as_json: bool,
+    state: str | None,
+    *,
+    is_plain: bool,
+) -> None:
+    """`is_plain`: standard error is read by a program, so there is neither a greeting nor a panel."""
     with _ends_quietly(), _bound(door.host, door.port) as listener:
         url = door.url(listener.getsockname()[1])
         security = access.transport_security(door.host, door.hosts, door.origins)
-        set_up_logging(level)
         workspace = open_workspace(door.folder, poll=poll)
         if door.token is not None:
             access.require_token(workspace.server, door.token, url)
         from tidings.cli.status import shown
         from tidings.lanes.app import serve_app
 
-        live = _live(workspace)
-        app = live.http_app(host=door.host, streamable_http_path=door.path, transport_security=security)
+        live = _live(workspace, state)
+        app = live.http_app(
+            health=True,
+            metrics=_AUDIENCES[metrics],
+            host=door.host,
+            streamable_http_path=door.path,
+            transport_security=security,
+        )
         if door.origins:
             access.allow_origins(app, door.origins)
         if as_json:
             print_line({"name": workspace.settings.name, "url": url, "workspace": str(workspace.root)})
-        if not quiet:
+        if is_plain:
+            logger.info("serving %s on %s", workspace.settings.name, url, extra={"tidings": {"event": "serving"}})
+        elif not quiet:
             _greet(workspace, live, door, url)
-        with shown(live, workspace, title=f"{workspace.settings.name}  {url}", is_quiet=quiet):
+        title = None if is_plain else f"{workspace.settings.name}  {url}"
+        with exported(workspace.settings.name), shown(live, workspace, title=title, is_quiet=quiet):
             serve_app(
                 app,
                 sockets=[listener],
@@ -191,20 +241,30 @@ def _serve_http(door: _Door, poll: float, level: LogLevel, quiet: bool, as_json:
             )
 
 
-def _serve_stdio(folder: Path, poll: float, quiet: bool) -> None:
+def _serve_stdio(folder: Path, poll: float, quiet: bool, state: str | None) -> None:
     workspace = open_workspace(folder, poll=poll)
     from tidings.cli.status import shown
 
-    live = _live(workspace)
-    with shown(live, workspace, is_quiet=quiet):
+    live = _live(workspace, state)
+    with exported(workspace.settings.name), shown(live, workspace, is_quiet=quiet):
         live.run("stdio")
 
 
-def _live(workspace: Workspace) -> Live:
+def _live(workspace: Workspace, state: str | None) -> Live:
     with made_to_stay():
         from tidings.live import Live
 
-        return Live(workspace, policy=workspace.settings.policy)
+        return Live(workspace, policy=workspace.settings.policy, store=_keeper(workspace.root, state))
+
+
+def _keeper(root: Path, state: str | None) -> Keeper | None:
+    if state == "none":
+        return None
+    from tidings.store.keeper import Keeper
+    from tidings.store.sqlite import SQLiteStore
+
+    # Every client that uses stdio starts a process of its own: that another one has the file is nothing to warn of.
+    return Keeper(SQLiteStore(state or state_file(root)), is_expected=state is not None)
 
 
 def _refuse_http_options(context: typer.Context) -> None:

@@ -1,18 +1,20 @@
-"""What a client asks for beyond the specification: to go on from a cursor, and how it wants to be told.
+"""What a client asks for beyond the specification: to go on from a cursor or under a name, and how it wants to be told.
 
 It asks in the `_meta` of `subscriptions/listen`, or of `initialize`. A client whose SDK lets it put nothing there (the
 Python SDK's `Client` for one) says the same in its settings of the extension: `capabilities.extensions` (or, legacy,
-`experimental`) with `{"dev.tidings/changes": {"resume": …, "filter": …}}`.
+`experimental`) with `{"dev.tidings/changes": {"resume": …, "filter": …, "durable": …}}`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tidings.cursor import told_by
-from tidings.frames import CURSOR_KEY, EXTENSION, FILTER_KEY, RESUME_KEY, Shape
-from tidings.model import Topic, Version
+from tidings.durable import Owner, Visit
+from tidings.frames import CURSOR_KEY, DURABLE_KEY, EXTENSION, FILTER_KEY, RESUME_KEY, Shape
+from tidings.model import Feature, Topic, Version
+from tidings.subscriber import Subscriber
 from tidings.terms import Terms
 
 if TYPE_CHECKING:
@@ -27,7 +29,19 @@ _ABSENT: Any = object()
 class Wish:
     """What one client asks for, as far as it is honoured."""
 
-    __slots__ = ("_later", "_live", "_resume", "_says_terms", "filter", "is_extended", "policy", "terms")
+    __slots__ = (
+        "_durable",
+        "_later",
+        "_live",
+        "_owner",
+        "_resume",
+        "_says_terms",
+        "_visit",
+        "filter",
+        "is_extended",
+        "policy",
+        "terms",
+    )
 
     def __init__(self, live: Live, meta: object, capabilities: object, principal: Principal | None) -> None:
         """`meta` and `capabilities` are the client's: any JSON at all, or nothing."""
@@ -38,7 +52,11 @@ class Wish:
         self._live = live
         self._later: dict[Topic, Version | None] | None = None
         self._resume = asked.get(RESUME_KEY, (settings or {}).get("resume", _ABSENT))
-        wanted = asked.get(FILTER_KEY, (settings or {}).get("filter", _ABSENT))
+        self._durable = asked.get(DURABLE_KEY, (settings or {}).get("durable", _ABSENT))
+        self._owner: Owner = principal.who if principal is not None else None
+        self._visit: Visit | None = None
+        kept = live.durables.terms(self._durable, self._owner) or _ABSENT
+        wanted = asked.get(FILTER_KEY, (settings or {}).get("filter", kept))
         bounds = live.terms_of(principal)
         self._says_terms = wanted is not _ABSENT or bounds is not None
         self.terms = Terms.parse(wanted, live.policy)
@@ -56,16 +74,40 @@ class Wish:
     @property
     def is_special(self) -> bool:
         """Whether the client knows of any of this, and will look for an answer."""
-        return self.is_extended or self._says_terms or self._resume is not _ABSENT
+        return self.is_extended or self._says_terms or self._resume is not _ABSENT or self._durable is not _ABSENT
+
+    @property
+    def kept_uris(self) -> tuple[str, ...]:
+        """What the durable subscription that is asked for watches already. A session's is nowhere else."""
+        name = self._durable.get("name") if isinstance(self._durable, Mapping) else None
+        known = self._live.durables.get((self._owner, name)) if isinstance(name, str) else None
+        return known.uris if known is not None else ()
+
+    def enter(self, topics: Iterable[Topic], end: Callable[[], None]) -> None:
+        """Take the durable subscription that is asked for, if any is. `end` is called when somebody else takes it."""
+        if self._durable is _ABSENT or self._live.is_stopping:
+            return
+        topics = list(topics)
+        features = [topic for topic in topics if isinstance(topic, Feature)]
+        uris = [topic for topic in topics if not isinstance(topic, Feature)]
+        self._visit = self._live.durables.enter(
+            self._durable, self._owner, features, uris, self.terms.as_json() if self._says_terms else {}, end
+        )
+
+    def watch(self, subscriber: Subscriber) -> None:
+        """Let the durable subscription remember what this subscriber is told."""
+        if self._visit is not None:
+            self._visit.watch(subscriber)
 
     def told(self, topics: Iterable[Topic]) -> dict[Topic, Version | None] | None:
         """What the client was told last of what it watches, if it comes back: for `hub.subscribe(told=…)`."""
-        return told_by(self._resume, self._live.epoch, topics) if self._resume is not _ABSENT else None
+        resumed = self._resumed(topics)
+        return self._visit.told(resumed) if self._visit is not None else resumed
 
     def told_once(self, uri: str) -> dict[Topic, Version | None]:
         """The same for a content that a session subscribes to later: afterwards, the hub knows better."""
         if self._later is None:
-            told = self.told(()) or {}
+            told = self._resumed(()) or {}
             self._later = {topic: told[topic] for topic in told if isinstance(topic, str)}
         return {uri: self._later.pop(uri)} if uri in self._later else {}
 
@@ -74,7 +116,12 @@ class Wish:
         topics = list(topics)
         # What it is about to be told, it does not know yet: its stream may break before.
         said: dict[str, Any] = {CURSOR_KEY: self._live.cursor(topics, self.told(topics))}
+        if self._visit is not None:
+            said[DURABLE_KEY] = self._visit.ack
         return said | {FILTER_KEY: self.terms.as_json()} if self._says_terms else said
+
+    def _resumed(self, topics: Iterable[Topic]) -> dict[Topic, Version | None] | None:
+        return told_by(self._resume, self._live.epoch, topics) if self._resume is not _ABSENT else None
 
 
 def _settings(capabilities: object) -> Mapping[str, Any] | None:

@@ -1,0 +1,76 @@
+"""The handshake of legacy sessions where there is little or nothing to promise: stateless apps, refused and repeated
+ones."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.servers.ears import DEADLINE, LegacyWire, serving
+
+pytestmark = pytest.mark.anyio
+
+INFO = {"name": "wire", "version": "1"}
+NOTHING = {"tools": False, "prompts": False, "resources": False, "subscribe": False}
+ALL = {"tools": True, "prompts": True, "resources": True, "subscribe": True}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)) as client:
+        yield client
+
+
+async def promised(wire: LegacyWire) -> dict[str, bool]:
+    answer = await wire.post("initialize", protocolVersion=wire.version, capabilities={}, clientInfo=INFO)
+    capabilities: dict[str, Any] = answer["result"]["capabilities"]
+    told = {feature: capabilities[feature]["listChanged"] for feature in ("tools", "prompts", "resources")}
+    return told | {"subscribe": capabilities["resources"]["subscribe"]}
+
+
+@pytest.mark.parametrize("kind", ["mcpserver", "fastmcp"])
+async def test_a_stateless_app_promises_nothing_since_nobody_can_be_told(kind: str, http: httpx2.AsyncClient) -> None:
+    with serving(kind, app={"stateless_http": True}) as url:
+        assert await promised(LegacyWire(url, http)) == NOTHING
+
+
+async def test_a_session_past_the_limit_is_promised_nothing_and_says_why(http: httpx2.AsyncClient) -> None:
+    with serving("mcpserver", policy={"max_streams": 1}) as url:
+        first, second = LegacyWire(url, http), LegacyWire(url, http)
+        assert await promised(first) == ALL
+        assert await promised(second) == NOTHING
+        await second.post("notifications/initialized", None)
+
+        refused = await second.post("resources/subscribe", uri="board://sprint")
+        assert "Policy.max_streams allows 1" in refused["error"]["message"]
+
+        await first.end()
+        assert await promised(LegacyWire(url, http)) == ALL
+
+
+async def test_a_second_handshake_begins_anew_and_is_told_of_each_change_once(http: httpx2.AsyncClient) -> None:
+    with serving("mcpserver", policy={"max_streams": 1}) as url:
+        wire = LegacyWire(url, http)
+        assert await promised(wire) == ALL
+        await wire.post("notifications/initialized", None)
+        await wire.post("resources/subscribe", uri="board://sprint")
+        assert await promised(wire) == ALL
+        await wire.post("notifications/initialized", None)
+
+        async with wire.stream() as stream:
+            for number in (1, 2):
+                call: dict[str, Any] = {
+                    "name": "change",
+                    "arguments": {"what": "add", "args": {"feature": "tools", "key": f"t{number}"}},
+                }
+                await wire.post("tools/call", **call)
+            heard = [await stream.heard(), await stream.heard()]
+        assert [each.gist for each in heard] == ["tools added t1", "tools added t2"]
