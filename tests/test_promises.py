@@ -48,7 +48,9 @@ from tidings import (
 from tidings.cursor import Cursor
 from tidings.digest import EMPTY, ListDigest
 from tidings.index import WatchIndex
+from tidings.journal import Journal
 from tidings.mailbox import Entry, Mailbox
+from tidings.news import News
 from tidings.testing import PROMISES, Changed, Closed, History, PromiseBroken, Recorder, check_all, check_reliable
 from tidings.testing.reading import changes_since, is_ruled_out
 
@@ -788,6 +790,11 @@ def play() -> History:
             hub.wake(subscriber)
         clock.now += 1.0
         hub.tick()
+    known = hub.known(slow)
+    catalog.tools.remove("p1")
+    catalog.tools.update("q1", title="Q")
+    hub.subscribe(lambda _: None, "tools", uris=["b://**"], told=known, label="back")
+    hub.subscribe(lambda _: None, "tools", told={Feature.TOOLS: Version(9, ALIEN)}, label="lost")
     recorder.look()
     return recorder.history
 
@@ -875,6 +882,21 @@ def keep_a_list(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Mailbox, "note", note_each)
 
 
+def resume_from_the_last_change_only(patch: pytest.MonkeyPatch) -> None:
+    since = Journal.since
+
+    def only_the_last(self: Journal, revision: int, topic: Topic | None = None) -> list[Change] | None:
+        found = since(self, revision, topic)
+        return found[-1:] if found else found
+
+    patch.setattr(Journal, "since", only_the_last)
+    patch.setattr(News, "since", lambda self, topic, version: self.missed(topic, version.revision))
+
+
+def believe_any_cursor(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(News, "since", lambda self, topic, version: self.missed(topic, version.revision))
+
+
 def test_a_sound_core_passes() -> None:
     check_all(play())
 
@@ -892,6 +914,8 @@ def test_a_sound_core_passes() -> None:
         ("Reliable", never_wake),
         ("Reliable", never_arm),
         ("Reliable", move_told_of_the_muted),
+        ("Resumable", resume_from_the_last_change_only),
+        ("Resumable", believe_any_cursor),
         ("Bounded", keep_a_list),
     ],
     ids=lambda value: getattr(value, "__name__", value),

@@ -8,8 +8,8 @@ nothing of any request. It answers with JSON: what the method returned, or the e
 
 OPTIONS is a JSON object: `policy` (knobs), `deny` (topics refused by principal, "*" for nobody in particular),
 `asks` ("sync" or "async": how `authorize` is written), `auth` (tokens are needed), `shared_lists`, `middleware` (the
-server has one of its own), `only` (the features of a low-level server), `app` (options of the HTTP app) and
-`telemetry` (a mode of `tests/servers/watched.py`, or false for none).
+server has one of its own), `only` (the features of a low-level server), `terms` (by principal, "*" for nobody in
+particular), `app` (options of the HTTP app) and `telemetry` (a mode of `tests/servers/watched.py`, or false for none).
 On HTTP the first line of standard output is the port.
 """
 
@@ -36,7 +36,7 @@ from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context, MCPServer
 from pydantic import AnyHttpUrl
 
-from tidings import Feature, Filter, Live, Notification, Policy, Principal, Topic, seams
+from tidings import Feature, Filter, Live, Notification, Policy, Principal, Terms, Topic, seams
 from tidings.history import as_json
 from tidings.lanes.app import serve_app
 from tidings.lanes.parked import Parked
@@ -99,8 +99,14 @@ class Board:
             policy=Policy(**self.options.get("policy", {})),
             authorize=authorize,
             shared_lists=self.options.get("shared_lists"),
+            terms=self._terms if "terms" in self.options else None,
             telemetry=self.options.get("telemetry") is not False,
         )
+
+    def _terms(self, principal: Principal | None) -> Terms | None:
+        """What a server's own code would build."""
+        knobs = self.options["terms"].get(principal.client_id if principal else "*")
+        return None if knobs is None else Terms(**knobs)
 
     def _authorize(self, principal: Principal | None, topic: Topic) -> bool:
         name = topic.value if isinstance(topic, Feature) else topic
