@@ -41,7 +41,7 @@ _MOST_ITEMS = 10_000
 _RETRY, _LONGEST_RETRY = 1.0, 60.0
 """Seconds until a store that failed is tried again, twice as long each time."""
 
-_LOOK = 1.0
+_LOOK = 2.0
 """Seconds until those are asked again who had something that could not be written yet."""
 
 _FAREWELL = 2.0
