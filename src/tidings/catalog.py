@@ -41,6 +41,8 @@ class Catalog:
     ) -> None:
         self.policy = policy or Policy()
         self.origin = origin
+        self.trace: Callable[[], Mapping[str, str] | None] | None = None
+        """Asked at each commit which trace caused it; it must not raise."""
         self.lock = threading.RLock()
         self.tools = Items(self, Feature.TOOLS)
         self.prompts = Items(self, Feature.PROMPTS)
@@ -52,6 +54,7 @@ class Catalog:
         self._sending = False
         self._depth = 0
         self._batch: list[Change] = []
+        self._cause: Mapping[str, str] | None = None
 
     @property
     def revision(self) -> int:
@@ -114,6 +117,7 @@ class Catalog:
 
     def _commit(self, changes: list[Change]) -> None:
         now = self._clock()
+        self._cause = self.trace() if self.trace is not None else None
         for items in (self.tools, self.prompts, self.resources):
             changes += items._net(now)
         if changes:
@@ -303,6 +307,7 @@ class Items:
                     previous=previous,
                     time=now,
                     origin=self._catalog.origin,
+                    trace=self._catalog._cause,
                     item=after,
                     before=before,
                 )
@@ -389,6 +394,7 @@ class Resources(Items):
                     previous=previous,
                     time=now,
                     origin=self._catalog.origin,
+                    trace=self._catalog._cause,
                     metadata=metadata,
                 )
             )

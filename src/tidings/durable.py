@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from tidings.hub import Hub
     from tidings.visit import Visit
 
-__all__ = ["MOST_CONTENTS", "Durable", "Durables", "Key", "Owner", "Webhook"]
+__all__ = ["MOST_CONTENTS", "SERVER", "Durable", "Durables", "Key", "Owner", "Webhook"]
 
 logger = logging.getLogger(__name__)
 
 Owner: TypeAlias = tuple[str, str | None] | None
 """Whose it is: `Principal.who`, or None where nobody has to say who they are."""
+
+SERVER: Owner = ("", "")
+"""Of those that the server's own code has put, or whoever runs it: no caller's, so that none can take them over."""
 
 Key: TypeAlias = tuple[Owner, str]
 """Owner and name."""
@@ -41,6 +44,9 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     url: str
     secret: str
+    """One, or several with spaces between them while one takes the place of another."""
+    scopes: tuple[str, ...] = ()
+    """What its owner's token allowed when it was put: `authorize` is asked again at every start."""
     attempts: int = 0
     """How many in a row have failed."""
     next_attempt: float | None = None
@@ -48,6 +54,9 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_error: str | None = None
     is_dead: bool = False
     """Given up: nothing is sent until somebody puts the subscription anew."""
+
+    def revived(self) -> Webhook:
+        return structs.replace(self, attempts=0, next_attempt=None, is_dead=False)
 
 
 class Durable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -288,6 +297,9 @@ class Durables:
         this was written it may have heard of or not, even if all is now as it was."""
         from tidings.visit import watched_by
 
+        expires = self._now() + durable.ttl
+        if durable.webhook is not None:
+            return structs.replace(durable, expires=expires)  # what it was told, it has confirmed
         news = self.hub.news
         lists = {
             feature: None if news.version(feature).revision > durable.as_of else version
@@ -296,7 +308,7 @@ class Durables:
         is_watched = watched_by(durable.uris, self.hub)
         newer = [uri for uri in news.contents_since(durable.as_of) if is_watched(uri)] if durable.uris else []
         contents: dict[str, Version | None] = {**durable.contents, **dict.fromkeys(newer)}
-        return structs.replace(durable, lists=lists, contents=contents, expires=self._now() + durable.ttl)
+        return structs.replace(durable, lists=lists, contents=contents, expires=expires)
 
     def _carried_on(self, known: Durable, durable: Durable) -> Durable:
         """With what the former one was told; what that did not watch is known as of now."""

@@ -142,6 +142,8 @@ def _render(notification: Notification, shape: Shape) -> tuple[bytes, bytes]:
         if shape.epoch:
             said[CURSOR_KEY] = Cursor(shape.epoch, {notification.topic: notification.version}).as_json()
         meta = _escape(msgspec.json.encode(said))[1:-1]
+    if notification.trace is not None:
+        meta += (b"," if meta else b"") + _escape(msgspec.json.encode(notification.trace))[1:-1]
     if shape.is_tagged or meta:
         head += b',"_meta":{' if members else b'"_meta":{'
         tail = b"}}}"

@@ -85,16 +85,22 @@ class Journal:
 
     def since(self, revision: int, topic: Topic | None = None) -> list[Change] | None:
         """The changes after `revision`, oldest first, of one topic or of all; None if some of them are forgotten."""
+        histories = self._histories() if topic is None else (self._history(topic),)
+        if any(revision < history.floor for history in histories):
+            return None
+        return self.after(revision, topic)[0]
+
+    def after(self, revision: int, topic: Topic | None = None) -> tuple[list[Change], bool]:
+        """What is left of the changes after `revision`, oldest first, and whether that is all of them."""
         if topic is not None:
             history = self._history(topic)
-            if revision < history.floor:
-                return None
             found = _after(history, revision)
-            return found if isinstance(topic, Feature) else [change for change in found if change.topic == topic]
-        if any(revision < history.floor for history in self._histories()):
-            return None
-        found_each = (_after(history, revision) for history in self._histories())
-        return list(heapq.merge(*found_each, key=attrgetter("revision")))
+            if not isinstance(topic, Feature):
+                found = [change for change in found if change.topic == topic]
+            return found, revision >= history.floor
+        found_each = [_after(history, revision) for history in self._histories()]
+        merged = heapq.merge(*found_each, key=attrgetter("revision"))
+        return list(merged), all(revision >= history.floor for history in self._histories())
 
     def contents_since(self, revision: int) -> list[Change] | None:
         """The changes of all contents after `revision`, oldest first; None if some of them are forgotten."""

@@ -18,7 +18,7 @@ from tidings.model import Change, Feature, Notification, Operation, Priority, To
 from tidings.patterns import Match, compile_pattern
 from tidings.policy import Policy
 
-__all__ = ["NEVER", "Entry", "Filter", "IsMuted", "Mailbox"]
+__all__ = ["NEVER", "Entry", "Filter", "IsMuted", "Mailbox", "is_silent"]
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Entry:
         """What to say of a resource's content: always the newest change, so all who wait for it share one. What to say
         of a list depends on what its reader missed, and is found out when it is told."""
         self.first = NEVER
-        """When the oldest of what is to be said came up."""
+        """When the oldest of what is to be said, or was said last, came up."""
         self.due = NEVER
         """When it may be said; never, while there is nothing to say."""
         self.cooling_until = 0.0
@@ -145,8 +145,7 @@ class Mailbox:
             entry.since = -1
         if not isinstance(topic, Feature):
             # Who was to be told to refetch still has to, and must not take the last change for all there was.
-            is_unknown = entry.due != NEVER and entry.content is not None and not entry.content.complete
-            entry.content = notification.incomplete() if is_unknown else notification
+            entry.content = notification.incomplete() if entry.since < 0 else notification
         elif filter is not None and entry.due == NEVER and not any(map(filter.passes, notification.changes)):
             self.skip(topic, entry, now)
             return NEVER
@@ -189,7 +188,7 @@ class Mailbox:
         """The next topic to be told. The caller then either tells it or skips it."""
         for priority in sorted(self._queues):
             for topic, entry in self._queues[priority].items():
-                if entry.due <= now and not _is_silent(is_muted, topic):
+                if entry.due <= now and not is_silent(is_muted, topic):
                     self._unqueue(topic)
                     return topic, entry
         return None
@@ -216,6 +215,15 @@ class Mailbox:
             del self.entries[kept]
         return kept is not None
 
+    def is_waiting(self, topic: Topic, is_muted: IsMuted | None = None) -> bool:
+        """Whether there is something to say of a topic, and no mute in the way."""
+        entry = self.entries.get(topic)
+        return entry is not None and entry.due != NEVER and not is_silent(is_muted, topic)
+
+    def waiting(self, is_muted: IsMuted | None) -> int:
+        """Of how many topics there is something to say."""
+        return sum(self.is_waiting(topic, is_muted) for topic in self.entries)
+
     def drop(self, topic: Topic) -> None:
         """The subscriber no longer watches this topic."""
         if self.entries.pop(topic, None) is not None:
@@ -233,7 +241,7 @@ class Mailbox:
         soonest = NEVER
         for topic, entry in list(self.entries.items()):
             if entry.due != NEVER:
-                if entry.due < soonest and not _is_silent(is_muted, topic):
+                if entry.due < soonest and not is_silent(is_muted, topic):
                     soonest = entry.due
             elif entry.is_up_to_date:
                 if entry.cooling_until <= now:
@@ -254,19 +262,19 @@ class Mailbox:
     def _queue(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> Priority:
         priority = policy.priority(topic)
         self._queues.setdefault(priority, {})[topic] = entry
-        entry.first = min(entry.first, now)
+        entry.first = min(entry.first, now) if entry.due != NEVER else now
         return priority
 
     def _unqueue(self, topic: Topic) -> None:
         for priority, queue in self._queues.items():
             if (entry := queue.pop(topic, None)) is not None:
-                entry.first = entry.due = NEVER
+                entry.due = NEVER
                 if not queue:
                     del self._queues[priority]
                 return
 
 
-def _is_silent(is_muted: IsMuted | None, topic: Topic) -> bool:
+def is_silent(is_muted: IsMuted | None, topic: Topic) -> bool:
     if is_muted is None:
         return False
     try:

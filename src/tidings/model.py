@@ -142,6 +142,8 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     """The item before; None when it was added, and for changes of content."""
     metadata: Mapping[str, Any] | None = None
     """What the server passed to `resources.updated()`; it means nothing to Tidings."""
+    trace: Mapping[str, str] | None = None
+    """The trace of the call that caused it, in W3C's words: `traceparent`, and `tracestate` if there is one."""
 
     @property
     def revision(self) -> int:
@@ -165,7 +167,7 @@ class Notification:
     Subscribers that missed the same share one object, and with it the encoded frames.
     """
 
-    __slots__ = ("changes", "complete", "frames", "priority", "since", "topic", "version")
+    __slots__ = ("changes", "complete", "frames", "priority", "since", "topic", "trace", "version")
 
     def __init__(
         self,
@@ -181,6 +183,8 @@ class Notification:
         self.version = version
         self.changes = changes
         """The net changes: an item that came and went within one notification is not in it."""
+        self.trace = changes[-1].trace if changes else None
+        """The trace that goes on in it."""
         self.since = since
         """The revision after which the changes begin."""
         self.complete = complete

@@ -15,6 +15,7 @@ from tidings.patterns import Match, compile_pattern
 __all__ = ["Detail", "Policy"]
 
 Detail: TypeAlias = Literal["full", "delta", "summary", "none"]
+Callers: TypeAlias = Literal["none", "principals", "anyone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +121,29 @@ class Policy:
     max_durables_per_principal: int = 100
     """Of one authenticated caller: a name is one agent or one machine of its, not one per start."""
 
+    webhooks: Callers = "principals"
+    """Who may have changes delivered to a URL: no client ("none"), those that the server's authentication knows, or
+    anyone. Not anyone, because a stranger could aim this server's requests at others."""
+
+    webhook_private: bool = False
+    """Whether a webhook may lead to this machine or into a private network, where a client might reach through the
+    server what it can't reach itself."""
+
+    webhook_timeout: float = 10.0
+    """Seconds that a receiver has to answer: it is to take a delivery, and do its work later."""
+
+    webhook_backoff: float = 5.0
+    """Seconds after the first failure of a webhook until it is tried again; twice as long each time, up to an hour."""
+
+    webhook_attempts: int = 20
+    """Failures in a row after which a webhook is given up: with the times above, after a night."""
+
     def __post_init__(self) -> None:
+        if self.webhooks not in get_args(Callers):
+            raise InvalidPolicy(f"webhooks is {self.webhooks!r}; it must be one of {', '.join(get_args(Callers))}")
+        for name in ("webhook_timeout", "webhook_backoff"):
+            self._check(name, getattr(self, name), (int, float), 0.001)
+        self._check("webhook_attempts", self.webhook_attempts, (int,), 1)
         if self.detail not in get_args(Detail):
             raise InvalidPolicy(f"detail is {self.detail!r}; it must be one of {', '.join(get_args(Detail))}")
         for name in ("quiet_gap", "longest_wait", "min_interval", "spread", "journal_age", "list_ttl", "list_memory"):

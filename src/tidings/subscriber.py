@@ -7,7 +7,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from tidings.mailbox import Filter, IsMuted, Mailbox
 from tidings.model import Feature, Notification, Reason, Topic
@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from tidings.agenda import Date
     from tidings.hub import Hub
 
-__all__ = ["BUSY", "Callbacks", "Deliver", "OnClose", "Subscriber", "WeakMethod", "check_callback", "identity"]
+__all__ = [
+    "BUSY",
+    "LOCAL",
+    "Callbacks",
+    "Deliver",
+    "Kind",
+    "OnClose",
+    "Subscriber",
+    "WeakMethod",
+    "check_callback",
+    "identity",
+]
 
 
 class _Busy:
@@ -30,6 +41,18 @@ BUSY: Final = _Busy()
 
 An object of its own: a callback that happens to return False or None must not fall silent for it.
 """
+
+
+class Kind(NamedTuple):
+    """How a subscriber is connected."""
+
+    era: str
+    """`modern`, `legacy`, or `none` for one that speaks no protocol."""
+    transport: str
+    """`http`, `stdio`, `webhook`, or `process` for one in this very process."""
+
+
+LOCAL: Final = Kind("none", "process")
 
 Deliver: TypeAlias = Callable[[Notification], object]
 OnClose: TypeAlias = Callable[[Reason], None]
@@ -58,6 +81,7 @@ class Subscriber:
         "is_plain",
         "is_ready",
         "keeper",
+        "kind",
         "label",
         "mailbox",
         "may",
@@ -71,17 +95,20 @@ class Subscriber:
         hub: Hub,
         deliver: Deliver,
         policy: Policy,
+        serial: int = 0,
         *,
         label: str = "",
+        kind: Kind = LOCAL,
         filter: Filter | None = None,
         is_muted: IsMuted | None = None,
         on_close: OnClose | None = None,
-        serial: int = 0,
     ) -> None:
         self.hub = hub
         self.deliver = deliver
         self.policy = policy
         self.label = label
+        """What it is called in logs and traces: never a secret, as a session's id is one."""
+        self.kind = kind
         self.filter = filter
         self.is_muted = is_muted
         self.on_close = on_close
@@ -116,6 +143,10 @@ class Subscriber:
             and not self.policy.paces
             and not self.is_closed
         )
+
+    def pause(self) -> None:
+        """It can be told nothing until `hub.wake(subscriber)`."""
+        self.is_ready = self.is_plain = False
 
     def subscribe(self, *features: Feature | str, uris: Iterable[str] = (), ttl: float | None = None) -> None:
         self.hub.subscribe(self, *features, uris=uris, ttl=ttl)

@@ -43,6 +43,8 @@ class Settings(msgspec.Struct):
     """Everything of the user's that Tidings calls raises: authorize, hooks, callbacks, sinks, and lists on demand."""
     has_middleware: bool = False
     """A middleware of the user's own in the SDK's chain, so that every request has to go through it."""
+    is_guarded: bool = False
+    """Every token is somebody else's, and `authorize` is asked for each of their topics."""
     is_wrapped: bool = False
     """Behind a middleware that gives the app a `receive` of its own, as Starlette's `BaseHTTPMiddleware` does."""
 
@@ -206,12 +208,13 @@ def envelope(method: str, request_id: int | str, params: dict[str, Any] | None =
 ALL: dict[str, Any] = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
 
 
-def listen_request(request_id: int | str, wanted: Mapping[str, Any] = ALL) -> bytes:
-    return modern_request("subscriptions/listen", request_id, {"notifications": wanted})
+def listen_request(request_id: int | str, wanted: Mapping[str, Any] = ALL, **headers: str) -> bytes:
+    return modern_request("subscriptions/listen", request_id, {"notifications": wanted}, **headers)
 
 
-def modern_request(method: str, request_id: int | str, params: dict[str, Any] | None = None) -> bytes:
+def modern_request(method: str, request_id: int | str, params: dict[str, Any] | None = None, **more: str) -> bytes:
     headers = {
+        **more,
         "accept": "application/json, text/event-stream",
         "content-type": "application/json",
         "mcp-protocol-version": MODERN,

@@ -61,10 +61,13 @@ DEADLINE = 10.0
 """Seconds for one wait: far above the slowest, so that only what never comes meets it."""
 
 ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(BOARD.parents[2]), os.environ.get("PYTHONPATH")])),
     "FASTMCP_CHECK_FOR_UPDATES": "off",  # no test asks the network
     "FASTMCP_SHOW_SERVER_BANNER": "false",
     "FASTMCP_LOG_LEVEL": "WARNING",
 }
+_SOURCES = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+"""Which sources are tested; the SDK hands a child process next to nothing of the environment."""
 
 
 # Processes
@@ -105,7 +108,7 @@ def _port(process: subprocess.Popen[str]) -> int:
 def stdio_server(kind: str, **options: Any) -> StdioServerParameters:
     """How a client starts a board of its own."""
     return StdioServerParameters(
-        command=sys.executable, args=[str(BOARD), kind, "stdio", json.dumps(options)], env=ENVIRONMENT
+        command=sys.executable, args=[str(BOARD), kind, "stdio", json.dumps(options)], env=ENVIRONMENT | _SOURCES
     )
 
 

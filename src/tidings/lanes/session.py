@@ -17,7 +17,7 @@ from mcp.server import ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from tidings import seams
 from tidings.errors import InvalidPattern, LimitReached
@@ -29,8 +29,9 @@ from tidings.lanes.splice import SplicedSession
 from tidings.lanes.wish import Wish
 from tidings.mailbox import IsMuted
 from tidings.model import Feature, Notification, Reason, Topic, Version
+from tidings.observer import nickname
 from tidings.patterns import is_pattern
-from tidings.subscriber import BUSY, Subscriber
+from tidings.subscriber import BUSY, Kind, Subscriber
 
 if TYPE_CHECKING:
     from mcp.server.connection import Connection
@@ -91,6 +92,11 @@ class SessionLane:
             logger.exception("reading the server's lists failed; going on with what was known")
         # Before the answer is made: a cursor that is too old tells a client too much, one too new too little.
         cursor = live.cursor(_shown(ctx))
+        if ctx.method == "subscriptions/listen" and not live.steps_aside and (wanted := _listen_params(ctx)):
+            # Past the SDK's span of the request, which would live as long as the stream.
+            live.hub.observer.take_up(ctx.meta)
+            over = await self._listen(ctx, wanted)
+            return {"resultType": "complete", "_meta": {**live.result_meta, **(over.meta or {})}}
         result = await call_next(ctx)
         try:
             return await self._after(ctx, result, cursor)
@@ -173,7 +179,8 @@ class SessionLane:
             subscriber = session.open(wish, "pipe", is_muted)
         else:
             session = live.splice.session(session_id)
-            subscriber = session.open(wish, f"session {session_id}", is_muted)
+            subscriber = session.open(wish, f"session {nickname(session_id)}", is_muted)
+            session.version = version
         subscriber.collapses = True
         subscriber.may = live.gate.predicate(principal)
         connection.state[_STATE] = session
@@ -289,8 +296,9 @@ class _Pipe:
 
     def open(self, wish: Wish, label: str, is_muted: IsMuted | None) -> Subscriber:
         self._shape = wish.shape()
+        kind = Kind("legacy", "stdio")
         self.subscriber = self._live.hub.open(
-            self._deliver, label=label, policy=wish.policy, filter=wish.filter, is_muted=is_muted
+            self._deliver, label=label, kind=kind, policy=wish.policy, filter=wish.filter, is_muted=is_muted
         )
         self.subscriber.is_ready = False  # until the handshake is over
         self.subscriber.settle()
@@ -312,7 +320,9 @@ class _Pipe:
             self._begin(BOOKMARK_METHOD, {"_meta": meta})
 
     def _deliver(self, notification: Notification) -> object:
-        message = msgspec.json.decode(write(notification, self._shape))
+        frame = write(notification, self._shape)
+        self._live.hub.counts.bytes += len(frame)
+        message = msgspec.json.decode(frame)
         self._begin(message["method"], message["params"])
         return BUSY
 
@@ -347,6 +357,7 @@ class _Pump:
         self._subscriber = self._live.hub.open(
             self._deliver,
             label=f"listen {self._ctx.request_id}",
+            kind=Kind("modern", "stdio" if self._ctx.request is None else "http"),
             policy=wish.policy,
             filter=wish.filter,
             on_close=lambda reason: self.close(),
@@ -370,8 +381,10 @@ class _Pump:
             await self._roused.wait()
             self._roused.clear()
             if self._notification is not None:
-                message = msgspec.json.decode(write(self._notification, self._shape, self._tag))
+                frame = write(self._notification, self._shape, self._tag)
                 self._notification = None
+                self._live.hub.counts.bytes += len(frame)
+                message = msgspec.json.decode(frame)
                 await self.send(message["method"], message["params"])
                 if self._subscriber is not None:
                     self._live.hub.wake(self._subscriber)
@@ -394,6 +407,16 @@ class _Pump:
     def _bookmark(self) -> None:
         self._owes_bookmark = True
         self._roused.set()
+
+
+def _listen_params(ctx: Ctx) -> types.SubscriptionsListenRequestParams | None:
+    """What a listen request asks for; None for one that the SDK should word the error of."""
+    if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+        return None
+    try:
+        return types.SubscriptionsListenRequestParams.model_validate(ctx.params or {}, by_name=False)
+    except ValidationError:
+        return None
 
 
 _KNOWN_KINDS = {"tools_list_changed", "prompts_list_changed", "resources_list_changed", "resource_subscriptions"}

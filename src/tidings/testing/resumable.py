@@ -25,11 +25,13 @@ def check_resumable(history: History, *, journal: int | None = None) -> None:
             continue
         who, ear = event.subscriber, ears.setdefault(event.subscriber, Ear())
         if isinstance(event, Told):
-            if event.version is not None and (who, event.topic) in knows:
-                if why := record.misinformed(event, index, knows.pop((who, event.topic)), ear.filter, journal):
+            if event.version is not None:
+                key = (who, event.topic)
+                why = record.misinformed(event, index, knows.pop(key), ear.filter, journal) if key in knows else ""
+                if why:
                     broken("Resumable", history, index, event, why)
-            if event.version is not None and record.has(event.topic, event.version):
-                knows[who, event.topic] = event.version
+                if record.has(event.topic, event.version):
+                    knows[key] = event.version
             if is_deletion(event):
                 ear.end(event.topic)
         elif isinstance(event, Subscribed):
@@ -37,13 +39,13 @@ def check_resumable(history: History, *, journal: int | None = None) -> None:
             ear.follow(event, index)
             for topic, version in event.told.items():
                 knows.pop((who, topic), None)
-                # Where it already listens, older news may be under way; a cursor may be ahead of what is published.
-                if topic not in heard and ear.hears(topic) and not record.is_ahead(topic, version, index):
+                # Where it already listens, older news may be under way.
+                if topic not in heard and ear.hears(topic) and not record.is_ambiguous(topic, version, index):
                     knows[who, topic] = version
         else:
             ear.follow(event, index)
-        for key in [key for key in knows if key[0] == who and not ear.hears(key[1])]:
-            del knows[key]
+        for lost in [each for each in knows if each[0] == who and not ear.hears(each[1])]:
+            del knows[lost]
 
 
 class _Record:
@@ -53,19 +55,27 @@ class _Record:
         self._changes: dict[Topic, list[tuple[int, Changed]]] = {}
         self._seen: dict[tuple[Topic, Version], int] = {}
         """Where in the history each version was first known."""
+        self._digests: set[tuple[Topic, str]] = set()
         for index, event in enumerate(history):
             if isinstance(event, Changed):
                 if event.previous is not None:
                     self._seen.setdefault((event.topic, event.previous), index)
+                    self._digests.add((event.topic, event.previous.digest))
                 self._seen.setdefault((event.topic, event.version), index)
+                self._digests.add((event.topic, event.version.digest))
                 if event.operation is not None:
                     self._changes.setdefault(event.topic, []).append((index, event))
 
     def has(self, topic: Topic, version: Version) -> bool:
         return (topic, version) in self._seen
 
-    def is_ahead(self, topic: Topic, version: Version | None, index: int) -> bool:
-        return version is not None and self._seen.get((topic, version), -1) > index
+    def is_ambiguous(self, topic: Topic, version: Version | None, index: int) -> bool:
+        """Whether a cursor is ahead of what was published, or of another life and maybe the same list."""
+        if version is None:
+            return False
+        if self.has(topic, version):
+            return self._seen[topic, version] > index
+        return (topic, version.digest) in self._digests
 
     def misinformed(
         self, told: Told, index: int, known: Version | None, chosen: Filter | None, journal: int | None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -22,9 +23,11 @@ from mcp.server.mcpserver.resources import FunctionResource
 
 from tidings import seams
 from tidings.catalog import Catalog
+from tidings.counts import Counts
 from tidings.digest import canonical
 from tidings.errors import TidingsError
 from tidings.model import Feature
+from tidings.observer import Observer
 from tidings.sources.workspace.executable import run_register
 from tidings.sources.workspace.files import FileContent, load_resources
 from tidings.sources.workspace.layout import Unit, unit_of, walk
@@ -95,6 +98,9 @@ class Workspace:
         self._confirming: set[asyncio.Task[None]] = set()
         self._printed: dict[Path, bytes | Broken] = {}
         """What the registrations printed last."""
+        self.rescans: Counter[str] = Counter()
+        """How often the folder was looked through, by what came of it."""
+        self.observer = Observer(Counts())
         self._lock = threading.Lock()
         self._problems: tuple[Problem, ...] = ()
         errors = FunctionResource.from_function(
@@ -201,6 +207,7 @@ class Workspace:
         try:
             return self.rescan(paths, spares=spares)
         except Exception:  # the watcher must go on whatever a file system comes up with
+            self.rescans["failed"] += 1
             logger.exception("looking through %s failed; it will be looked through again", self.root)
             return set()
 
@@ -216,7 +223,8 @@ class Workspace:
                 if unit in self._units:
                     gone.update(self._units[unit].files)
                     del touched[unit]
-        self._reload(touched, paths is not None)
+        outcome = "read" if self._reload(touched, paths is not None) else "unchanged"
+        self.rescans[outcome] += 1
         return gone
 
     def _touched(self, paths: Iterable[Path]) -> dict[Unit, list[Path]]:
@@ -250,21 +258,28 @@ class Workspace:
                 found.setdefault(unit, []).append(self.root / path)
         return {unit: sorted(files) for unit, files in found.items()}
 
-    def _reload(self, units: Mapping[Unit, list[Path]], is_known_to_differ: bool) -> None:
-        """Load units anew, from those of the files that are there."""
+    @property
+    def is_answering(self) -> bool:
+        """Whether there is a folder to read."""
+        return self.root.is_dir()
+
+    def _reload(self, units: Mapping[Unit, list[Path]], is_known_to_differ: bool) -> bool:
+        """Load units anew, from those of the files that are there; whether any had to be."""
         for unit, candidates in units.items():
             if unit.kind == "register":
                 self._run_scripts([path for path in candidates if self._is_ours(path)])
         with self._lock:
-            changed: set[tuple[Feature, str]] = set()
+            due: list[tuple[Unit, list[Path], tuple[Any, ...], _Held | None]] = []
             for unit, candidates in sorted(units.items()):
                 files = [path for path in candidates if self._is_ours(path)]
                 state = tuple(map(_state, files))
                 held = self._units.get(unit)
-                if held is not None and held.state == state and not is_known_to_differ:
-                    continue
-                changed |= self._load(unit, files, state, held)
-            self._apply(changed)
+                if held is None or held.state != state or is_known_to_differ:
+                    due.append((unit, files, state, held))
+            if due:
+                with self.observer.span("workspace.scan", units=len(due)):
+                    self._apply(set().union(*(self._load(*each) for each in due)))
+        return bool(due)
 
     def _is_ours(self, path: Path) -> bool:
         try:
