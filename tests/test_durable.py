@@ -22,7 +22,7 @@ from tidings.lanes.templates import read_template
 from tidings.store import Batch
 from tidings.store.memory import MemoryStore
 from tidings.subscriber import Subscriber
-from tidings.visit import Visit
+from tidings.visit import LONGEST_HOLD, Visit
 
 TOOLS, PROMPTS, RESOURCES = Feature.TOOLS, Feature.PROMPTS, Feature.RESOURCES
 KEY = (None, "laptop")
@@ -47,12 +47,19 @@ class Place:
         self.catalog.follow(self.batch.take)
         self.hub = Hub(self.catalog, journal=journal, clock=lambda: self.now, templates=read_template)
         self.durables = Durables(self.hub, state.durables.values())
+        self.saved = self.catalog.revision
+
+    def hold(self) -> None:
+        """Tell nobody of what is not saved."""
+        self.durables.is_saved = lambda revision: revision <= self.saved
 
     def save(self) -> None:
         self.batch.durables.update(self.durables.collect())
         self.batch.forget(self.hub.journal.floors(), self.catalog.resources.forgotten)
         self.store.write(self.batch)
         self.batch.__init__()  # type: ignore[misc]
+        self.saved = self.catalog.revision
+        self.durables.release()
 
     def settle(self) -> None:
         """Let so much time pass that what was told before is beyond doubt."""
@@ -538,6 +545,35 @@ def test_many_are_collected_in_slices_that_let_others_at_the_hub(place: Place) -
     assert place.durables.collect() == {}
 
 
+def test_nobody_is_told_of_what_would_be_forgotten_with_the_server(place: Place) -> None:
+    place.hold()
+    client = Client(place, TOOLS, PROMPTS)
+    add(place, "a")
+    assert client.heard == []
+    place.catalog.tools.remove("a")
+    add(place, "b")
+    place.save()
+    assert client.keys == [("added", "b")]
+    add(place, "c")
+    place.now += LONGEST_HOLD
+    place.durables.release()
+    assert client.keys == [("added", "b"), ("added", "c")], "a disk that hangs silences nobody"
+
+
+def test_one_that_is_busy_is_told_when_it_is_ready(place: Place) -> None:
+    place.hold()
+    client = Client(place)
+    client.answer = BUSY
+    add(place, "a")
+    place.save()
+    add(place, "b")
+    place.save()
+    assert client.keys == [("added", "a")]
+    assert client.subscriber is not None
+    place.hub.wake(client.subscriber)
+    assert client.keys == [("added", "a"), ("added", "b")]
+
+
 class Comings(RuleBasedStateMachine):
     """A client that comes and goes, a server that is saved, ended and killed: told of all, and of nothing twice."""
 
@@ -546,6 +582,7 @@ class Comings(RuleBasedStateMachine):
     @initialize(most=st.sampled_from([0, 1, 3, 1000]), uris=st.sampled_from([URIS, ("a://{+path}", "b://1")]))
     def begin(self, most: int, uris: tuple[str, ...]) -> None:
         self.place = Place(journal_changes=most)
+        self.place.hold()
         self.uris = uris
         self.is_exact = uris == self.URIS or most == 1000
         """Where patterns meet a journal that is too short, a content that came back to what it was is told."""
@@ -591,10 +628,12 @@ class Comings(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        if self.client is not None:
-            self.hear()
-            self.lately.clear()
         self.place.settle()
+        self.place.save()
+        if self.client is not None:
+            heard = {each.topic for each in self.client.heard}
+            self.hear()
+            self.lately = {topic: before for topic, before in self.lately.items() if topic in heard}
 
     @precondition(lambda self: self.client is not None)
     @rule(is_heard=st.booleans())
@@ -622,8 +661,7 @@ class Comings(RuleBasedStateMachine):
 
     @rule(is_saved=st.booleans())
     def end_server(self, is_saved: bool) -> None:
-        """With what was saved a moment ago. Without, the store has lost what happened since: then the sources say it
-        again, and the client may be told again what it was told since."""
+        """With what was saved a moment ago, or without what happened since, which the sources then say again."""
         if self.client is not None:
             self.hear()
         self.may_repeat |= self.lately.keys()
@@ -633,16 +671,19 @@ class Comings(RuleBasedStateMachine):
         items = list(self.place.catalog.tools)
         contents = self.place.catalog.resources.contents()
         self.place.die()
-        if not is_saved:
-            self.is_exact = False
+        self.place.hold()
         self.place.catalog.tools.replace(items)
         for uri, version in contents.items():
             if self.place.catalog.version(uri).digest != version.digest:
                 self.place.catalog.resources.updated(uri, etag=f"again {version}")
 
+    @rule()
+    def save(self) -> None:
+        self.place.save()
+
     @invariant()
     def is_up_to_date(self) -> None:
-        if getattr(self, "client", None) is None:
+        if getattr(self, "client", None) is None or self.place.saved < self.place.catalog.revision:
             return
         self.hear()
         for topic in self.topics():

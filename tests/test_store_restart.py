@@ -66,14 +66,13 @@ class Folder:
         spare.write_text(text)
         spare.replace(path)
 
-    def change(self, *, is_undoing: bool = True) -> None:
-        """Something, at random. What is undone may become what it was before."""
+    def change(self) -> None:
+        """Something, at random. Contents and lists may become what they were before."""
         self.edition += 1
         number = self.dice.randrange(4)
-        match self.dice.randrange(5 if is_undoing else 3):
+        match self.dice.randrange(5):
             case 0 | 1:
-                text = str(self.dice.randrange(3)) if is_undoing else f"edition {self.edition}"
-                self.write(f"resources/{self.dice.randrange(len(URIS))}.txt", text)
+                self.write(f"resources/{self.dice.randrange(len(URIS))}.txt", str(self.dice.randrange(3)))
             case 2:
                 self.write(f"prompts/p{number}.md", f"---\ndescription: edition {self.edition}\n---\nText")
             case 3:
@@ -325,9 +324,7 @@ async def test_clients_of_servers_that_are_killed_miss_nothing_and_are_told_noth
             for client in clients:
                 await client.leave()
             for _ in range(dice.choice([0, 0, 1, 4])):
-                # What was told in the last moment of a server that was killed, and undone before the next one looks,
-                # nobody remembers but who was told it, and has a cursor that says so.
-                folder.change(is_undoing=way == "cursor")
+                folder.change()
         await server.start()
         for client in clients:
             client.come(server.url)

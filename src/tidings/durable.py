@@ -113,6 +113,12 @@ class Durables:
         """`kept` is what an earlier life left; `rouse` is called when there is something to `collect`."""
         self.hub = hub
         self.rouse = rouse
+        self.is_saved: Callable[[int], bool] | None = None
+        """Whether a revision is written down. With it, nobody is told here of what would be forgotten if the server
+        died in this moment: whoever was told must find its own version known when it comes back."""
+        self.on_hold: Callable[[], None] | None = None
+        """Called when somebody is not told for that, so that `release` is called in time."""
+        self.held: dict[Visit, None] = {}
         self._lock = hub.catalog.lock
         self._now = hub.catalog.now
         self._kept: dict[Key, Durable] = {}
@@ -253,6 +259,13 @@ class Durables:
         return visit
 
     # For a store
+
+    def release(self) -> None:
+        """Some revisions were written down, or it has been waited for that for too long."""
+        with self._lock:
+            held, self.held = self.held, {}
+            for visit in held:
+                visit.go_on()
 
     def collect(self) -> dict[Key, Durable | None]:
         """What changed since the last time; None for what was removed. On any thread, and never long at a time."""

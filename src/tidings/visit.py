@@ -23,9 +23,13 @@ from tidings.subscriber import Subscriber
 if TYPE_CHECKING:
     from tidings.hub import Hub
 
-__all__ = ["Visit", "watched_by"]
+__all__ = ["LONGEST_HOLD", "Visit", "watched_by"]
 
 logger = logging.getLogger(__name__)
+
+LONGEST_HOLD = 0.5
+"""Seconds that a change is not told because it is not written down yet: ten times what that takes. A disk that hangs,
+or changes that come faster than they can be written, must silence nobody."""
 
 
 class Visit:
@@ -47,6 +51,8 @@ class Visit:
         """The same of the time before. After as long again, it is beyond doubt."""
         self._turned = durables._now()
         self._is_sure = False
+        self._held: dict[Topic, float] = {}
+        """Since when it was not told of what is not written down yet."""
 
     def watch(self, subscriber: Subscriber, *, is_sure: bool = False) -> None:
         """Remember from now on what this subscriber is told. Before it subscribes, so that nothing is missed. With
@@ -64,6 +70,28 @@ class Visit:
             return deliver(notification)
 
         subscriber.deliver = deliver_and_mark
+        if self._durables.is_saved is not None:
+            own = subscriber.is_muted
+            subscriber.is_muted = lambda topic: self._is_held(topic) or (own is not None and own(topic))
+            subscriber.settle()
+
+    def _is_held(self, topic: Topic) -> bool:
+        durables = self._durables
+        if durables.is_saved is None or durables.is_saved(durables.hub.news.version(topic).revision):
+            self._held.pop(topic, None)
+            return False
+        now = durables._now()
+        if now - self._held.setdefault(topic, now) >= LONGEST_HOLD:
+            return False
+        if not durables.held and durables.on_hold is not None:
+            durables.on_hold()
+        durables.held[self] = None
+        return True
+
+    def go_on(self) -> None:
+        # One that is not ready is told when it is.
+        if self._subscriber is not None and self._subscriber.is_ready:
+            self._durables.hub.wake(self._subscriber)
 
     def _turn(self) -> None:
         now = self._durables._now()
