@@ -49,6 +49,7 @@ from tidings.store.keeper import Keeper
 from tidings.subscriber import Subscriber
 from tidings.telemetry import Telemetry, observe
 from tidings.terms import Terms
+from tidings.visit import LONGEST_HOLD
 
 if TYPE_CHECKING:
     from tidings.lanes.health import Audience
@@ -153,6 +154,9 @@ class Live:
         self._left_out: set[str] = set()
         self._outbox: deque[tuple[Change, ...]] = deque()
         self.keeper.follow(self.catalog, journal, self.durables, self.failures)
+        if self.keeper.is_saving:
+            self.durables.is_saved, self.durables.on_hold = self.keeper.is_saved, self._release_later
+            self.keeper.on_written = self._release_soon
         self.catalog.follow(self._publish)
         self.bookmarks = Bookmarks(self.policy.keep_alive)
         self.splice: SpliceLane = SpliceLane(self)
@@ -444,6 +448,15 @@ class Live:
     def _drain(self) -> None:
         while self._outbox:
             self.hub.publish(self._outbox.popleft())
+
+    def _release_soon(self) -> None:
+        """A batch was written, or could not be: on the thread that writes."""
+        if self.durables.held and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.durables.release)
+
+    def _release_later(self) -> None:
+        if self._loop is not None and threading.get_ident() == self._thread and not self._loop.is_closed():
+            self._loop.call_later(LONGEST_HOLD, self.durables.release)
 
     def _alarm(self, when: float) -> None:
         if self._loop is None or self._loop.is_closed():

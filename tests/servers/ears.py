@@ -61,13 +61,12 @@ DEADLINE = 10.0
 """Seconds for one wait: far above the slowest, so that only what never comes meets it."""
 
 ENVIRONMENT = {
+    # Which sources are tested; the SDK hands a child process next to nothing of the environment.
     "PYTHONPATH": os.pathsep.join(filter(None, [str(BOARD.parents[2]), os.environ.get("PYTHONPATH")])),
     "FASTMCP_CHECK_FOR_UPDATES": "off",  # no test asks the network
     "FASTMCP_SHOW_SERVER_BANNER": "false",
     "FASTMCP_LOG_LEVEL": "WARNING",
 }
-_SOURCES = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
-"""Which sources are tested; the SDK hands a child process next to nothing of the environment."""
 
 _SOURCES = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
 """A client hands on only what it is told to, and the board should run the same code as its test."""
@@ -111,7 +110,7 @@ def _port(process: subprocess.Popen[str]) -> int:
 def stdio_server(kind: str, **options: Any) -> StdioServerParameters:
     """How a client starts a board of its own."""
     return StdioServerParameters(
-        command=sys.executable, args=[str(BOARD), kind, "stdio", json.dumps(options)], env=ENVIRONMENT | _SOURCES
+        command=sys.executable, args=[str(BOARD), kind, "stdio", json.dumps(options)], env=ENVIRONMENT
     )
 
 
