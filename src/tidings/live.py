@@ -121,12 +121,14 @@ class Live:
 
     def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
         """Serve until the process is told to stop. For "http", `host` and `port` are uvicorn's, the rest the app's."""
-        from tidings.lanes import app
-
         if transport == "stdio":
-            app.run_stdio(self)
+            from tidings.lanes.stdio import run_stdio
+
+            run_stdio(self)
         elif transport == "http":
-            app.run_http(self, **options)
+            from tidings.lanes.app import run_http
+
+            run_http(self, **options)
         else:
             raise TidingsError(f"no transport {transport!r}; there are stdio and http")
 
@@ -176,6 +178,11 @@ class Live:
     @property
     def shares_lists(self) -> bool:
         return self._source.lists_are_shared if self._shared_lists is None else self._shared_lists
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a list may have changed that has not been read since."""
+        return bool(self._stale)
 
     def state_of(self, method: str) -> Hashable:
         """What an answer to a list request depends on."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["LISTS", "ListsLane"]
 
 LISTS = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "server/discover"})
+
+Key: TypeAlias = tuple[str, Hashable]
+"""A method, and all else in a request that an answer depends on."""
+
+_MOST_KEPT = 64
+"""Results. A few dozen at most are ever in use; on stdio, a client decides how many there could be."""
 
 
 class _Answer(msgspec.Struct):
@@ -40,17 +46,15 @@ class _Kept(NamedTuple):
 class ListsLane:
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._kept: dict[Key, _Kept] = {}
         self._asked: dict[tuple[str, str], tuple[Hashable, asyncio.Future[bytes | None]]] = {}
 
     async def serve(
         self, app: Any, scope: Scope, receive: Receive, send: Send, request_id: str | int, method: str, version: str
     ) -> None:
         key, state = (method, version), self._live.state_of(method)
-        kept = self._kept.get(key)
-        if kept is not None and kept.state == state and time.monotonic() < kept.until:
-            result: bytes | None = kept.result
-        else:
+        result = self.kept(key, state)
+        if result is None:
             asked_state, asked = self._asked.get(key, (None, None))
             if asked is None or asked_state != state:
                 await self._ask(key, state, app, scope, receive, send)
@@ -87,15 +91,22 @@ class ListsLane:
             if start.get("status") == 200 and _is_json(start) and self._live.state_of(key[0]) == state:
                 result = _result(bytes(body))
                 if result is not None:
-                    self._keep(key, state, result)
+                    self.keep(key, state, result)
         finally:
             if self._asked.get(key) == (state, future):
                 del self._asked[key]
             if not future.done():
                 future.set_result(result)
 
-    def _keep(self, key: tuple[str, str], state: Hashable, result: bytes) -> None:
-        before = self._kept.get(key)
+    def kept(self, key: Key, state: Hashable) -> bytes | None:
+        """The result that the SDK gave in this state, if it did and that was not long ago."""
+        kept = self._kept.get(key)
+        return kept.result if kept is not None and kept.state == state and time.monotonic() < kept.until else None
+
+    def keep(self, key: Key, state: Hashable, result: bytes) -> None:
+        before = self._kept.pop(key, None)
+        if len(self._kept) >= _MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
         self._kept[key] = _Kept(state, result, time.monotonic() + self._live.policy.list_memory)
         if before is not None and before.state == state and before.result != result and key[0] != "server/discover":
             self._live.wake(Feature(key[0].partition("/")[0]))

@@ -26,6 +26,7 @@ from tidings.gate import Principal
 from tidings.lanes.front import declares_extension, principal_of
 from tidings.lanes.listen import Wanted, honour
 from tidings.lanes.splice import SplicedSession
+from tidings.lanes.stdio import Wire
 from tidings.mailbox import IsMuted
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.patterns import is_pattern
@@ -250,19 +251,23 @@ class SessionLane:
 
 
 class _Pipe:
-    """A legacy session on a duplex pipe: one notification is written at a time, the rest waits in the mailbox."""
+    """A legacy session on a duplex pipe: as many notifications as it takes, or through the SDK one at a time; the rest
+    waits in the mailbox."""
 
-    __slots__ = ("_connection", "_live", "_shape", "_task", "subscriber")
+    __slots__ = ("_connection", "_live", "_shape", "_task", "_wire", "subscriber")
 
     def __init__(self, live: Live, connection: Connection) -> None:
         self._live = live
         self._connection = connection
+        self._wire = _wire_of(connection)
         self._shape = live.shape()
         self._task: asyncio.Task[None] | None = None
         self.subscriber: Subscriber | None = None
 
     def open(self, is_extended: bool, label: str, is_muted: IsMuted | None) -> Subscriber:
         self._shape = self._live.shape(is_extended=is_extended)
+        if self._wire is not None:
+            self._wire.renew()
         self.subscriber = self._live.hub.open(self._deliver, label=label, is_muted=is_muted)
         self.subscriber.is_ready = False  # until the handshake is over
         self.subscriber.settle()
@@ -278,6 +283,8 @@ class _Pipe:
             await asyncio.wait({self._task})
 
     def _deliver(self, notification: Notification) -> object:
+        if self._wire is not None:
+            return None if self._wire.write(write(notification, self._shape), self.start) else BUSY
         self._task = asyncio.get_running_loop().create_task(self._write(notification))
         return BUSY
 
@@ -293,11 +300,13 @@ class _Pipe:
 
 
 class _Pump:
-    """One listen stream inside the SDK: its own request's task writes, and sleeps in between."""
+    """One listen stream inside the SDK: its own request's task writes, and sleeps in between. Where the pipe is ours,
+    that task writes only what comes first and last."""
 
     def __init__(self, live: Live, ctx: Ctx, shape: Shape) -> None:
         self._live = live
         self._ctx = ctx
+        self._wire = _wire_of(seams.connection_of(ctx.session))
         self._shape = shape
         self._tag = encode_tag(ctx.request_id if ctx.request_id is not None else "")
         self._notification: Notification | None = None
@@ -310,6 +319,8 @@ class _Pump:
             self._deliver, label=f"listen {self._ctx.request_id}", on_close=lambda reason: self.close()
         )
         self._subscriber.may = may
+        self._subscriber.is_ready = False  # until the acknowledgement is written
+        self._subscriber.settle()
         self._live.hub.subscribe(self._subscriber, *features, uris=uris)
 
     def close(self) -> None:
@@ -319,6 +330,7 @@ class _Pump:
         self._roused.set()
 
     async def run(self) -> None:
+        self._wake()
         while not self._is_closed:
             await self._roused.wait()
             self._roused.clear()
@@ -326,20 +338,31 @@ class _Pump:
                 message = msgspec.json.decode(write(self._notification, self._shape, self._tag))
                 self._notification = None
                 await self.send(message["method"], message["params"])
-                if self._subscriber is not None:
-                    self._live.hub.wake(self._subscriber)
+                self._wake()
 
     async def send(self, method: str, params: dict[str, Any]) -> None:
         raw: Any = _Raw(method=method, params=params)
         await self._ctx.session.send_notification(raw, related_request_id=self._ctx.request_id)
 
+    def _wake(self) -> None:
+        if self._subscriber is not None:
+            self._live.hub.wake(self._subscriber)
+
     def _deliver(self, notification: Notification) -> object:
+        if self._wire is not None:
+            return None if self._wire.write(write(notification, self._shape, self._tag), self._wake) else BUSY
         self._notification = notification
         self._roused.set()
         return BUSY
 
 
 _KNOWN_KINDS = {"tools_list_changed", "prompts_list_changed", "resources_list_changed", "resource_subscriptions"}
+
+
+def _wire_of(connection: Connection) -> Wire | None:
+    """The lines of this process's standard output, if those are what this connection writes to and are ours."""
+    stream = seams.write_stream_of(connection)
+    return stream if isinstance(stream, Wire) else None
 
 
 def _is_feature(topic: Topic) -> bool:

@@ -1,0 +1,275 @@
+"""stdio: a server on the standard input and output of its process.
+
+The SDK reads and writes through a worker thread, a task and a queue each way. Where both descriptors are pipes or
+sockets, its streams here are lines on the event loop instead. Notifications go out as ready bytes, and a list that the
+SDK has answered since the last change is answered from what it said then; everything else goes through the SDK, in
+order. The descriptors are claimed as the SDK claims them: what a tool prints goes to standard error.
+
+Not for a server with a way of its own to run on stdio, as FastMCP has, nor for a file or a terminal: those run on the
+SDK's own streams, and their notifications through its outbound queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import anyio
+import anyio.lowlevel
+import mcp_types as types
+import msgspec
+from mcp.server.mcpserver import MCPServer
+from mcp.server.stdio import stdio_server
+from mcp.shared.message import SessionMessage
+
+from tidings import seams
+from tidings.frames import encode_tag
+from tidings.lanes.lines import LineReader, LineWriter
+from tidings.lanes.lists import LISTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidings.live import Live
+
+__all__ = ["Wire", "run_stdio"]
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_LONGEST_LIST_REQUEST = 8192
+"""Bytes. Longer ones are not worth a look; the usual one has 300."""
+
+_MOST_ASKED = 64
+"""List requests whose answer is looked out for. One that its client cancels never gets any."""
+
+
+def run_stdio(live: Live) -> None:
+    """Serve one client on standard input and output."""
+    try:
+        anyio.run(_serve, live)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+async def _serve(live: Live) -> None:
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    stopped: list[int] = []
+
+    def stop(number: int) -> None:
+        if stopped:
+            return
+        stopped.append(number)
+        live.stop()
+        # The results of the streams are written by their own tasks: a moment for those, then for what the server wants
+        # to clean up. The SDK's thread that reads standard input can't be interrupted, and would keep the process until
+        # the client's next line.
+        if task is not None:
+            loop.call_later(0.2, task.cancel)
+        loop.call_later(1.2, lambda: os._exit(128 + number))
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        await _run(live)
+    except asyncio.CancelledError:
+        if not stopped:
+            raise
+        os._exit(128 + stopped[0])
+
+
+async def _run(live: Live) -> None:
+    own_way = getattr(type(live.server), "run_stdio_async", None)
+    if own_way not in (None, MCPServer.run_stdio_async):
+        await live.server.run_stdio_async()
+    elif _can_be_polled(sys.stdin, 0) and _can_be_polled(sys.stdout, 1):
+        with seams.claimed_stdio() as (stdin, stdout), _not_blocking(stdin, stdout):
+            await Wire(live, stdin, stdout).serve()
+    else:
+        async with stdio_server() as (read_stream, write_stream):
+            await live.lowlevel.run(read_stream, write_stream, live.lowlevel.create_initialization_options())
+
+
+def _can_be_polled(stream: Any, descriptor: int) -> bool:
+    """Whether a standard stream is what the process was given, and a pipe or a socket. A terminal is shared with
+    whoever else uses it, and must keep its mode; a file is always ready."""
+    try:
+        mode = os.fstat(stream.buffer.fileno()).st_mode
+        is_its_own = stream.buffer.fileno() == descriptor
+    except (AttributeError, OSError, ValueError):
+        return False
+    return is_its_own and sys.platform != "win32" and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
+
+
+@contextmanager
+def _not_blocking(*descriptors: int) -> Iterator[None]:
+    """The mode belongs to the pipe's end and not to us: a shell that started us would find it changed."""
+    before = [os.get_blocking(descriptor) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.set_blocking(descriptor, False)
+    try:
+        yield
+    finally:
+        for descriptor, is_blocking in zip(descriptors, before, strict=True):
+            with suppress(OSError):
+                os.set_blocking(descriptor, is_blocking)
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    """A request as every client writes it. Any other goes to the SDK, to be refused or not."""
+
+    jsonrpc: Literal["2.0"]
+    id: int | str
+    method: str
+    params: msgspec.Raw = msgspec.Raw()
+
+
+class Wire:
+    """One client's connection: what the SDK calls its write stream, and the lines behind it."""
+
+    def __init__(self, live: Live, stdin: int, stdout: int) -> None:
+        self._live = live
+        self._writer = LineWriter(stdout, self._on_lost)
+        self._reader = LineReader(stdin, self._answer, self._writer, self._on_end)
+        self._handshakes = 0
+        self._asked: dict[str | int, tuple[tuple[str, Hashable], Hashable]] = {}
+        """By the request's id: what the SDK is being asked, and in which state."""
+
+    async def serve(self) -> None:
+        """Until the client closes its end."""
+        lowlevel = self._live.lowlevel
+        try:
+            await lowlevel.run(_Requests(self._reader), self, lowlevel.create_initialization_options())
+            await self._writer.until_empty()
+        finally:
+            self._reader.close()
+            self._writer.flush()
+            self._writer.close()
+
+    def write(self, line: bytes, on_free: Callable[[], None]) -> bool:
+        """Write a notification; False if `on_free` has to be waited for before the next one."""
+        return self._writer.write(line, on_free)
+
+    def renew(self) -> None:
+        """A handshake: what was answered before it may have been in another version."""
+        self._handshakes += 1
+        self._asked.clear()
+
+    # What the SDK calls
+
+    async def send(self, item: SessionMessage) -> None:
+        if self._writer.is_lost:
+            raise anyio.BrokenResourceError
+        line = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+        if isinstance(item.message, types.JSONRPCResponse):
+            self._learn(item.message, line)
+        if self._writer.write(line + b"\n"):
+            await anyio.lowlevel.checkpoint()
+        else:
+            await self._writer.until_free()
+
+    async def aclose(self) -> None:
+        """What was written is still on its way."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
+    # Lists
+
+    def _answer(self, line: bytes) -> bool:
+        """Answer a request whose answer is known; otherwise take note of it, if it is one to learn from."""
+        if (b'/list"' not in line and b"server/discover" not in line) or len(line) > _LONGEST_LIST_REQUEST:
+            return False
+        live = self._live
+        if live.steps_aside or not live.shares_lists or live.is_behind:
+            return False
+        try:
+            request = msgspec.json.decode(line, type=_Request)
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        if request.method not in LISTS:
+            return False
+        # The bytes of the params say it all: the same request as one that the SDK has answered gets the same answer.
+        key = (request.method, (self._handshakes, bytes(request.params)))
+        state = live.state_of(request.method)
+        result = live.lists.kept(key, state)
+        if result is not None:
+            self._writer.write(b'{"jsonrpc":"2.0","id":%s,"result":%s}\n' % (encode_tag(request.id), result))
+            return True
+        if _is_whole(request.params):
+            if len(self._asked) >= _MOST_ASKED:
+                del self._asked[next(iter(self._asked))]
+            self._asked[request.id] = (key, state)
+        return False
+
+    def _learn(self, response: types.JSONRPCResponse, line: bytes) -> None:
+        key, state = self._asked.pop(response.id, (None, None))
+        head = b'{"jsonrpc":"2.0","id":%s,"result":' % msgspec.json.encode(response.id)
+        if key is None or "nextCursor" in response.result or not line.startswith(head):
+            return
+        if self._live.state_of(key[0]) == state:
+            self._live.lists.keep(key, state, line[len(head) : -1])
+
+    # The ends
+
+    def _on_lost(self) -> None:
+        self._reader.end()
+
+    def _on_end(self) -> None:
+        # What is answered still goes out, but the process must not stay for somebody who has left without reading it.
+        self._writer.hurry(self._live.policy.write_deadline)
+
+
+def _is_whole(params: msgspec.Raw) -> bool:
+    """Whether a list is asked for as a whole, and nothing else about it."""
+    if not bytes(params):
+        return True
+    try:
+        return set(msgspec.json.decode(params, type=dict[str, msgspec.Raw])) <= {"_meta"}
+    except msgspec.DecodeError:
+        return False
+
+
+class _Requests:
+    """What the SDK calls its read stream."""
+
+    def __init__(self, reader: LineReader) -> None:
+        self._reader = reader
+
+    async def receive(self) -> SessionMessage | Exception:
+        line = await self._reader.take()
+        if line is None:
+            raise anyio.EndOfStream
+        try:
+            return SessionMessage(
+                types.jsonrpc_message_adapter.validate_json(line.decode(errors="replace"), by_name=False)
+            )
+        except Exception as error:  # as the SDK's own stream does it: the connection goes on
+            return error
+
+    async def aclose(self) -> None:
+        self._reader.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
