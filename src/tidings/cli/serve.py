@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidings.cli import access
+from tidings.cli.argument import Folder
 from tidings.cli.executable import as_called
-from tidings.cli.folder import Folder, check_folder, open_workspace
+from tidings.cli.folder import check_folder, open_workspace
 from tidings.cli.output import LogLevel, counted, fail, print_line, say, set_up_logging
-from tidings.cli.startup import made_to_stay
+from tidings.cli.stdio import POLL, make_live, serve_stdio
 
 if TYPE_CHECKING:
     from tidings.live import Live
@@ -106,7 +107,7 @@ def serve(
             metavar="SECONDS",
             min=0,
         ),
-    ] = 10.0,
+    ] = POLL,
     log_level: Annotated[LogLevel, typer.Option(help="What to write to standard error.")] = LogLevel.INFO,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something is wrong.")] = False,
     as_json: Annotated[
@@ -121,12 +122,11 @@ def serve(
     Every change in the folder is told to every connected client at once. Ctrl-C ends it.
     """
     check_folder(folder)
-    level = max(log_level, LogLevel.WARNING, key=list(LogLevel).index) if quiet else log_level
     if stdio:
         _refuse_http_options(context)
-        set_up_logging(level)
-        _serve_stdio(folder, poll, quiet)
+        serve_stdio(folder, poll, log_level, quiet)
         return
+    level = log_level.unless(quiet)
     if not path.startswith("/"):
         fail(f"--path {path}: it must begin with a slash, as /mcp does")
     if auth_token is not None and auth_token_file is not None and not _is_from_environment(context, "auth_token"):
@@ -173,7 +173,7 @@ def _serve_http(door: _Door, poll: float, level: LogLevel, quiet: bool, as_json:
         from tidings.cli.status import shown
         from tidings.lanes.app import serve_app
 
-        live = _live(workspace)
+        live = make_live(workspace)
         app = live.http_app(host=door.host, streamable_http_path=door.path, transport_security=security)
         if door.origins:
             access.allow_origins(app, door.origins)
@@ -189,22 +189,6 @@ def _serve_http(door: _Door, poll: float, level: LogLevel, quiet: bool, as_json:
                 log_config=None,
                 access_log=level is LogLevel.DEBUG,
             )
-
-
-def _serve_stdio(folder: Path, poll: float, quiet: bool) -> None:
-    workspace = open_workspace(folder, poll=poll)
-    from tidings.cli.status import shown
-
-    live = _live(workspace)
-    with shown(live, workspace, is_quiet=quiet):
-        live.run("stdio")
-
-
-def _live(workspace: Workspace) -> Live:
-    with made_to_stay():
-        from tidings.live import Live
-
-        return Live(workspace, policy=workspace.settings.policy)
 
 
 def _refuse_http_options(context: typer.Context) -> None:
