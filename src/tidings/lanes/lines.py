@@ -200,6 +200,12 @@ class LineReader:
             self._go_on()
         return line
 
+    def put(self, line: bytes) -> None:
+        """Take a line as if it had just been read."""
+        if not self._answer(line):
+            self._untaken.append(line)
+            self._rouse()
+
     def end(self) -> None:
         """Read no more, as if the other side had closed."""
         if not self._is_over:
@@ -250,8 +256,7 @@ class LineReader:
                 break
             line = self._lines.popleft()
             self._size -= len(line)
-            if not self._answer(line):
-                self._untaken.append(line)
+            self.put(line)
         self._rouse()
         self._set_reading(not self._is_over and self._size < _MOST_HELD)
 

@@ -22,7 +22,7 @@ from tidings.model import Feature
 if TYPE_CHECKING:
     from tidings.live import Live
 
-__all__ = ["LISTS", "ListsLane"]
+__all__ = ["LISTS", "Key", "ListsLane"]
 
 LISTS = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "server/discover"})
 

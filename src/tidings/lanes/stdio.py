@@ -18,7 +18,7 @@ import stat
 import sys
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import anyio
 import anyio.lowlevel
@@ -31,7 +31,7 @@ from mcp.shared.message import SessionMessage
 from tidings import seams
 from tidings.frames import encode_tag
 from tidings.lanes.lines import LineReader, LineWriter
-from tidings.lanes.lists import LISTS
+from tidings.lanes.lists import LISTS, Key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +47,9 @@ _LONGEST_LIST_REQUEST = 8192
 
 _MOST_ASKED = 64
 """List requests whose answer is looked out for. One that its client cancels never gets any."""
+
+_MOST_TRIES = 3
+"""How often the SDK is asked for one list. One that changes all the time has to be answered as it was, once."""
 
 
 def run_stdio(live: Live) -> None:
@@ -130,6 +133,15 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
     params: msgspec.Raw = msgspec.Raw()
 
 
+class _Asked(NamedTuple):
+    """A list that the SDK was asked for."""
+
+    line: bytes
+    key: Key
+    state: Hashable
+    tries: int
+
+
 class Wire:
     """One client's connection: what the SDK calls its write stream, and the lines behind it."""
 
@@ -138,14 +150,14 @@ class Wire:
         self._writer = LineWriter(stdout, self._on_lost)
         self._reader = LineReader(stdin, self._answer, self._writer, self._on_end)
         self._handshakes = 0
-        self._asked: dict[str | int, tuple[tuple[str, Hashable], Hashable]] = {}
-        """By the request's id: what the SDK is being asked, and in which state."""
+        self._asked: dict[str | int, _Asked] = {}
+        """By the request's id."""
 
     async def serve(self) -> None:
         """Until the client closes its end."""
         lowlevel = self._live.lowlevel
         try:
-            await lowlevel.run(_Requests(self._reader), self, lowlevel.create_initialization_options())
+            await lowlevel.run(_Requests(self._reader, self), self, lowlevel.create_initialization_options())
             await self._writer.until_empty()
         finally:
             self._reader.close()
@@ -161,14 +173,20 @@ class Wire:
         self._handshakes += 1
         self._asked.clear()
 
+    def expect(self, request_id: str | int, line: bytes) -> None:
+        """A request goes to the SDK. Its answer must not be taken for that of another one with the same id."""
+        asked = self._asked.get(request_id)
+        if asked is not None and asked.line is not line:
+            del self._asked[request_id]
+
     # What the SDK calls
 
     async def send(self, item: SessionMessage) -> None:
         if self._writer.is_lost:
             raise anyio.BrokenResourceError
         line = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
-        if isinstance(item.message, types.JSONRPCResponse):
-            self._learn(item.message, line)
+        if isinstance(item.message, types.JSONRPCResponse) and not self._learn(item.message, line):
+            return
         if self._writer.write(line + b"\n"):
             await anyio.lowlevel.checkpoint()
         else:
@@ -199,25 +217,36 @@ class Wire:
         if request.method not in LISTS:
             return False
         # The bytes of the params say it all: the same request as one that the SDK has answered gets the same answer.
-        key = (request.method, (self._handshakes, bytes(request.params)))
+        key: Key = (request.method, (self._handshakes, bytes(request.params)))
         state = live.state_of(request.method)
         result = live.lists.kept(key, state)
         if result is not None:
             self._writer.write(b'{"jsonrpc":"2.0","id":%s,"result":%s}\n' % (encode_tag(request.id), result))
             return True
         if _is_whole(request.params):
+            before = self._asked.pop(request.id, None)
             if len(self._asked) >= _MOST_ASKED:
                 del self._asked[next(iter(self._asked))]
-            self._asked[request.id] = (key, state)
+            tries = before.tries + 1 if before is not None and before.line is line else 1
+            self._asked[request.id] = _Asked(line, key, state, tries)
         return False
 
-    def _learn(self, response: types.JSONRPCResponse, line: bytes) -> None:
-        key, state = self._asked.pop(response.id, (None, None))
-        head = b'{"jsonrpc":"2.0","id":%s,"result":' % msgspec.json.encode(response.id)
-        if key is None or "nextCursor" in response.result or not line.startswith(head):
-            return
-        if self._live.state_of(key[0]) == state:
-            self._live.lists.keep(key, state, line[len(head) : -1])
+    def _learn(self, response: types.JSONRPCResponse, line: bytes) -> bool:
+        """Keep what the SDK says of a list. False if that is no longer true, and it is asked again: the client may have
+        been told of the change already, and would take this for the list after it."""
+        asked = self._asked.get(response.id)
+        if asked is None:
+            return True
+        if self._live.state_of(asked.key[0]) != asked.state:
+            if asked.tries < _MOST_TRIES:
+                self._reader.put(asked.line)
+                return False
+        elif "nextCursor" not in response.result:
+            head = b'{"jsonrpc":"2.0","id":%s,"result":' % msgspec.json.encode(response.id)
+            if line.startswith(head):
+                self._live.lists.keep(asked.key, asked.state, line[len(head) : -1])
+        self._asked.pop(response.id, None)
+        return True
 
     # The ends
 
@@ -242,19 +271,21 @@ def _is_whole(params: msgspec.Raw) -> bool:
 class _Requests:
     """What the SDK calls its read stream."""
 
-    def __init__(self, reader: LineReader) -> None:
+    def __init__(self, reader: LineReader, wire: Wire) -> None:
         self._reader = reader
+        self._wire = wire
 
     async def receive(self) -> SessionMessage | Exception:
         line = await self._reader.take()
         if line is None:
             raise anyio.EndOfStream
         try:
-            return SessionMessage(
-                types.jsonrpc_message_adapter.validate_json(line.decode(errors="replace"), by_name=False)
-            )
+            message = types.jsonrpc_message_adapter.validate_json(line.decode(errors="replace"), by_name=False)
         except Exception as error:  # as the SDK's own stream does it: the connection goes on
             return error
+        if isinstance(message, types.JSONRPCRequest):
+            self._wire.expect(message.id, line)
+        return SessionMessage(message)
 
     async def aclose(self) -> None:
         self._reader.close()
