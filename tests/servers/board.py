@@ -18,8 +18,10 @@ import asyncio
 import contextvars
 import json
 import logging
+import os
 import queue
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
@@ -152,6 +154,29 @@ class Board:
 
     async def async_refresh(self, ctx: Any) -> None:
         await self.live.refresh()
+
+    async def async_flood(self, ctx: Any, uri: str, count: int, size: int) -> None:
+        """Go on updating a content after the answer, as fast as it goes."""
+
+        async def flood() -> None:
+            for number in range(count):
+                self.live.resources.updated(uri, number=number, padding="x" * size)
+                if number % 10 == 0:
+                    await asyncio.sleep(0)
+
+        self.flooding = asyncio.create_task(flood())
+
+    def crowd(self, count: int) -> None:
+        """Many tools."""
+        for number in range(count):
+            self.add("tools", f"tool-{number}", description=LOREM * 40)
+
+    def noise(self) -> str:
+        """What no tool should do, and many do."""
+        print("noise")  # noqa: T201  # that is the point
+        os.write(1, b"noise\n")
+        subprocess.run(["sh", "-c", "echo noise"], check=True)
+        return sys.stdin.read() + subprocess.run(["cat"], check=True, capture_output=True, text=True).stdout
 
     def present(self, **fields: Any) -> None:
         """Other instructions, other extensions."""
