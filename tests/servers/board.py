@@ -8,7 +8,8 @@ nothing of any request. It answers with JSON: what the method returned, or the e
 
 OPTIONS is a JSON object: `policy` (knobs), `deny` (topics refused by principal, "*" for nobody in particular),
 `asks` ("sync" or "async": how `authorize` is written), `auth` (tokens are needed), `shared_lists`, `middleware` (the
-server has one of its own), `only` (the features of a low-level server) and `app` (options of the HTTP app).
+server has one of its own), `only` (the features of a low-level server), `late` (its tools
+are listed as they were before the next refresh) and `app` (options of the HTTP app).
 On HTTP the first line of standard output is the port.
 """
 
@@ -380,6 +381,7 @@ class LowLevelBoard(Board):
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
+        self.refreshed = asyncio.Event()
         self.own: dict[str, dict[str, dict[str, Any]]] = {
             "tools": {
                 "change": {"name": "change", "inputSchema": CHANGE_SCHEMA},
@@ -406,6 +408,8 @@ class LowLevelBoard(Board):
 
     async def _list_tools(self, ctx: Any, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         listed = list(self.own["tools"].values())
+        if self.options.get("late") and ctx.request_id != self.live.own_request_id:
+            await self.refreshed.wait()
         if self.options.get("page"):
             start = int(params.cursor) if params and params.cursor else 0
             end = start + int(self.options["page"])
@@ -461,6 +465,7 @@ class LowLevelBoard(Board):
     async def async_own_set_and_refresh(self, ctx: Any, **args: Any) -> None:
         self.own_set(**args)
         await self.live.refresh(Feature("resources" if args["feature"] == "templates" else args["feature"]))
+        self.refreshed.set()
 
 
 def add_function(board: Board, feature: str, key: str, description: str, replace: bool) -> None:
