@@ -319,6 +319,15 @@ def test_what_a_tool_prints_or_reads_is_not_the_clients(kind: str) -> None:
         pipe.do("noise")
 
 
+def test_what_is_printed_at_the_very_end_is_not_the_clients_either() -> None:
+    with piped("2025-11-25") as pipe:
+        pipe.do("mutter")
+        pipe.stop(pipe.process.stdin)
+        assert pipe.process.wait(DEADLINE) == 0
+        assert pipe.process.stdout is not None
+        assert pipe.process.stdout.read() == b""
+
+
 def test_what_is_no_message_is_passed_over() -> None:
     with piped("2025-11-25") as pipe:
         bad = (

@@ -179,6 +179,15 @@ class Board:
         subprocess.run(["sh", "-c", "echo noise"], check=True)
         return sys.stdin.read() + subprocess.run(["cat"], check=True, capture_output=True, text=True).stdout
 
+    async def async_mutter(self, ctx: Any) -> None:
+        """Print something from a thread, so late that the client has left."""
+
+        def mutter() -> None:
+            threading.Event().wait(0.5)
+            print("noise", flush=True)  # noqa: T201  # that is the point
+
+        asyncio.get_running_loop().run_in_executor(None, mutter)
+
     def present(self, **fields: Any) -> None:
         """Other instructions, other extensions."""
         for name, value in fields.items():

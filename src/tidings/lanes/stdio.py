@@ -54,13 +54,14 @@ _MOST_TRIES = 3
 
 def run_stdio(live: Live) -> None:
     """Serve one client on standard input and output."""
-    try:
-        anyio.run(_serve, live)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    with _lines_of(live) as lines:
+        try:
+            anyio.run(_serve, live, lines)
+        except KeyboardInterrupt:
+            sys.exit(130)
 
 
-async def _serve(live: Live) -> None:
+async def _serve(live: Live, lines: tuple[int, int] | None) -> None:
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     stopped: list[int] = []
@@ -80,23 +81,30 @@ async def _serve(live: Live) -> None:
     for number in _SIGNALS:
         loop.add_signal_handler(number, stop, number)
     try:
-        await _run(live)
+        if lines is not None:
+            await Wire(live, *lines).serve()
+        elif hasattr(live.server, "run_stdio_async"):
+            await live.server.run_stdio_async()
+        else:
+            async with stdio_server() as (read_stream, write_stream):
+                await live.lowlevel.run(read_stream, write_stream, live.lowlevel.create_initialization_options())
     except asyncio.CancelledError:
         if not stopped:
             raise
         os._exit(128 + stopped[0])
 
 
-async def _run(live: Live) -> None:
+@contextmanager
+def _lines_of(live: Live) -> Iterator[tuple[int, int] | None]:
+    """The descriptors to read and write lines on, if that is for us to do. They are given back when the event loop has
+    ended with all its threads, so that the last word of none of those goes to the client."""
     own_way = getattr(type(live.server), "run_stdio_async", None)
-    if own_way not in (None, MCPServer.run_stdio_async):
-        await live.server.run_stdio_async()
-    elif _can_be_polled(sys.stdin, 0) and _can_be_polled(sys.stdout, 1):
+    is_ours = own_way in (None, MCPServer.run_stdio_async)
+    if is_ours and _can_be_polled(sys.stdin, 0) and _can_be_polled(sys.stdout, 1):
         with seams.claimed_stdio() as (stdin, stdout), _not_blocking(stdin, stdout):
-            await Wire(live, stdin, stdout).serve()
+            yield stdin, stdout
     else:
-        async with stdio_server() as (read_stream, write_stream):
-            await live.lowlevel.run(read_stream, write_stream, live.lowlevel.create_initialization_options())
+        yield None
 
 
 def _can_be_polled(stream: Any, descriptor: int) -> bool:
