@@ -7,6 +7,7 @@ import os
 import random
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from typing import TypeAlias
 
 import pytest
@@ -35,10 +36,8 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
         yield reading, writing
     finally:
         for end in (reading, writing):
-            try:
+            with suppress(OSError):  # the test closed it
                 os.close(end)
-            except OSError:
-                pass  # the test closed it
 
 
 def read_now(descriptor: int, most: int = 1 << 20) -> bytes:
@@ -108,6 +107,41 @@ async def test_what_is_written_in_one_turn_of_the_loop_is_one_system_call() -> N
             left.recv(1)  # nothing before the turn is over
         await writer.until_empty()
         assert left.recv(1 << 20) == b"".join(b"%d\n" % number for number in range(500))
+
+
+async def test_what_is_not_pressing_goes_together_and_with_the_next_that_is() -> None:
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with left, right:
+        left.setblocking(False)
+        right.setblocking(False)
+        writer = LineWriter(right.fileno(), nobody)
+        count = 3000
+        found: list[bytes] = []
+        for number in range(count):
+            writer.write(b"%d\n" % number, is_pressing=False)
+            await asyncio.sleep(0)
+            with suppress(BlockingIOError):
+                found.append(left.recv(1 << 20))
+            if number == 1:
+                assert found == [b"0\n"]  # the first of a moment does not wait
+        writer.write(b"pressing\n")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        found.append(left.recv(1 << 20))
+        assert b"".join(found) == b"".join(b"%d\n" % number for number in range(count)) + b"pressing\n"
+        assert len(found) < count / 4
+
+
+async def test_what_is_not_pressing_does_not_wait_for_anybody() -> None:
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with left, right:
+        right.setblocking(False)
+        writer = LineWriter(right.fileno(), nobody)
+        for number in range(3):
+            writer.write(b"%d\n" % number, is_pressing=False)
+            async with asyncio.timeout(DEADLINE):
+                await writer.until_empty()
+            assert left.recv(100) == b"%d\n" % number
 
 
 async def test_a_reader_who_does_not_read_costs_a_bounded_buffer_and_is_told_of_when_it_reads(ends: Ends) -> None:

@@ -1,8 +1,9 @@
 """Lines on two descriptors, read and written on the event loop without ever waiting.
 
-Written lines go out whole and in order, all those of one turn of the loop in one system call. What the other side does
-not read is bounded: a writer that is full says so, and tells when it no longer is; meanwhile nothing is answered, and
-who goes on asking waits in its own pipe. Nobody is cut off: on a pipe, the other side owns the process.
+Written lines go out whole and in order, all those of one turn of the loop in one system call, and those that are not
+pressing once in a moment. What the other side does not read is bounded: a writer that is full says so, and tells when
+it no longer is; meanwhile nothing is answered, and who goes on asking waits in its own pipe. Nobody is cut off: on a
+pipe, the other side owns the process.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ _CHUNK = 1 << 16
 
 _MOST_UNREAD = 1 << 16
 """Bytes that may wait to be written before a writer is full: as much again as the pipe itself holds."""
+
+_MOMENT = 0.001
+"""Seconds between two writes of lines that may wait for others to go with them."""
 
 _MOST_HELD = 1 << 20
 """Bytes of lines that may wait to be looked at. Far more than the pipe holds: a client that asks for a thousand things
@@ -48,6 +52,8 @@ class LineWriter:
         self._patience: float | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._is_due = False
+        self._flushed = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._is_blocked = False
         self.is_lost = False
 
@@ -55,15 +61,16 @@ class LineWriter:
     def is_full(self) -> bool:
         return self._size >= _MOST_UNREAD
 
-    def write(self, line: bytes, on_free: Callable[[], None] | None = None) -> bool:
-        """Write a line that ends with its newline. False if the writer is full now: `on_free` is called once it is not,
-        never from within this call."""
+    def write(self, line: bytes, on_free: Callable[[], None] | None = None, *, is_pressing: bool = True) -> bool:
+        """Write a line that ends with its newline: in this turn of the loop, or with others of the same moment if it is
+        not pressing. False if the writer is full now: `on_free` is called once it is not, never from within this
+        call."""
         if self.is_lost:
             return True
         self._lines.append(line)
         self._size += len(line)
         if self._size < _MOST_UNREAD:
-            self._plan()
+            self._plan(is_pressing=is_pressing)
             return True
         # Who writes much in one turn of the loop must not wait for the next one.
         if not self._is_blocked:
@@ -99,6 +106,10 @@ class LineWriter:
     def flush(self) -> None:
         """Write what can be written now."""
         self._is_due = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._flushed = self._loop.time()
         if self._size and not self.is_lost:
             self._push()
         while self._waiting and not self.is_full:
@@ -125,8 +136,13 @@ class LineWriter:
         if self._patience is not None and self._size:
             self._deadline = self._loop.call_later(self._patience, self._lose)
 
-    def _plan(self) -> None:
-        if not self._is_due and not self._is_blocked:
+    def _plan(self, *, is_pressing: bool = True) -> None:
+        if self._is_blocked or self._is_due or (self._timer is not None and not is_pressing):
+            return
+        wait = 0.0 if is_pressing else self._flushed + _MOMENT - self._loop.time()
+        if wait > 0:
+            self._timer = self._loop.call_later(wait, self.flush)
+        else:
             self._is_due = True
             self._loop.call_soon(self.flush)
 

@@ -174,7 +174,7 @@ class Wire:
 
     def write(self, line: bytes, on_free: Callable[[], None]) -> bool:
         """Write a notification; False if `on_free` has to be waited for before the next one."""
-        return self._writer.write(line, on_free)
+        return self._writer.write(line, on_free, is_pressing=False)
 
     def renew(self) -> None:
         """A handshake: what was answered before it may have been in another version."""
