@@ -21,11 +21,11 @@ CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 python
 PROBE := import sys; assert sys.version_info >= (3, 11); import venv, ensurepip; print(sys.executable)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench lock format clean
+.PHONY: help run test check bench bench-peers lock format clean
 
 help: ## list the targets
 	@echo 'Targets:'
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F '|' '{ printf "%-10s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F '|' '{ printf "%-13s%s\n", $$1, $$2 }'
 	@echo 'Variables:'
 	@echo '  PYTHON=…       the Python to use, 3.11 or newer (otherwise the first one found)'
 	@echo '  UV=            build the environment with pip, even where uv is present'
@@ -54,6 +54,9 @@ check: $(READY) ## lint, formatting and strict types
 bench: $(READY) ## measure the core as ratios, and the folder server
 	@$(BIN)/python bench/core.py $(BENCH_ARGS)
 	@$(BIN)/python bench/workspace.py $(BENCH_ARGS)
+
+bench-peers: $(READY) ## measure Tidings beside its peers (needs a C compiler)
+	@$(BIN)/python -m bench.peers $(BENCH_ARGS)
 
 format: $(READY) ## format the code, and mend what ruff can mend
 	$(BIN)/ruff check --fix .

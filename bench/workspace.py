@@ -100,6 +100,15 @@ async def latencies(url: str, root: Path, rounds: int, *, is_busy: bool) -> list
     return found[1:]
 
 
+async def heard_times(rounds: int) -> float:
+    """The median of `latencies` with 1,000 tools, while another client lists."""
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        fill(root, 1000)
+        async with served(root) as (url, _):
+            return statistics.median(await latencies(url, root, rounds, is_busy=True))
+
+
 async def cost_of_a_change(tools: int, rounds: int) -> float:
     """Milliseconds of the server's CPU for one change."""
     with tempfile.TemporaryDirectory() as place:

@@ -13,12 +13,12 @@ import tidings
 SOURCE = Path(tidings.__file__).parent
 CORE_NAMES = frozenset(
     {
-        *("agenda", "catalog", "delta", "digest", "errors", "frames", "hub", "index"),
-        *("journal", "mailbox", "model", "news", "patterns", "policy", "subscriber"),
+        *("agenda", "catalog", "counts", "cursor", "delta", "digest", "durable", "errors", "frames", "hub", "index"),
+        *("journal", "mailbox", "model", "news", "observer", "patterns", "policy", "subscriber", "terms", "visit"),
     }
 )
 CORE = [SOURCE / f"{name}.py" for name in sorted(CORE_NAMES)]
-OUTSIDE = {"mcp", "mcp_types", "fastmcp", "starlette", "uvicorn", "anyio", "asyncio"}
+OUTSIDE = {"mcp", "mcp_types", "fastmcp", "starlette", "uvicorn", "anyio", "asyncio", "opentelemetry"}
 INPUT_OUTPUT = {"socket", "select", "selectors", "ssl", "http", "urllib", "subprocess", "pathlib", "shutil", "os", "io",
                 "tempfile", "sqlite3", "multiprocessing", "concurrent"}  # fmt: skip
 
@@ -81,6 +81,16 @@ def test_importing_tidings_brings_in_neither_the_sdk_nor_an_event_loop() -> None
 
     assert {"tidings.hub", "tidings.frames"} <= set(loaded)
     assert not {name for name in loaded if name.split(".")[0] in OUTSIDE or name.startswith("tidings.lanes")}
+
+
+def test_only_the_command_that_serves_knows_an_sdk_or_an_exporter_of_opentelemetry() -> None:
+    knowing = {
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        if any(name.startswith(("opentelemetry.sdk", "opentelemetry.exporter")) for name in imported(parse(path)))
+    }
+
+    assert knowing == {"cli/export.py"}
 
 
 def test_no_file_is_longer_than_a_reader_can_hold() -> None:

@@ -2,9 +2,23 @@
 
 import json
 import math
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from bench.core import machine
+from bench.peers import plots
+from bench.peers.figures import TARGETS, Samples, Verdict
+from bench.peers.plots import bars, lines
+from bench.peers.programs import compiler
+from bench.peers.report import targets
 
 BENCH = Path(__file__).resolve().parent.parent / "bench" / "core.py"
 
@@ -57,3 +71,135 @@ def test_rounds_below_one_are_refused() -> None:
 
     assert refused.returncode == 2
     assert "--rounds must be at least 1" in refused.stderr
+
+
+# Beside its peers
+
+ROOT = BENCH.parent.parent
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="the load client is in C: needs a compiler")
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="the bench reads other processes as Linux shows them")
+
+
+def peers(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench.peers", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, check=False, capture_output=True, encoding="utf-8", timeout=110
+    )
+
+
+@needs_linux
+@needs_compiler
+def test_peers_are_measured_side_by_side_and_the_client_with_them() -> None:
+    done = peers("--quick", "--json", "--only", "fanout,lists,floor,asgi,sdk", "--streams", "1,100")
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["failures"] == []
+    assert set(found["samples"]) == {"floor", "asgi", "sdk"}
+    for samples in found["samples"].values():
+        names = ("last/1", "last/100", "delivery/100", "memory/100", "opens/100", "client/100", "client-busy/100")
+        for name in (*names, "lists/10", "list/10", "list-client-busy/10"):
+            assert len(samples[name]) == 1, name
+            assert samples[name][0] > 0, name
+    verdicts = {target["requirement"]: target["verdict"] for target in found["targets"]}
+    assert verdicts["S30"]["value"] > 1
+    assert verdicts["S55"] is None
+
+
+@needs_linux
+@needs_compiler
+def test_a_server_that_does_not_start_is_named_and_the_others_are_measured(tmp_path: Path) -> None:
+    (tmp_path / "fastmcp.py").touch()
+
+    done = peers("--quick", "--only", "lists,fastmcp,sdk", PYTHONPATH=str(tmp_path))
+
+    assert done.returncode == 1
+    assert "lists with 10 tools: FastMCP ended with 1 (ImportError: cannot import name 'Context'" in done.stdout
+    assert re.search(r"^\| tools/list, 10 tools +\| [\d.,]+ /s +\|$", done.stdout, re.MULTILINE)
+
+
+@needs_linux
+def test_without_a_compiler_the_bench_says_what_is_missing(tmp_path: Path) -> None:
+    done = peers("--quick", "--only", "lists,sdk", PATH=str(tmp_path))
+
+    assert done.returncode == 2
+    assert "install gcc or clang" in done.stderr
+
+
+@needs_linux
+@needs_compiler
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_bench_that_is_stopped_leaves_nothing_behind(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "bench.peers", "--quick", "--only", "lists,sdk"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 60
+        while not (started := children_of(process.pid, "bench.peers.servers.sdk")):
+            assert time.monotonic() < deadline
+        process.send_signal(number)
+        assert process.wait(30) == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+        while any(Path(f"/proc/{pid}").exists() for pid in started):
+            assert time.monotonic() < deadline
+
+
+def children_of(parent: int, name: str) -> list[int]:
+    """The processes of this name that a process has started."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            is_child = int((place / "stat").read_text().rpartition(")")[2].split()[1]) == parent
+            if is_child and name in (place / "cmdline").read_text():
+                found.append(int(place.name))
+        except OSError:
+            pass  # gone in the meantime
+    return found
+
+
+@pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--streams", "0"], ["--streams", "many"], ["--only", "nothing"]])
+def test_options_that_mean_nothing_are_refused(wrong: list[str]) -> None:
+    assert peers(*wrong).returncode == 2
+
+
+def samples_of_two_rounds() -> Samples:
+    samples = Samples()
+    for slow in (80.0, 120.0):
+        samples.add("sdk", {"delivery/1000": slow, "delivery/5000": 3 * slow, "lists/10": 1000, "others": 2})
+        samples.add("asgi", {"delivery/1000": 10, "delivery/5000": 10, "lists/10": 20_000, "others": 1.1})
+    return samples
+
+
+def test_a_target_is_held_against_the_medians_and_shows_the_rounds() -> None:
+    target = next(target for target in TARGETS if target.requirement == "S24")
+    verdict = target.verdict(samples_of_two_rounds())
+
+    assert verdict == Verdict(value=10, low=8, high=12, is_met=True)
+    assert "10.0×" in targets(samples_of_two_rounds())
+    assert target.verdict(Samples()) is None
+
+
+def test_plots_are_whole_and_name_every_peer_that_was_measured() -> None:
+    samples = samples_of_two_rounds()
+    for picture in (lines("t", samples, "delivery", "streams"), bars("t", samples, {"lists/10": "10 tools"}, "/s")):
+        assert picture is not None
+        root = ElementTree.fromstring(picture)
+        assert {"Python SDK", "Tidings, plain ASGI"} <= {text.text for text in root.iter() if text.text}
+    assert lines("t", Samples(), "delivery", "streams") is None
+
+
+def test_the_page_gets_what_was_measured_between_its_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{plots.BEGIN}\nold\n{plots.END}\nafter\n")
+    monkeypatch.setattr(plots, "PAGE", page)
+    monkeypatch.setattr(plots, "FOLDER", tmp_path / "plots")
+    about = {**machine(), "date": "today", "cpu": "one", "rounds": 2, "seconds": 3, "versions": "mcp 2"}
+
+    plots.write_page(samples_of_two_rounds(), ["a peer was left out"], about)
+
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "a peer was left out" in text
+    for picture in re.findall(r"\]\(plots/(.*)\)", text):
+        assert (tmp_path / "plots" / picture).exists()
+    plots.write_page(samples_of_two_rounds(), [], about)
+    assert page.read_text().count(plots.BEGIN) == 1

@@ -177,13 +177,14 @@ def test_full_detail_carries_operation_and_item_and_the_summary_beside_them(
     feature: Feature, singular: str, definition: dict[str, Any]
 ) -> None:
     notification = notification_of(lambda catalog: catalog.items(feature).add(definition))
-    digest = notification.version.digest
+    version = notification.version._asdict()
 
     assert told(notification) == {
         "operation": "added",
         singular: definition,
-        "_meta": {CHANGE_KEY: {"operation": "added", "name": definition["name"], "revision": 1, "digest": digest}},
+        "_meta": {CHANGE_KEY: {"operation": "added", "name": definition["name"], "complete": True, **version}},
     }
+    assert told(notification, epoch="e1")["_meta"][CURSOR_KEY] == {"epoch": "e1", "topics": {feature.value: version}}
 
 
 @pytest.mark.parametrize(("definition", "uri"), [(RESOURCE, "file:///a"), (TEMPLATE, "board://{sprint}")])
@@ -360,7 +361,7 @@ def test_a_listen_stream_begins_and_ends_with_frames_of_the_schema_under_its_own
     honoured = {"toolsListChanged": True, "resourceSubscriptions": [NASTY]}
     cursor = {"tools": {"revision": 7, "digest": "d7"}}
     sse = Shape(is_sse=True)
-    begin = read(acknowledgement(honoured, cursor, encode_tag(tag)), sse)
+    begin = read(acknowledgement(honoured, {CURSOR_KEY: cursor}, encode_tag(tag)), sse)
     end = read(listen_result({"com.example/why": NASTY}, encode_tag(tag)), sse)
 
     validate(begin, "2026-07-28")

@@ -38,6 +38,7 @@ EVERYTHING = {
 }
 DENY = {"*": ["prompts", "board://secret"], "bob": ["tools", "board://secret", "board://hidden/*"]}
 """By the caller's name, and for nobody in particular."""
+PARKING = ("mcpserver", "fastmcp")
 ASKS = {"mcpserver": "sync", "lowlevel": "async", "fastmcp": "async"}
 
 
@@ -49,11 +50,14 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     options = {"auth": True, "deny": DENY, "policy": {"max_streams_per_principal": 2}}
-    with serving_all({kind: (kind, {**options, "asks": ASKS[kind]}) for kind in KINDS}) as urls:
+    servers = {kind: (kind, {**options, "asks": ASKS[kind]}) for kind in KINDS}
+    # Once more in a process of our own, which parks its streams.
+    servers |= {f"{kind}, own": (kind, {**servers[kind][1], "own": True}) for kind in PARKING}
+    with serving_all(servers) as urls:
         yield urls
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[*KINDS, *(f"{kind}, own" for kind in PARKING)])
 def url(request: pytest.FixtureRequest, urls: dict[str, str]) -> str:
     return urls[request.param]
 

@@ -226,7 +226,15 @@ async def test_a_client_that_closes_its_half_is_gone(how: How) -> None:
                 assert await stream.event() is None
         # The legacy sessions themselves live on: their clients may open another stream.
         await server.until(lambda state: (state["listening"], state["spliced"], state["subscribers"]) == (0, 0, 5))
-        kept = {"Subscriber": 5, "SplicedSession": 5, "Mailbox": 0, "Entry": 0, "Channel": 0, "_Stream": 0}
+        kept = {
+            "Subscriber": 5,
+            "SplicedSession": 5,
+            "Mailbox": 0,
+            "Entry": 0,
+            "Channel": 0,
+            "Parked": 0,
+            "ListenStream": 0,
+        }
         await server.until(lambda state: kept.items() <= state["objects"].items(), is_deep=True)
         assert not server.errors()
 
@@ -295,25 +303,53 @@ async def test_clients_killed_in_the_middle_of_a_stream_leave_nothing(how: How) 
         assert not server.errors()
 
 
-async def test_ten_thousand_come_and_go_and_nothing_of_them_stays(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("how", "count"), [("uvicorn", 10_000), ("run", 4_000)])
+async def test_ten_thousand_come_and_go_and_nothing_of_them_stays(
+    how: How, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Listen streams that end in every way a client can end them, and legacy sessions with their streams."""
-    async with serve("uvicorn") as server:
+    async with serve(how) as server:
         await churn(server, 1_000, 200)
         base, before, fds = await quiet(server), server.rss(), server.fds()
         start = time.monotonic()
-        await churn(server, 11_200, 200)  # nine in ten are acknowledged
+        await churn(server, count * 28 // 25, 200)  # nine in ten are acknowledged
         seconds = time.monotonic() - start
         after = await quiet(server)
         growth = server.rss() - before
         with capsys.disabled():
             sys.stdout.write(
-                f"\n10,000 streams and 200 sessions came and went in {seconds:.1f} s; "
+                f"\n[{how}] {count:,} streams and 200 sessions came and went in {seconds:.1f} s; "
                 f"the server went from {before / 1e6:.1f} MB by {growth / 1e3:+.0f} kB\n"
             )
         assert after == base
         await server.until(lambda _: server.fds() <= fds)
         assert growth < 2_000_000, "200 bytes for each that came"
         assert not server.errors()
+
+
+@pytest.mark.parametrize(("how", "is_guarded", "most"), [("run", True, 4_000), ("uvicorn", False, 18_000)])
+async def test_a_stream_takes_no_more_than_it_may(
+    how: How, is_guarded: bool, most: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parked, 4 kB with a caller of its own and all that is asked of it. Under uvicorn, a third of the SDK's 54 kB."""
+
+    async def open_one(number: int) -> None:
+        request = listen_request(number, authorization=f"Bearer {number}")
+        stream = await Stream.open(server.port, request)
+        assert await stream.event()
+
+    async with serve(how, Settings(is_guarded=is_guarded)) as server:
+        await many(500, open_one)
+        before = server.rss()
+        await many(1_500, open_one)
+        taken = (server.rss() - before) / 1_500
+        assert (await server.state())["listening"] == 2_000
+        if how == "run":
+            objects = (await server.state(is_deep=True))["objects"]
+            assert (objects["Parked"], objects["Channel"]) == (2_000, 0)
+    with capsys.disabled():
+        sys.stdout.write(f"\n[{how}] a stream takes {taken / 1e3:.1f} kB\n")
+    assert taken <= most
 
 
 # Stopping

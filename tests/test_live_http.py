@@ -52,6 +52,8 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
     "few streams": ("lowlevel", {"policy": {"max_streams": 2, "max_uris": 3, "max_patterns": 1}}),
     "few per address": ("lowlevel", {"policy": {"max_streams_per_address": 1}}),
 }
+PARKING = ("mcpserver", "lowlevel", "fastmcp", "few streams")
+"""Of those, the ones that are run once more in a process of our own, which parks its streams."""
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +63,15 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
-    with serving_all(SERVERS) as urls:
+    parking = {f"{name}, own": (SERVERS[name][0], {**SERVERS[name][1], "own": True}) for name in PARKING}
+    with serving_all(SERVERS | parking) as urls:
         yield urls
+
+
+@pytest.fixture(params=["uvicorn", "own"])
+def fronts(request: pytest.FixtureRequest, urls: dict[str, str]) -> dict[str, str]:
+    """The URLs of one of the two fronts, by the names of the servers."""
+    return urls if request.param == "uvicorn" else {name: urls[f"{name}, own"] for name in PARKING}
 
 
 @pytest.fixture
@@ -75,9 +84,9 @@ async def http() -> AsyncIterator[httpx2.AsyncClient]:
 
 
 async def test_the_acknowledgement_is_first_and_names_what_is_honoured(
-    urls: dict[str, str], http: httpx2.AsyncClient
+    fronts: dict[str, str], http: httpx2.AsyncClient
 ) -> None:
-    wire = Wire(urls["mcpserver"], http)
+    wire = Wire(fronts["mcpserver"], http)
     async with wire.listen(7, EVERYTHING) as stream:
         assert stream.response.status_code == 200
         assert stream.response.headers["content-type"].startswith("text/event-stream")
@@ -92,10 +101,10 @@ async def test_the_acknowledgement_is_first_and_names_what_is_honoured(
 
 
 async def test_the_acknowledgement_leaves_out_what_the_server_cannot_send(
-    urls: dict[str, str], http: httpx2.AsyncClient
+    fronts: dict[str, str], http: httpx2.AsyncClient
 ) -> None:
     """A server of tools alone has neither prompts nor resources to watch."""
-    wire = Wire(urls["lowlevel"], http)
+    wire = Wire(fronts["lowlevel"], http)
     async with wire.listen(1, EVERYTHING) as stream:
         acknowledged = (await stream.message())["params"]
         assert acknowledged["notifications"] == {"toolsListChanged": True}
@@ -110,7 +119,7 @@ async def test_the_acknowledgement_leaves_out_what_the_server_cannot_send(
     assert "prompts" not in capabilities
     assert "resources" not in capabilities
 
-    session = LegacyWire(urls["lowlevel"], http)
+    session = LegacyWire(fronts["lowlevel"], http)
     info = {"name": "wire", "version": "1"}
     shaken = await session.post("initialize", protocolVersion=session.version, capabilities={}, clientInfo=info)
     assert shaken["result"]["capabilities"]["tools"]["listChanged"] is True
@@ -127,9 +136,9 @@ async def test_the_acknowledgement_leaves_out_what_the_server_cannot_send(
 
 
 async def test_full_detail_has_operation_and_item_in_params_and_a_summary_in_meta(
-    urls: dict[str, str], http: httpx2.AsyncClient
+    fronts: dict[str, str], http: httpx2.AsyncClient
 ) -> None:
-    wire = Wire(urls["mcpserver"], http)
+    wire = Wire(fronts["mcpserver"], http)
     async with wire.listen("s", EVERYTHING) as stream:
         await stream.message()
         await wire.change("add", feature="prompts", key="grüße")
@@ -144,7 +153,7 @@ async def test_full_detail_has_operation_and_item_in_params_and_a_summary_in_met
             "arguments": [{"name": "name", "required": True}],
         }
         assert meta[SUBSCRIPTION_KEY] == "s"
-        assert meta[CHANGE_KEY].keys() == {"operation", "name", "revision", "digest"}
+        assert meta[CHANGE_KEY].keys() == {"operation", "name", "revision", "digest", "complete"}
 
         await wire.change("remove", feature="prompts", key="grüße")
         params = (await stream.message())["params"]
@@ -162,8 +171,8 @@ async def test_full_detail_has_operation_and_item_in_params_and_a_summary_in_met
         assert (params["uri"], params["metadata"]) == ("board://sprint", {"version": 2, "author": "me"})
 
 
-async def test_several_changes_are_listed_up_to_a_limit(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    wire = Wire(urls["mcpserver"], http)
+async def test_several_changes_are_listed_up_to_a_limit(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
+    wire = Wire(fronts["mcpserver"], http)
     async with wire.listen(1, EVERYTHING) as stream:
         await stream.message()
         for count, is_truncated in ((3, False), (4, True)):
@@ -179,19 +188,19 @@ async def test_several_changes_are_listed_up_to_a_limit(urls: dict[str, str], ht
                 assert summary.get("truncated", False) == is_truncated
 
 
-async def test_summary_detail_says_it_in_meta_alone(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    wire = Wire(urls["lowlevel"], http)
+async def test_summary_detail_says_it_in_meta_alone(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
+    wire = Wire(fronts["lowlevel"], http)
     async with wire.listen(1, EVERYTHING) as stream:
         await stream.message()
         await wire.change("add", feature="tools", key="brief")
         params = (await stream.message())["params"]
         assert params.keys() == {"_meta"}
-        assert params["_meta"][CHANGE_KEY].keys() == {"operation", "name", "revision", "digest"}
+        assert params["_meta"][CHANGE_KEY].keys() == {"operation", "name", "revision", "digest", "complete"}
         await wire.change("remove", feature="tools", key="brief")
 
 
-async def test_without_detail_it_is_the_plain_specification(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    url = urls["fastmcp"]
+async def test_without_detail_it_is_the_plain_specification(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
+    url = fronts["fastmcp"]
     wire = Wire(url, http)
     session = LegacyWire(url, http)
     await session.shake_hands()
@@ -208,12 +217,12 @@ async def test_without_detail_it_is_the_plain_specification(urls: dict[str, str]
     await session.end()
 
 
-async def test_ids_are_each_clients_own(urls: dict[str, str]) -> None:
+async def test_ids_are_each_clients_own(fronts: dict[str, str]) -> None:
     """The same id from two clients, and a number beside the same digits as a text."""
     ids: list[str | int] = [1, 1, "1", "a\u2028b"]
     async with AsyncExitStack() as stack:
         clients = [httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)) for _ in ids]
-        wires = [Wire(urls["mcpserver"], await stack.enter_async_context(client)) for client in clients]
+        wires = [Wire(fronts["mcpserver"], await stack.enter_async_context(client)) for client in clients]
         streams = [
             await stack.enter_async_context(wire.listen(request_id, {"toolsListChanged": True}))
             for wire, request_id in zip(wires, ids, strict=True)
@@ -226,18 +235,20 @@ async def test_ids_are_each_clients_own(urls: dict[str, str]) -> None:
         await wires[0].change("remove", feature="tools", key="id")
 
 
-async def test_an_idle_stream_gets_comments(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    async with Wire(urls["mcpserver"], http).listen(1, {"toolsListChanged": True}) as stream:
+async def test_an_idle_stream_gets_comments(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
+    async with Wire(fronts["mcpserver"], http).listen(1, {"toolsListChanged": True}) as stream:
         await stream.message()
         for _ in range(2):
             assert (await stream.event()).startswith(":")
 
 
-@pytest.mark.parametrize("transport", ["stdio", "http"])
+@pytest.mark.parametrize("transport", ["stdio", "http", "own"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_stream_that_the_server_ends_gets_its_result(kind: str, transport: str) -> None:
     with ExitStack() as stack:
-        server = stack.enter_context(serving(kind)) if transport == "http" else stdio_server(kind)
+        server: Any = stdio_server(kind)
+        if transport != "stdio":
+            server = stack.enter_context(serving(kind, own=transport == "own"))
         async with open_ear(server, MODERN) as ear:
             async with ear.listen("board://sprint") as subscription:
                 await ear.settle()
@@ -247,6 +258,15 @@ async def test_a_stream_that_the_server_ends_gets_its_result(kind: str, transpor
                     events = [event async for event in subscription]
             assert len(events) <= 1  # the marker's, which nobody had taken yet
             await ear.until_state(subscribers=0, streams=0, watched=[])
+
+
+async def test_only_a_process_of_our_own_parks_its_streams(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+    for name, parked in (("mcpserver", 0), ("mcpserver, own", 1), ("fastmcp, own", 1)):
+        wire = Wire(urls[name], http)
+        async with wire.listen(1, EVERYTHING) as stream:
+            await stream.message()
+            assert (await wire.change("state"))["parked"] == parked
+        await until_free(wire)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -397,19 +417,21 @@ async def refusal(wire: Wire, wanted: dict[str, Any]) -> str:
     return str(answer["error"]["message"])
 
 
-async def test_a_limit_of_streams_is_named_in_the_error(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_a_limit_of_streams_is_named_in_the_error(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
     wanted = {"toolsListChanged": True}
     for name, limit, most in (
         ("few streams", "max_streams", 2),
         ("few per address", "max_streams_per_address", 1),
     ):
-        wire = Wire(urls[name], http)
+        if name not in fronts:
+            continue
+        wire = Wire(fronts[name], http)
         async with AsyncExitStack() as stack:
             for number in range(most):
                 stream = await stack.enter_async_context(wire.listen(number, wanted))
                 await stream.message()
             assert f"Policy.{limit} allows {most}" in await refusal(wire, wanted)
-            async with open_ear(urls[name], MODERN) as ear:
+            async with open_ear(fronts[name], MODERN) as ear:
                 with pytest.raises(MCPError, match=f"Policy.{limit} allows {most}"):
                     await ear.listen().__aenter__()
         # Whoever leaves makes room.
@@ -425,14 +447,14 @@ async def until_free(wire: Wire) -> None:
             pass
 
 
-async def test_a_limit_of_uris_is_named_in_the_error(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    wire = Wire(urls["few streams"], http)
+async def test_a_limit_of_uris_is_named_in_the_error(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
+    wire = Wire(fronts["few streams"], http)
     uris = [f"board://{number}" for number in range(4)]
     assert "Policy.max_uris" in await refusal(wire, {"resourceSubscriptions": uris})
     assert "Policy.max_patterns" in await refusal(wire, {"resourceSubscriptions": ["board://a/*", "board://b/*"]})
     assert (await wire.change("state"))["streams"] == 0
 
-    session = LegacyWire(urls["few streams"], http)
+    session = LegacyWire(fronts["few streams"], http)
     await session.shake_hands()
     for uri in uris[:3]:
         assert (await session.post("resources/subscribe", uri=uri))["result"] == {}
@@ -448,13 +470,13 @@ async def test_a_limit_of_uris_is_named_in_the_error(urls: dict[str, str], http:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["subscriptions/listen", "tools/list", "server/discover", "resources/list"])
 async def test_a_wrong_host_or_origin_is_refused(
-    urls: dict[str, str], http: httpx2.AsyncClient, kind: str, method: str
+    fronts: dict[str, str], http: httpx2.AsyncClient, kind: str, method: str
 ) -> None:
     params = {"notifications": EVERYTHING} if method == "subscriptions/listen" else {}
-    await (Wire(urls[kind], http)).post("tools/list")  # so that there are bytes that could be handed out
+    await (Wire(fronts[kind], http)).post("tools/list")  # so that there are bytes that could be handed out
 
     for header, value, status in (("Host", "evil.example", 421), ("Origin", "http://evil.example", 403)):
-        response = await Wire(urls[kind], http, {header: value}).post(method, 1, **params)
+        response = await Wire(fronts[kind], http, {header: value}).post(method, 1, **params)
         assert response.status_code == status
         assert "result" not in response.text
 

@@ -351,6 +351,29 @@ def test_a_filter_lets_through_what_it_names_and_does_not_apply_to_contents(
     assert lines(reader) == [*expected, "updated a"]
 
 
+@pytest.mark.parametrize(
+    ("filter", "expected"),
+    [
+        (Filter(names=["a*"]), ["added ab", "added x://1", "added y://1"]),
+        (Filter(uris=["x:**"]), ["added ab", "added b", "added x://1"]),
+        (Filter(names=[], uris=["y://*"]), ["added y://1"]),
+        (Filter(names=["a*"], also=Filter(names=["*b"], uris=[])), ["added ab"]),
+        (Filter(["removed"]).narrowed(Filter(["added"])), []),
+        (Filter(names=["b"]).narrowed(None), ["added b", "added x://1", "added y://1"]),
+    ],
+)
+def test_names_are_of_tools_and_prompts_and_uris_of_resources_and_two_filters_both_count(
+    catalog: Catalog, hub: Hub, reader: Reader, filter: Filter, expected: list[str]
+) -> None:
+    hub.subscribe(reader.take, "tools", "prompts", "resources", filter=filter)
+    catalog.tools.add({"name": "ab"})
+    catalog.prompts.add({"name": "b"})
+    catalog.resources.add({"uri": "x://1", "name": "r"})
+    catalog.resources.add({"uri": "y://1", "name": "r"})
+
+    assert lines(reader) == expected
+
+
 def test_what_a_filter_suppresses_does_not_move_told(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     subscriber = hub.subscribe(reader.take, "tools", filter=Filter(operations=["removed"]))
     knew = hub.told(subscriber, TOOLS)
@@ -389,6 +412,8 @@ def test_filters_are_the_same_when_they_say_the_same() -> None:
     assert one == same
     assert hash(one) == hash(same)
     assert one != other
+    assert one != one.narrowed(other)
+    assert one.narrowed(other) == same.narrowed(other)
     with pytest.raises(ValueError, match="moved"):
         Filter(operations=["moved"])
     with pytest.raises(InvalidPattern):

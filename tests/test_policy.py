@@ -25,7 +25,7 @@ def test_a_policy_with_a_gap_or_an_interval_paces(knob: str) -> None:
 @pytest.mark.parametrize(
     ("knobs", "complaint"),
     [
-        ({"detail": "some"}, "detail is 'some'.*full, summary, none"),
+        ({"detail": "some"}, "detail is 'some'.*full, delta, summary, none"),
         ({"quiet_gap": -1}, "quiet_gap is -1.*at least 0"),
         ({"longest_wait": math.nan}, "longest_wait is nan"),
         ({"min_interval": "1"}, "min_interval is '1'"),

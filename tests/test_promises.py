@@ -45,15 +45,20 @@ from tidings import (
     Topic,
     Version,
 )
+from tidings.cursor import Cursor
 from tidings.digest import EMPTY, ListDigest
 from tidings.index import WatchIndex
+from tidings.journal import Journal
 from tidings.mailbox import Entry, Mailbox
-from tidings.testing import PROMISES, Closed, History, PromiseBroken, Recorder, check_all, check_reliable
+from tidings.news import News
+from tidings.testing import PROMISES, Changed, Closed, History, PromiseBroken, Recorder, check_all, check_reliable
+from tidings.testing.reading import changes_since, is_ruled_out
 
 URIS = ("a://p", "a://p/1", "a://p/1/k", "a://q", "a://q/1", "b://p/1")
 PATTERNS = ("a://*", "a://p/*", "a://**", "**/1", "a://*/1", "*://p/**", "a://p/**/k")
 NAMES = ("p", "pq", "q")
-NAME_FILTERS = (None, ("p",), ("p*",), ("*q", "a://p"), ("a://**",))
+NAME_FILTERS = (None, ("p",), ("p*",), ("*q", "x"))
+URI_FILTERS = (None, ("a://p",), ("a://**",))
 MOST_URIS = len(URIS) + len(PATTERNS)
 ALIEN = "of another life"
 """The digest in the cursor of a client that comes from before a restart."""
@@ -179,6 +184,7 @@ policies = st.builds(
     longest_wait=st.sampled_from((0.5, 1.0)),
     max_uris=st.just(MOST_URIS),
     min_interval=st.sampled_from((0.0, 0.0, 1.0)),
+    spread=st.sampled_from((0.0, 0.0, 2.0)),
     max_pending=st.sampled_from((1, 2, 4, 10_000)),
     priorities=st.lists(st.tuples(st.sampled_from((*URIS, *PATTERNS)), st.sampled_from(Priority)), max_size=2).map(
         tuple
@@ -188,6 +194,8 @@ filters = st.none() | st.builds(
     Filter,
     operations=st.none() | st.sets(st.sampled_from(("added", "removed", "updated")), min_size=1),
     names=st.sampled_from(NAME_FILTERS),
+    uris=st.sampled_from(URI_FILTERS),
+    also=st.none() | st.just(Filter(names=["p*"])),
 )
 
 
@@ -382,18 +390,18 @@ class Machine(RuleBasedStateMachine):
                 self.hub.tick()
         return None
 
-    def subscribe(self, reader: Reader, wish: Wish) -> None:
+    def subscribe(self, reader: Reader, wish: Wish, cursor: Mapping[Topic, Version | None] | None = None) -> None:
         if reader.closed is not None:
             return
-        told: dict[Topic, Version | None] = {}
+        told = dict(cursor or {})
         watching = set(reader.subscriber.watched) if reader.subscriber else set()
         for topic, kind, number in wish.cursors:
             told[topic] = self.cursor(topic, kind, number)
         for feature in Feature:
-            cursor = told.get(feature)
+            version = told.get(feature)
             if feature in told and (feature in wish.topics or feature in watching):
-                known = cursor is not None and cursor.digest in self.snapshots
-                reader.lists[feature] = dict(self.snapshots[cursor.digest]) if cursor is not None and known else None
+                known = version is not None and version.digest in self.snapshots
+                reader.lists[feature] = dict(self.snapshots[version.digest]) if version is not None and known else None
             elif feature in wish.topics and feature not in watching:
                 reader.lists[feature] = dict(self.snapshots[self.hub.news.version(feature).digest])
         for topic in wish.topics:
@@ -522,6 +530,39 @@ class Machine(RuleBasedStateMachine):
     def leave(self, number: int) -> None:
         self.close(self.reader(number))
 
+    @precondition(lambda self: self.readers)
+    @rule(number=st.integers(0, 9), epoch=st.sampled_from(("here", "here", "elsewhere")))
+    def come_back(self, number: int, epoch: str) -> None:
+        """It had a bookmark, lost its connection, and goes on from there: in this life of the server, or the next."""
+        reader = self.reader(number)
+        if reader.subscriber is None or reader.closed is not None:
+            return
+        known = self.hub.known(reader.subscriber)
+        self.a_bookmark_is_what_its_reader_knows(reader, known)
+        cursor = Cursor.parse(Cursor("here", known).as_json())
+        assert cursor is not None
+        assert cursor.versions == known
+        paths = tuple(reader.paths)
+        self.close(reader)
+        successor = Reader(self, "open", reader.policy, reader.filter)
+        self.readers.append(successor)
+        self.subscribe(successor, Wish(paths, None, ()), cursor.told(epoch))
+
+    def a_bookmark_is_what_its_reader_knows(self, reader: Reader, known: Mapping[Topic, Version | None]) -> None:
+        assert reader.subscriber is not None
+        assert known.keys() >= {path for path in reader.subscriber.watched if path not in PATTERNS}
+        for feature in reader.subscriber.features:
+            version, held = known[feature], reader.lists.get(feature)
+            if reader.filter is None:
+                assert (version is None or version.digest not in self.snapshots) == (held is None)
+                assert held is None or version is None or digest_of(held) == version.digest
+            elif version != (told := self.hub.told(reader.subscriber, feature)):
+                assert version is not None
+                assert told is not None
+                changes = [each for each in self.recorder.history if isinstance(each, Changed)]
+                since = changes_since([each for each in changes if each.topic is feature], told)
+                assert told.digest == version.digest or since is None or is_ruled_out(since, reader.filter)
+
     @precondition(lambda self: any(reader.owner for reader in self.readers))
     @rule()
     def lose(self) -> None:
@@ -634,7 +675,7 @@ def assert_nothing_is_left(hub: Hub) -> None:
     assert not hub._subscribers
     assert not hub._callbacks
     assert not hub._index.watchers
-    assert not hub._lost
+    assert not hub._callbacks._lost
     assert not hub._outbox
     assert hub._index.patterns._root.is_empty()
     assert len(hub._index.patterns) == 0
@@ -749,6 +790,11 @@ def play() -> History:
             hub.wake(subscriber)
         clock.now += 1.0
         hub.tick()
+    known = hub.known(slow)
+    catalog.tools.remove("p1")
+    catalog.tools.update("q1", title="Q")
+    hub.subscribe(lambda _: None, "tools", uris=["b://**"], told=known, label="back")
+    hub.subscribe(lambda _: None, "tools", told={Feature.TOOLS: Version(9, ALIEN)}, label="lost")
     recorder.look()
     return recorder.history
 
@@ -836,6 +882,21 @@ def keep_a_list(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Mailbox, "note", note_each)
 
 
+def resume_from_the_last_change_only(patch: pytest.MonkeyPatch) -> None:
+    since = Journal.since
+
+    def only_the_last(self: Journal, revision: int, topic: Topic | None = None) -> list[Change] | None:
+        found = since(self, revision, topic)
+        return found[-1:] if found else found
+
+    patch.setattr(Journal, "since", only_the_last)
+    patch.setattr(News, "since", lambda self, topic, version: self.missed(topic, version.revision))
+
+
+def believe_any_cursor(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(News, "since", lambda self, topic, version: self.missed(topic, version.revision))
+
+
 def test_a_sound_core_passes() -> None:
     check_all(play())
 
@@ -853,6 +914,8 @@ def test_a_sound_core_passes() -> None:
         ("Reliable", never_wake),
         ("Reliable", never_arm),
         ("Reliable", move_told_of_the_muted),
+        ("Resumable", resume_from_the_last_change_only),
+        ("Resumable", believe_any_cursor),
         ("Bounded", keep_a_list),
     ],
     ids=lambda value: getattr(value, "__name__", value),

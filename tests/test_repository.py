@@ -53,7 +53,7 @@ def test_the_readme_opens_with_what_it_is_and_two_commands() -> None:
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.parametrize("target", ["run", "test", "check", "bench", "lock", "format", "clean", "help"])
+@pytest.mark.parametrize("target", ["run", "test", "check", "bench", "bench-peers", "lock", "format", "clean", "help"])
 def test_the_makefile_has_its_targets(target: str) -> None:
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -7,14 +7,19 @@ the name alone. And nothing else in Tidings touches a private part.
 from __future__ import annotations
 
 import ast
+import asyncio
+import json
+import math
 import subprocess
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+import uvicorn
 from fastmcp import FastMCP
 from fastmcp.prompts import Prompt
 from fastmcp.resources import Resource, ResourceTemplate
@@ -22,18 +27,23 @@ from fastmcp.server.auth.providers.jwt import StaticTokenVerifier
 from fastmcp.tools import Tool
 from mcp.client.client import Client
 from mcp.server import Server, ServerRequestContext
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.prompts import Prompt as SDKPrompt
 from mcp.server.mcpserver.resources import TextResource
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.subscriptions import ServerEvent, ToolsListChanged
 from mcp.shared.message import SessionMessage
 from mcp_types import CallToolResult, JSONRPCRequest, ListToolsResult, TextContent
 from pydantic import AnyHttpUrl
+from uvicorn.server import ServerState
 
 import tidings
 from tidings import seams
+from tidings.lanes.channel import PARK
+from tidings.lanes.parked import ParkingProtocol
 
 SOURCE = Path(tidings.__file__).parent
 
@@ -273,6 +283,63 @@ async def test_a_running_session_manager_knows_what_the_lifespan_gave() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_legacy_session_is_found_for_its_owner_alone_and_its_idle_end_can_be_put_off() -> None:
+    def user(name: str) -> AuthenticatedUser:
+        return AuthenticatedUser(AccessToken(token=name, client_id=name, scopes=[]))
+
+    server: Server[Any] = Server("seams")
+    server.streamable_http_app(session_idle_timeout=60)
+    manager = server.session_manager
+    async with manager.run():
+        for owner, stranger in ((None, user("bob")), (user("alice"), user("bob")), (user("alice"), None)):
+            session_id, idle_end = await open_session(manager, owner)
+            transport = seams.session_of(manager, session_id, owner)
+            assert transport is not None
+            assert seams.session_of(manager, session_id, stranger) is None
+            assert seams.session_of(manager, "another", owner) is None
+
+            # As a request that begins now would, and not while one is being served.
+            seams.put_off_idle_end(transport)
+            assert transport.idle_scope is not None
+            assert idle_end < transport.idle_scope.deadline <= anyio.current_time() + 60
+            transport._requests_in_flight, transport.idle_scope.deadline = 1, math.inf
+            seams.put_off_idle_end(transport)
+            assert transport.idle_scope.deadline == math.inf
+
+            await transport.terminate()
+            assert seams.session_of(manager, session_id, owner) is None
+
+
+async def open_session(manager: StreamableHTTPSessionManager, user: Any) -> tuple[str, float]:
+    """The id of a new legacy session, and when it would end if nothing more came."""
+    info = {"name": "seams", "version": "1"}
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}).encode()
+    accept = (b"accept", b"application/json, text/event-stream")
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "headers": [accept, (b"content-type", b"application/json"), (b"host", b"localhost:1")],
+        "user": user,
+    }
+    messages = [{"type": "http.request", "body": body}]
+    started: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await anyio.sleep_forever()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            started.append(message)
+
+    await manager.handle_request(scope, receive, send)
+    session_id = dict(started[0]["headers"])[b"mcp-session-id"].decode()
+    idle_scope = manager._server_instances[session_id].idle_scope
+    assert idle_scope is not None
+    return session_id, idle_scope.deadline
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("auth", [None, StaticTokenVerifier({"t": {"client_id": "c"}})])
 async def test_the_endpoint_of_a_fastmcp_app_is_found_behind_its_authentication(auth: Any) -> None:
     app = FastMCP("seams", auth=auth).http_app()
@@ -300,6 +367,84 @@ def test_an_mcpserver_can_be_made_to_want_a_token() -> None:
 
     [route] = [each for each in server.streamable_http_app().routes if getattr(each, "path", "") == "/mcp"]
     assert type(getattr(route, "endpoint", None)).__name__ == "RequireAuthMiddleware"
+
+
+# uvicorn
+
+
+@asynccontextmanager
+async def connected(protocol: type[ParkingProtocol], app: Any) -> AsyncIterator[asyncio.StreamReader]:
+    """A request to an app behind this protocol; gives what comes back."""
+    config = uvicorn.Config(app, http=protocol, lifespan="off", log_level="critical")
+    config.load()
+    state = ServerState()
+    listening = await asyncio.get_running_loop().create_server(lambda: protocol(config, state, {}), "127.0.0.1")
+    async with asyncio.timeout(20), listening as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
+        yield reader
+        writer.close()
+
+
+class Nobody:
+    """Whose stream it is, here."""
+
+    def on_free(self) -> None: ...
+    def on_slow(self) -> None: ...
+    def on_lost(self) -> None: ...
+    def end(self) -> None: ...
+
+
+@pytest.mark.anyio
+async def test_a_connection_of_uvicorns_can_be_taken_over_in_the_middle_of_a_response() -> None:
+    over: asyncio.Future[tuple[Any, Any]] = asyncio.get_running_loop().create_future()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            over.set_result((asyncio.current_task(), await take_over(scope, receive, send)))
+        except BaseException as error:
+            over.set_exception(error)
+            raise
+
+    async def take_over(scope: Any, receive: Any, send: Any) -> Any:
+        await receive()
+        transport = receive.__self__.transport  # where a channel looks for it
+        watch = scope["extensions"][PARK]["watch"]
+        witness = watch()
+        assert witness is not None, "uvicorn has moved what parking takes apart; see `_name_parts` in parked.py"
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        assert watch() is None, "the response has begun"
+        parked = witness.park(b"first", Nobody(), 1.0)
+        assert parked is not None
+        assert transport.get_protocol() is parked
+        assert (await receive())["type"] == "http.disconnect"
+        return parked
+
+    async with connected(ParkingProtocol, app) as reader:
+        task, parked = await over
+        await task
+        assert parked.write(b"second")
+        assert parked.write(b"", is_last=True)
+        head, body = (await reader.read()).split(b"\r\n\r\n", 1)
+        assert head.startswith(b"HTTP/1.1 200")
+        assert body == b"5\r\nfirst\r\n6\r\nsecond\r\n0\r\n\r\n"
+
+
+@pytest.mark.anyio
+async def test_a_uvicorn_without_those_parts_is_left_alone() -> None:
+    class Other(ParkingProtocol):
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self.__dict__.pop("pipeline", None)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        found = scope["extensions"][PARK]["watch"]()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        await send({"type": "http.response.body", "body": repr(found).encode(), "more_body": True})
+
+    async with connected(Other, app) as reader:
+        assert b"None" in await reader.readuntil(b"None")
 
 
 # Nowhere else

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tidings.cli.stdio import read_arguments
+from tidings.cli.output import LogFormat, LogLevel
+from tidings.cli.stdio import POLL, read_arguments
 
 BARE = """
 from mcp.server.mcpserver import MCPServer
@@ -68,7 +69,7 @@ def test_the_first_answer_on_stdio_waits_for_no_package_but_the_sdks_and_our_own
         return {name.split(".")[0] for name in names}
 
     ours = imported("-m", "tidings", "serve", str(tmp_path), "--stdio")
-    assert ours - imported("-c", BARE) <= {"tidings", "msgspec", "gc", "runpy"}
+    assert ours - imported("-c", BARE) <= {"tidings", "msgspec", "sqlite3", "_sqlite3", "gc", "runpy"}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_the_first_answer_on_stdio_waits_for_no_package_but_the_sdks_and_our_own
     [
         ("serve DIR --stdio", True),
         ("serve --stdio", True),
-        ("serve --stdio -q DIR --poll 2.5 --log-level=debug", True),
+        ("serve --stdio -q DIR --poll 2.5 --log-level=debug --state=none", True),
         ("serve DIR", False),
         ("serve DIR OTHER --stdio", False),
         ("serve DIR --stdio --port 1", False),
@@ -92,7 +93,10 @@ def test_the_first_answer_on_stdio_waits_for_no_package_but_the_sdks_and_our_own
     ],
 )
 def test_the_short_way_takes_what_it_understands_and_leaves_the_rest_to_the_parser(said: str, is_plain: bool) -> None:
-    found = read_arguments(said.split())
-    assert (found is not None) == is_plain
-    if "debug" in said:
-        assert found == (Path("DIR"), 2.5, "debug", True)
+    assert (read_arguments(said.split()) is not None) == is_plain
+
+
+def test_the_short_way_understands_every_option_for_stdio() -> None:
+    said = "serve --stdio -q DIR --poll 2.5 --log-level=debug --state none --log-format json"
+    assert read_arguments(said.split()) == (Path("DIR"), 2.5, LogLevel.DEBUG, LogFormat.JSON, True, "none")
+    assert read_arguments(["serve", "--stdio"]) == (Path(), POLL, LogLevel.INFO, LogFormat.TEXT, False, None)

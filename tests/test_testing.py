@@ -26,6 +26,7 @@ from tidings.testing import (
     Unmuted,
     Unsubscribed,
     check_all,
+    check_resumable,
 )
 
 TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
@@ -57,6 +58,8 @@ def subscribed(*topics: Topic, **options: object) -> Subscribed:
 
 
 START = Changed(TOOLS, EMPTY)
+TWO_ADDED = [listed(ONE, EMPTY, "p", None, "1"), listed(TWO, ONE, "q", None, "1")]
+ADDED_Q = (ADDED, "q")
 ADDS = Filter(["added"])
 NAMED_P = Filter(names=["p*"])
 
@@ -191,6 +194,43 @@ GOOD: dict[str, list[Event]] = {
         listed(ONE, EMPTY, "p", "1", "2"),
         replace(told(ONE), changes=(), is_complete=False),
     ],
+    "back with a cursor, told what differs": [
+        *TWO_ADDED,
+        subscribed(TOOLS, told={TOOLS: ONE}),
+        told(TWO, TOOLS, ADDED_Q),
+    ],
+    "back with a cursor, and one more came": [
+        *TWO_ADDED,
+        subscribed(TOOLS, told={TOOLS: ONE}),
+        listed(THREE, TWO, "p", "1", None),
+        told(THREE, TOOLS, (REMOVED, "p"), ADDED_Q),
+    ],
+    "back with a cursor that nobody knows": [
+        *TWO_ADDED,
+        subscribed(TOOLS, told={TOOLS: Version(7, "alien")}),
+        replace(told(TWO), changes=(), is_complete=False),
+    ],
+    "back with a filter": [
+        *TWO_ADDED,
+        subscribed(TOOLS, filter=NAMED_P, told={TOOLS: EMPTY}),
+        told(TWO, TOOLS, (ADDED, "p")),
+    ],
+    "back, and what the filter ruled out at first is not said later": [
+        *TWO_ADDED,
+        subscribed(TOOLS, filter=Filter(["updated"]), told={TOOLS: EMPTY}),
+        listed(THREE, TWO, "p", "1", "2"),
+        told(THREE, TOOLS, (UPDATED, "p")),
+    ],
+    "back, and more than fits into a frame": [
+        *TWO_ADDED,
+        subscribed(TOOLS, told={TOOLS: EMPTY}),
+        replace(told(TWO, TOOLS, ADDED_Q), is_complete=False),
+    ],
+    "a cursor ahead of what was published": [
+        subscribed(TOOLS, told={TOOLS: ONE}),
+        *TWO_ADDED,
+        replace(told(TWO), changes=(), is_complete=False),
+    ],
     "a full mailbox": [
         subscribed(TOOLS, "a://**"),
         *changed(TOOLS, ONE),
@@ -305,6 +345,62 @@ BAD: dict[str, tuple[str, Topic | None, list[Event]]] = {
             listed(Version(3, "one"), TWO, "p", "2", "1"),
         ],
     ),
+    "back, and told too much": (
+        "Resumable",
+        TOOLS,
+        [*TWO_ADDED, subscribed(TOOLS, told={TOOLS: ONE}), told(TWO, TOOLS, (ADDED, "p"), ADDED_Q)],
+    ),
+    "back, and told too little": (
+        "Resumable",
+        TOOLS,
+        [*TWO_ADDED, subscribed(TOOLS, told={TOOLS: EMPTY}), told(TWO, TOOLS, ADDED_Q)],
+    ),
+    "back, and told another operation": (
+        "Resumable",
+        TOOLS,
+        [*TWO_ADDED, subscribed(TOOLS, told={TOOLS: ONE}), told(TWO, TOOLS, (UPDATED, "q"))],
+    ),
+    "back from nowhere, and not told to refetch": (
+        "Resumable",
+        TOOLS,
+        [*TWO_ADDED, subscribed(TOOLS, told={TOOLS: Version(7, "alien")}), told(TWO, TOOLS, ADDED_Q)],
+    ),
+    "never told, and not told to refetch": (
+        "Resumable",
+        TOOLS,
+        [*TWO_ADDED, subscribed(TOOLS, told={TOOLS: None}), told(TWO, TOOLS, ADDED_Q)],
+    ),
+    "a later one leaves something out": (
+        "Resumable",
+        TOOLS,
+        [
+            subscribed(TOOLS),
+            TWO_ADDED[0],
+            told(ONE, TOOLS, (ADDED, "p")),
+            TWO_ADDED[1],
+            listed(THREE, TWO, "p", "1", None),
+            told(THREE, TOOLS, ADDED_Q),
+        ],
+    ),
+    "truncated, with something that never was": (
+        "Resumable",
+        TOOLS,
+        [
+            *TWO_ADDED,
+            subscribed(TOOLS, told={TOOLS: EMPTY}),
+            replace(told(TWO, TOOLS, (REMOVED, "q")), is_complete=False),
+        ],
+    ),
+    "back, and told another change of a content": (
+        "Resumable",
+        "a://p",
+        [
+            Changed("a://p", ONE, EMPTY, UPDATED, "a://p"),
+            Changed("a://p", TWO, ONE, UPDATED, "a://p"),
+            subscribed("a://*", told={"a://p": ONE}),
+            told(TWO, "a://p", (DELETED, "a://p")),
+        ],
+    ),
     "more than it watches": ("Bounded", None, [subscribed(TOOLS), *changed(TOOLS, ONE, TWO), Held("s", 2)]),
     "more than is allowed": (
         "Bounded",
@@ -324,6 +420,18 @@ def test_a_bad_history_is_caught(name: str) -> None:
     assert caught.value.events
     assert all(events[index] is event for index, event in caught.value.events)
     assert str(caught.value).startswith(f"{promise}: s")
+
+
+@pytest.mark.parametrize(("journal", "is_kept"), [(1, True), (2, False), (None, True)])
+def test_who_could_have_been_told_what_differs_must_not_be_told_to_refetch(journal: int | None, is_kept: bool) -> None:
+    history = History(
+        [*TWO_ADDED, subscribed(TOOLS, told={TOOLS: EMPTY}), replace(told(TWO), changes=(), is_complete=False)]
+    )
+    if is_kept:
+        check_resumable(history, journal=journal)
+        return
+    with pytest.raises(PromiseBroken, match="2 changes since, and 2 are kept"):
+        check_resumable(history, journal=journal)
 
 
 def test_a_failure_is_an_assertion_that_shows_the_end_of_a_long_history() -> None:

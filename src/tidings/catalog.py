@@ -41,6 +41,8 @@ class Catalog:
     ) -> None:
         self.policy = policy or Policy()
         self.origin = origin
+        self.trace: Callable[[], Mapping[str, str] | None] | None = None
+        """Asked at each commit which trace caused it; it must not raise."""
         self.lock = threading.RLock()
         self.tools = Items(self, Feature.TOOLS)
         self.prompts = Items(self, Feature.PROMPTS)
@@ -52,6 +54,7 @@ class Catalog:
         self._sending = False
         self._depth = 0
         self._batch: list[Change] = []
+        self._cause: Mapping[str, str] | None = None
 
     @property
     def revision(self) -> int:
@@ -82,6 +85,19 @@ class Catalog:
 
         return stop
 
+    def restore(
+        self, items: Iterable[Item], versions: Mapping[Feature, Version], contents: Mapping[str, Version], revision: int
+    ) -> None:
+        """Begin with what an earlier life of the server knew, before anything else is done here. Whatever the sources
+        then list makes exactly the difference. Revisions go on after `revision`."""
+        with self.lock:
+            for item in items:
+                self.items(item.feature)._restore(item)
+            for feature, version in versions.items():
+                self.items(feature)._version = version
+            self.resources._contents.update(contents)
+            self._revision = revision
+
     @contextmanager
     def batch(self) -> Iterator[list[Change]]:
         """Make many operations one publication. The list it gives holds, after the block, what was published.
@@ -101,6 +117,7 @@ class Catalog:
 
     def _commit(self, changes: list[Change]) -> None:
         now = self._clock()
+        self._cause = self.trace() if self.trace is not None else None
         for items in (self.tools, self.prompts, self.resources):
             changes += items._net(now)
         if changes:
@@ -137,6 +154,8 @@ class Items:
         self._items: dict[str, Item] = {}
         self._sum = digest.ListDigest()
         self._version = Version(0, digest.EMPTY)
+        self.was_read = False
+        """Whether these are the items that the server has now, and not only those that it had in an earlier life."""
         self._touched: dict[str, Item | None] = {}
         """What was there under a key before the batch."""
 
@@ -195,6 +214,7 @@ class Items:
                 raise InvalidItem(f"{self.feature.value}: {item.key!r} is there twice; give each item its own key")
             items[item.key] = item
         with self._catalog.batch() as changes:
+            self.was_read = True
             for key in [key for key in self._items if key not in items]:
                 self._put(key, None)
             for key, item in items.items():
@@ -225,6 +245,10 @@ class Items:
         if item is None:
             raise NotFound(f"{self.feature.value}: there is no {key!r}")
         return item
+
+    def _restore(self, item: Item) -> None:
+        self._items[item.key] = item
+        self._sum.add(item.hash)
 
     def _put(self, key: str, item: Item | None) -> None:
         """Set or remove an item, and note for the commit what was there before."""
@@ -283,6 +307,7 @@ class Items:
                     previous=previous,
                     time=now,
                     origin=self._catalog.origin,
+                    trace=self._catalog._cause,
                     item=after,
                     before=before,
                 )
@@ -298,6 +323,8 @@ class Resources(Items):
         super().__init__(catalog, Feature.RESOURCES)
         self._contents: dict[str, Version] = {}
         """In the order of their last change, so that the one longest unchanged is forgotten first."""
+        self.forgotten = 0
+        """The revision until which contents may have been forgotten."""
         self._said: dict[str, tuple[str | None, Mapping[str, Any] | None]] = {}
         """What the batch said of contents: digest (None: a new one) and metadata."""
 
@@ -367,12 +394,13 @@ class Resources(Items):
                     previous=previous,
                     time=now,
                     origin=self._catalog.origin,
+                    trace=self._catalog._cause,
                     metadata=metadata,
                 )
             )
         self._said.clear()
         while len(self._contents) > self._catalog.policy.max_contents:
-            del self._contents[next(iter(self._contents))]
+            self.forgotten = self._contents.pop(next(iter(self._contents))).revision
         # Contents first: whoever hears that a resource left the list has then already heard why.
         return changes + super()._net(now)
 

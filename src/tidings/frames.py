@@ -1,8 +1,8 @@
 """Notifications as bytes: encoded once per shape and shared, with only the subscription id spliced in.
 
 What a notification says is DESIGN's: the operation and the item in `params`, where plain readers find them, and a
-summary under `dev.tidings/change` in `_meta`, which typed clients keep. `params` is always an object, and there is
-never an `id`.
+summary under `dev.tidings/change` in `_meta`, which typed clients keep, with the cursor that its reader then holds.
+`params` is always an object, and there is never an `id`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,26 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tidings.cursor import Cursor
 from tidings.delta import merge_patch
 from tidings.digest import safe_json
 from tidings.model import Change, Feature, Notification, Operation
 from tidings.policy import Detail
 
 __all__ = [
+    "BOOKMARK_METHOD",
     "CHANGE_KEY",
     "CURSOR_KEY",
     "DELETED_METHOD",
+    "DURABLE_KEY",
     "EXTENSION",
+    "FILTER_KEY",
     "KEEP_ALIVE",
+    "RESUME_KEY",
     "SUBSCRIPTION_KEY",
     "Shape",
     "acknowledgement",
+    "bookmark",
     "encode_tag",
     "listen_result",
     "render",
@@ -34,11 +40,19 @@ __all__ = [
 SUBSCRIPTION_KEY = "io.modelcontextprotocol/subscriptionId"
 CHANGE_KEY = "dev.tidings/change"
 CURSOR_KEY = "dev.tidings/cursor"
+RESUME_KEY = "dev.tidings/resume"
+"""Where a client that comes back puts the cursor it holds."""
+DURABLE_KEY = "dev.tidings/durable"
+"""What a client asks for, and in the acknowledgement what it has: a subscription that outlives its connection."""
+FILTER_KEY = "dev.tidings/filter"
+"""Where a client says how it wants to be told, and is told what of it was honoured."""
 EXTENSION = "dev.tidings/changes"
 """What a client declares to get items and deltas in `_meta`, and deletions as such."""
 KEEP_ALIVE = b": keep-alive\r\n\r\n"
 DELETED_METHOD = "notifications/resources/deleted"
 """Not of the specification: only for clients that declare `dev.tidings/changes`."""
+BOOKMARK_METHOD = "notifications/dev.tidings/bookmark"
+"""Likewise: a heartbeat with a cursor, only for clients that ask for bookmarks."""
 
 
 _SSE_HEAD, _SSE_TAIL = b"event: message\r\ndata: ", b"\r\n\r\n"
@@ -56,6 +70,13 @@ class Shape(NamedTuple):
     """With a subscription id, as listen streams need it."""
     is_extended: bool = False
     """For a client that declared `dev.tidings/changes`."""
+    epoch: str = ""
+    """Of the cursors; without one there are none."""
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether a notification says no more than the plain specification."""
+        return self.detail == "none" and not self.is_extended
 
 
 def write(notification: Notification, shape: Shape, tag: bytes = b"") -> bytes:
@@ -68,15 +89,21 @@ def encode_tag(subscription_id: str | int) -> bytes:
     return _escape(msgspec.json.encode(subscription_id))
 
 
-def acknowledgement(honoured: dict[str, Any], cursor: dict[str, Any], tag: bytes) -> bytes:
+def acknowledgement(honoured: dict[str, Any], meta: dict[str, Any], tag: bytes) -> bytes:
     """The first event of a listen stream: what of the request is served."""
-    params = {"notifications": honoured, "_meta": {SUBSCRIPTION_KEY: msgspec.Raw(tag), CURSOR_KEY: cursor}}
-    return (
-        _SSE_HEAD
-        + b'{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":%s}'
-        % (_escape(msgspec.json.encode(params)),)
-        + _SSE_TAIL
-    )
+    params = {"notifications": honoured, "_meta": {SUBSCRIPTION_KEY: msgspec.Raw(tag), **meta}}
+    return _event("notifications/subscriptions/acknowledged", params)
+
+
+def bookmark(cursor: Cursor, tag: bytes | None = None) -> bytes:
+    """A heartbeat that says up to where its reader knows all."""
+    tagged = {} if tag is None else {SUBSCRIPTION_KEY: msgspec.Raw(tag)}
+    return _event(BOOKMARK_METHOD, {"_meta": {**tagged, CURSOR_KEY: cursor.as_json()}})
+
+
+def _event(method: str, params: dict[str, Any]) -> bytes:
+    text = _escape(msgspec.json.encode(params))
+    return _SSE_HEAD + b'{"jsonrpc":"2.0","method":"%s","params":%s}' % (method.encode(), text) + _SSE_TAIL
 
 
 def listen_result(meta: dict[str, Any], tag: bytes) -> bytes:
@@ -101,15 +128,22 @@ def _render(notification: Notification, shape: Shape) -> tuple[bytes, bytes]:
     members: dict[str, Any] = {} if is_list else {"uri": notification.topic}
     if shape.is_extended and _is_deletion(notification):
         method = DELETED_METHOD
-    if shape.detail == "full":
-        members |= _members(notification, shape) if is_list else _content_members(notification)
+    if is_list and shape.detail == "full":
+        members |= _members(notification, shape)
+    elif not is_list and shape.detail in ("full", "delta"):
+        members |= _content_members(notification)
     head = b'{"jsonrpc":"2.0","method":"%s","params":{' % method.encode()
     tail = b"}}"
     if members:
         head += _escape(msgspec.json.encode(members))[1:-1]
     meta = b""
-    if shape.detail != "none" or shape.is_extended:
-        meta = b'"%s":%s' % (CHANGE_KEY.encode(), _escape(msgspec.json.encode(_summary(notification, shape))))
+    if not shape.is_bare:
+        said: dict[str, Any] = {CHANGE_KEY: _summary(notification, shape)}
+        if shape.epoch:
+            said[CURSOR_KEY] = Cursor(shape.epoch, {notification.topic: notification.version}).as_json()
+        meta = _escape(msgspec.json.encode(said))[1:-1]
+    if notification.trace is not None:
+        meta += (b"," if meta else b"") + _escape(msgspec.json.encode(notification.trace))[1:-1]
     if shape.is_tagged or meta:
         head += b',"_meta":{' if members else b'"_meta":{'
         tail = b"}}}"
@@ -156,10 +190,11 @@ def _summary(notification: Notification, shape: Shape) -> dict[str, Any]:
     summary |= {"revision": revision, "digest": digest}
     if len(notification.changes) > 1:
         summary["changes"] = summaries
-    if len(notification.changes) > shape.most:
+    is_truncated = len(notification.changes) > shape.most
+    if is_truncated:
         summary["truncated"] = True
-    if not notification.complete:
-        summary["complete"] = False
+    # Always there: whoever came back with a cursor knows by it whether to refetch.
+    summary["complete"] = notification.complete and not is_truncated
     return summary
 
 
@@ -167,7 +202,7 @@ def _summarized(change: Change, shape: Shape) -> dict[str, Any]:
     if not isinstance(change.topic, Feature):
         return {"operation": change.operation, "uri": change.key}
     summary: dict[str, Any] = {"operation": change.operation, change.topic.key_field: change.key}
-    if shape.is_extended and change.item is not None:
+    if (shape.is_extended or shape.detail == "delta") and change.item is not None:
         patch = merge_patch(change.before.definition, change.item.definition) if change.before else None
         if patch is None or change.before is None:
             summary["item"] = msgspec.Raw(change.item.json)

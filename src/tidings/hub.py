@@ -13,23 +13,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, count, groupby
 from operator import attrgetter
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from tidings.agenda import Agenda
 from tidings.catalog import Catalog
+from tidings.counts import Counts, Why
 from tidings.index import WatchIndex, check_limit
 from tidings.journal import Journal
 from tidings.mailbox import NEVER, Entry, Filter, IsMuted, Mailbox
-from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version
+from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version, topic_named
 from tidings.news import News
-from tidings.patterns import Templates
+from tidings.observer import Observer
+from tidings.patterns import Templates, is_pattern
 from tidings.policy import Policy
-from tidings.subscriber import BUSY, Deliver, OnClose, Subscriber, WeakMethod, check_callback, identity
+from tidings.subscriber import BUSY, LOCAL, Callbacks, Deliver, Kind, OnClose, Subscriber, check_callback
 
 if TYPE_CHECKING:
     from tidings.lanes.local import Listener
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["BUSY", "Hub", "Subscriber"]
 
 logger = logging.getLogger(__name__)
-
-_FAILED = "%r failed to take %r; going on"
 
 
 class Hub:
@@ -61,7 +60,9 @@ class Hub:
         self.catalog = catalog
         self.policy = policy or catalog.policy
         self.news = News(catalog, self.policy, journal)
-        self.failures: Counter[str] = Counter()
+        self.counts: Counts = Counts()
+        self.observer: Observer = Observer(self.counts)
+        self.failures = self.counts.failures
         """How often something of a subscriber's or a user's failed, by what it was."""
         self.first = first
         """Called with a feature, URI or pattern when its first subscriber comes: the place to start a watcher."""
@@ -72,11 +73,11 @@ class Hub:
         self._clock = clock
         self._lock = catalog.lock
         self._subscribers: dict[Subscriber, None] = {}
-        self._callbacks: dict[object, Subscriber] = {}
+        self._serials = count()
+        self._callbacks = Callbacks()
+        self.templates = templates
         self._index = WatchIndex(templates, self.policy.subresources)
         self._agenda = Agenda()
-        self._lost: deque[object] = deque()
-        """The methods whose owner was collected. A collection may strike anywhere, so it only leaves a note here."""
         self._outbox: deque[tuple[Change, ...]] = deque()
         self._publishing = False
         self._started: set[Topic] = set()
@@ -93,6 +94,7 @@ class Hub:
         deliver: Deliver,
         *,
         label: str = "",
+        kind: Kind = LOCAL,
         policy: Policy | None = None,
         filter: Filter | None = None,
         is_muted: IsMuted | None = None,
@@ -101,16 +103,12 @@ class Hub:
         """A new subscriber that watches nothing yet."""
         with self._lock:
             self._sweep()
+            own, serial = policy or self.policy, next(self._serials)
             subscriber = Subscriber(
-                self,
-                deliver,
-                policy or self.policy,
-                label=label,
-                filter=filter,
-                is_muted=is_muted,
-                on_close=on_close,
+                self, deliver, own, serial, label=label, kind=kind, filter=filter, is_muted=is_muted, on_close=on_close
             )
             self._subscribers[subscriber] = None
+            self.observer.opened(subscriber)
             return subscriber
 
     def subscribe(
@@ -143,7 +141,7 @@ class Hub:
                 return subscriber
             topics: list[Topic] = [*chosen, *paths]
             started = [topic for topic in topics if self._index.add(subscriber, topic, matches)]
-            logger.debug("%r watches %s", subscriber, topics)
+            self.observer.subscribed(subscriber, topics)
             now = self._clock()
             self._date(subscriber, topics, None if ttl is None else now + ttl)
             if told:
@@ -168,11 +166,9 @@ class Hub:
             subscriber = self._find(who)
             if subscriber is None:
                 return
-            topics: list[Topic] = [*chosen, *paths]
-            for topic in topics or subscriber.watched:
-                self._unwatch(subscriber, topic)
-            self._forget_unwatched(subscriber)
-            self._close_if_idle(subscriber)
+            topics: list[Topic] = [*chosen, *paths] or subscriber.watched
+            self.observer.unsubscribed(subscriber, topics)
+            self._unwatch(subscriber, topics)
 
     def close(self, who: Subscriber | Callable[[Notification], object], reason: Reason = Reason.UNSUBSCRIBED) -> None:
         """Remove every trace of a subscriber. Closing twice is fine."""
@@ -180,6 +176,9 @@ class Hub:
             subscriber = self._find(who)
             if subscriber is None or subscriber.is_closed:
                 return
+            self.observer.closed(subscriber, reason)
+            if subscriber.keeper is not None:
+                self._guarded(subscriber.keeper, subscriber)
             subscriber.is_closed = True
             subscriber.is_plain = False
             for topic in self._index.remove(subscriber):
@@ -191,10 +190,7 @@ class Hub:
                 subscriber.date = None
             self._subscribers.pop(subscriber, None)
             self._woken.pop(subscriber, None)
-            key = identity(subscriber.deliver)
-            if self._callbacks.get(key) is subscriber:
-                del self._callbacks[key]
-            logger.debug("closed %r: %s", subscriber, reason)
+            self._callbacks.discard(subscriber)
             if subscriber.on_close is not None:
                 self._guarded(subscriber.on_close, reason)
 
@@ -214,7 +210,7 @@ class Hub:
         """Who is told when this changes: a feature by its name, or the URI of a resource."""
         with self._lock:
             self._sweep()
-            return list(self._index.watching(self._index.paths(_topic(topic))))
+            return list(self._index.watching(self._index.paths(topic_named(topic))))
 
     def subscriptions(self) -> list[tuple[Topic, list[Subscriber]]]:
         """Every feature, URI and pattern that is watched, and by whom."""
@@ -226,6 +222,18 @@ class Hub:
         """The version that a subscriber was last told, or knew when it came; None if it was never told."""
         entry = subscriber.mailbox.entries.get(topic) if subscriber.mailbox else None
         return entry.told if entry else self.news.version(topic)
+
+    def __iter__(self) -> Iterator[Subscriber]:
+        return iter(tuple(self._subscribers))
+
+    def known(self, subscriber: Subscriber) -> dict[Topic, Version | None]:
+        """Where a subscriber stands: if it came back with just this, it would be told all that it has not heard yet.
+
+        Patterns have no version; what they match is in it while it waits."""
+        with self._lock:
+            exact = [topic for topic in subscriber.watched if isinstance(topic, Feature) or not is_pattern(topic)]
+            known: dict[Topic, Version | None] = {topic: self.news.version(topic) for topic in exact}
+            return known | (subscriber.mailbox.known() if subscriber.mailbox else {})
 
     def __len__(self) -> int:
         with self._lock:
@@ -277,27 +285,32 @@ class Hub:
         notification = self.news.publish(topic, changes)
         paths = self._index.paths(topic)
         watching = self._index.watching(paths)
-        logger.debug("telling %d subscribers: %r", len(watching), notification)
+        asked = tuple(watching)
+        telling = self.observer.telling(notification, len(asked))
         now = self._clock()
         edits = self._index.edits
         told: list[Subscriber] = []
-        for subscriber in tuple(watching):
+        for subscriber in chain.from_iterable(self.counts.batches(asked, changes, self.catalog.now)):
             # A callback may have closed or unsubscribed others meanwhile.
             if edits != self._index.edits and not self._index.is_watching(subscriber, paths):
+                self.counts.set_aside(Why.UNSUBSCRIBED)
                 continue
             if not subscriber.is_plain:
+                self.counts.set_aside()
                 self._note(subscriber, notification, previous, now)
                 continue
             try:
                 if subscriber.deliver(notification) is BUSY:
                     subscriber.is_ready = subscriber.is_plain = False
-            except Exception:  # one bad subscriber must not affect another, nor the publisher
-                logger.exception(_FAILED, subscriber, notification)
-                self.failures["delivery"] += 1
+            except Exception as error:  # one bad subscriber must not affect another, nor the publisher
+                self.counts.set_aside()
+                self.observer.failed(subscriber, notification, error)
             if newest.operation is Operation.DELETED:
                 told.append(subscriber)
+        self.observer.told(telling, notification, len(asked))
         for subscriber in told:
-            self._end(subscriber, newest.key)
+            # The resource is gone, and the subscriber knows: its subscription to just this URI is over.
+            self._unwatch(subscriber, [newest.key])
 
     def _serve_in_turn(self, subscriber: Subscriber, now: float) -> None:
         """At once, or after the fan-out under way, which would tell the same version again."""
@@ -320,7 +333,9 @@ class Hub:
         elif not mailbox.has_room(notification.topic, subscriber.policy):
             self._overflow(subscriber, mailbox)
             return
-        due = mailbox.note(notification, previous, subscriber.policy, subscriber.filter, now)
+        was_waiting = mailbox.is_waiting(notification.topic)
+        due = mailbox.note(notification, previous, subscriber.policy, subscriber.filter, now, subscriber.delay)
+        self.observer.noted(subscriber, notification.topic, due, was_waiting=was_waiting)
         if not subscriber.is_ready:
             return
         if due <= now or due == NEVER:
@@ -329,12 +344,12 @@ class Hub:
             self._arm(subscriber, due)
 
     def _overflow(self, subscriber: Subscriber, mailbox: Mailbox) -> None:
-        if subscriber.collapses and Feature.RESOURCES in subscriber.features:
-            logger.warning("%r has too many topics pending; it will be told to refetch all resources", subscriber)
+        collapses = subscriber.collapses and Feature.RESOURCES in subscriber.features
+        self.observer.overflowed(subscriber, len(mailbox.entries), is_closed=not collapses)
+        if collapses:
             mailbox.collapse(self.news.missed(Feature.RESOURCES, -1), subscriber.policy, self._clock())
-            return
-        logger.warning("%r has %d topics pending, the most allowed; closing it", subscriber, len(mailbox.entries))
-        self.close(subscriber, Reason.OVERFLOW)
+        else:
+            self.close(subscriber, Reason.OVERFLOW)
 
     def _serve(self, subscriber: Subscriber, now: float) -> None:
         """Hand over whatever is due, for as long as the subscriber takes it."""
@@ -360,22 +375,26 @@ class Hub:
         mailbox = subscriber.mailbox
         assert mailbox is not None
         if entry.is_true_still:
+            self.counts.suppress(Why.SAME_DIGEST)
             mailbox.skip(topic, entry, now)
             return
         notification = entry.content or self.news.missed(topic, entry.since, subscriber.filter)
         if notification.complete and not notification.changes:
+            self.counts.suppress(Why.FILTERED)
             mailbox.skip(topic, entry, now)
             return
+        waited = now - entry.first
         # Remember before delivering: whatever `deliver` does, it does to a subscriber that has been told.
         mailbox.tell(topic, entry, subscriber.policy, now)
         try:
             if subscriber.deliver(notification) is BUSY:
                 subscriber.is_ready = False
-        except Exception:  # as in the fan-out
-            logger.exception(_FAILED, subscriber, notification)
-            self.failures["delivery"] += 1
+        except Exception as error:  # as in the fan-out
+            self.observer.failed(subscriber, notification, error)
+        else:
+            self.counts.tell(topic, waited)
         if any(change.operation is Operation.DELETED for change in notification.changes):
-            self._end(subscriber, str(topic))
+            self._unwatch(subscriber, [topic])
 
     def _owe(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
         """Note what differs between what the subscriber was told last and what is true now."""
@@ -403,14 +422,17 @@ class Hub:
             if self.first is not None:
                 self._guarded(self.first, topic)
 
-    def _unwatch(self, subscriber: Subscriber, topic: Topic) -> None:
-        if not self._index.discard(subscriber, topic):
-            return
-        if subscriber.expiries is not None:
-            subscriber.expiries.pop(topic, None)
-        logger.debug("%r no longer watches %s", subscriber, topic)
-        if topic not in self._index.watchers:
-            self._stop(topic)
+    def _unwatch(self, subscriber: Subscriber, topics: Iterable[Topic]) -> None:
+        for topic in topics:
+            if self._index.discard(subscriber, topic):
+                if subscriber.expiries is not None:
+                    subscriber.expiries.pop(topic, None)
+                if topic not in self._index.watchers:
+                    self._stop(topic)
+        self._forget_unwatched(subscriber)
+        # A callback that watches nothing is done; a lane's subscriber stays open for what it may watch later.
+        if subscriber.is_idle and subscriber in self._callbacks:
+            self.close(subscriber)
 
     def _stop(self, topic: Topic) -> None:
         if topic in self._started:
@@ -428,50 +450,34 @@ class Hub:
             self._arm(subscriber, end)
         subscriber.expiries = expiries or None
 
-    def _end(self, subscriber: Subscriber, uri: str) -> None:
-        """The resource is gone and the subscriber knows: its subscription to just this URI is over."""
-        self._unwatch(subscriber, uri)
-        self._forget_unwatched(subscriber)
-        self._close_if_idle(subscriber)
-
     def _expire(self, subscriber: Subscriber, now: float) -> None:
-        for topic in [topic for topic, end in (subscriber.expiries or {}).items() if end <= now]:
-            self._unwatch(subscriber, topic)
-        self._forget_unwatched(subscriber)
-        self._close_if_idle(subscriber)
+        self._unwatch(subscriber, [topic for topic, end in (subscriber.expiries or {}).items() if end <= now])
 
     def _forget_unwatched(self, subscriber: Subscriber) -> None:
         if subscriber.mailbox is not None:
             for topic in list(subscriber.mailbox.entries):
                 if not self._index.is_watching(subscriber, self._index.paths(topic)):
+                    self.counts.suppress(Why.UNSUBSCRIBED, subscriber.mailbox.is_waiting(topic, subscriber.is_muted))
                     subscriber.mailbox.drop(topic)
             if not subscriber.mailbox.entries:
                 subscriber.mailbox = None
         subscriber.settle()
 
-    def _close_if_idle(self, subscriber: Subscriber) -> None:
-        """A callback that watches nothing is done; a lane's subscriber stays open for what it may watch later."""
-        if subscriber.is_idle and self._callbacks.get(identity(subscriber.deliver)) is subscriber:
-            self.close(subscriber)
-
     def _callback(self, callback: Callable[[Notification], object], options: Mapping[str, Any]) -> Subscriber:
         check_callback(callback)
-        key = identity(callback)
-        subscriber = self._callbacks.get(key)
+        subscriber = self._callbacks.find(callback)
         if subscriber is None:
             options = {"label": getattr(callback, "__qualname__", ""), **options}
-            deliver = WeakMethod(callback, self._lost.append) if isinstance(callback, MethodType) else callback
-            subscriber = self._callbacks[key] = self.open(deliver, **options)
+            subscriber = self.open(self._callbacks.reference(callback), **options)
+            self._callbacks.add(subscriber)
         return subscriber
 
     def _find(self, who: Subscriber | Callable[[Notification], object]) -> Subscriber | None:
-        return who if isinstance(who, Subscriber) else self._callbacks.get(identity(who))
+        return who if isinstance(who, Subscriber) else self._callbacks.find(who)
 
     def _sweep(self) -> None:
-        while self._lost:
-            subscriber = self._callbacks.get(self._lost.popleft())
-            if subscriber is not None:
-                self.close(subscriber, Reason.COLLECTED)
+        for subscriber in self._callbacks.collected():
+            self.close(subscriber, Reason.COLLECTED)
 
     def _arm(self, subscriber: Subscriber, when: float) -> None:
         """See to it that the subscriber is looked at by then."""
@@ -490,9 +496,3 @@ class Hub:
         except Exception:  # a hook is the user's; the hub must stay whole
             self.failures["hook"] += 1
             logger.exception("a hook of the hub failed on %r; going on", argument)
-
-
-def _topic(name: Feature | str) -> Topic:
-    if isinstance(name, Feature):
-        return name
-    return next((feature for feature in Feature if feature.value == name), name)

@@ -139,9 +139,11 @@ def _ancestors(uri: str) -> Iterator[str]:
 
 def check_limit(policy: Policy, known: Subscriber | None, uris: list[str]) -> None:
     """Refuse what would make more subscriptions than the policy allows; the message names the limit."""
+    if not uris:
+        return
     watched = dict.fromkeys([*((known.uris if known else None) or ()), *uris])
     counts = {"max_uris": len(watched), "max_patterns": sum(map(is_pattern, watched))}
     for name, count in counts.items():
         limit: int = getattr(policy, name)
-        if uris and count > limit:
+        if count > limit:
             raise LimitReached(f"this would make {count} subscriptions; Policy.{name} allows {limit}")

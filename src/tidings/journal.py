@@ -1,16 +1,17 @@
 """The bounded history of Changes: what changed since revision N, or that nobody knows any more.
 
 Each feature has its own history, and all contents together have one: a storm of content updates must not push out what
-a client that was away needs to know of the tools. Not a log for audits: it forgets, by count and by age.
+a client that was away needs to know of the tools. Not a log for audits: it forgets, by count, by age and by size.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
+import msgspec
 from msgspec import structs
 
 from tidings.model import Change, Feature, Topic, operation
@@ -20,25 +21,34 @@ __all__ = ["Journal", "net"]
 
 
 class _History:
-    __slots__ = ("changes", "floor")
+    __slots__ = ("changes", "floor", "size")
 
     def __init__(self, floor: int) -> None:
         self.changes: deque[Change] = deque()
         self.floor = floor
         """Everything after this revision is still here."""
+        self.size = 0
+
+    def remember(self, change: Change) -> None:
+        self.changes.append(change)
+        self.size += _size(change)
 
     def forget_oldest(self) -> None:
-        self.floor = self.changes.popleft().revision
+        change = self.changes.popleft()
+        self.size -= _size(change)
+        self.floor = change.revision
 
 
 class Journal:
-    """Remembers at most `Policy.journal_changes` of each feature, none older than `Policy.journal_age`."""
+    """Remembers at most `Policy.journal_changes` of each feature and `Policy.journal_bytes` of their definitions, none
+    older than `Policy.journal_age`."""
 
     def __init__(self, policy: Policy | None = None, *, since: int = 0) -> None:
         """Of what was before the revision `since`, it knows nothing."""
         policy = policy or Policy()
         self._most = policy.journal_changes
         self._age = policy.journal_age
+        self._bytes = policy.journal_bytes
         self._contents = _History(since)
         self._lists = {feature: _History(since) for feature in Feature}
 
@@ -46,11 +56,26 @@ class Journal:
         """Take in changes, in the order of their revisions."""
         for change in changes:
             history = self._history(change.topic)
-            history.changes.append(change)
-            while len(history.changes) > self._most or history.changes[0].time < change.time - self._age:
+            history.remember(change)
+            while (
+                len(history.changes) > self._most
+                or history.size > self._bytes
+                or history.changes[0].time < change.time - self._age
+            ):
                 history.forget_oldest()
                 if not history.changes:
                     break
+
+    def restore(self, changes: Iterable[Change], floors: Mapping[Feature | None, int]) -> None:
+        """Begin with what an earlier life remembered, as far as the policy still allows."""
+        for feature, floor in floors.items():
+            (self._contents if feature is None else self._lists[feature]).floor = floor
+        self.append(changes)
+
+    def floors(self) -> dict[Feature | None, int]:
+        """For each feature, and (None) for contents, the revision after which everything is still here."""
+        found: dict[Feature | None, int] = {feature: history.floor for feature, history in self._lists.items()}
+        return found | {None: self._contents.floor}
 
     def expire(self, now: float) -> None:
         """Forget what is older than the policy allows."""
@@ -60,16 +85,26 @@ class Journal:
 
     def since(self, revision: int, topic: Topic | None = None) -> list[Change] | None:
         """The changes after `revision`, oldest first, of one topic or of all; None if some of them are forgotten."""
+        histories = self._histories() if topic is None else (self._history(topic),)
+        if any(revision < history.floor for history in histories):
+            return None
+        return self.after(revision, topic)[0]
+
+    def after(self, revision: int, topic: Topic | None = None) -> tuple[list[Change], bool]:
+        """What is left of the changes after `revision`, oldest first, and whether that is all of them."""
         if topic is not None:
             history = self._history(topic)
-            if revision < history.floor:
-                return None
             found = _after(history, revision)
-            return found if isinstance(topic, Feature) else [change for change in found if change.topic == topic]
-        if any(revision < history.floor for history in self._histories()):
-            return None
-        found_each = (_after(history, revision) for history in self._histories())
-        return list(heapq.merge(*found_each, key=attrgetter("revision")))
+            if not isinstance(topic, Feature):
+                found = [change for change in found if change.topic == topic]
+            return found, revision >= history.floor
+        found_each = [_after(history, revision) for history in self._histories()]
+        merged = heapq.merge(*found_each, key=attrgetter("revision"))
+        return list(merged), all(revision >= history.floor for history in self._histories())
+
+    def contents_since(self, revision: int) -> list[Change] | None:
+        """The changes of all contents after `revision`, oldest first; None if some of them are forgotten."""
+        return None if revision < self._contents.floor else _after(self._contents, revision)
 
     def __len__(self) -> int:
         return sum(len(history.changes) for history in self._histories())
@@ -93,6 +128,15 @@ def net(changes: Iterable[Change]) -> tuple[Change, ...]:
             change = structs.replace(change, operation=operation(before, after), before=before)
         folded[change.key] = change
     return tuple(folded.values())
+
+
+def _size(change: Change) -> int:
+    """Of what the change keeps alive, in bytes of JSON: its item's definition, or what was said of a content. The one
+    before is most often that of an earlier change too."""
+    item = change.item or change.before
+    if item is not None:
+        return len(item.json)
+    return 0 if change.metadata is None else len(msgspec.json.encode(change.metadata))
 
 
 def _after(history: _History, revision: int) -> list[Change]:

@@ -10,29 +10,49 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import os
 import secrets
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from mcp_types import SERVER_INFO_META_KEY
 
 from tidings.catalog import Catalog
-from tidings.errors import InvalidItem, NotFound, TidingsError
-from tidings.frames import EXTENSION, Shape
-from tidings.gate import Authorize, Gate
+from tidings.cursor import Cursor
+from tidings.durable import Durables
+from tidings.errors import InvalidItem, TidingsError
+from tidings.frames import EXTENSION
+from tidings.gate import Authorize, Gate, Principal
+from tidings.history import Past, recall
 from tidings.hub import Hub
+from tidings.items import LiveItems, LiveResources
+from tidings.journal import Journal
+from tidings.lanes.bookmarks import Bookmarks
+from tidings.lanes.extension import ExtensionLane
 from tidings.lanes.listen import ListenLane
 from tidings.lanes.lists import ListsLane
+from tidings.lanes.runs import ToolRuns
 from tidings.lanes.session import SessionLane
 from tidings.lanes.splice import SpliceLane
 from tidings.lanes.templates import read_template
-from tidings.model import Change, Feature, Topic
+from tidings.lanes.webhook import WebhookLane
+from tidings.model import Change, Feature, Topic, Version
+from tidings.patterns import is_pattern
 from tidings.policy import Policy
 from tidings.sources import inquiry
 from tidings.sources.attached import Attached, attach
+from tidings.store import State, Store
+from tidings.store.keeper import Keeper
+from tidings.subscriber import Subscriber
+from tidings.telemetry import Telemetry, observe
+from tidings.terms import Terms
+from tidings.visit import LONGEST_HOLD
+
+if TYPE_CHECKING:
+    from tidings.lanes.health import Audience
 
 __all__ = ["Live", "LiveItems", "LiveResources"]
 
@@ -40,6 +60,8 @@ logger = logging.getLogger(__name__)
 
 _READING_TIME = 1.0
 """Seconds that a request may wait until the server's lists are read: a list handler that hangs must hang no more."""
+
+_LIST_METHODS = {feature: f"{feature.value}/list" for feature in Feature}
 
 _RETRY = 1.0
 """Seconds until a list that could not be read is asked for again."""
@@ -55,26 +77,50 @@ class Live:
         policy: Policy | None = None,
         authorize: Authorize | None = None,
         shared_lists: bool | None = None,
+        telemetry: bool | Telemetry = True,
         first: Callable[[Topic], None] | None = None,
         last: Callable[[Topic], None] | None = None,
+        terms: Callable[[Principal | None], Terms | None] | None = None,
+        store: Keeper | Store | str | os.PathLike[str] | None = None,
     ) -> None:
         """`shared_lists` says that every caller is shown the same lists, so that they may be encoded once for all. It
-        is known for an `MCPServer`; a low-level server and FastMCP may show each caller something else."""
+        is known for an `MCPServer`; a low-level server and FastMCP may show each caller something else. `terms` says
+        how a caller is told of changes; what the caller itself asks for counts within that. `store` is where the state
+        survives this process: the path of a file, or a store. `telemetry` is for OpenTelemetry: off, on (the process's
+        own providers), or a `Telemetry` with others."""
         self.policy = policy or Policy()
-        self.epoch = secrets.token_hex(4)
-        """One life of this server: a cursor from another one means nothing here."""
+        self.keeper = store if isinstance(store, Keeper) else Keeper(_store(store))
+        """Writes the state down; says in `problem` why, if it does not."""
+        state = self.keeper.state or State(secrets.token_hex(4), 0)
+        self.epoch = state.epoch
+        """Whose revisions these are, the store's or those of this life alone: a cursor from another one means nothing
+        here."""
         self.templates = read_template
         self.catalog = Catalog(self.policy)
-        self.hub = Hub(
+        # Each life has its own revisions: those of one that was killed may be known to somebody, and to us no longer.
+        self.catalog.restore(state.items, state.versions, state.contents, state.life << 32)
+        journal = Journal(self.policy)
+        journal.restore(state.journal, state.floors)
+        self._listed = {
+            "tools/list": self.catalog.tools,
+            "prompts/list": self.catalog.prompts,
+            "resources/list": self.catalog.resources,
+            "resources/templates/list": self.catalog.resources,
+        }
+        self.hub: Hub = Hub(
             self.catalog,
             policy=self.policy,
+            journal=journal,
             templates=read_template,
             alarm=self._alarm,
             first=first,
             last=last,
             follow=False,
         )
+        self.durables = Durables(self.hub, state.durables.values(), rouse=self.keeper.rouse)
+        """Subscriptions that outlive their connections."""
         self.gate = Gate(self.policy, authorize)
+        self._terms = terms
         self.tools = LiveItems(self, Feature.TOOLS)
         self.prompts = LiveItems(self, Feature.PROMPTS)
         self.resources = LiveResources(self)
@@ -83,11 +129,12 @@ class Live:
         self.is_stopping = False
         self.failures: Counter[str] = self.hub.failures
         """How often something inside failed, by what it was: each was logged, and survived."""
-        self._source: Attached = attach(server)
-        self.server = self._source.server
-        self.lowlevel = self._source.lowlevel
+        self.source: Attached = attach(server)
+        self.server = self.source.server
+        self.lowlevel = self.source.lowlevel
         if EXTENSION in self.lowlevel.extensions:
             raise TidingsError(f"{self.lowlevel.name!r} is live already; keep the first Live() and use that")
+        observe(self, telemetry)
         self._shared_lists = shared_lists
         self._context = contextvars.copy_context()
         """Nobody's in particular: what is read for all must not be read with the eyes of whoever caused it."""
@@ -95,6 +142,10 @@ class Live:
         self._thread = 0
         self._lifespan: Any = inquiry.UNKNOWN
         self._stale: set[Feature] = set(Feature)
+        self._causes: dict[Feature, Mapping[str, str]] = {}
+        """The traces of those who changed what is stale."""
+        self.unread: set[Feature] = set(Feature)
+        """The lists that could not be read, or were not yet."""
         self._reading = asyncio.Lock()
         self._is_late = False
         """Whether a reading is under way that has already taken too long for anybody to wait for."""
@@ -102,22 +153,36 @@ class Live:
         self._tasks: set[asyncio.Task[None]] = set()
         self._left_out: set[str] = set()
         self._outbox: deque[tuple[Change, ...]] = deque()
+        self.keeper.follow(self.catalog, journal, self.durables, self.failures)
+        if self.keeper.is_saving:
+            self.durables.is_saved, self.durables.on_hold = self.keeper.is_saved, self._release_later
+            self.keeper.on_written = self._release_soon
         self.catalog.follow(self._publish)
-        self.splice = SpliceLane(self)
-        self.listen = ListenLane(self)
+        self.bookmarks = Bookmarks(self.policy.keep_alive)
+        self.splice: SpliceLane = SpliceLane(self)
+        self.listen: ListenLane = ListenLane(self)
         self.lists = ListsLane(self)
         self._sessions = SessionLane(self)
+        self._runs = ToolRuns(self)
+        self.webhooks = WebhookLane(self)
+        self.extension = ExtensionLane(self)
+        self.source.watch(self.catalog, self.wake)
         for feature in Feature:
             self.wake(feature)
-        self._source.watch(self.catalog, self.wake)
 
     # Serving
 
-    def http_app(self, **options: Any) -> Any:
-        """The server's own ASGI app, live. `options` are those of its `streamable_http_app()` or `http_app()`."""
-        from tidings.lanes.app import build_app
+    def http_app(self, *, health: bool = False, metrics: Audience | None = None, **options: Any) -> Any:
+        """The server's own ASGI app, live. `options` are those of its `streamable_http_app()` or `http_app()`.
 
-        return build_app(self, options)
+        With `health`, it answers `/health/live` and `/health/ready` too, and with `metrics`, `/metrics` to processes of
+        this machine ("local") or to anyone."""
+        from tidings.lanes.app import build_app
+        from tidings.lanes.health import add_routes
+
+        app = build_app(self, options)
+        add_routes(app, self, health=health, metrics=metrics)
+        return app
 
     def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
         """Serve until the process is told to stop. For "http", `host` and `port` are uvicorn's, the rest the app's."""
@@ -139,12 +204,32 @@ class Live:
 
     def stop(self) -> None:
         """End every stream with its graceful result. Safe to call from a signal handler's callback, and twice."""
+        if not self.is_stopping:
+            self._say("stopping", f"stopping {self.lowlevel.name}: {len(self.hub)} subscribers are let go")
         self.is_stopping = True
         self.listen.stop()
         self.splice.stop()
         self._sessions.stop()
+        self.webhooks.stop()
         for task in self._tasks:
             task.cancel()
+        self.keeper.rouse()  # what the streams were told last
+
+    def close(self) -> None:
+        """Stop, write down what is left, and let go of the store: another server in this process may have it then. At
+        the end of the process this happens by itself. Waits for the disk."""
+        self.stop()
+        self.keeper.close()
+
+    def waits_for(self) -> list[str]:
+        """What is missing before it can serve well; nothing, when it is ready."""
+        if self.is_stopping or self._loop is None:
+            return ["the server"]
+        unread = sorted(feature.value for feature in self.unread)
+        return unread + ([] if getattr(self.source, "is_answering", True) else ["its source"])
+
+    def _say(self, event: str, text: str) -> None:
+        logger.info("%s", text, extra={"tidings": {"event": event, "server": self.lowlevel.name}})
 
     # Reading the server
 
@@ -167,43 +252,78 @@ class Live:
                 self._is_late = True
                 reading.add_done_callback(self._on_time)
 
+    @property
+    def is_attended(self) -> bool:
+        """Whether `attend()` would find nothing to do."""
+        return not self._stale and self._loop is asyncio.get_running_loop()
+
     def serves(self, feature: Feature) -> bool:
-        return self.lowlevel.get_request_handler(f"{feature.value}/list") is not None
+        return self.lowlevel.get_request_handler(_LIST_METHODS[feature]) is not None
 
     @property
     def steps_aside(self) -> bool:
         """Whether every request must go through the SDK, because the user's own middleware wants to see it."""
-        return self._source.has_own_middleware()
+        return self.source.has_own_middleware()
 
     @property
     def shares_lists(self) -> bool:
-        return self._source.lists_are_shared if self._shared_lists is None else self._shared_lists
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether a list may have changed that has not been read since."""
-        return bool(self._stale)
+        return self.source.lists_are_shared if self._shared_lists is None else self._shared_lists
 
     def state_of(self, method: str) -> Hashable:
         """What an answer to a list request depends on."""
         if method == "server/discover":
             return (self.lowlevel.instructions, tuple(self.serves(feature) for feature in Feature))
-        return self.catalog.version(Feature(method.partition("/")[0]))
+        return self._listed[method].version
 
-    def cursor(self, features: Iterable[Feature]) -> dict[str, Any]:
-        """Where a client stands that has just been shown these lists."""
-        return {
-            "epoch": self.epoch,
-            "topics": {feature.value: self.hub.news.version(feature)._asdict() for feature in features},
+    def cursor(self, topics: Iterable[Topic], told: Mapping[Topic, Version | None] | None = None) -> dict[str, Any]:
+        """Where a client stands that has just been shown these topics, or was last `told` something else of them.
+        Patterns have no version, and no part in it."""
+        known: dict[Topic, Version | None] = {
+            topic: self.hub.news.version(topic)
+            for topic in topics
+            if isinstance(topic, Feature) or not is_pattern(topic)
         }
+        for topic, version in (told or {}).items():
+            if (present := known.get(topic)) is not None and (version is None or version.digest != present.digest):
+                known[topic] = version if version is not None and version.revision >= 0 else None
+        return Cursor(self.epoch, known).as_json()
+
+    def cursor_of(self, subscriber: Subscriber) -> Cursor:
+        """Where a subscriber stands: bookmarks say it."""
+        return Cursor(self.epoch, self.hub.known(subscriber))
+
+    def terms_of(self, principal: Principal | None) -> Terms | None:
+        """What this server itself sets for a caller."""
+        try:
+            terms = self._terms(principal) if self._terms is not None else None
+            if terms is not None:
+                terms.policy(self.policy)
+            return terms
+        except Exception:  # the user's function; a caller whose terms are unknown is told like any other
+            self.failures["terms"] += 1
+            logger.exception("terms() failed for %r; using the defaults", principal)
+            return None
+
+    def history(
+        self,
+        feature: Feature | str | None = None,
+        *,
+        uri: str | None = None,
+        since: int | Cursor | None = None,
+        limit: int | None = None,
+    ) -> Past:
+        """What changed after a revision, as far as it is remembered: of one list, of one resource's content, or of all.
+
+        Since a cursor, of what is in the cursor. With a limit, the newest so many.
+        """
+        if feature is not None and uri is not None:
+            raise TidingsError("history is of a feature or of a URI; name one of them, or neither for all")
+        past = recall(self.hub, self.epoch, uri if feature is None else Feature(feature), since)
+        return past if limit is None else past.newest(limit)
 
     @property
     def result_meta(self) -> dict[str, Any]:
         return {SERVER_INFO_META_KEY: self.lowlevel.server_info_stamp}
-
-    def shape(self, *, is_sse: bool = False, is_tagged: bool = False, is_extended: bool = False) -> Shape:
-        policy = self.policy
-        return Shape(policy.detail, policy.max_changes_per_frame, is_sse, is_tagged, is_extended)
 
     def wake(self, feature: Feature, key: str | None = None) -> None:
         """A list may have changed, or one item of it. Called by the server's own methods, from any thread: it must not
@@ -214,22 +334,25 @@ class Live:
                 if key is not None and feature not in self._stale:
                     self._put(feature, key)
                     return
-                listed = self._source.list_now(feature)
+                listed = self.source.list_now(feature)
                 if listed is not None:
                     self._stale.discard(feature)
                     self._replace(feature, listed)
                     return
             self._stale.add(feature)
+            if (cause := self.hub.observer.cause()) is not None:
+                self._causes[feature] = cause
             if self._loop is not None and self._lifespan is not inquiry.UNKNOWN and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._read_soon)
         except Exception:  # the user's add_tool() must not fail because of us
             self._stale.add(feature)
+            self.unread.add(feature)
             self.failures["reading"] += 1
             logger.exception("reading %s failed; it will be read again", feature.value)
 
     def _put(self, feature: Feature, key: str) -> None:
         items = self.catalog.items(feature)
-        definition = self._source.list_one(feature, key)
+        definition = self.source.list_one(feature, key)
         try:
             if definition is not None:
                 items.add(definition, replace=True)
@@ -240,6 +363,7 @@ class Live:
 
     def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]]) -> None:
         self.catalog.items(feature).replace(_distinct(feature, listed), on_invalid=self._leave_out)
+        self.unread.discard(feature)
 
     def _leave_out(self, error: InvalidItem) -> None:
         """One item that can't be taken must not silence all others."""
@@ -282,7 +406,7 @@ class Live:
             for feature in Feature:
                 while feature in self._stale:
                     with self.catalog.lock:
-                        listed = self._source.list_now(feature)
+                        listed = self.source.list_now(feature)
                         if listed is not None:
                             self._stale.discard(feature)
                             self._replace(feature, listed)
@@ -291,12 +415,15 @@ class Live:
                         break
                     # Before asking: what changes while the answer is made is then read again.
                     self._stale.discard(feature)
-                    self._replace(feature, await self._ask(feature))
+                    cause = self._causes.pop(feature, None)
+                    with self.hub.observer.span("source.read_list", cause=cause, feature=feature.value):
+                        self._replace(feature, await self._ask(feature))
 
     async def _ask(self, feature: Feature) -> list[dict[str, Any]]:
         try:
             return await inquiry.listed(self.lowlevel, feature, self._lifespan, self.own_request_id)
         except Exception:
+            self.unread.add(feature)
             # Not at every request again: a list that fails is expensive as often as not.
             asyncio.get_running_loop().call_later(_RETRY, self.wake, feature)
             raise
@@ -307,8 +434,10 @@ class Live:
         self._loop, self._thread = loop, threading.get_ident()
         self._reading = asyncio.Lock()
         self._is_late = False
+        self._say("starting", f"{self.lowlevel.name} is live")
         self._drain()
-        self._keep(self._source.run())
+        self._keep(self.source.run())
+        self.webhooks.start(loop)
 
     def _publish(self, changes: tuple[Change, ...]) -> None:
         """Hand a commit to the hub, on the thread of the event loop once there is one."""
@@ -321,6 +450,15 @@ class Live:
     def _drain(self) -> None:
         while self._outbox:
             self.hub.publish(self._outbox.popleft())
+
+    def _release_soon(self) -> None:
+        """A batch was written, or could not be: on the thread that writes."""
+        if self.durables.held and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.durables.release)
+
+    def _release_later(self) -> None:
+        if self._loop is not None and threading.get_ident() == self._thread and not self._loop.is_closed():
+            self._loop.call_later(LONGEST_HOLD, self.durables.release)
 
     def _alarm(self, when: float) -> None:
         if self._loop is None or self._loop.is_closed():
@@ -341,57 +479,12 @@ class Live:
             self._alarm(due)
 
 
-class LiveItems:
-    """`live.tools` and `live.prompts`: changes that every client is told of."""
+def _store(given: Store | str | os.PathLike[str] | None) -> Store | None:
+    if not isinstance(given, str | os.PathLike):
+        return given
+    from tidings.store.sqlite import SQLiteStore
 
-    def __init__(self, live: Live, feature: Feature) -> None:
-        self._live = live
-        self._feature = feature
-
-    def add(self, thing: Any, *, replace: bool = False, **options: Any) -> None:
-        """Add a function, with the options of the server's own decorator, or an item of the server's own class.
-
-        A low-level server takes a definition, and `handler=`.
-        """
-        self._live._source.add(self._feature, thing, replace=replace, **options)
-
-    def remove(self, key: str) -> None:
-        self._live._source.remove(self._feature, key)
-
-    def update(self, key: str, fields: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Change only the fields given."""
-        self._live._source.update(self._feature, key, {**(fields or {}), **more})
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._live.catalog.items(self._feature)
-
-    def __len__(self) -> int:
-        return len(self._live.catalog.items(self._feature))
-
-    def __iter__(self) -> Any:
-        return iter(self._live.catalog.items(self._feature))
-
-
-class LiveResources(LiveItems):
-    """`live.resources`: the list, and the contents behind it."""
-
-    def __init__(self, live: Live) -> None:
-        super().__init__(live, Feature.RESOURCES)
-
-    def updated(self, uri: str, *, etag: str | None = None, **metadata: Any) -> Sequence[Change]:
-        """The content of `uri` is another one: its subscribers are told."""
-        return self._live.catalog.resources.updated(uri, etag=etag, **metadata)
-
-    def deleted(self, uri: str) -> Sequence[Change]:
-        """The resource is gone: its subscribers are told, and it leaves the list."""
-        with self._live.catalog.batch() as changes:
-            if uri in self:
-                try:
-                    self.remove(uri)
-                except NotFound:
-                    pass  # listed by something that is not ours to change
-            self._live.catalog.resources.deleted(uri)
-        return changes
+    return SQLiteStore(os.fspath(given))
 
 
 def _distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:

@@ -18,7 +18,7 @@ from tidings.model import Change, Feature, Notification, Operation, Priority, To
 from tidings.patterns import Match, compile_pattern
 from tidings.policy import Policy
 
-__all__ = ["NEVER", "Entry", "Filter", "IsMuted", "Mailbox"]
+__all__ = ["NEVER", "Entry", "Filter", "IsMuted", "Mailbox", "is_silent"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,24 +29,47 @@ IsMuted: TypeAlias = Callable[[Topic], bool]
 class Filter:
     """Which changes of a *list* count for a subscriber. Contents are chosen by the URIs that it subscribed to."""
 
-    __slots__ = ("_matches", "names", "operations")
+    __slots__ = ("_hash", "_matches", "also", "names", "operations", "uris")
 
-    def __init__(self, operations: Iterable[Operation | str] | None = None, names: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        operations: Iterable[Operation | str] | None = None,
+        names: Iterable[str] | None = None,
+        uris: Iterable[str] | None = None,
+        *,
+        also: Filter | None = None,
+    ) -> None:
+        """`names` are globs of tools and prompts, `uris` of resources; what passes must pass `also` too."""
         # A lone text is one name, not its letters.
         self.operations = None if operations is None else frozenset(map(Operation, _each(operations)))
         self.names = None if names is None else tuple(_each(names))
-        self._matches: tuple[Match, ...] = tuple(map(compile_pattern, self.names or ()))
+        self.uris = None if uris is None else tuple(_each(uris))
+        self.also = also
+        named, located = _compiled(self.names), _compiled(self.uris)
+        self._matches = {Feature.TOOLS: named, Feature.PROMPTS: named, Feature.RESOURCES: located}
+        self._hash = hash(self._identity)
 
     def passes(self, change: Change) -> bool:
         if self.operations is not None and change.operation not in self.operations:
             return False
-        return self.names is None or any(match(change.key) for match in self._matches)
+        matches = self._matches.get(change.topic)  # type: ignore[arg-type]
+        if matches is not None and not any(match(change.key) for match in matches):
+            return False
+        return self.also is None or self.also.passes(change)
+
+    def narrowed(self, by: Filter | None) -> Filter:
+        """What passes both."""
+        return self if by is None else Filter(self.operations, self.names, self.uris, also=by)
+
+    @property
+    def _identity(self) -> tuple[object, ...]:
+        return (self.operations, self.names, self.uris, self.also)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Filter) and (self.operations, self.names) == (other.operations, other.names)
+        return self is other or (isinstance(other, Filter) and self._identity == other._identity)
 
     def __hash__(self) -> int:
-        return hash((self.operations, self.names))
+        return self._hash
 
 
 class Entry:
@@ -64,7 +87,7 @@ class Entry:
         """What to say of a resource's content: always the newest change, so all who wait for it share one. What to say
         of a list depends on what its reader missed, and is found out when it is told."""
         self.first = NEVER
-        """When the oldest of what is to be said came up."""
+        """When the oldest of what is to be said, or was said last, came up."""
         self.due = NEVER
         """When it may be said; never, while there is nothing to say."""
         self.cooling_until = 0.0
@@ -94,9 +117,18 @@ class Mailbox:
         """The entries that have something to say; a topic that changes again keeps its place."""
 
     def note(
-        self, notification: Notification, previous: Version, policy: Policy, filter: Filter | None, now: float
+        self,
+        notification: Notification,
+        previous: Version,
+        policy: Policy,
+        filter: Filter | None,
+        now: float,
+        delay: float = 0.0,
     ) -> float:
-        """Take in that a topic changed. Returns when there is something to say of it, which may be `NEVER`."""
+        """Take in that a topic changed. Returns when there is something to say of it, which may be `NEVER`.
+
+        `delay` is this subscriber's part of `Policy.spread`.
+        """
         topic = notification.topic
         entry = self.entries.get(topic)
         if entry is None:
@@ -112,14 +144,16 @@ class Mailbox:
                 return NEVER
             entry.since = -1
         if not isinstance(topic, Feature):
-            entry.content = notification
+            # Who was to be told to refetch still has to, and must not take the last change for all there was.
+            entry.content = notification.incomplete() if entry.since < 0 else notification
         elif filter is not None and entry.due == NEVER and not any(map(filter.passes, notification.changes)):
             self.skip(topic, entry, now)
             return NEVER
-        return self._schedule(topic, entry, policy, now)
+        return self._schedule(topic, entry, policy, now, delay)
 
     def owe(self, notification: Notification, told: Version | None, policy: Policy, now: float) -> None:
-        """Note that the subscriber was last told something else than is true now."""
+        """Note that the subscriber was last told something else than is true now. It came to hear just that, so nothing
+        but the rate limit keeps it waiting."""
         topic = notification.topic
         before = self.entries.get(topic)
         entry = Entry(told, notification.since, notification.version)
@@ -129,7 +163,8 @@ class Mailbox:
         self.entries[topic] = entry
         if not isinstance(topic, Feature):
             entry.content = notification
-        self._schedule(topic, entry, policy, now)
+        is_urgent = self._queue(topic, entry, policy, now) is Priority.URGENT
+        entry.due = now if is_urgent else max(now, entry.cooling_until)
 
     def expect(self, topic: Topic, told: Version, revision: int) -> None:
         """The subscriber knows a version that is yet to be published, with this revision at the latest."""
@@ -153,7 +188,7 @@ class Mailbox:
         """The next topic to be told. The caller then either tells it or skips it."""
         for priority in sorted(self._queues):
             for topic, entry in self._queues[priority].items():
-                if entry.due <= now and not _is_silent(is_muted, topic):
+                if entry.due <= now and not is_silent(is_muted, topic):
                     self._unqueue(topic)
                     return topic, entry
         return None
@@ -180,17 +215,33 @@ class Mailbox:
             del self.entries[kept]
         return kept is not None
 
+    def is_waiting(self, topic: Topic, is_muted: IsMuted | None = None) -> bool:
+        """Whether there is something to say of a topic, and no mute in the way."""
+        entry = self.entries.get(topic)
+        return entry is not None and entry.due != NEVER and not is_silent(is_muted, topic)
+
+    def waiting(self, is_muted: IsMuted | None) -> int:
+        """Of how many topics there is something to say."""
+        return sum(self.is_waiting(topic, is_muted) for topic in self.entries)
+
     def drop(self, topic: Topic) -> None:
         """The subscriber no longer watches this topic."""
         if self.entries.pop(topic, None) is not None:
             self._unqueue(topic)
+
+    def known(self) -> dict[Topic, Version | None]:
+        """What the subscriber would know if it left now: what it was told, and all that its filter ruled out."""
+        return {
+            topic: entry.told if entry.due != NEVER or entry.awaits else entry.latest
+            for topic, entry in self.entries.items()
+        }
 
     def next_due(self, now: float, is_muted: IsMuted | None) -> float:
         """When there will be something to do: tell a topic, or forget one that the rate limit kept."""
         soonest = NEVER
         for topic, entry in list(self.entries.items()):
             if entry.due != NEVER:
-                if entry.due < soonest and not _is_silent(is_muted, topic):
+                if entry.due < soonest and not is_silent(is_muted, topic):
                     soonest = entry.due
             elif entry.is_up_to_date:
                 if entry.cooling_until <= now:
@@ -199,27 +250,31 @@ class Mailbox:
                     soonest = min(soonest, entry.cooling_until)
         return soonest
 
-    def _schedule(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> float:
-        priority = policy.priority(topic)
-        self._queues.setdefault(priority, {})[topic] = entry
-        entry.first = min(entry.first, now)
-        if priority is Priority.URGENT:
+    def _schedule(self, topic: Topic, entry: Entry, policy: Policy, now: float, delay: float) -> float:
+        if self._queue(topic, entry, policy, now) is Priority.URGENT:
             entry.due = now
         else:
-            gap = min(now + policy.quiet_gap, entry.first + policy.longest_wait)
-            entry.due = max(gap, entry.cooling_until)
+            # Without a gap nothing moves the time: else a busy source would, up to the longest wait.
+            gap = min(now + policy.quiet_gap, entry.first + policy.longest_wait) if policy.quiet_gap else entry.first
+            entry.due = max(gap + delay, entry.cooling_until)
         return entry.due
+
+    def _queue(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> Priority:
+        priority = policy.priority(topic)
+        self._queues.setdefault(priority, {})[topic] = entry
+        entry.first = min(entry.first, now) if entry.due != NEVER else now
+        return priority
 
     def _unqueue(self, topic: Topic) -> None:
         for priority, queue in self._queues.items():
             if (entry := queue.pop(topic, None)) is not None:
-                entry.first = entry.due = NEVER
+                entry.due = NEVER
                 if not queue:
                     del self._queues[priority]
                 return
 
 
-def _is_silent(is_muted: IsMuted | None, topic: Topic) -> bool:
+def is_silent(is_muted: IsMuted | None, topic: Topic) -> bool:
     if is_muted is None:
         return False
     try:
@@ -227,6 +282,10 @@ def _is_silent(is_muted: IsMuted | None, topic: Topic) -> bool:
     except Exception:  # the user's function; in doubt nothing is said, and nothing is lost by that
         logger.exception("a mute predicate failed on %s; saying nothing for now", topic)
         return True
+
+
+def _compiled(patterns: tuple[str, ...] | None) -> tuple[Match, ...] | None:
+    return None if patterns is None else tuple(map(compile_pattern, patterns))
 
 
 def _each(given: Iterable[str]) -> Iterable[str]:

@@ -25,6 +25,7 @@ __all__ = [
     "Topic",
     "Version",
     "operation",
+    "topic_named",
 ]
 
 
@@ -58,6 +59,11 @@ class Feature(Enum):
 
 
 Topic: TypeAlias = Feature | str
+
+
+def topic_named(name: Topic) -> Topic:
+    """The feature of that name, if there is one."""
+    return next((feature for feature in Feature if feature.value == name), name)
 
 
 class Operation(StrEnum):
@@ -98,7 +104,7 @@ class Version(NamedTuple):
     digest: str
 
 
-class Item(msgspec.Struct, frozen=True, gc=False):
+class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One definition of the protocol (a tool, a prompt, a resource, a template) as its JSON text.
 
     Bytes rather than a dict: nobody can change an item behind the catalog's back, and frames copy it as it stands.
@@ -120,7 +126,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
         return self.hash[:16].hex()
 
 
-class Change(msgspec.Struct, frozen=True):
+class Change(msgspec.Struct, frozen=True, array_like=True):
     """One operation on one item (or on one resource's content), and the version of the topic that it led to."""
 
     topic: Topic
@@ -136,6 +142,8 @@ class Change(msgspec.Struct, frozen=True):
     """The item before; None when it was added, and for changes of content."""
     metadata: Mapping[str, Any] | None = None
     """What the server passed to `resources.updated()`; it means nothing to Tidings."""
+    trace: Mapping[str, str] | None = None
+    """The trace of the call that caused it, in W3C's words: `traceparent`, and `tracestate` if there is one."""
 
     @property
     def revision(self) -> int:
@@ -159,7 +167,7 @@ class Notification:
     Subscribers that missed the same share one object, and with it the encoded frames.
     """
 
-    __slots__ = ("changes", "complete", "frames", "priority", "since", "topic", "version")
+    __slots__ = ("changes", "complete", "frames", "priority", "since", "topic", "trace", "version")
 
     def __init__(
         self,
@@ -175,6 +183,8 @@ class Notification:
         self.version = version
         self.changes = changes
         """The net changes: an item that came and went within one notification is not in it."""
+        self.trace = changes[-1].trace if changes else None
+        """The trace that goes on in it."""
         self.since = since
         """The revision after which the changes begin."""
         self.complete = complete
@@ -186,6 +196,10 @@ class Notification:
     @property
     def method(self) -> str:
         return self.topic.method if isinstance(self.topic, Feature) else "notifications/resources/updated"
+
+    def incomplete(self) -> Notification:
+        """The same for one who missed more than is known."""
+        return Notification(self.topic, self.version, self.changes, since=-1, complete=False)
 
     def __repr__(self) -> str:
         operations = ", ".join(f"{change.operation} {change.key!r}" for change in self.changes[:4])

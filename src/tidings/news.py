@@ -5,6 +5,8 @@ The catalog may be ahead: a subscriber may change it while others are still bein
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from tidings.catalog import UNKNOWN, Catalog
 from tidings.journal import Journal, net
 from tidings.mailbox import Filter
@@ -29,8 +31,17 @@ class News:
         self._built: dict[Feature, dict[tuple[int, Filter | None], Notification]] = {feature: {} for feature in Feature}
         """By the revision as of which a list is known, and the filter."""
 
+    @property
+    def revision(self) -> int:
+        """Everything until here was published."""
+        return self._revision
+
     def version(self, topic: Topic) -> Version:
         return self._versions[topic] if isinstance(topic, Feature) else self._contents.get(topic, UNKNOWN)
+
+    def contents_since(self, revision: int) -> list[str]:
+        """The contents that changed after `revision`, the newest first."""
+        return [uri for uri, _ in takewhile(lambda each: each[1].revision > revision, reversed(self._contents.items()))]
 
     def publish(self, topic: Topic, changes: tuple[Change, ...]) -> Notification:
         """Take in the changes of one topic; returns what to tell those who knew it as it was."""

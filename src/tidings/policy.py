@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
 from tidings.errors import InvalidPolicy
@@ -13,7 +14,8 @@ from tidings.patterns import Match, compile_pattern
 
 __all__ = ["Detail", "Policy"]
 
-Detail: TypeAlias = Literal["full", "summary", "none"]
+Detail: TypeAlias = Literal["full", "delta", "summary", "none"]
+Callers: TypeAlias = Literal["none", "principals", "anyone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +23,9 @@ class Policy:
     """How much is said, how often, and how much is kept. A subscriber may have its own."""
 
     detail: Detail = "full"
-    """How much a notification says: the item itself, only the summary in `_meta`, or nothing (the plain specification).
-    Full, because every client tested accepts the extra members and it saves those who read them a refetch."""
+    """How much a notification says: the item itself, only its changed fields (in `_meta`), only the summary (there
+    too), or nothing (the plain specification). Full, because every client tested accepts the extra members and it saves
+    those who read them a refetch."""
 
     quiet_gap: float = 0.0
     """Seconds without a further change of a topic before it is told. None by default: a reader that keeps up hears of
@@ -33,6 +36,11 @@ class Policy:
 
     min_interval: float = 0.0
     """Seconds between two notifications of one topic to one subscriber. The last change is always told."""
+
+    spread: float = 0.0
+    """Seconds over which the notifications of one change are spread, each subscriber having its own place in them, so
+    that 10,000 refetches don't arrive at once. None by default: few servers have so many clients, and a change is worth
+    most when it is new. What is urgent is not spread, nor is what a client that comes back has missed."""
 
     priorities: tuple[tuple[str, Priority], ...] = ()
     """(URI or pattern, priority) pairs; the first that matches counts. Lists are HIGH and contents NORMAL otherwise: a
@@ -68,7 +76,7 @@ class Policy:
 
     list_ttl: float = 0.0
     """Seconds that a client may keep a list without asking again. None: whoever listens is told, and who doesn't
-    must not be served a stale list."""
+    must not be served a stale list. Never shorter on the wire than `spread`: whoever listens is told no sooner."""
 
     list_memory: float = 1.0
     """Seconds that an encoded list is used before the server is asked again: what nobody noticed, a tool changed in
@@ -100,11 +108,47 @@ class Policy:
     journal_age: float = 24 * 3600.0
     """Seconds that a change is remembered. A client that was away for longer does better to refetch."""
 
+    journal_bytes: int = 16 << 20
+    """Bytes of definitions that the changes of one feature may keep, and as many of contents: 10,000 changes of common
+    tools are a tenth of it, and a server of giant ones must not fill the memory."""
+
+    durable_ttl: float = 7 * 24 * 3600.0
+    """Seconds that a durable subscription is kept without its client, who may ask for less: a holiday's length."""
+
+    max_durables: int = 10_000
+    """Durable subscriptions in all: each costs memory, and room in the store, whether or not its client comes back."""
+
+    max_durables_per_principal: int = 100
+    """Of one authenticated caller: a name is one agent or one machine of its, not one per start."""
+
+    webhooks: Callers = "principals"
+    """Who may have changes delivered to a URL: no client ("none"), those that the server's authentication knows, or
+    anyone. Not anyone, because a stranger could aim this server's requests at others."""
+
+    webhook_private: bool = False
+    """Whether a webhook may lead to this machine or into a private network, where a client might reach through the
+    server what it can't reach itself."""
+
+    webhook_timeout: float = 10.0
+    """Seconds that a receiver has to answer: it is to take a delivery, and do its work later."""
+
+    webhook_backoff: float = 5.0
+    """Seconds after the first failure of a webhook until it is tried again; twice as long each time, up to an hour."""
+
+    webhook_attempts: int = 20
+    """Failures in a row after which a webhook is given up: with the times above, after a night."""
+
     def __post_init__(self) -> None:
+        if self.webhooks not in get_args(Callers):
+            raise InvalidPolicy(f"webhooks is {self.webhooks!r}; it must be one of {', '.join(get_args(Callers))}")
+        for name in ("webhook_timeout", "webhook_backoff"):
+            self._check(name, getattr(self, name), (int, float), 0.001)
+        self._check("webhook_attempts", self.webhook_attempts, (int,), 1)
         if self.detail not in get_args(Detail):
             raise InvalidPolicy(f"detail is {self.detail!r}; it must be one of {', '.join(get_args(Detail))}")
-        for name in ("quiet_gap", "longest_wait", "min_interval", "journal_age", "list_ttl", "list_memory"):
+        for name in ("quiet_gap", "longest_wait", "min_interval", "spread", "journal_age", "list_ttl", "list_memory"):
             self._check(name, getattr(self, name), (int, float), 0)
+        self._check("durable_ttl", self.durable_ttl, (int, float), 0)
         for name in ("keep_alive", "write_deadline"):
             self._check(name, getattr(self, name), (int, float), 0.001)
         for name in ("max_streams", "max_streams_per_principal", "max_streams_per_address"):
@@ -112,7 +156,9 @@ class Policy:
                 self._check(name, value, (int,), 1)
         for name in ("max_item_bytes", "max_changes_per_frame", "max_pending"):
             self._check(name, getattr(self, name), (int,), 1)
-        for name in ("max_uris", "max_patterns", "max_contents", "journal_changes"):
+        for name in ("max_uris", "max_patterns", "max_contents", "journal_changes", "journal_bytes"):
+            self._check(name, getattr(self, name), (int,), 0)
+        for name in ("max_durables", "max_durables_per_principal"):
             self._check(name, getattr(self, name), (int,), 0)
         if self.quiet_gap > self.longest_wait:
             raise InvalidPolicy(
@@ -132,7 +178,13 @@ class Policy:
     @property
     def paces(self) -> bool:
         """Whether anything is ever held back although its reader is ready."""
-        return self.quiet_gap > 0 or self.min_interval > 0
+        return self.quiet_gap > 0 or self.min_interval > 0 or self.spread > 0
+
+    @property
+    def ttl_ms(self) -> int:
+        """`ttlMs` of list results: within the spread a client is as up to date as one that listens may be, and asking
+        again sooner would bring the herd back that the spread is there to disperse."""
+        return math.ceil(max(self.list_ttl, self.spread) * 1000)
 
     def priority(self, topic: Topic) -> Priority:
         if isinstance(topic, Feature):
@@ -150,7 +202,7 @@ class Policy:
         return replace(self, **knobs)
 
 
-@cache
+@lru_cache(4_096)  # clients choose some of them
 def _matcher(pattern: str) -> Match:
     return compile_pattern(pattern)
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 if TYPE_CHECKING:
     from fastmcp import FastMCP
     from mcp.server import Server
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from mcp.server.connection import Connection
     from mcp.server.mcpserver import MCPServer
     from mcp.server.session import ServerSession
+    from mcp.server.streamable_http import StreamableHTTPServerTransport
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
     from mcp.server.subscriptions import SubscriptionBus
 
@@ -31,7 +34,9 @@ __all__ = [
     "fastmcp_registry",
     "lifespan_state_of",
     "lowlevel_of",
+    "put_off_idle_end",
     "registries_of",
+    "session_of",
     "set_auth",
     "watch_fastmcp",
     "watch_mcpserver",
@@ -78,6 +83,27 @@ def lowlevel_of(server: MCPServer[Any] | FastMCP[Any]) -> Server[Any]:
 def lifespan_state_of(manager: StreamableHTTPSessionManager) -> Any:
     """What the server's lifespan gave, once the manager runs: handlers find it in their context."""
     return manager._lifespan_state
+
+
+def session_of(
+    manager: StreamableHTTPSessionManager, session_id: str, user: object
+) -> StreamableHTTPServerTransport | None:
+    """A legacy session that is open and belongs to this caller, as the manager itself finds out."""
+    from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, authorization_context
+
+    transport = manager._server_instances.get(session_id)
+    owner = authorization_context(user) if isinstance(user, AuthenticatedUser) else None
+    if transport is None or transport.is_terminated or owner != manager._session_owners.get(session_id):
+        return None
+    is_ending = transport.idle_scope is not None and transport.idle_scope.cancel_called
+    return None if is_ending else transport
+
+
+def put_off_idle_end(transport: StreamableHTTPServerTransport) -> None:
+    """What the transport does when a request has been served: its idle time begins anew."""
+    if transport.idle_scope is None or transport._idle_timeout is None or transport._requests_in_flight:
+        return
+    transport.idle_scope.deadline = anyio.current_time() + transport._idle_timeout
 
 
 def bus_of(server: MCPServer[Any]) -> SubscriptionBus:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from tidings.mailbox import Filter, IsMuted, Mailbox
 from tidings.model import Feature, Notification, Reason, Topic
@@ -16,7 +17,18 @@ if TYPE_CHECKING:
     from tidings.agenda import Date
     from tidings.hub import Hub
 
-__all__ = ["BUSY", "Deliver", "OnClose", "Subscriber", "WeakMethod", "check_callback", "identity"]
+__all__ = [
+    "BUSY",
+    "LOCAL",
+    "Callbacks",
+    "Deliver",
+    "Kind",
+    "OnClose",
+    "Subscriber",
+    "WeakMethod",
+    "check_callback",
+    "identity",
+]
 
 
 class _Busy:
@@ -30,8 +42,23 @@ BUSY: Final = _Busy()
 An object of its own: a callback that happens to return False or None must not fall silent for it.
 """
 
+
+class Kind(NamedTuple):
+    """How a subscriber is connected."""
+
+    era: str
+    """`modern`, `legacy`, or `none` for one that speaks no protocol."""
+    transport: str
+    """`http`, `stdio`, `webhook`, or `process` for one in this very process."""
+
+
+LOCAL: Final = Kind("none", "process")
+
 Deliver: TypeAlias = Callable[[Notification], object]
 OnClose: TypeAlias = Callable[[Reason], None]
+
+_GOLDEN = 0.6180339887498949
+"""Multiples of it, without their whole part, lie evenly however many there are: nobody draws the same place twice."""
 
 _NO_FEATURES: frozenset[Feature] = frozenset()
 
@@ -43,6 +70,7 @@ class Subscriber:
         "__weakref__",
         "collapses",
         "date",
+        "delay",
         "deliver",
         "expiries",
         "features",
@@ -52,6 +80,8 @@ class Subscriber:
         "is_muted",
         "is_plain",
         "is_ready",
+        "keeper",
+        "kind",
         "label",
         "mailbox",
         "may",
@@ -65,8 +95,10 @@ class Subscriber:
         hub: Hub,
         deliver: Deliver,
         policy: Policy,
+        serial: int = 0,
         *,
         label: str = "",
+        kind: Kind = LOCAL,
         filter: Filter | None = None,
         is_muted: IsMuted | None = None,
         on_close: OnClose | None = None,
@@ -75,14 +107,20 @@ class Subscriber:
         self.deliver = deliver
         self.policy = policy
         self.label = label
+        """What it is called in logs and traces: never a secret, as a session's id is one."""
+        self.kind = kind
         self.filter = filter
         self.is_muted = is_muted
         self.on_close = on_close
         self.may: Callable[[str], bool] | None = None
         """Whether it may be told of a resource that it did not name itself, but by a pattern or as part of another."""
+        self.keeper: Callable[[Subscriber], None] | None = None
+        """Called before it is closed, while all that it watches and waits for is still there."""
         self.collapses = False
         """Whether too many pending contents are told as one change of the list, in place of closing it. For sessions,
         which can't be ended without their client's losing more than that."""
+        self.delay = policy.spread * (serial * _GOLDEN % 1.0) if policy.spread else 0.0
+        """Its own place in `Policy.spread`."""
         self.features = _NO_FEATURES
         self.uris: dict[str, None] | None = None
         """The URIs and patterns that it watches."""
@@ -105,6 +143,10 @@ class Subscriber:
             and not self.policy.paces
             and not self.is_closed
         )
+
+    def pause(self) -> None:
+        """It can be told nothing until `hub.wake(subscriber)`."""
+        self.is_ready = self.is_plain = False
 
     def subscribe(self, *features: Feature | str, uris: Iterable[str] = (), ttl: float | None = None) -> None:
         self.hub.subscribe(self, *features, uris=uris, ttl=ttl)
@@ -165,6 +207,41 @@ def identity(callback: object) -> object:
     if isinstance(callback, types.MethodType):
         return (id(callback.__self__), callback.__func__)
     return callback if isinstance(callback, Hashable) else id(callback)
+
+
+class Callbacks:
+    """The subscribers that are callbacks: one each, however often it is named."""
+
+    def __init__(self) -> None:
+        self._subscribers: dict[object, Subscriber] = {}
+        self._lost: deque[object] = deque()
+        """The methods whose owner was collected. A collection may strike anywhere, so it only leaves a note here."""
+
+    def find(self, callback: object) -> Subscriber | None:
+        return self._subscribers.get(identity(callback))
+
+    def reference(self, callback: Deliver) -> Deliver:
+        """What to call in its place: a bound method's object is not kept alive."""
+        return WeakMethod(callback, self._lost.append) if isinstance(callback, types.MethodType) else callback
+
+    def add(self, subscriber: Subscriber) -> None:
+        self._subscribers[identity(subscriber.deliver)] = subscriber
+
+    def discard(self, subscriber: Subscriber) -> None:
+        if subscriber in self:
+            del self._subscribers[identity(subscriber.deliver)]
+
+    def __len__(self) -> int:
+        return len(self._subscribers)
+
+    def __contains__(self, subscriber: Subscriber) -> bool:
+        return self.find(subscriber.deliver) is subscriber
+
+    def collected(self) -> Iterator[Subscriber]:
+        """Those whose object is gone."""
+        while self._lost:
+            if (subscriber := self._subscribers.get(self._lost.popleft())) is not None:
+                yield subscriber
 
 
 def check_callback(callback: object) -> None:

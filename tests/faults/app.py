@@ -18,7 +18,10 @@ from typing import Any
 import mcp_types as types
 import msgspec
 from mcp.server import Server, ServerRequestContext
+from mcp.server.auth.provider import AccessToken
+from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import MCPServer
+from pydantic import AnyHttpUrl
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -43,7 +46,7 @@ class Board:
             self.server: Any = Server("board", on_list_tools=self._list_tools, on_call_tool=self._call_tool)
             settings.options["custom_starlette_routes"] = self._routes()
         else:
-            self.server = MCPServer("board")
+            self.server = MCPServer("board", **(_guard() if settings.is_guarded else {}))
             self.server.add_tool(_echo, name="echo")
             self.server.add_tool(self.change, name="change")
             self.server.add_tool(self.record, name="record")
@@ -55,7 +58,7 @@ class Board:
         self.live = Live(
             self.server,
             policy=Policy(**settings.policy),
-            authorize=_broken_authorize if settings.is_broken else None,
+            authorize=_broken_authorize if settings.is_broken else _authorize if settings.is_guarded else None,
             first=_broken_hook if settings.is_broken else None,
             last=_broken_hook if settings.is_broken else None,
         )
@@ -81,6 +84,8 @@ class Board:
                 *msgspec.to_builtins(
                     (change.key, change.version, change.previous, change.operation),
                 ),
+                change.before.digest if change.before else None,
+                change.item.digest if change.item else None,
             ]
             for at, change in self.changed[start:]
         ]
@@ -186,7 +191,17 @@ class Board:
         return {"objects": {kind: kinds[kind] for kind in _COUNTED}}
 
 
-_COUNTED = ("Subscriber", "Mailbox", "Entry", "Channel", "_Stream", "SplicedSession", "_Pump", "RequestResponseCycle")
+_COUNTED = (
+    "Subscriber",
+    "Mailbox",
+    "Entry",
+    "Channel",
+    "Parked",
+    "ListenStream",
+    "SplicedSession",
+    "_Pump",
+    "RequestResponseCycle",
+)
 
 
 def _echo(text: str = "") -> str:
@@ -195,6 +210,22 @@ def _echo(text: str = "") -> str:
 
 def _nothing() -> str:
     return ""
+
+
+class _AnyToken:
+    async def verify_token(self, token: str) -> AccessToken:
+        claims = {"sub": f"subject of {token}", "iss": "https://issuer.example"}
+        return AccessToken(token=token, client_id=f"client of {token}", scopes=["read"], claims=claims)
+
+
+def _guard() -> dict[str, Any]:
+    issuer = AnyHttpUrl("https://issuer.example")
+    settings = AuthSettings(issuer_url=issuer, resource_server_url=None, required_scopes=["read"])
+    return {"auth": settings, "token_verifier": _AnyToken()}
+
+
+def _authorize(principal: Principal | None, topic: Topic) -> bool:
+    return principal is not None
 
 
 def _broken_authorize(principal: Principal | None, topic: Topic) -> bool:

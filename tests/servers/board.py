@@ -8,8 +8,9 @@ nothing of any request. It answers with JSON: what the method returned, or the e
 
 OPTIONS is a JSON object: `policy` (knobs), `deny` (topics refused by principal, "*" for nobody in particular),
 `asks` ("sync" or "async": how `authorize` is written), `auth` (tokens are needed), `shared_lists`, `middleware` (the
-server has one of its own), `only` (the features of a low-level server), `late` (its tools
-are listed as they were before the next refresh) and `app` (options of the HTTP app).
+server has one of its own), `only` (the features of a low-level server), `late`
+(its tools are listed as they were before the next refresh), `terms` (by principal, "*" for nobody in
+particular), `app` (options of the HTTP app) and `telemetry` (a mode of `tests/servers/watched.py`, or false for none).
 On HTTP the first line of standard output is the port.
 """
 
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anyio.to_thread
@@ -37,7 +39,10 @@ from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context, MCPServer
 from pydantic import AnyHttpUrl
 
-from tidings import Feature, Live, Policy, Principal, Topic, seams
+from tidings import Feature, Filter, Live, Notification, Policy, Principal, Terms, Topic, seams
+from tidings.history import as_json
+from tidings.lanes.app import serve_app
+from tidings.lanes.parked import Parked
 
 TOKENS = {
     "alice": {"client_id": "alice", "scopes": ["read"]},
@@ -82,7 +87,12 @@ class Board:
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
         self.asked: list[list[str | None]] = []
+        self.told: dict[str, list[Notification]] = {}
         self.outside: queue.Queue[Callable[[], object]] = queue.Queue()
+        if options.get("telemetry"):
+            from tests.servers.watched import set_up
+
+            self.watched = set_up(options["telemetry"])
         threading.Thread(target=self._work, daemon=True).start()
 
     def make_live(self, server: Any) -> Live:
@@ -92,7 +102,14 @@ class Board:
             policy=Policy(**self.options.get("policy", {})),
             authorize=authorize,
             shared_lists=self.options.get("shared_lists"),
+            terms=self._terms if "terms" in self.options else None,
+            telemetry=self.options.get("telemetry") is not False,
         )
+
+    def _terms(self, principal: Principal | None) -> Terms | None:
+        """What a server's own code would build."""
+        knobs = self.options["terms"].get(principal.client_id if principal else "*")
+        return None if knobs is None else Terms(**knobs)
 
     def _authorize(self, principal: Principal | None, topic: Topic) -> bool:
         name = topic.value if isinstance(topic, Feature) else topic
@@ -199,6 +216,19 @@ class Board:
 
     # Asking
 
+    def history(self, **wanted: Any) -> dict[str, Any]:
+        """`live.history()`, as clients see it."""
+        is_full = wanted.pop("detail", None) == "full"
+        past = self.live.history(**wanted)
+        return {"changes": [as_json(each, is_full=is_full) for each in past.changes], "complete": past.complete}
+
+    def hook(self, name: str, url: str) -> None:
+        """A webhook of the server's own."""
+        self.live.webhooks.put(name, url, "tools")
+
+    def hooks(self) -> list[str]:
+        return [each.name for each in self.live.durables.all() if each.webhook is not None]
+
     def state(self) -> dict[str, Any]:
         """Who listens, and what is kept for them."""
         live = self.live
@@ -214,10 +244,26 @@ class Board:
             },
             "pending": sum(each.pending for _, watchers in subscriptions for each in watchers),
             "streams": live.gate.count,
+            "parked": sum(type(each.channel) is Parked for streams in live.listen._streams for each in streams),
             "spliced": len(live.splice._sessions),
             "standing": len(live.splice),
             "asked": self.asked,
         }
+
+    def hear(self, name: str, filter: dict[str, Any] | None = None, policy: dict[str, Any] | None = None) -> None:
+        """Let somebody in this process watch the tools."""
+        told: list[Notification] = self.told.setdefault(name, [])
+        options: dict[str, Any] = {"filter": Filter(**filter) if filter else None, "policy": Policy(**(policy or {}))}
+        self.live.hub.subscribe(partial(told.append), Feature.TOOLS, label=name, **options)
+
+    def heard(self) -> dict[str, int]:
+        return {name: len(told) for name, told in self.told.items()}
+
+    def spans(self) -> list[dict[str, Any]]:
+        return self.watched.spans()
+
+    def readings(self) -> dict[str, Any]:
+        return self.watched.readings()
 
     def _is_behind(self, subscriber: Any, feature: Feature) -> bool:
         """Whether a subscriber was last told something else than is true now."""
@@ -527,6 +573,9 @@ def main() -> None:
     # On the wire before anything is served: the backlog keeps whoever connects at once.
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()
+    if options.get("own"):
+        serve_app(app, sockets=[listener], log_level="warning")
+        return
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
     uvicorn.Server(config).run(sockets=[listener])
 

@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 
 from tidings.cli.config import config
+from tidings.cli.history import history
 from tidings.cli.new import new
 from tidings.cli.run_tool import run_tool
 from tidings.cli.serve import serve
+from tidings.cli.subscriptions import subscriptions
 from tidings.cli.validate import validate
 
 __all__ = ["app"]
@@ -31,6 +33,8 @@ app.command("new")(new)
 app.command("run-tool")(run_tool)
 app.command("validate")(validate)
 app.command("config")(config)
+app.command("history")(history)
+app.command("subscriptions")(subscriptions)
 
 
 def _show_version(is_wanted: bool) -> None:

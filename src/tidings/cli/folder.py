@@ -12,7 +12,7 @@ from tidings.cli.startup import made_to_stay
 if TYPE_CHECKING:
     from tidings.sources.workspace.workspace import Workspace
 
-__all__ = ["check_folder", "open_workspace"]
+__all__ = ["check_folder", "open_workspace", "state_file"]
 
 
 def check_folder(folder: Path) -> None:
@@ -31,3 +31,8 @@ def open_workspace(folder: Path, **options: float) -> Workspace:
         from tidings.sources.workspace.workspace import Workspace
 
         return Workspace(folder, **options)
+
+
+def state_file(folder: Path) -> Path:
+    """Where the state of a workspace is kept unless somebody says otherwise."""
+    return folder / ".tidings" / "state.db"

@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NoReturn
 
 __all__ = [
+    "LogFormat",
     "LogLevel",
     "counted",
     "fail",
@@ -35,6 +38,11 @@ class LogLevel(StrEnum):
 
     def unless(self, quiet: bool) -> LogLevel:
         return max(self, LogLevel.WARNING, key=list(LogLevel).index) if quiet else self
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
@@ -90,11 +98,12 @@ def stdout_is_set_aside() -> Iterator[None]:
         os.close(kept)
 
 
-def set_up_logging(level: LogLevel) -> None:
+def set_up_logging(level: LogLevel, form: LogFormat = LogFormat.TEXT) -> None:
     """Before a server is made: the SDK's sets up logging of its own unless somebody has."""
     chosen = logging.getLevelNamesMapping()[level.upper()]
     handler = _Lines()
-    handler.setFormatter(_Plain("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_Json() if form is LogFormat.JSON else _Plain("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.addFilter(_hide_sessions)
     # What others have to say of every request is for whoever debugs.
     logging.basicConfig(
         level=logging.INFO if chosen == logging.DEBUG else max(chosen, logging.WARNING), handlers=[handler]
@@ -107,6 +116,19 @@ def _is_no_cancellation(record: logging.LogRecord) -> bool:
     """A call that is cut off at the end of the server is no failure, and no traceback."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or kind.__name__ != "CancelledError"
+
+
+def _hide_sessions(record: logging.LogRecord) -> bool:
+    """The SDK logs the ids of sessions, with which anybody may speak for them."""
+    if record.name.startswith("mcp."):
+        from tidings.observer import nickname
+
+        record.msg = _SESSION.sub(lambda found: found[1] + nickname(found[2]), record.getMessage())
+        record.args = ()
+    return True
+
+
+_SESSION = re.compile(r"(session(?: id)?:? )(\w{32,})", re.IGNORECASE)
 
 
 class _Lines(logging.Handler):
@@ -125,3 +147,24 @@ class _Plain(logging.Formatter):
         if record.levelno >= logging.WARNING:
             record.message = f"{record.levelname.lower()}: {record.message}"
         return super().formatMessage(record)
+
+
+class _Json(logging.Formatter):
+    """One object per line: when, how bad, who says it, the text, its parts, and the trace it belongs to."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        from opentelemetry import trace
+
+        said: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        said = getattr(record, "tidings", {}) | said
+        context = trace.get_current_span().get_span_context()
+        if context.is_valid:
+            said |= {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
+        return json.dumps(said, default=str)

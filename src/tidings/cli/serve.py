@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shlex
 import signal
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,15 +22,19 @@ import typer
 from tidings.cli import access
 from tidings.cli.argument import Folder
 from tidings.cli.executable import as_called
+from tidings.cli.export import exported
 from tidings.cli.folder import check_folder, open_workspace
-from tidings.cli.output import LogLevel, counted, fail, print_line, say, set_up_logging
+from tidings.cli.output import LogFormat, LogLevel, counted, fail, print_line, say, set_up_logging
 from tidings.cli.stdio import POLL, make_live, serve_stdio
 
 if TYPE_CHECKING:
+    from tidings.lanes.health import Audience
     from tidings.live import Live
     from tidings.sources.workspace.workspace import Workspace
 
 __all__ = ["serve"]
+
+logger = logging.getLogger(__name__)
 
 _LONGEST_END = 3.0
 """Seconds: one for calls in progress, another one for executables after their SIGTERM, and one for a busy machine."""
@@ -36,7 +42,18 @@ _LONGEST_END = 3.0
 _TOKEN_VARIABLE = "TIDINGS_AUTH_TOKEN"
 _HTTP = "Over HTTP"
 _ACCESS = "Who may call"
+
+
+class Metrics(StrEnum):
+    LOCAL = "local"
+    ANYONE = "anyone"
+    OFF = "off"
+
+
+_AUDIENCES: dict[Metrics, Audience | None] = {Metrics.LOCAL: "local", Metrics.ANYONE: "anyone", Metrics.OFF: None}
+
 _HTTP_ONLY = (
+    "metrics",
     "host",
     "port",
     "path",
@@ -108,7 +125,19 @@ def serve(
             min=0,
         ),
     ] = POLL,
+    metrics: Annotated[
+        Metrics, typer.Option(help="Who may ask for /metrics: this machine, anyone, or nobody.", rich_help_panel=_HTTP)
+    ] = Metrics.LOCAL,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="The file that keeps the state over restarts, or none. By default .tidings/state.db in the workspace.",
+            metavar="PATH|none",
+            show_default=False,
+        ),
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="What to write to standard error.")] = LogLevel.INFO,
+    log_format: Annotated[LogFormat, typer.Option(help="How: lines of text, or of JSON.")] = LogFormat.TEXT,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something is wrong.")] = False,
     as_json: Annotated[
         bool,
@@ -124,7 +153,7 @@ def serve(
     check_folder(folder)
     if stdio:
         _refuse_http_options(context)
-        serve_stdio(folder, poll, log_level, quiet)
+        serve_stdio(folder, poll, log_level, log_format, quiet, state)
         return
     level = log_level.unless(quiet)
     if not path.startswith("/"):
@@ -140,7 +169,8 @@ def serve(
             "or --insecure if something in front of it checks who calls"
         )
     door = _Door(folder, host, port, path, token, tuple(allow_host or ()), tuple(allow_origin or ()))
-    _serve_http(door, poll, level, quiet, as_json)
+    set_up_logging(level, log_format)
+    _serve_http(door, poll, metrics, level, quiet, as_json, state, is_plain=log_format is LogFormat.JSON)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,26 +192,45 @@ class _Door:
         return f"http://{name}:{port}{self.path}"
 
 
-def _serve_http(door: _Door, poll: float, level: LogLevel, quiet: bool, as_json: bool) -> None:
+def _serve_http(
+    door: _Door,
+    poll: float,
+    metrics: Metrics,
+    level: LogLevel,
+    quiet: bool,
+    as_json: bool,
+    state: str | None,
+    *,
+    is_plain: bool,
+) -> None:
+    """`is_plain`: standard error is read by a program, so there is neither a greeting nor a panel."""
     with _ends_quietly(), _bound(door.host, door.port) as listener:
         url = door.url(listener.getsockname()[1])
         security = access.transport_security(door.host, door.hosts, door.origins)
-        set_up_logging(level)
         workspace = open_workspace(door.folder, poll=poll)
         if door.token is not None:
             access.require_token(workspace.server, door.token, url)
         from tidings.cli.status import shown
         from tidings.lanes.app import serve_app
 
-        live = make_live(workspace)
-        app = live.http_app(host=door.host, streamable_http_path=door.path, transport_security=security)
+        live = make_live(workspace, state)
+        app = live.http_app(
+            health=True,
+            metrics=_AUDIENCES[metrics],
+            host=door.host,
+            streamable_http_path=door.path,
+            transport_security=security,
+        )
         if door.origins:
             access.allow_origins(app, door.origins)
         if as_json:
             print_line({"name": workspace.settings.name, "url": url, "workspace": str(workspace.root)})
-        if not quiet:
+        if is_plain:
+            logger.info("serving %s on %s", workspace.settings.name, url, extra={"tidings": {"event": "serving"}})
+        elif not quiet:
             _greet(workspace, live, door, url)
-        with shown(live, workspace, title=f"{workspace.settings.name}  {url}", is_quiet=quiet):
+        title = None if is_plain else f"{workspace.settings.name}  {url}"
+        with exported(workspace.settings.name), shown(live, workspace, title=title, is_quiet=quiet):
             serve_app(
                 app,
                 sockets=[listener],

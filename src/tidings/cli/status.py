@@ -48,6 +48,8 @@ class _Snapshot:
     legacy: int
     changes: tuple[tuple[float, str], ...]
     problems: tuple[Problem, ...]
+    unsaved: str | None
+    """Why the state is in memory only, if it was to be saved and is not."""
 
 
 def items_of(live: Live) -> dict[Feature, int]:
@@ -131,6 +133,7 @@ class _Status:
             max(0, len(live.hub) - modern),
             tuple(taken),
             self._workspace.problems,
+            live.keeper.problem,
         )
 
 
@@ -188,6 +191,7 @@ class _Panel:
             snapshot.modern,
             snapshot.legacy,
             snapshot.problems,
+            snapshot.unsaved,
             tuple(self._changes),
             self._console.size,
         )
@@ -207,6 +211,8 @@ class _Panel:
         grid.add_row("items", ", ".join(counted(number, feature.singular) for feature, number in snapshot.items))
         modern, legacy = counted(snapshot.modern, "modern stream"), counted(snapshot.legacy, "legacy session")
         grid.add_row("clients", f"{modern}, {legacy}")
+        if snapshot.unsaved is not None:
+            grid.add_row("state", Text(f"in memory only: {snapshot.unsaved}", style="red"))
         for number, (when, text) in enumerate(reversed(self._changes)):
             clock = time.strftime("%H:%M:%S", time.localtime(when))
             grid.add_row("" if number else "changes", Text(f"{clock}  {text}"))

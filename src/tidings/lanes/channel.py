@@ -1,7 +1,10 @@
 """One streamed HTTP response that can be written to without waiting.
 
-The writer itself drives the ASGI `send()` one step. Under uvicorn it completes there and then, so that nothing is
-scheduled per stream and event. A `send()` that suspends (its reader is not reading) is handed to a task, with a
+`Outlet` is what a lane writes to. There are two: a `Channel` on any ASGI server, here, and a `Parked` connection where
+the process is ours (`tidings.lanes.parked`).
+
+A channel's writer itself drives the ASGI `send()` one step. Under uvicorn it completes there and then, so that nothing
+is scheduled per stream and event. A `send()` that suspends (its reader is not reading) is handed to a task, with a
 deadline; until it is done the channel is busy, and whoever wants to write waits in its mailbox.
 """
 
@@ -12,11 +15,11 @@ import logging
 import socket
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, MutableMapping
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 from tidings.policy import Policy
 
-__all__ = ["Channel", "Message", "Receive", "Scope", "Send", "dismiss"]
+__all__ = ["NOWHERE", "PARK", "Channel", "Message", "Outlet", "Owner", "Receive", "Scope", "Send", "dismiss"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,25 +28,63 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
+PARK: Final = "dev.tidings/park"
+"""The extension in the scope with which our own process offers to park a stream."""
+
 _FAREWELL = 0.8
 """Seconds to read the end of a stream when the server stops: a process that is told to end must be gone within two."""
 
 
-class Channel:
+class Owner(Protocol):
+    """Whose stream it is. One object and not a callback for each: there may be tens of thousands."""
+
+    def on_free(self) -> None:
+        """A write that had to wait is done."""
+
+    def on_slow(self) -> None:
+        """The reader did not read for longer than `Policy.write_deadline`; the connection is aborted next."""
+
+
+class Outlet(Protocol):
     """Whole chunks only, one at a time."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more can be written."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the connection was aborted, and what was still to be read is lost."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the reader has to be waited for."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all that was written has left for the reader, as far as is known."""
+
+    def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
+        """Write a chunk, unless busy or over. False if the reader has to be waited for: `on_free` is called then."""
+
+    def abort(self) -> None:
+        """Drop the connection without waiting for what is still to be read."""
+
+
+class Channel:
+    """An outlet that is an ASGI response."""
 
     __slots__ = (
         "_deadline",
         "_limit",
         "_loop",
-        "_owner",
+        "_request",
         "_send",
         "_task",
         "_transport",
         "is_cut",
         "is_over",
-        "on_free",
-        "on_slow",
+        "owner",
     )
 
     def __init__(self, send: Send, receive: Receive, policy: Policy, loop: asyncio.AbstractEventLoop) -> None:
@@ -52,13 +93,10 @@ class Channel:
         """Under uvicorn, `receive` is a method of what holds it."""
         self._limit = policy.write_deadline
         self._loop = loop
-        self._owner = asyncio.current_task()
+        self._request = asyncio.current_task()
         self._task: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self.on_free: Callable[[], None] | None = None
-        """Called when a write that had to wait is done."""
-        self.on_slow: Callable[[], None] | None = None
-        """Called when the reader did not read for longer than the limit; the connection is aborted then."""
+        self.owner: Owner | None = None
         self.is_over = False
         self.is_cut = False
         if self._transport is not None:
@@ -70,7 +108,6 @@ class Channel:
         return self._task is not None
 
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
-        """Write a chunk, unless busy or over. False if the reader has to be waited for: `on_free` is called then."""
         if self.is_over or self._task is not None:
             return False
         self.is_over = is_last
@@ -100,19 +137,17 @@ class Channel:
             deadline.cancel()
 
     def abort(self) -> None:
-        """Drop the connection without waiting for what is still to be read."""
         self.is_over = self.is_cut = True
         if self._task is not None:
             self._task.cancel()
         if self._transport is not None:
             self._transport.abort()
         # Elsewhere, a request that ends before its response makes the server close the connection.
-        elif self._owner is not None and self._owner is not asyncio.current_task():
-            self._owner.cancel()
+        elif self._request is not None and self._request is not asyncio.current_task():
+            self._request.cancel()
 
     @property
     def is_read(self) -> bool:
-        """Whether all that was written has left for the reader, as far as is known."""
         return self._task is None and (self._transport is None or not self._transport.get_write_buffer_size())
 
     async def wait_until_free(self) -> None:
@@ -130,29 +165,46 @@ class Channel:
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
-        if self.on_free is not None:
-            self.on_free()
+        if self.owner is not None:
+            self.owner.on_free()
 
     def _give_up(self) -> None:
         self._deadline = None
-        if self.on_slow is not None:
-            self.on_slow()
+        if self.owner is not None:
+            self.owner.on_slow()
         self.abort()
 
 
-def dismiss(channels: Iterable[Channel]) -> None:
+class _Nowhere:
+    """The outlet of a stream that has none, yet or any more."""
+
+    __slots__ = ()
+    is_over = is_read = True
+    is_cut = is_busy = False
+
+    def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
+        return False
+
+    def abort(self) -> None:
+        pass
+
+
+NOWHERE: Final[Outlet] = _Nowhere()
+
+
+def dismiss(outlets: Iterable[Outlet], loop: asyncio.AbstractEventLoop | None) -> None:
     """The server stops: after a moment, drop the connections of those who still have not read the last of it."""
-    kept = list(channels)
+    kept = list(outlets)
 
     def drop() -> None:
-        unread = [channel for channel in kept if not channel.is_read]
+        unread = [outlet for outlet in kept if not outlet.is_read]
         if unread:
             logger.warning("%d streams were not read while the server was stopping; cutting them off", len(unread))
-        for channel in unread:
-            channel.abort()
+        for outlet in unread:
+            outlet.abort()
 
-    if kept:
-        kept[0]._loop.call_later(_FAREWELL, drop)
+    if kept and loop is not None:
+        loop.call_later(_FAREWELL, drop)
 
 
 def _limit_silence(transport: asyncio.Transport, seconds: float) -> None:

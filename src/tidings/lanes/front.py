@@ -1,119 +1,164 @@
 """The ASGI front: which request is ours, and which is the SDK's.
 
-It stands where the SDK's session manager is called, inside the server's authentication. Keyed on the routing headers;
-in any doubt the body is replayed into the SDK, so that the SDK words the error.
+It stands where the SDK's session manager is called, inside the server's authentication. Keyed on the routing headers,
+and in the legacy era on the session; in any doubt the body is replayed into the SDK, so that the SDK words the error.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.streamable_http import check_accept_headers
-from mcp.server.transport_security import TransportSecurityMiddleware
-from mcp.shared.inbound import InboundModernRoute, classify_inbound_request, find_duplicated_routing_header
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from starlette.requests import Request
+from mcp.shared.inbound import InboundModernRoute, classify_inbound_request
 
-from tidings.frames import EXTENSION
+from tidings import seams
 from tidings.gate import Principal
 from tidings.lanes.channel import Message, Receive, Scope, Send
-from tidings.lanes.listen import Wanted
-from tidings.lanes.lists import LISTS
+from tidings.lanes.listen import ListenStream, Wanted
+from tidings.lanes.lists import Kept
+from tidings.lanes.verdicts import LISTEN, LISTS, Claim, Verdicts, form_of
+from tidings.lanes.wish import Wish
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
     from tidings.live import Live
 
-__all__ = ["Front", "declares_extension", "principal_of"]
-
-_MODERN = frozenset(version.encode() for version in MODERN_PROTOCOL_VERSIONS)
-_OURS = frozenset(method.encode() for method in (*LISTS, "subscriptions/listen"))
+__all__ = ["Front", "principal_of"]
 
 
 class Front:
     def __init__(self, live: Live, manager: StreamableHTTPSessionManager) -> None:
         self._live = live
+        self._manager = manager
         self._app = manager.asgi_app
         self._most = manager.max_request_body_size
         live.splice.has_event_store = manager.event_store is not None
-        self._security = TransportSecurityMiddleware(manager.security_settings)
+        self.verdicts = Verdicts(manager)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            headers = {name: value.strip(b" \t") for name, value in scope["headers"]}
-            if any(value[-1:] in (b" ", b"\t") for _, value in scope["headers"]):
-                # HTTP allows whitespace after a value; httptools, unlike h11, leaves it there, and the SDK compares.
-                scope = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
             if scope["method"] == "POST":
-                if headers.get(b"mcp-protocol-version") in _MODERN and headers.get(b"mcp-method") in _OURS:
-                    await self._modern(scope, receive, send, headers[b"mcp-method"].decode())
+                form = form_of(scope["headers"])
+                claim = self.verdicts.known(form) or await self.verdicts.examine(form)
+                if claim is not None:
+                    if claim.method != LISTEN:
+                        await self._list(claim, scope, receive, send)
+                        return
+                    stream = await self._listen(claim, scope, receive, send)
+                    if stream is not None:
+                        # Here, where nothing of the request is held any more but what its server keeps.
+                        del form, claim
+                        await stream.until_lost(receive)
                     return
             elif scope["method"] == "GET":
-                session_id = headers.get(b"mcp-session-id")
+                session_id = _session_id(scope)
                 if session_id is not None:
+                    scope = _tidy(scope)
                     await self._live.splice.serve(self._app, scope, receive, send, session_id.decode("latin-1"))
                     return
+            scope = _tidy(scope)
         await self._app(scope, receive, send)
 
-    async def _modern(self, scope: Scope, receive: Receive, send: Send, method: str) -> None:
-        request = Request(scope)
-        is_list = method in LISTS
-        if (
-            self._live.steps_aside
-            or (is_list and not self._live.shares_lists)
-            or not all(check_accept_headers(request))
-            or find_duplicated_routing_header(request.headers.items()) is not None
-            or await self._security.validate_request(request, is_post=True) is not None
-        ):
-            if is_list:
-                await self._app(scope, receive, send)
-            else:
-                await self._live.listen.carry(self._app, scope, receive, send)
+    async def answer_at_once(self, scope: Scope, receive: Receive, send: Send) -> Receive | None:
+        """Answer a modern list request if nobody has to be asked; otherwise, where the request can still be read."""
+        claim = self.verdicts.known(form_of(scope["headers"]))
+        if claim is None or claim.method not in LISTS:
+            return receive
+        message = await receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            found = self.answer(claim, message["body"])
+            if found is not None:
+                kept, tag = found
+                await kept.send(send, tag)
+                return None
+        return _replay([message], receive)
+
+    def answer(self, claim: Claim, body: bytes) -> tuple[Kept, bytes] | None:
+        """What a modern list request gets, and its id, if both are known without asking or waiting for anybody."""
+        live = self._live
+        if not claim.is_clear or live.steps_aside or not live.shares_lists or not live.is_attended:
+            return None
+        question = self.verdicts.question(claim.method, claim.version, body)
+        if question is None:
+            return None
+        kept = live.lists.find(claim.method, claim.version)
+        return None if kept is None else (kept, question.tag)
+
+    async def _list(self, claim: Claim, scope: Scope, receive: Receive, send: Send) -> None:
+        live = self._live
+        is_ours = claim.is_clear and not live.steps_aside
+        session_id, version = b"", claim.version
+        if is_ours and not version:
+            session_id = _session_id(scope) or b""
+            version = live.splice.version_of(session_id.decode("latin-1"))
+        if not is_ours or not version or not live.shares_lists:
+            await self._app(_tidy(scope), receive, send)
             return
         messages, body = await self._read(receive)
         if messages[-1]["type"] == "http.disconnect":
             return  # nobody is there any more; the SDK would raise
-        replayed = _replay(messages, receive)
+        question = self.verdicts.question(claim.method, version, body)
+        if question is None:
+            await self._app(_tidy(scope), _replay(messages, receive), send)
+            return
+        if not live.is_attended:
+            await live.attend()
+        method, tag = question
+        while (kept := live.lists.find(method, version)) is None:
+            asked = live.lists.asked(method, version)
+            if asked is None:
+                replayed = _replay(messages, receive)
+                await live.lists.ask(self._app, _tidy(scope), replayed, send, method, version, tag)
+                return
+            if await asyncio.shield(asked) is False:
+                break
+        if kept is None or (session_id and not self._touch(session_id, scope)):
+            await self._app(_tidy(scope), _replay(messages, receive), send)
+            return
+        await kept.send(send, tag, session_id)
+
+    def _touch(self, session_id: bytes, scope: Scope) -> bool:
+        """Whether this caller's session is there to be answered; if so, it has just been used."""
+        transport = seams.session_of(self._manager, session_id.decode("latin-1"), scope.get("user"))
+        if transport is None:
+            return False
+        seams.put_off_idle_end(transport)
+        return True
+
+    async def _listen(self, claim: Claim, scope: Scope, receive: Receive, send: Send) -> ListenStream | None:
+        """Open a stream. One that its request has to wait for is returned."""
+        live = self._live
+        if not claim.is_clear or live.steps_aside:
+            await live.listen.carry(self._app, _tidy(scope), receive, send)
+            return None
+        messages, body = await self._read(receive)
+        if messages[-1]["type"] == "http.disconnect":
+            return None  # as above
         envelope = _decode(body)
-        route = classify_inbound_request(envelope, headers=dict(request.headers)) if envelope else None
-        if envelope is None or not isinstance(route, InboundModernRoute):
-            await self._app(scope, replayed, send)
-            return
-        request_id, params = envelope["id"], envelope["params"]
-        await self._live.attend()
-        if is_list:
-            if params.keys() == {"_meta"}:
-                await self._live.lists.serve(
-                    self._app, scope, replayed, send, request_id, method, route.protocol_version
-                )
-            else:
-                await self._app(scope, replayed, send)
-            return
+        headers = {"mcp-protocol-version": claim.version, "mcp-method": claim.method}
+        route = classify_inbound_request(envelope, headers=headers) if envelope else None
         try:
-            wanted = msgspec.convert(params.get("notifications"), Wanted)
+            if envelope is None or not isinstance(route, InboundModernRoute):
+                raise msgspec.ValidationError
+            wanted = msgspec.convert(envelope["params"].get("notifications"), Wanted)
         except msgspec.ValidationError:
-            await self._app(scope, replayed, send)
-            return
-        await self._live.listen.serve(
-            scope,
-            receive,
-            send,
-            request_id,
-            wanted,
-            principal_of(scope.get("user")),
-            declares_extension(route.client_capabilities),
-        )
+            await self._app(_tidy(scope), _replay(messages, receive), send)
+            return None
+        await live.attend()
+        live.hub.observer.take_up(envelope["params"].get("_meta"))
+        principal = principal_of(scope.get("user"))
+        wish = Wish(live, envelope["params"].get("_meta"), route.client_capabilities, principal)
+        return await live.listen.serve(scope, receive, send, envelope["id"], wanted, principal, wish)
 
     async def _read(self, receive: Receive) -> tuple[list[Message], bytes]:
         """The messages of a request, and its body if all of it came and is no larger than the SDK allows."""
-        messages: list[Message] = []
+        message = await receive()
+        messages = [message]
         body = b""
         while True:
-            message = await receive()
-            messages.append(message)
             if message["type"] != "http.request":
                 return messages, b""
             body += message.get("body", b"")
@@ -121,6 +166,8 @@ class Front:
                 return messages, b""
             if not message.get("more_body"):
                 return messages, body
+            message = await receive()
+            messages.append(message)
 
 
 def _replay(messages: list[Message], receive: Receive) -> Receive:
@@ -132,6 +179,19 @@ def _replay(messages: list[Message], receive: Receive) -> Receive:
         return await receive()
 
     return replayed
+
+
+def _session_id(scope: Scope) -> bytes | None:
+    """The session that a request names; one that names two is nobody's."""
+    named = [value for name, value in scope["headers"] if name == b"mcp-session-id"]
+    return named[0].strip(b" \t") if len(named) == 1 else None
+
+
+def _tidy(scope: Scope) -> Scope:
+    # HTTP allows whitespace after a value; httptools, unlike h11, leaves it there, and the SDK compares.
+    if any(value[-1:] in (b" ", b"\t") for _, value in scope["headers"]):
+        return {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
+    return scope
 
 
 def _decode(body: bytes) -> dict[str, Any] | None:
@@ -149,14 +209,6 @@ def _decode(body: bytes) -> dict[str, Any] | None:
     request_id = envelope.get("id")
     is_request = isinstance(request_id, str | int) and not isinstance(request_id, bool)
     return envelope if is_request else None
-
-
-def declares_extension(capabilities: Any) -> bool:
-    """Whether a client declared `dev.tidings/changes`, under `extensions` or (legacy) `experimental`."""
-    if not isinstance(capabilities, dict):
-        return False
-    declared = (capabilities.get("extensions"), capabilities.get("experimental"))
-    return any(isinstance(each, dict) and EXTENSION in each for each in declared)
 
 
 def principal_of(user: object) -> Principal | None:

@@ -1,34 +1,38 @@
 """Modern HTTP: `subscriptions/listen`, whose response is the stream.
 
 The acknowledgement is the first event and names only what this server can ever send and this caller may watch; nothing
-else is ever sent; an end on purpose sends the result as the last event. One task per stream, asleep until the client is
-gone: whoever publishes writes to the stream directly.
+else is ever sent; an end on purpose sends the result as the last event. Whoever publishes writes to the stream
+directly. On plain ASGI there is a task per stream, asleep until the client is gone; in a process of ours, there is not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Hashable
 from functools import partial
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tidings.errors import InvalidPattern, LimitReached
-from tidings.frames import KEEP_ALIVE, acknowledgement, encode_tag, listen_result, render
-from tidings.gate import Principal
+from tidings.frames import KEEP_ALIVE, Shape, acknowledgement, bookmark, encode_tag, listen_result, render
+from tidings.gate import Principal, Ticket
 from tidings.index import check_limit
-from tidings.lanes.channel import Channel, Receive, Scope, Send, dismiss
+from tidings.lanes.channel import NOWHERE, PARK, Channel, Outlet, Receive, Scope, Send, dismiss
+from tidings.lanes.wish import Wish
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.patterns import compile_pattern, is_pattern
 from tidings.policy import Policy
-from tidings.subscriber import BUSY, Subscriber
+from tidings.subscriber import BUSY, Kind, Subscriber
 
 if TYPE_CHECKING:
+    from tidings.lanes.parked import Witness
     from tidings.live import Live
 
-__all__ = ["ListenLane", "Wanted", "honour"]
+__all__ = ["Honoured", "ListenLane", "ListenStream", "Wanted", "honour"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +43,14 @@ _HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 
+_KIND = Kind("modern", "http")
+
 _SLOTS = 16
 """Streams get their keep-alives in so many groups, one after the other, so that nobody waits for all of them."""
+
+
+_MARK = encode_tag(f"tag {secrets.token_hex(8)}")
+"""Stands where a stream's own id will be."""
 
 
 class Wanted(msgspec.Struct, rename="camel"):
@@ -61,6 +71,9 @@ class Wanted(msgspec.Struct, rename="camel"):
         return [feature for feature, is_chosen in chosen.items() if is_chosen]
 
 
+_MEMBERS = {feature: f"{feature.value}ListChanged" for feature in Feature}
+
+
 class Honoured:
     """What of a listen request is served."""
 
@@ -70,11 +83,15 @@ class Honoured:
         self.features = [topic for topic in topics if isinstance(topic, Feature)]
         self.uris = [topic for topic in topics if not isinstance(topic, Feature)]
 
+    @property
+    def topics(self) -> list[Topic]:
+        return [*self.features, *self.uris]
+
     def __bool__(self) -> bool:
         return bool(self.features or self.uris)
 
     def as_filter(self) -> dict[str, Any]:
-        chosen: dict[str, Any] = {f"{feature.value}ListChanged": True for feature in self.features}
+        chosen: dict[str, Any] = {_MEMBERS[feature]: True for feature in self.features}
         return chosen | ({"resourceSubscriptions": self.uris} if self.uris else {})
 
 
@@ -103,12 +120,16 @@ class ListenLane:
     """All listen streams of one server over HTTP."""
 
     def __init__(self, live: Live) -> None:
-        self._live = live
-        self._streams: list[dict[_Stream, None]] = [{} for _ in range(_SLOTS)]
+        self.live = live
+        self._streams: list[dict[ListenStream, None]] = [{} for _ in range(_SLOTS)]
         self._carried: dict[Channel, None] = {}
         """The connections of the streams that the SDK carries."""
+        self._turns = cycle(range(_SLOTS))
         self._slot = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._shapes: dict[Shape, Shape] = {}
+        self._acknowledged: dict[tuple[Feature, ...], tuple[Hashable, bytes, bytes]] = {}
 
     async def serve(
         self,
@@ -118,60 +139,89 @@ class ListenLane:
         request_id: str | int,
         wanted: Wanted,
         principal: Principal | None,
-        is_extended: bool,
-    ) -> None:
-        live = self._live
+        wish: Wish,
+    ) -> ListenStream | None:
+        """Open a stream. Returns it if the request has to wait for its end: `await stream.until_lost(receive)`."""
+        live = self.live
         address = scope["client"][0] if scope.get("client") else None
         try:
             ticket = live.gate.enter(principal, address)
         except LimitReached as error:
             await refuse(send, request_id, str(error))
-            return
+            return None
+        shape = wish.shape(is_sse=True, is_tagged=True)
+        shape = self._shapes.setdefault(shape, shape)  # one for all who want the same
+        stream = ListenStream(self, ticket, encode_tag(request_id), shape, has_bookmarks=wish.terms.bookmarks)
+        is_open = False
         try:
             honoured = await honour(live, wanted, principal)
             may = live.gate.predicate(principal)
-            await self._stream(receive, send, encode_tag(request_id), honoured, is_extended, str(request_id), may)
+            is_open = await self._open(stream, scope, receive, send, honoured, wish, str(request_id), may)
         except LimitReached as error:
             # More than anybody may ask for, so there is no use in asking again.
             await refuse(send, request_id, str(error), code=-32602, status=400)
         finally:
-            live.gate.leave(ticket)
+            is_parked = not isinstance(stream.channel, Channel)
+            if not is_open:
+                if is_parked:
+                    stream.channel.abort()  # nobody else would
+                stream.on_lost()
+        return None if is_parked or not is_open else stream
 
-    async def _stream(
+    async def _open(
         self,
+        stream: ListenStream,
+        scope: Scope,
         receive: Receive,
         send: Send,
-        tag: bytes,
         honoured: Honoured,
-        is_extended: bool,
+        wish: Wish,
         label: str,
         may: Callable[[str], bool] | None,
-    ) -> None:
-        live = self._live
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        stream = _Stream(live, send, receive, tag, is_extended)
-        # From here to the subscription nothing waits: no change can fall in between, and the ack is first.
-        stream.channel.write(acknowledgement(honoured.as_filter(), live.cursor(honoured.features), tag))
-        if not honoured or live.is_stopping:
-            stream.end()
-            return
-        stream.open(honoured, label, may)
-        slot = self._join(stream)
+    ) -> bool:
+        """Acknowledge, subscribe, and park the stream where that is offered. False if it is over already."""
+        live = self.live
+        self._loop = asyncio.get_running_loop()
+        channel = stream.channel = Channel(send, receive, live.policy, self._loop)
+        channel.owner = stream
+        witness = _watch(scope)
         try:
-            while (await receive())["type"] != "http.disconnect":
-                pass
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            # From here to the subscription nothing waits: no change can fall in between, and the ack is first.
+            if honoured:
+                wish.enter(honoured.topics, stream.end)
+            acknowledged = self._acknowledgement(honoured, wish, stream.tag)
+            channel.write(acknowledged)
+            if not honoured or live.is_stopping:
+                stream.end()
+                return channel.is_busy
+            if witness is not None:
+                stream.channel = witness.park(acknowledged, stream, live.policy.write_deadline) or channel
         finally:
-            self._streams[slot].pop(stream, None)
-            if stream.channel.is_busy:
-                stream.channel.abort()
-            stream.channel.is_over = True
-            if stream.subscriber is not None:
-                live.hub.close(stream.subscriber, Reason.DISCONNECTED)
+            if witness is not None:
+                witness.leave()
+        stream.listen(honoured, wish, label, may)
+        self._join(stream)
+        return True
+
+    def _acknowledgement(self, honoured: Honoured, wish: Wish, tag: bytes) -> bytes:
+        """Encoded once for all who ask for the same lists and for nothing else, as long as nothing changes."""
+        if honoured.uris or wish.is_special:
+            return acknowledgement(honoured.as_filter(), wish.acknowledged(honoured.topics), tag)
+        features, news = tuple(honoured.features), self.live.hub.news
+        state = (self.live.epoch, *map(news.version, features))
+        kept = self._acknowledged.get(features)
+        if kept is None or kept[0] != state:
+            whole = acknowledgement(honoured.as_filter(), wish.acknowledged(features), _MARK)
+            head, _, tail = whole.partition(_MARK)
+            kept = self._acknowledged[features] = (state, head, tail)
+        return kept[1] + tag + kept[2]
 
     async def carry(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the SDK carry a stream, and see to it that a reader who does not read is cut off here too."""
-        channel = Channel(send, receive, self._live.policy, asyncio.get_running_loop())
-        channel.on_slow = partial(_log_slow, self._live.policy)
+        self._loop = asyncio.get_running_loop()
+        channel = Channel(send, receive, self.live.policy, self._loop)
+        channel.owner = _Carried(self.live)
         self._carried[channel] = None
         try:
             await app(scope, receive, partial(channel.relay, send))
@@ -181,9 +231,10 @@ class ListenLane:
     def stop(self) -> None:
         """End every stream with its result."""
         ending = [stream for streams in self._streams for stream in streams]
+        outlets: list[Outlet] = [stream.channel for stream in ending]
         for stream in ending:
             stream.end()
-        dismiss([*(stream.channel for stream in ending), *self._carried])
+        dismiss([*outlets, *self._carried], self._loop)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -191,16 +242,24 @@ class ListenLane:
     def __len__(self) -> int:
         return sum(map(len, self._streams))
 
-    def _join(self, stream: _Stream) -> int:
-        slot = min(range(_SLOTS), key=lambda index: len(self._streams[index]))
-        self._streams[slot][stream] = None
+    @property
+    def slow(self) -> int:
+        """Streams whose reader has to be waited for just now."""
+        ours = sum(stream.channel.is_busy for streams in self._streams for stream in tuple(streams))
+        return ours + sum(channel.is_busy for channel in tuple(self._carried))
+
+    def leave(self, stream: ListenStream) -> None:
+        self._streams[stream.slot].pop(stream, None)
+
+    def _join(self, stream: ListenStream) -> None:
+        stream.slot = next(self._turns)
+        self._streams[stream.slot][stream] = None
         if self._timer is None:
             self._arm()
-        return slot
 
     def _arm(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._live.policy.keep_alive / _SLOTS, self._keep_alive)
+        self._timer = loop.call_later(self.live.policy.keep_alive / _SLOTS, self._keep_alive)
 
     def _keep_alive(self) -> None:
         self._timer = None
@@ -211,61 +270,121 @@ class ListenLane:
             self._arm()
 
 
-class _Stream:
-    """One listen stream."""
+class ListenStream:
+    """One listen stream, for as long as its connection. Small on purpose: there may be tens of thousands."""
 
-    __slots__ = ("_live", "_shape", "_tag", "channel", "subscriber")
+    __slots__ = ("_has_bookmarks", "_lane", "_shape", "_ticket", "channel", "slot", "subscriber", "tag")
 
-    def __init__(self, live: Live, send: Send, receive: Receive, tag: bytes, is_extended: bool) -> None:
-        self._live = live
-        self._tag = tag
-        self._shape = live.shape(is_sse=True, is_tagged=True, is_extended=is_extended)
-        self.channel = Channel(send, receive, live.policy, asyncio.get_running_loop())
-        self.channel.on_free = self._on_free
-        self.channel.on_slow = self._on_slow
+    def __init__(self, lane: ListenLane, ticket: Ticket, tag: bytes, shape: Shape, *, has_bookmarks: bool) -> None:
+        self._lane = lane
+        self._ticket: Ticket | None = ticket
+        self._shape = shape
+        self._has_bookmarks = has_bookmarks
+        self.tag = tag
+        self.slot = 0
+        self.channel: Outlet = NOWHERE
         self.subscriber: Subscriber | None = None
 
-    def open(self, honoured: Honoured, label: str, may: Callable[[str], bool] | None) -> None:
-        hub = self._live.hub
-        self.subscriber = hub.open(self.deliver, label=f"listen {label}", on_close=self._on_close)
+    def listen(self, honoured: Honoured, wish: Wish, label: str, may: Callable[[str], bool] | None) -> None:
+        hub = self._lane.live.hub
+        self.subscriber = hub.open(
+            self.deliver,
+            label=f"listen {label}",
+            kind=_KIND,
+            policy=wish.policy,
+            filter=wish.filter,
+            on_close=self._on_close,
+        )
         self.subscriber.may = may
-        self.subscriber.is_ready = not self.channel.is_busy
-        self.subscriber.settle()
-        hub.subscribe(self.subscriber, *honoured.features, uris=honoured.uris)
+        if self.channel.is_busy:
+            self.subscriber.pause()
+        wish.watch(self.subscriber)
+        hub.subscribe(self.subscriber, *honoured.features, uris=honoured.uris, told=wish.told(honoured.topics))
+
+    async def until_lost(self, receive: Receive) -> None:
+        """Wait for the end of the connection, or of the response."""
+        try:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            self.on_lost()
 
     def deliver(self, notification: Notification) -> object:
         head, tail = notification.frames.get(self._shape) or render(notification, self._shape)
-        return None if self.channel.write(head + self._tag + tail) else BUSY
+        frame = head + self.tag + tail
+        self._lane.live.hub.counts.bytes += len(frame)
+        return None if self.channel.write(frame) else BUSY
 
     def keep_alive(self) -> None:
-        if not self.channel.is_busy and not self.channel.write(KEEP_ALIVE) and self.subscriber is not None:
-            self.subscriber.is_ready = self.subscriber.is_plain = False
+        if self.channel.is_busy or self.subscriber is None:
+            return
+        beat = bookmark(self._lane.live.cursor_of(self.subscriber), self.tag) if self._has_bookmarks else KEEP_ALIVE
+        if not self.channel.write(beat):
+            self.subscriber.pause()
 
     def end(self) -> None:
-        """Send the result; the request's task then sees its response complete. A busy stream ends when it is free."""
+        """Send the result, which completes the response. A busy stream ends when it is free."""
         if self.channel.is_over:
             return
-        if self.subscriber is not None:
-            subscriber, self.subscriber = self.subscriber, None
-            self._live.hub.close(subscriber, Reason.SHUTDOWN)
+        self._close(Reason.SHUTDOWN)
         if not self.channel.is_busy:
-            self.channel.write(listen_result(self._live.result_meta, self._tag), is_last=True)
+            self.channel.write(listen_result(self._lane.live.result_meta, self.tag), is_last=True)
 
-    def _on_free(self) -> None:
+    # What the channel calls
+
+    def on_free(self) -> None:
         if self.subscriber is not None:
-            self._live.hub.wake(self.subscriber)
+            self._lane.live.hub.wake(self.subscriber)
         elif not self.channel.is_over:
             self.end()
 
-    def _on_slow(self) -> None:
-        _log_slow(self._live.policy)
-        if self.subscriber is not None:
-            self._live.hub.close(self.subscriber, Reason.SLOW)
+    def on_slow(self) -> None:
+        _log_slow(self._lane.live.policy)
+        self._close(Reason.SLOW)
+
+    def on_lost(self) -> None:
+        """The connection is gone, or the request: leave nothing behind, not even for the garbage collector."""
+        self._lane.leave(self)
+        self._close(Reason.DISCONNECTED)
+        if self._ticket is not None:
+            self._lane.live.gate.leave(self._ticket)
+            self._ticket = None
+        channel, self.channel = self.channel, NOWHERE
+        if channel.is_busy:
+            channel.abort()
+
+    def _close(self, reason: Reason) -> None:
+        subscriber, self.subscriber = self.subscriber, None
+        if subscriber is not None:
+            self._lane.live.hub.close(subscriber, reason)
 
     def _on_close(self, reason: Reason) -> None:
         if reason is Reason.OVERFLOW:
             self.subscriber = None
             self.end()
+
+
+def _watch(scope: Scope) -> Witness | None:
+    """Look at what becomes of this request's response, if it may be parked then."""
+    offer = (scope.get("extensions") or {}).get(PARK)
+    witness: Witness | None = offer["watch"]() if offer else None
+    return witness
+
+
+class _Carried:
+    """Whose stream it is, when the SDK carries it."""
+
+    __slots__ = ("_live",)
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    def on_free(self) -> None:
+        pass
+
+    def on_slow(self) -> None:
+        self._live.hub.counts.cut_off[Reason.SLOW] += 1  # its subscriber is closed later, when the SDK hears of it
+        _log_slow(self._live.policy)
 
 
 def _log_slow(policy: Policy) -> None:

@@ -1,9 +1,9 @@
-"""Modern HTTP: lists and `server/discover`, from bytes that were made once per revision.
+"""HTTP: lists and `server/discover`, from bytes that were made once per revision.
 
-The real cost of a notification is the herd of refetches that it causes. The SDK words the first answer after a change;
-everyone else gets those bytes with their own request id in front. Only for servers whose lists are the same for every
-caller, and never for a request with a cursor: `front` sees to both. The SDK is asked again from time to time, and when
-it answers otherwise although nobody noticed a change, everybody is told of it.
+The real cost of a notification is the herd of refetches that it causes. The SDK words the first answer after a change,
+for each version of the protocol; everyone else gets the same bytes with their own request id in them. Only for servers
+whose lists are the same for every caller, and never for a request with a cursor: `front` sees to both. The SDK is asked
+again from time to time, and when it answers otherwise although nobody noticed a change, everybody is told of it.
 """
 
 from __future__ import annotations
@@ -11,118 +11,146 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidings.frames import encode_tag
 from tidings.lanes.channel import Message, Receive, Scope, Send
 from tidings.model import Feature
 
 if TYPE_CHECKING:
     from tidings.live import Live
 
-__all__ = ["LISTS", "Key", "ListsLane"]
+__all__ = ["Kept", "ListsLane"]
 
-LISTS = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "server/discover"})
-
-Key: TypeAlias = tuple[str, Hashable]
-"""A method, and all else in a request that an answer depends on."""
+_JSON_HEAD = b'{"jsonrpc":"2.0","id":'
+_SSE_HEAD = b"event: message\r\ndata: " + _JSON_HEAD
 
 _MOST_KEPT = 64
-"""Results. A few dozen at most are ever in use; on stdio, a client decides how many there could be."""
+"""Answers. A few dozen at most are ever in use; on stdio, a client decides how many there could be."""
 
 
 class _Answer(msgspec.Struct):
     result: msgspec.Raw
 
 
-class _Kept(NamedTuple):
-    state: Hashable
-    result: bytes
-    until: float
+class Kept:
+    """An answer of the SDK's, but for the request id and, in the legacy era, the session id."""
+
+    __slots__ = ("_headers", "_length_at", "_session_at", "head", "lines", "state", "tail", "until")
+
+    def __init__(
+        self, state: Hashable, until: float, headers: list[tuple[bytes, bytes]], head: bytes, tail: bytes
+    ) -> None:
+        self.state = state
+        self.until = until
+        self.head = head
+        self.tail = tail
+        self._headers = headers
+        names = [name.lower() for name, _ in headers]
+        self._length_at = names.index(b"content-length") if b"content-length" in names else None
+        self._session_at = names.index(b"mcp-session-id") if b"mcp-session-id" in names else None
+        self.lines = b"".join(
+            b"%b: %b\r\n" % (name.lower(), b"%d" if at == self._length_at else value.replace(b"%", b"%%"))
+            for at, (name, value) in enumerate(headers)
+        )
+        """The headers as they stand on the wire, with `%d` for the length."""
+
+    async def send(self, send: Send, tag: bytes, session_id: bytes = b"") -> None:
+        body = self.head + tag + self.tail
+        headers = self._headers.copy()
+        if self._length_at is not None:
+            headers[self._length_at] = (b"content-length", b"%d" % len(body))
+        if self._session_at is not None:
+            headers[self._session_at] = (b"mcp-session-id", session_id)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
 
 class ListsLane:
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._kept: dict[Key, _Kept] = {}
-        self._asked: dict[tuple[str, str], tuple[Hashable, asyncio.Future[bytes | None]]] = {}
+        self._kept: dict[tuple[str, str], Kept] = {}
+        """By method and version of the protocol, which tells the eras apart as well."""
+        self._asked: dict[tuple[str, str], tuple[Hashable, asyncio.Future[bool | None]]] = {}
 
-    async def serve(
-        self, app: Any, scope: Scope, receive: Receive, send: Send, request_id: str | int, method: str, version: str
-    ) -> None:
-        key, state = (method, version), self._live.state_of(method)
-        result = self.kept(key, state)
-        if result is None:
-            asked_state, asked = self._asked.get(key, (None, None))
-            if asked is None or asked_state != state:
-                await self._ask(key, state, app, scope, receive, send)
-                return
-            # Somebody has just asked the SDK for the same: a herd asks once.
-            result = await asyncio.shield(asked)
-        if result is None:
-            await app(scope, receive, send)
-            return
-        body = b'{"jsonrpc":"2.0","id":%s,"result":%s}' % (encode_tag(request_id), result)
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+    def find(self, method: str, version: str) -> Kept | None:
+        """The answer of this moment, if it is known. An old one goes on until whoever asks anew has been answered."""
+        key = (method, version)
+        kept = self._kept.get(key)
+        if kept is None or kept.state != self._live.state_of(method):
+            return None
+        return kept if time.monotonic() < kept.until or key in self._asked else None
 
-    async def _ask(
-        self, key: tuple[str, str], state: Hashable, app: Any, scope: Scope, receive: Receive, send: Send
+    def asked(self, method: str, version: str) -> asyncio.Future[bool | None] | None:
+        """Somebody has just asked the SDK for the same: a herd asks once. Whether the answer is now known; None if
+        there was none, because the one who asked has left. To be shielded: it is not one waiter's to cancel."""
+        state, asked = self._asked.get((method, version), (None, None))
+        return asked if state == self._live.state_of(method) else None
+
+    async def ask(
+        self, app: Any, scope: Scope, receive: Receive, send: Send, method: str, version: str, tag: bytes
     ) -> None:
         """Let the SDK answer this caller, and keep what it said."""
-        future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        key, state = (method, version), self._live.state_of(method)
+        future: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
         self._asked[key] = (state, future)
-        start: Message = {}
-        body = bytearray()
+        start: Message | None = None
 
-        async def listen_in(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                start.update(message)
-            else:
-                body.extend(message.get("body", b""))
-            await send(message)
-
-        result: bytes | None = None
-        try:
-            await app(scope, receive, listen_in)
-            if start.get("status") == 200 and _is_json(start) and self._live.state_of(key[0]) == state:
-                result = _result(bytes(body))
-                if result is not None:
-                    self.keep(key, state, result)
-        finally:
+        def settle(is_known: bool | None) -> None:
             if self._asked.get(key) == (state, future):
                 del self._asked[key]
             if not future.done():
-                future.set_result(result)
+                future.set_result(is_known)
 
-    def kept(self, key: Key, state: Hashable) -> bytes | None:
-        """The result that the SDK gave in this state, if it did and that was not long ago."""
-        kept = self._kept.get(key)
-        return kept.result if kept is not None and kept.state == state and time.monotonic() < kept.until else None
+        async def listen_in(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start":
+                start = message
+                return
+            if start is not None:
+                # Before anything is written: nobody else waits until this client reads.
+                first, start = start, None
+                settle(self._learn(key, state, first, message, tag))
+                await send(first)
+            await send(message)
 
-    def keep(self, key: Key, state: Hashable, result: bytes) -> None:
+        try:
+            await app(scope, receive, listen_in)
+        finally:
+            settle(None)
+
+    def _learn(self, key: tuple[str, str], state: Hashable, start: Message, message: Message, tag: bytes) -> bool:
+        """Keep an answer that is whole, and whose result is everybody's: neither an error nor a page is."""
+        body = message.get("body", b"")
+        is_sse = body.startswith(_SSE_HEAD)
+        head = _SSE_HEAD if is_sse else _JSON_HEAD
+        end = b"\r\n\r\n" if is_sse else b""
+        if (
+            start["status"] != 200
+            or self._live.state_of(key[0]) != state
+            or not body.startswith(head + tag + b',"result":{')
+            or not body.endswith(b"}" + end)
+            or bool(message.get("more_body")) != is_sse
+        ):
+            return False
+        text = body[len(head) - len(_JSON_HEAD) : len(body) - len(end)]
+        try:
+            if "nextCursor" in msgspec.json.decode(msgspec.json.decode(text, type=_Answer).result):
+                return False
+        except msgspec.DecodeError:
+            return False
+        self.keep(key, state, head, body[len(head) + len(tag) :], list(start["headers"]))
+        return True
+
+    def keep(
+        self, key: tuple[str, str], state: Hashable, head: bytes, tail: bytes, headers: list[tuple[bytes, bytes]]
+    ) -> None:
+        """What the SDK said in this state, before the request's id and after it."""
         before = self._kept.pop(key, None)
         if len(self._kept) >= _MOST_KEPT:
             del self._kept[next(iter(self._kept))]
-        self._kept[key] = _Kept(state, result, time.monotonic() + self._live.policy.list_memory)
-        if before is not None and before.state == state and before.result != result and key[0] != "server/discover":
+        until = time.monotonic() + self._live.policy.list_memory
+        self._kept[key] = Kept(state, until, headers, head, tail)
+        if before is not None and before.state == state and before.tail != tail and key[0] != "server/discover":
             self._live.wake(Feature(key[0].partition("/")[0]))
-
-
-def _is_json(start: Message) -> bool:
-    return any(
-        name.lower() == b"content-type" and value.startswith(b"application/json") for name, value in start["headers"]
-    )
-
-
-def _result(body: bytes) -> bytes | None:
-    """The result as it stands in the answer, if it is whole: an error or a page is nobody else's answer."""
-    try:
-        result = bytes(msgspec.json.decode(body, type=_Answer).result)
-        is_page = "nextCursor" in msgspec.json.decode(result)
-    except msgspec.DecodeError:
-        return None
-    return None if is_page else result

@@ -17,20 +17,22 @@ from mcp.server import ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from tidings import seams
 from tidings.errors import InvalidPattern, LimitReached
-from tidings.frames import CURSOR_KEY, EXTENSION, SUBSCRIPTION_KEY, Shape, encode_tag, write
+from tidings.frames import BOOKMARK_METHOD, CURSOR_KEY, EXTENSION, SUBSCRIPTION_KEY, Shape, encode_tag, write
 from tidings.gate import Principal
-from tidings.lanes.front import declares_extension, principal_of
-from tidings.lanes.listen import Wanted, honour
+from tidings.lanes.front import principal_of
+from tidings.lanes.listen import Honoured, Wanted, honour
 from tidings.lanes.splice import SplicedSession
 from tidings.lanes.stdio import Wire
+from tidings.lanes.wish import Wish
 from tidings.mailbox import IsMuted
-from tidings.model import Feature, Notification, Reason, Topic
+from tidings.model import Feature, Notification, Reason, Topic, Version
+from tidings.observer import nickname
 from tidings.patterns import is_pattern
-from tidings.subscriber import BUSY, Subscriber
+from tidings.subscriber import BUSY, Kind, Subscriber
 
 if TYPE_CHECKING:
     from mcp.server.connection import Connection
@@ -45,6 +47,8 @@ Ctx = ServerRequestContext[Any, Any]
 
 _STATE, _CLOSE, _REFUSED = "dev.tidings/session", "dev.tidings/close", "dev.tidings/refused"
 """In the scratch state of a connection: its session, how to end that, or why there is none."""
+_WISH = "dev.tidings/wish"
+"""Likewise: what its client asked for beyond the specification."""
 _LISTS = {
     "tools/list": (Feature.TOOLS, "tools", "name"),
     "prompts/list": (Feature.PROMPTS, "prompts", "name"),
@@ -88,7 +92,12 @@ class SessionLane:
             live.failures["reading"] += 1
             logger.exception("reading the server's lists failed; going on with what was known")
         # Before the answer is made: a cursor that is too old tells a client too much, one too new too little.
-        cursor = live.cursor([_LISTS[ctx.method][0]]) if ctx.method in _LISTS else {}
+        cursor = live.cursor(_shown(ctx))
+        if ctx.method == "subscriptions/listen" and not live.steps_aside and (wanted := _listen_params(ctx)):
+            # Past the SDK's span of the request, which would live as long as the stream.
+            live.hub.observer.take_up(ctx.meta)
+            over = await self._listen(ctx, wanted)
+            return {"resultType": "complete", "_meta": {**live.result_meta, **(over.meta or {})}}
         result = await call_next(ctx)
         try:
             return await self._after(ctx, result, cursor)
@@ -100,12 +109,16 @@ class SessionLane:
     async def _after(self, ctx: Ctx, result: HandlerResult, cursor: dict[str, Any]) -> HandlerResult:
         if ctx.method in _LISTS:
             return self._with_cursor(ctx, _as_dict(result), cursor)
+        if ctx.method == "resources/read":
+            return _with_meta(result, {CURSOR_KEY: cursor})
         if ctx.method == "server/discover":
             return self._with_capabilities(_as_dict(result), ctx.protocol_version, is_served=True)
         if ctx.method == "initialize":
             answer = _as_dict(result)
-            is_served = await self._open(ctx, answer["protocolVersion"])
-            return self._with_capabilities(answer, answer["protocolVersion"], is_served=is_served)
+            acknowledged = await self._open(ctx, answer["protocolVersion"])
+            if acknowledged:
+                answer["_meta"] = {**(answer.get("_meta") or {}), **acknowledged}
+            return self._with_capabilities(answer, answer["protocolVersion"], is_served=acknowledged is not None)
         if ctx.method == "notifications/initialized":
             session = seams.connection_of(ctx.session).state.get(_STATE)
             if isinstance(session, _Pipe):
@@ -130,47 +143,54 @@ class SessionLane:
         if not result.get("nextCursor") and not (ctx.params or {}).get("cursor"):
             # However the list came about, it looks the same: clients key their caches on the text of it.
             result[member] = sorted(result.get(member, []), key=lambda item: str(item.get(key)))
-        if self._live.policy.list_ttl and ctx.protocol_version in MODERN_PROTOCOL_VERSIONS and not result.get("ttlMs"):
-            result["ttlMs"] = int(self._live.policy.list_ttl * 1000)
+        if (ttl := self._live.policy.ttl_ms) and ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            result["ttlMs"] = result.get("ttlMs") or ttl
         return result
 
     # Legacy sessions
 
-    async def _open(self, ctx: Ctx, version: str) -> bool:
-        """Let a legacy session watch every list; whether it can be told of anything at all.
+    async def _open(self, ctx: Ctx, version: str) -> dict[str, Any] | None:
+        """Let a legacy session watch every list; None if it can't be told of anything at all, else what its client is
+        told about that, if it asked.
 
         From the handshake on, so that nothing falls between it and the client's first look; told only after it, since
         the client must not hear of anything before."""
         connection = seams.connection_of(ctx.session)
         if not connection.has_standalone_channel:
-            return False
+            return None
         if (close_former := connection.state.pop(_CLOSE, None)) is not None:
             close_former()  # a second handshake on the same connection begins anew
         live = self._live
         principal = _principal(ctx)
+        params = ctx.params or {}
+        wish = Wish(live, params.get("_meta"), params.get("capabilities"), principal)
         features = [feature for feature in Feature if live.serves(feature)]
-        allowed = await live.gate.allowed(principal, features)
+        allowed = await live.gate.allowed(principal, [*features, *wish.kept_uris])
         try:
             ticket = live.gate.enter(principal, _address(ctx))
         except LimitReached as error:
             logger.warning("a legacy session will not be told of changes: %s", error)
             connection.state[_REFUSED] = str(error)
-            return False
-        is_extended = declares_extension((ctx.params or {}).get("capabilities"))
+            return None
         is_muted = _is_feature if version in live.policy.mute_list_changed else None
         session_id = connection.session_id
         session: _Pipe | SplicedSession
         if session_id is None:
             session = _Pipe(live, connection)
-            subscriber = session.open(is_extended, "pipe", is_muted)
+            subscriber = session.open(wish, "pipe", is_muted)
         else:
             session = live.splice.session(session_id)
-            subscriber = session.open(is_extended, f"session {session_id}", is_muted)
+            subscriber = session.open(wish, f"session {nickname(session_id)}", is_muted)
+            session.version = version
         subscriber.collapses = True
         subscriber.may = live.gate.predicate(principal)
         connection.state[_STATE] = session
+        connection.state[_WISH] = wish
+        if wish.terms.bookmarks:
+            live.bookmarks.join(session.bookmark)
 
         def close() -> None:
+            live.bookmarks.leave(session.bookmark)
             if not subscriber.is_closed:
                 live.gate.leave(ticket)
                 live.hub.close(subscriber, Reason.DISCONNECTED)
@@ -179,9 +199,17 @@ class SessionLane:
 
         connection.state[_CLOSE] = close
         connection.exit_stack.callback(close)
-        told = dict.fromkeys(allowed) if live.policy.announce else None
-        live.hub.subscribe(subscriber, *[topic for topic in allowed if isinstance(topic, Feature)], told=told)
-        return True
+        # A session can't be ended without its client's losing more than that: it goes on, by no name.
+        wish.enter(allowed, lambda: None)
+        wish.watch(subscriber)
+        acknowledged = wish.acknowledged(allowed) if wish.is_special else {}
+        told = wish.told(allowed)
+        chosen = Honoured(allowed)
+        if live.policy.announce:
+            announced: dict[Topic, Version | None] = dict.fromkeys(chosen.features)
+            told = announced | (told or {})
+        live.hub.subscribe(subscriber, *chosen.features, uris=chosen.uris, told=told)
+        return acknowledged
 
     async def _subscribe(self, ctx: Ctx, params: types.SubscribeRequestParams) -> types.EmptyResult:
         uri = str(params.uri)
@@ -193,11 +221,14 @@ class SessionLane:
         if session is None:
             why = state.get(_REFUSED, "this connection has no stream on which it could be told")
             raise MCPError(types.INTERNAL_ERROR, f"No subscription: {why}", {"uri": uri})
+        wish: Wish = state[_WISH]
+        told = wish.told_once(uri)
+        cursor = self._live.cursor([uri], told)
         try:
-            self._live.hub.subscribe(session.subscriber, uris=[uri])
+            self._live.hub.subscribe(session.subscriber, uris=[uri], told=told)
         except (InvalidPattern, LimitReached) as error:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri}) from None
-        return types.EmptyResult()
+        return types.EmptyResult(_meta={CURSOR_KEY: cursor} if wish.is_special else None)
 
     async def _unsubscribe(self, ctx: Ctx, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
         session = seams.connection_of(ctx.session).state.get(_STATE)
@@ -227,16 +258,18 @@ class SessionLane:
             honoured = await honour(live, wanted, principal)
             capabilities = ctx.session.client_capabilities
             declared = capabilities.model_dump(by_alias=True, exclude_none=True) if capabilities else None
-            shape = live.shape(is_tagged=True, is_extended=declares_extension(declared))
-            pump = _Pump(live, ctx, shape)
+            wish = Wish(live, (ctx.params or {}).get("_meta"), declared, principal)
+            pump = _Pump(live, ctx, wish)
+            if honoured:
+                wish.enter(honoured.topics, pump.close)
+            acknowledged = wish.acknowledged(honoured.topics)
             # Open before the acknowledgement, so that what changes while it is written is told after it.
-            pump.open(honoured.features, honoured.uris, live.gate.predicate(principal))
+            pump.open(honoured, wish, live.gate.predicate(principal))
             self._listening[pump] = None
             try:
-                cursor = live.cursor(honoured.features)
                 await pump.send(
                     "notifications/subscriptions/acknowledged",
-                    {"notifications": honoured.as_filter(), "_meta": {**meta, CURSOR_KEY: cursor}},
+                    {"notifications": honoured.as_filter(), "_meta": {**meta, **acknowledged}},
                 )
                 if honoured and not live.is_stopping:
                     await pump.run()
@@ -260,15 +293,18 @@ class _Pipe:
         self._live = live
         self._connection = connection
         self._wire = _wire_of(connection)
-        self._shape = live.shape()
+        self._shape = Shape()
         self._task: asyncio.Task[None] | None = None
         self.subscriber: Subscriber | None = None
 
-    def open(self, is_extended: bool, label: str, is_muted: IsMuted | None) -> Subscriber:
-        self._shape = self._live.shape(is_extended=is_extended)
+    def open(self, wish: Wish, label: str, is_muted: IsMuted | None) -> Subscriber:
+        self._shape = wish.shape()
         if self._wire is not None:
             self._wire.renew()
-        self.subscriber = self._live.hub.open(self._deliver, label=label, is_muted=is_muted)
+        kind = Kind("legacy", "stdio")
+        self.subscriber = self._live.hub.open(
+            self._deliver, label=label, kind=kind, policy=wish.policy, filter=wish.filter, is_muted=is_muted
+        )
         self.subscriber.is_ready = False  # until the handshake is over
         self.subscriber.settle()
         return self.subscriber
@@ -282,16 +318,27 @@ class _Pipe:
         if self._task is not None:
             await asyncio.wait({self._task})
 
+    def bookmark(self) -> None:
+        if self.subscriber is not None and self.subscriber.is_ready:
+            self.subscriber.is_ready = self.subscriber.is_plain = False
+            meta = {CURSOR_KEY: self._live.cursor_of(self.subscriber).as_json()}
+            self._begin(BOOKMARK_METHOD, {"_meta": meta})
+
     def _deliver(self, notification: Notification) -> object:
+        frame = write(notification, self._shape)
+        self._live.hub.counts.bytes += len(frame)
         if self._wire is not None:
-            return None if self._wire.write(write(notification, self._shape), self.start) else BUSY
-        self._task = asyncio.get_running_loop().create_task(self._write(notification))
+            return None if self._wire.write(frame, self.start) else BUSY
+        message = msgspec.json.decode(frame)
+        self._begin(message["method"], message["params"])
         return BUSY
 
-    async def _write(self, notification: Notification) -> None:
+    def _begin(self, method: str, params: dict[str, Any]) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._write(method, params))
+
+    async def _write(self, method: str, params: dict[str, Any]) -> None:
         try:
-            message = msgspec.json.decode(write(notification, self._shape))
-            await self._connection.outbound.notify(message["method"], message["params"])
+            await self._connection.outbound.notify(method, params)
         except Exception as error:  # the pipe broke: the SDK ends the connection, and with it this subscriber
             logger.debug("a legacy session could not be written to: %r", error)
             return
@@ -301,30 +348,41 @@ class _Pipe:
 
 class _Pump:
     """One listen stream inside the SDK: its own request's task writes, and sleeps in between. Where the pipe is ours,
-    that task writes only what comes first and last."""
+    notifications need no task."""
 
-    def __init__(self, live: Live, ctx: Ctx, shape: Shape) -> None:
+    def __init__(self, live: Live, ctx: Ctx, wish: Wish) -> None:
         self._live = live
         self._ctx = ctx
         self._wire = _wire_of(seams.connection_of(ctx.session))
-        self._shape = shape
+        self._shape = wish.shape(is_tagged=True)
         self._tag = encode_tag(ctx.request_id if ctx.request_id is not None else "")
         self._notification: Notification | None = None
         self._roused = asyncio.Event()
         self._is_closed = False
+        self._owes_bookmark = False
         self._subscriber: Subscriber | None = None
 
-    def open(self, features: list[Feature], uris: list[str], may: Callable[[str], bool] | None) -> None:
+    def open(self, honoured: Honoured, wish: Wish, may: Callable[[str], bool] | None) -> None:
         self._subscriber = self._live.hub.open(
-            self._deliver, label=f"listen {self._ctx.request_id}", on_close=lambda reason: self.close()
+            self._deliver,
+            label=f"listen {self._ctx.request_id}",
+            kind=Kind("modern", "stdio" if self._ctx.request is None else "http"),
+            policy=wish.policy,
+            filter=wish.filter,
+            on_close=lambda reason: self.close(),
         )
         self._subscriber.may = may
         self._subscriber.is_ready = False  # until the acknowledgement is written
         self._subscriber.settle()
-        self._live.hub.subscribe(self._subscriber, *features, uris=uris)
+        wish.watch(self._subscriber)
+        told = wish.told(honoured.topics)
+        self._live.hub.subscribe(self._subscriber, *honoured.features, uris=honoured.uris, told=told)
+        if wish.terms.bookmarks:
+            self._live.bookmarks.join(self._bookmark)
 
     def close(self) -> None:
         self._is_closed = True
+        self._live.bookmarks.leave(self._bookmark)
         if self._subscriber is not None:
             self._live.hub.close(self._subscriber, Reason.DISCONNECTED)
         self._roused.set()
@@ -335,10 +393,18 @@ class _Pump:
             await self._roused.wait()
             self._roused.clear()
             if self._notification is not None:
-                message = msgspec.json.decode(write(self._notification, self._shape, self._tag))
+                frame = write(self._notification, self._shape, self._tag)
                 self._notification = None
+                self._live.hub.counts.bytes += len(frame)
+                message = msgspec.json.decode(frame)
                 await self.send(message["method"], message["params"])
                 self._wake()
+            elif self._owes_bookmark and self._subscriber is not None:
+                cursor = self._live.cursor_of(self._subscriber).as_json()
+                await self.send(
+                    BOOKMARK_METHOD, {"_meta": {SUBSCRIPTION_KEY: self._ctx.request_id, CURSOR_KEY: cursor}}
+                )
+            self._owes_bookmark = False
 
     async def send(self, method: str, params: dict[str, Any]) -> None:
         raw: Any = _Raw(method=method, params=params)
@@ -350,13 +416,16 @@ class _Pump:
 
     def _deliver(self, notification: Notification) -> object:
         if self._wire is not None:
-            return None if self._wire.write(write(notification, self._shape, self._tag), self._wake) else BUSY
+            frame = write(notification, self._shape, self._tag)
+            self._live.hub.counts.bytes += len(frame)
+            return None if self._wire.write(frame, self._wake) else BUSY
         self._notification = notification
         self._roused.set()
         return BUSY
 
-
-_KNOWN_KINDS = {"tools_list_changed", "prompts_list_changed", "resources_list_changed", "resource_subscriptions"}
+    def _bookmark(self) -> None:
+        self._owes_bookmark = True
+        self._roused.set()
 
 
 def _wire_of(connection: Connection) -> Wire | None:
@@ -365,8 +434,36 @@ def _wire_of(connection: Connection) -> Wire | None:
     return stream if isinstance(stream, Wire) else None
 
 
+def _listen_params(ctx: Ctx) -> types.SubscriptionsListenRequestParams | None:
+    """What a listen request asks for; None for one that the SDK should word the error of."""
+    if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+        return None
+    try:
+        return types.SubscriptionsListenRequestParams.model_validate(ctx.params or {}, by_name=False)
+    except ValidationError:
+        return None
+
+
+_KNOWN_KINDS = {"tools_list_changed", "prompts_list_changed", "resources_list_changed", "resource_subscriptions"}
+
+
 def _is_feature(topic: Topic) -> bool:
     return isinstance(topic, Feature)
+
+
+def _shown(ctx: Ctx) -> list[Topic]:
+    """Of which topics the answer shows what they are now."""
+    if ctx.method in _LISTS:
+        return [_LISTS[ctx.method][0]]
+    uri = (ctx.params or {}).get("uri") if ctx.method == "resources/read" else None
+    return [uri] if isinstance(uri, str) else []
+
+
+def _with_meta(result: HandlerResult, meta: dict[str, Any]) -> HandlerResult:
+    if isinstance(result, types.Result):
+        # Not as a dict: what was read may be large.
+        return result.model_copy(update={"meta": {**(result.meta or {}), **meta}})
+    return {**result, "_meta": {**(result.get("_meta") or {}), **meta}} if isinstance(result, dict) else result
 
 
 def _as_dict(result: HandlerResult) -> dict[str, Any]:

@@ -14,12 +14,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from tidings.errors import LimitReached
-from tidings.frames import render
+from tidings.frames import Shape, bookmark, render
 from tidings.lanes.channel import Channel, Message, Receive, Scope, Send, dismiss
 from tidings.lanes.sent import Sent, event_number
+from tidings.lanes.wish import Wish
 from tidings.mailbox import IsMuted
-from tidings.model import Notification
-from tidings.subscriber import BUSY, Subscriber
+from tidings.model import Notification, Reason
+from tidings.subscriber import BUSY, Kind, Subscriber
 
 if TYPE_CHECKING:
     from tidings.live import Live
@@ -28,11 +29,13 @@ __all__ = ["SpliceLane", "SplicedSession"]
 
 logger = logging.getLogger(__name__)
 
+_KIND = Kind("legacy", "http")
+
 
 class SplicedSession:
     """A legacy HTTP session, with or without its stream: either may come first."""
 
-    __slots__ = ("_channels", "_live", "_read", "_sent", "_start", "shape", "subscriber")
+    __slots__ = ("_channels", "_live", "_read", "_sent", "_start", "shape", "subscriber", "version")
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -41,19 +44,23 @@ class SplicedSession:
         """How many events there were when the newest stream began."""
         self._read: int | None = None
         """How many of them were read for sure, after a stream was cut off."""
-        self.shape = live.shape(is_sse=True)
+        self.shape = Shape(is_sse=True)
         self._channels: list[Channel] = []
         """Its open streams; the last one is written to."""
         self.subscriber: Subscriber | None = None
+        self.version = ""
+        """Of the protocol, once the handshake is over."""
 
     @property
     def channel(self) -> Channel | None:
         return self._channels[-1] if self._channels else None
 
-    def open(self, is_extended: bool, label: str, is_muted: IsMuted | None) -> Subscriber:
+    def open(self, wish: Wish, label: str, is_muted: IsMuted | None) -> Subscriber:
         """The handshake is over: from now on there is something to tell."""
-        self.shape = self._live.shape(is_sse=True, is_extended=is_extended)
-        self.subscriber = self._live.hub.open(self.deliver, label=label, is_muted=is_muted)
+        self.shape = wish.shape(is_sse=True)
+        self.subscriber = self._live.hub.open(
+            self.deliver, label=label, kind=_KIND, policy=wish.policy, filter=wish.filter, is_muted=is_muted
+        )
         self.subscriber.is_ready = self.channel is not None and not self.channel.is_busy
         self.subscriber.settle()
         return self.subscriber
@@ -64,9 +71,16 @@ class SplicedSession:
         if not self._live.splice.has_event_store:
             is_watched = self.subscriber is not None and notification.topic in (self.subscriber.uris or ())
             event_id = self._sent.note(notification, is_watched=is_watched)
-        if self.channel is None or not self.channel.write(event_id + head + tail):
-            return BUSY
-        return None
+        frame = event_id + head + tail
+        self._live.hub.counts.bytes += len(frame)
+        return None if self.channel is not None and self.channel.write(frame) else BUSY
+
+    def bookmark(self) -> None:
+        channel, subscriber = self.channel, self.subscriber
+        if subscriber is None or channel is None or channel.is_busy:
+            return
+        if not channel.write(bookmark(self._live.cursor_of(subscriber))):
+            subscriber.is_ready = subscriber.is_plain = False
 
     def attach(self, channel: Channel, *, is_resumed: bool = False, read: int | None = None) -> None:
         """A stream is open: tell what is pending. A resumed one may be that of a request, where a server with an event
@@ -82,9 +96,8 @@ class SplicedSession:
                 self._live.hub.subscribe(self.subscriber, uris=ended, told=told)
             except LimitReached as error:  # its client has subscribed to others since
                 logger.warning("a legacy session can't be told of what it missed: %s", error)
-        channel.on_free = self._on_free
-        channel.on_slow = self._on_slow
-        self._on_free()
+        channel.owner = self
+        self.on_free()
 
     async def unsubscribed(self, uri: str) -> None:
         self._sent.forget(uri)
@@ -96,15 +109,16 @@ class SplicedSession:
             if channel.is_cut:
                 self._read = self._start
             if self.subscriber is not None:
-                self.subscriber.is_ready = self.subscriber.is_plain = False
-            self._on_free()
+                self.subscriber.pause()
+            self.on_free()
 
-    def _on_free(self) -> None:
+    def on_free(self) -> None:
         # Without a stream nothing may be handed over: it would count as told.
         if self.subscriber is not None and self.channel is not None and not self.channel.is_busy:
             self._live.hub.wake(self.subscriber)
 
-    def _on_slow(self) -> None:
+    def on_slow(self) -> None:
+        self._live.hub.counts.cut_off[Reason.SLOW] += 1  # the stream alone: its session may open another one
         logger.warning("a legacy stream was not read for %s s; cutting it off", self._live.policy.write_deadline)
 
 
@@ -116,6 +130,7 @@ class SpliceLane:
         self.has_event_store = False
         """Whether the SDK itself gives ids to events, and replays them."""
         self._ends: dict[Channel, asyncio.Event] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def session(self, session_id: str) -> SplicedSession:
         session = self._sessions.get(session_id)
@@ -123,13 +138,19 @@ class SpliceLane:
             session = self._sessions[session_id] = SplicedSession(self._live)
         return session
 
+    def version_of(self, session_id: str) -> str:
+        """The protocol version that a session has agreed on; empty if there is no such session."""
+        session = self._sessions.get(session_id)
+        return session.version if session is not None else ""
+
     def forget(self, session_id: str) -> None:
         self._sessions.pop(session_id, None)
 
     async def serve(self, app: Any, scope: Scope, receive: Receive, send: Send, session_id: str) -> None:
         """Let the SDK serve the `GET`, and write between its chunks once it has accepted it."""
         session = self.session(session_id)
-        channel = Channel(send, receive, self._live.policy, asyncio.get_running_loop())
+        self._loop = asyncio.get_running_loop()
+        channel = Channel(send, receive, self._live.policy, self._loop)
         end = asyncio.Event()
         is_open = False
         event_id = next((value for name, value in scope["headers"] if name == b"last-event-id"), None)
@@ -178,9 +199,14 @@ class SpliceLane:
             pass  # a request that ends before its connection looks like a defect to the server
 
     def stop(self) -> None:
-        dismiss(self._ends)
+        dismiss(self._ends, self._loop)
         for end in self._ends.values():
             end.set()
 
     def __len__(self) -> int:
         return len(self._ends)
+
+    @property
+    def slow(self) -> int:
+        """Streams whose reader has to be waited for just now."""
+        return sum(channel.is_busy for channel in tuple(self._ends))

@@ -31,7 +31,7 @@ from mcp.shared.message import SessionMessage
 from tidings import seams
 from tidings.frames import encode_tag
 from tidings.lanes.lines import LineReader, LineWriter
-from tidings.lanes.lists import LISTS, Key
+from tidings.lanes.verdicts import LISTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["Wire", "run_stdio"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_HEAD = b'{"jsonrpc":"2.0","id":'
 
 _LONGEST_LIST_REQUEST = 8192
 """Bytes. Longer ones are not worth a look; the usual one has 300."""
@@ -145,7 +147,7 @@ class _Asked(NamedTuple):
     """A list that the SDK was asked for."""
 
     line: bytes
-    key: Key
+    key: tuple[str, str]
     state: Hashable
     tries: int
 
@@ -216,7 +218,7 @@ class Wire:
         if (b'/list"' not in line and b"server/discover" not in line) or len(line) > _LONGEST_LIST_REQUEST:
             return False
         live = self._live
-        if live.steps_aside or not live.shares_lists or live.is_behind:
+        if live.steps_aside or not live.shares_lists or not live.is_attended:
             return False
         try:
             request = msgspec.json.decode(line, type=_Request)
@@ -225,18 +227,17 @@ class Wire:
         if request.method not in LISTS:
             return False
         # The bytes of the params say it all: the same request as one that the SDK has answered gets the same answer.
-        key: Key = (request.method, (self._handshakes, bytes(request.params)))
-        state = live.state_of(request.method)
-        result = live.lists.kept(key, state)
-        if result is not None:
-            self._writer.write(b'{"jsonrpc":"2.0","id":%s,"result":%s}\n' % (encode_tag(request.id), result))
+        key = (request.method, f"stdio {self._handshakes} {bytes(request.params).hex()}")
+        kept = live.lists.find(*key)
+        if kept is not None:
+            self._writer.write(kept.head + encode_tag(request.id) + kept.tail)
             return True
         if _is_whole(request.params):
             before = self._asked.pop(request.id, None)
             if len(self._asked) >= _MOST_ASKED:
                 del self._asked[next(iter(self._asked))]
             tries = before.tries + 1 if before is not None and before.line is line else 1
-            self._asked[request.id] = _Asked(line, key, state, tries)
+            self._asked[request.id] = _Asked(line, key, live.state_of(request.method), tries)
         return False
 
     def _learn(self, response: types.JSONRPCResponse, line: bytes) -> bool:
@@ -250,9 +251,9 @@ class Wire:
                 self._reader.put(asked.line)
                 return False
         elif "nextCursor" not in response.result:
-            head = b'{"jsonrpc":"2.0","id":%s,"result":' % msgspec.json.encode(response.id)
-            if line.startswith(head):
-                self._live.lists.keep(asked.key, asked.state, line[len(head) : -1])
+            tag = msgspec.json.encode(response.id)
+            if line.startswith(_HEAD + tag + b',"result":{'):
+                self._live.lists.keep(asked.key, asked.state, _HEAD, line[len(_HEAD) + len(tag) :] + b"\n", [])
         self._asked.pop(response.id, None)
         return True
 

@@ -48,9 +48,9 @@ class LowLevelSource:
 
     def watch(self, catalog: Catalog, wake: Callable[[Feature], None]) -> None:
         self._wake = wake
-        # Before the first look at a list, nothing is known of it, and its owner is believed.
-        self._is_listed = lambda feature, key: key in catalog.items(feature)
-        self._was_read = lambda feature: catalog.version(feature).revision > 0
+        # Before the first look at a list, nothing is known of it but what it was once, and its owner is believed.
+        self._is_listed = lambda feature, key: catalog.items(feature).was_read and key in catalog.items(feature)
+        self._was_read = lambda feature: catalog.items(feature).was_read
 
     async def run(self) -> None:
         return None
@@ -164,8 +164,13 @@ class LowLevelSource:
 
 def has_own_middleware(lowlevel: Server[Any]) -> bool:
     """Whether anything but the SDK's, FastMCP's and our own stands in the chain."""
+    return not all(map(_is_known, lowlevel.middleware))
+
+
+def _is_known(middleware: Any) -> bool:
     # Of the thing itself and not of its type: our own is a bound method, whose type is a builtin.
-    return any(each.__module__.split(".")[0] not in ("mcp", "fastmcp", "tidings") for each in lowlevel.middleware)
+    module: str = middleware.__module__
+    return module.startswith(("mcp.", "fastmcp.", "tidings."))
 
 
 def _definition(feature: Feature, thing: Any, options: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from tidings.testing.promises import (
     check_filtered,
     check_ordered,
     check_reliable,
+    check_resumable,
     check_unique,
 )
 from tidings.testing.recorder import Recorder
@@ -55,5 +56,6 @@ __all__ = [
     "check_filtered",
     "check_ordered",
     "check_reliable",
+    "check_resumable",
     "check_unique",
 ]

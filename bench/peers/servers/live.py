@@ -1,0 +1,75 @@
+"""Tidings with everything on: digests, journal, an authorization hook, limits and keep-alives.
+
+On plain ASGI, as anybody's `uvicorn app:app` would serve it, or in a process of its own (`live.run("http")`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio.lowlevel
+from mcp.server.mcpserver import MCPServer
+
+from bench.peers.servers.scene import (
+    CHANGING,
+    DESCRIPTION,
+    TOUCHED,
+    announce,
+    controls,
+    find_tickets,
+    listening_socket,
+    read_options,
+    serve_plainly,
+    version_text,
+)
+from tidings import Live, Policy, Principal, Topic
+
+__all__ = ["build"]
+
+
+def may_watch(principal: Principal | None, topic: Topic) -> bool:
+    return topic != "bench://secret"
+
+
+def build(tools: int) -> Live:
+    server: MCPServer[Any] = MCPServer("bench", log_level="WARNING")
+
+    async def change_to(version: int) -> None:
+        live.tools.update(CHANGING, description=version_text(version))
+
+    async def touch(uri: str) -> None:
+        live.resources.updated(uri)
+
+    async def touch_many(count: int) -> str:
+        for number in range(count):
+            await touch(f"{TOUCHED}/{number}")
+            await anyio.lowlevel.checkpoint()  # as the SDK has one after each: what was told can be written
+        return "done"
+
+    server.add_tool(touch_many, name="touch")
+    for number in range(tools - 2):
+        server.add_tool(find_tickets, name=f"tool_{number}", description=DESCRIPTION)
+    server.add_tool(find_tickets, name=CHANGING, description=version_text(0))
+    server.resource("bench://all", name="all")(lambda: "all")
+    controls(server.custom_route, change_to, touch)
+    live = Live(server, policy=Policy(max_streams_per_address=50_000), authorize=may_watch)
+    return live
+
+
+def main() -> None:
+    options = read_options()
+    live = build(options.tools)
+    if options.transport == "stdio":
+        live.run("stdio")
+    elif options.own_process:
+        # It binds by number, so one that was free a moment ago is named.
+        with listening_socket() as listener:
+            port = listener.getsockname()[1]
+        announce(port)
+        live.run("http", port=port, log_level="warning")
+    else:
+        serve_plainly(live.http_app())
+
+
+if __name__ == "__main__":
+    main()

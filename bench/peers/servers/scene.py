@@ -1,0 +1,99 @@
+"""What every server of the bench serves, and how it is told to change: the same tools, the same two controls.
+
+    POST /change?version=N&count=K   the tool `zz_changing` becomes "Version N", then N + 1 … N + K - 1
+    POST /touch?uri=U&count=K        the content of a resource is another one, K times
+
+Over stdio, the tool `touch` says that COUNT resources, each another one, have other contents: nothing that a server
+tells of those can be told together. The first line of standard output, on HTTP, is the port.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+__all__ = [
+    "CHANGING",
+    "DESCRIPTION",
+    "TOUCHED",
+    "announce",
+    "controls",
+    "find_tickets",
+    "listening_socket",
+    "read_options",
+    "serve_plainly",
+    "version_text",
+]
+
+TOUCHED = "bench://item"
+"""Clients on stdio subscribe to it; what is touched lies below."""
+
+CHANGING = "zz_changing"
+"""The only tool that ever changes, and the last of the list, in the order of coming and of names."""
+
+DESCRIPTION = "Finds the tickets of one sprint that mention a text, newest first."
+
+Change = Callable[[int], Awaitable[None]]
+Touch = Callable[[str], Awaitable[None]]
+
+
+def find_tickets(sprint: int, text: str = "", limit: int = 20) -> str:
+    return f"nothing in sprint {sprint} mentions {text!r}"[:limit]
+
+
+def version_text(version: int) -> str:
+    """Of a fixed length, so that the floor can write it into recorded bytes."""
+    return f"Version {version:06} of a tool that changes."
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("transport", choices=["http", "stdio"])
+    parser.add_argument("--tools", type=int, default=10)
+    parser.add_argument("--own-process", action="store_true", help="Tidings: with `live.run()`")
+    return parser.parse_args()
+
+
+def controls(route: Callable[..., Any], change: Change, touch: Touch) -> None:
+    """Add both controls; `route` is the server's own `custom_route`."""
+
+    async def on_change(request: Request) -> Response:
+        first, count = int(request.query_params["version"]), int(request.query_params.get("count", "1"))
+        for version in range(first, first + count):
+            await change(version)
+        return JSONResponse({})
+
+    async def on_touch(request: Request) -> Response:
+        for _ in range(int(request.query_params.get("count", "1"))):
+            await touch(request.query_params["uri"])
+        return JSONResponse({})
+
+    route("/change", methods=["POST"])(on_change)
+    route("/touch", methods=["POST"])(on_touch)
+
+
+def listening_socket() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0), backlog=4096)
+
+
+def announce(port: int) -> None:
+    sys.stdout.write(f"{port}\n")
+    sys.stdout.flush()
+
+
+def serve_plainly(app: Any) -> None:
+    """As `uvicorn app:app` does, without a line of log per request."""
+    import uvicorn
+
+    listener = listening_socket()
+    announce(listener.getsockname()[1])
+    config = uvicorn.Config(
+        app, loop="uvloop", http="httptools", log_level="warning", access_log=False, timeout_graceful_shutdown=1
+    )
+    uvicorn.Server(config).run(sockets=[listener])

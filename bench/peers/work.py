@@ -1,0 +1,222 @@
+"""What every peer is made to do over HTTP, and what is read off its process meanwhile.
+
+A sitting is one process of one server, with one or a few parts of the work; `SITTINGS` has them all. It notes one value
+per figure. CPU is the server's own, of all its threads.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.peers.programs import Load, Peer, Server, loading, serving
+
+__all__ = ["SITTINGS", "Part", "Scale", "Sitting", "sit"]
+
+CONNECTIONS = 32
+"""That ask for lists at the same time: enough that a server never waits for the next request."""
+
+BURST = 20
+OTHERS = 10_000
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of everything."""
+
+    streams: tuple[int, ...] = (1, 100, 1000)
+    legacy: tuple[int, ...] = (100, 1000)
+    herds: tuple[int, ...] = (1000,)
+    others: int = OTHERS
+    busy: float = 0.5
+    """Seconds that the changes of one figure should take together."""
+    listing: float = 1.0
+    """Seconds in which lists are asked for."""
+    most_tools: int = 1000
+
+    @property
+    def crowd(self) -> int:
+        """The streams of figures that are taken with one number of them only."""
+        return 1000 if 1000 in self.streams else max(self.streams)
+
+
+@dataclass
+class Watch:
+    """One server under one client: does something and says what it took."""
+
+    server: Server
+    load: Load
+    tools: int
+    notes: dict[str, float]
+
+    def put(self, key: str, value: float) -> None:
+        self.notes[key] = value
+
+    def ask(
+        self, command: str, first: int = 0, text: str | int = "x", seconds: float = 60
+    ) -> tuple[dict[str, Any], float]:
+        """The client's answer, and the seconds of CPU that the server used meanwhile."""
+        before = self.server.cpu()
+        found = self.load.ask(command, first, text, seconds)
+        return found, self.server.cpu() - before
+
+
+def told(watch: Watch, key: str, streams: int, scale: Scale) -> float:
+    """Single changes, one after the other, each until the last stream is told. Gives the CPU of one delivery."""
+    first, _ = watch.ask("change", 1, 1)
+    rounds = max(2, min(200, int(scale.busy / first["times"][0])))
+    found, cpu = watch.ask("change", rounds, 1, 120)
+    deliveries = rounds * streams
+    watch.put(f"{key}last/{streams}", 1e3 * statistics.median(found["times"]))
+    watch.put(f"{key}delivery/{streams}", 1e6 * cpu / deliveries)
+    watch.put(f"{key}client/{streams}", 1e6 * found["cpu"] / deliveries)
+    watch.put(f"{key}client-busy/{streams}", 100 * found["cpu"] / sum(found["times"]))
+    return cpu / deliveries
+
+
+def opened(watch: Watch, key: str, command: str, sizes: tuple[int, ...], scale: Scale) -> None:
+    """Grow to each number of streams, and tell them."""
+    start, before = watch.server.memory(), 0
+    for streams in sizes:
+        found, cpu = watch.ask(command, streams, "tools", 120)
+        number = streams - before
+        if number >= 90:
+            watch.put(f"{key}opens/{streams}", number / found["times"][0])
+            watch.put(f"{key}open/{streams}", 1e6 * cpu / number)
+            watch.put(f"{key}memory/{streams}", (watch.server.memory() - start) / streams / 1e3)
+        told(watch, key, streams, scale)
+        before = streams
+
+
+def listed(watch: Watch, key: str, era: str, scale: Scale) -> None:
+    tools = watch.tools
+    watch.ask("list", 1, era, scale.listing / 5)  # the first answer is made, not kept
+    # Of large lists, few are asked for at once: the slowest server takes a tenth of a second for one.
+    found, cpu = watch.ask("list", CONNECTIONS if tools < 1000 else 8, era, scale.listing)
+    answers, taken = found["answers"], found["times"][0]
+    watch.put(f"{key}lists/{tools}", answers / taken)
+    watch.put(f"{key}list/{tools}", 1e6 * cpu / answers)
+    watch.put(f"{key}list-client/{tools}", 1e6 * found["client"] / answers)
+    watch.put(f"{key}list-client-busy/{tools}", 100 * found["client"] / taken)
+
+
+def herd(watch: Watch, key: str, streams: int, era: str) -> None:
+    tools = watch.tools
+    found, cpu = watch.ask("herd", 0, era, 120)
+    # A second one where it is cheap: the first has connections to accept.
+    if found["times"][0] < 1:
+        found, cpu = watch.ask("herd", 0, era, 120)
+    watch.put(f"{key}herd-{tools}/{streams}", 1e3 * found["times"][0])
+    watch.put(f"{key}herd-{tools}-cpu/{streams}", 1e6 * cpu / streams)
+    watch.put(f"{key}herd-{tools}-stale/{streams}", found["stale"])
+    watch.put(f"{key}herd-{tools}-client-busy/{streams}", 100 * found["cpu"] / found["times"][0])
+
+
+# Sittings
+
+
+def fan_out(watch: Watch, scale: Scale) -> None:
+    """Streams of tools, in growing numbers."""
+    opened(watch, "", "open", scale.streams, scale)
+
+
+def back_to_back(watch: Watch, scale: Scale) -> None:
+    """Many changes in one request: how long until all know the last one."""
+    watch.ask("open", scale.crowd, "tools")
+    found, cpu = watch.ask("burst", BURST, "x", 120)
+    watch.put(f"burst/{scale.crowd}", 1e3 * found["times"][0])
+    watch.put(f"burst-cpu/{scale.crowd}", 1e6 * cpu / BURST / scale.crowd)
+    watch.put(f"burst-told/{scale.crowd}", found["notifications"] / scale.crowd)
+
+
+def lists(watch: Watch, scale: Scale) -> None:
+    listed(watch, "", "modern", scale)
+
+
+def legacy_lists(watch: Watch, scale: Scale) -> None:
+    listed(watch, "legacy-", "legacy", scale)
+
+
+def herds(watch: Watch, scale: Scale) -> None:
+    for streams in scale.herds:
+        watch.ask("open", streams, "tools", 120)
+        herd(watch, "", streams, "modern")
+
+
+def legacy(watch: Watch, scale: Scale) -> None:
+    """Sessions with a standing GET stream, and a herd of them."""
+    opened(watch, "legacy-", "session", scale.legacy, scale)
+    herd(watch, "legacy-", scale.legacy[-1], "legacy")
+
+
+def one_uri(watch: Watch, scale: Scale) -> None:
+    """The content of one URI changes, of 10,000 that are subscribed to, by 100 streams."""
+    streams = 100
+    each = scale.others // streams
+    watch.ask("open", streams, f"uris:{each}")
+    uri = f"bench://item/{scale.others // 2}"
+    watch.ask("touch", 5, uri)
+    found, cpu = watch.ask("touch", 200, uri)
+    watch.put("uri", 1e3 * statistics.median(found["times"]))
+    watch.put("uri-cpu", 1e6 * cpu / 200)
+
+
+def others(watch: Watch, scale: Scale) -> None:
+    """What a delivery costs with many streams that watch something else, over what it costs without."""
+    streams = scale.crowd
+    watch.ask("open", streams, "tools")
+    alone = told(watch, "alone-", streams, scale)
+    watch.ask("open", streams + scale.others, "prompts", 120)
+    beside = told(watch, "beside-", streams, scale)
+    watch.put("others", beside / alone)
+
+
+@dataclass(frozen=True)
+class Part:
+    key: str
+    work: Callable[[Watch, Scale], None]
+    needs: str = "listen"
+    """What a peer must do to take part."""
+
+
+@dataclass(frozen=True)
+class Sitting:
+    tools: int
+    parts: tuple[Part, ...]
+    """In an order in which none is in the way of the next."""
+    is_taken_once: bool = False
+    """In the first round only: it takes long, or its ratios are far from their bounds."""
+    only: frozenset[str] = frozenset()
+    """Of these peers; of all, if empty."""
+
+    def parts_of(self, peer: Peer, wanted: Container[str]) -> list[Part]:
+        if self.only and peer.key not in self.only:
+            return []
+        return [part for part in self.parts if part.needs in peer.does and part.key in wanted]
+
+
+LISTS = Part("lists", lists, "lists")
+HERD = Part("herd", herds)
+LEGACY_LISTS = Part("legacy-lists", legacy_lists, "legacy")
+
+SITTINGS = (
+    Sitting(10, (LISTS, Part("fanout", fan_out))),
+    Sitting(10, (Part("burst", back_to_back), HERD)),
+    Sitting(100, (LISTS, LEGACY_LISTS, HERD)),
+    Sitting(1000, (LISTS,), is_taken_once=True),
+    Sitting(10, (Part("legacy", legacy, "legacy"),)),
+    Sitting(10, (LEGACY_LISTS,)),
+    Sitting(10, (Part("uri", one_uri),), is_taken_once=True, only=frozenset({"own", "asgi", "sdk", "typescript"})),
+    Sitting(10, (Part("others", others),), is_taken_once=True, only=frozenset({"own", "asgi"})),
+)
+
+
+def sit(sitting: Sitting, parts: list[Part], peer: Peer, scale: Scale, programs: Path, notes: dict[str, float]) -> None:
+    """Take the figures of one sitting once; what came before a failure is kept."""
+    with serving(peer, sitting.tools, programs) as server, loading(server, programs) as load:
+        watch = Watch(server, load, sitting.tools, notes)
+        for part in parts:
+            part.work(watch, scale)

@@ -1,0 +1,203 @@
+"""What it costs to remember: a change with the store on and off, side by side, and the file after a million changes.
+
+    python bench/store.py [--quick] [--changes N] [--json]
+
+CPU of the whole process, the thread that writes included: what is asked is the cost, wherever it falls. Both sides take
+turns. The clock of a round ends when the last batch is written. Every row prints the ratio, with its spread over the
+rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from time import perf_counter, process_time, thread_time
+from typing import Any
+
+from mcp.server import MCPServer
+
+from tidings import Notification, Policy
+from tidings.frames import Shape, render
+from tidings.live import Live
+from tidings.store.sqlite import peek
+
+TARGET = 1.3
+SHAPE = Shape(is_sse=True, is_tagged=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    key: str
+    figure: str
+    value: float
+    low: float
+    high: float
+    unit: str
+    target: str = ""
+    met: bool | None = None
+    note: str = ""
+
+
+def definition(number: int, edition: int) -> dict[str, Any]:
+    return {
+        "name": f"tool_{number}",
+        "description": f"Finds the tickets of one sprint that mention a text (edition {edition}).",
+        "inputSchema": {
+            "type": "object",
+            "properties": {"sprint": {"type": "integer"}, "text": {"type": "string"}},
+            "required": ["sprint"],
+        },
+    }
+
+
+class Side:
+    """A live server with so many readers, and a store or none."""
+
+    def __init__(self, store: Path | None, readers: int) -> None:
+        self.live = Live(MCPServer("bench"), store=store)
+        self._edition = count()
+        for _ in range(readers):
+            self.live.hub.subscribe(self.live.hub.open(self._deliver), "tools", uris=["file:///{+path}"])
+        with self.live.catalog.batch():
+            for number in range(200):
+                self.live.catalog.tools.add(definition(number, -1))
+
+    @staticmethod
+    def _deliver(notification: Notification) -> object:
+        return notification.frames.get(SHAPE) or render(notification, SHAPE)
+
+    def change_tools(self, changes: int) -> None:
+        tools, edition = self.live.catalog.tools, self._edition
+        for number in range(changes):
+            tools.add(definition(number % 200, next(edition)), replace=True)
+
+    def change_contents(self, changes: int) -> None:
+        resources, edition = self.live.catalog.resources, self._edition
+        for number in range(changes):
+            resources.updated(f"file:///notes/{number % 1000}.md", etag=str(next(edition)))
+
+    def timed(self, work: Callable[[int], None], changes: int) -> tuple[float, float]:
+        """CPU of the process and of this thread, in seconds for one change."""
+        start, here = process_time(), thread_time()
+        work(changes)
+        here = thread_time() - here
+        self.live.keeper.flush(60)
+        return (process_time() - start) / changes, here / changes
+
+
+def compare(folder: Path, name: str, readers: int, rounds: int, changes: int) -> list[Row]:
+    sides = [Side(None, readers), Side(folder / f"{name}-{readers}.db", readers)]
+    works = [getattr(side, f"change_{name}") for side in sides]
+    times: list[list[tuple[float, float]]] = [[], []]
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(-1, rounds):
+            for index in (0, 1) if turn % 2 else (1, 0):
+                taken = sides[index].timed(works[index], changes)
+                if turn >= 0:
+                    times[index].append(taken)
+    finally:
+        gc.enable()
+        for side in sides:
+            side.live.close()
+    rows = []
+    for at, what in enumerate(("in all", "for whoever makes it")):
+        without, with_store = ([each[at] for each in side] for side in times)
+        each = [b / a for a, b in zip(without, with_store, strict=True)]
+        low, _, high = statistics.quantiles(each, n=4, method="inclusive")
+        value = statistics.median(with_store) / statistics.median(without)
+        readers_text = f"{readers} reader{'' if readers == 1 else 's'}"
+        rows.append(
+            Row(
+                f"store_{name}_{readers}_{'process' if at == 0 else 'thread'}",
+                f"a change of {name}, {readers_text}, store on over off, {what}",
+                value,
+                low,
+                high,
+                "×",
+                f"≤ {TARGET}",
+                value <= TARGET,
+                f"{1e6 * statistics.median(with_store):.1f} over {1e6 * statistics.median(without):.1f} µs",
+            )
+        )
+    return rows
+
+
+def many(folder: Path, changes: int) -> list[Row]:
+    """The bounds of journal and file over very many changes, with the policy's own defaults but for the time."""
+    path = folder / "many.db"
+    side = Side(path, 0)
+    side.live.close()
+    side.live = live = Live(MCPServer("bench"), store=path, policy=Policy(journal_changes=2_000))
+    wal = path.with_name(path.name + "-wal")
+    largest = longest = half = 0
+    start = perf_counter()
+    for part in range(100):
+        side.change_tools(changes // 200)
+        side.change_contents(changes // 200)
+        live.keeper.flush(60)
+        largest = max(largest, path.stat().st_size + (wal.stat().st_size if wal.exists() else 0))
+        longest = max(longest, len(live.hub.journal))
+        if part == 49:
+            half = largest
+    took = perf_counter() - start
+    live.close()
+    kept = len(peek(path).journal)
+    rate = f"{changes:,} changes in {took:.1f} s"
+    return [
+        Row("store_file", f"the file and its log at their largest, {changes:,} changes", largest / 2**20, half / 2**20,
+            largest / 2**20, "MiB", "≤ 32", largest <= 32 << 20, rate),
+        Row("store_grows", "the second half's largest over the first half's", largest / half, 1, 1, "×", "≤ 1.1",
+            largest <= 1.1 * half),
+        Row("store_journal", "changes in the journal at most", longest, longest, longest, "", "≤ 4,000",
+            longest <= 4_000, f"{kept} in the file, {path.stat().st_size / 2**20:.1f} MiB when closed"),
+    ]  # fmt: skip
+
+
+def lone(folder: Path, times: int) -> Row:
+    """What one change by itself costs, since it is a transaction by itself."""
+    side = Side(folder / "lone.db", 0)
+    side.live.keeper.flush(60)
+    taken = [side.timed(side.change_tools, 1)[0] for _ in range(times)]
+    side.live.close()
+    low, middle, high = (1e6 * value for value in statistics.quantiles(taken, n=4, method="inclusive"))
+    return Row("store_lone", "one change alone, written at once", middle, low, high, "µs", note="CPU, in all")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, and 40,000 changes in place of a million")
+    parser.add_argument("--changes", type=int, help="for the bounds; 1,000,000 unless told")
+    parser.add_argument("--json", action="store_true", dest="as_json")
+    options = parser.parse_args()
+    rounds, changes = (5, 4_000) if options.quick else (15, 10_000)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rows = []
+        for readers in (0, 1, 100):
+            for what in ("tools", "contents"):
+                rows += compare(folder, what, readers, rounds, max(200, changes // (1 + readers // 10)))
+        rows.append(lone(folder, 20 if options.quick else 200))
+        rows += many(folder, options.changes or (40_000 if options.quick else 1_000_000))
+    if options.as_json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores")
+        for row in rows:
+            met = {True: "met", False: "NOT MET", None: ""}[row.met]
+            spread = f"{row.low:,.2f} … {row.high:,.2f}"
+            print(f"{row.figure:75} {row.value:10,.2f} {row.unit:4} ({spread}) {row.target:8} {met:8} {row.note}")
+
+
+if __name__ == "__main__":
+    main()

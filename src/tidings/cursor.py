@@ -1,0 +1,86 @@
+"""Where a client stands: of each topic the version that it knows, and in which life of which server that was.
+
+The client keeps it and the server keeps nothing: that is what makes a stateless protocol resumable. So whatever comes
+back may be old, another server's, or garbage. None of it is an error; what can't be relied on counts as "unknown", and
+its reader is told to refetch.
+
+On the wire: `{"epoch": …, "topics": {"tools": {"revision": …, "digest": …}}, "uris": {"file:///a": {…}}}`. A version of
+`null` says that the client was never told of that topic; a topic that is not there is taken as known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidings.model import Feature, Topic, Version
+
+__all__ = ["Cursor", "told_by"]
+
+_FEATURES = {feature.value: feature for feature in Feature}
+_MOST_URIS = 10_000
+"""As many as one subscriber may watch. A client that claims more is told to refetch."""
+_LONGEST_DIGEST = 128
+_LARGEST_REVISION = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    epoch: str
+    versions: Mapping[Topic, Version | None] = field(default_factory=dict)
+    """None for a topic of which the client was never told, or says something that can't be read."""
+
+    @classmethod
+    def parse(cls, given: Any) -> Cursor | None:
+        """From any JSON value at all; None for one that says nothing of where its client stands."""
+        if not isinstance(given, Mapping) or not isinstance(epoch := given.get("epoch"), str):
+            return None
+        topics, uris = given.get("topics", {}), given.get("uris", {})
+        if not isinstance(topics, Mapping) or not isinstance(uris, Mapping) or len(uris) > _MOST_URIS:
+            return None
+        versions: dict[Topic, Version | None] = {
+            feature: _version(topics[name]) for name, feature in _FEATURES.items() if name in topics
+        }
+        return cls(epoch, versions | {uri: _version(version) for uri, version in uris.items() if isinstance(uri, str)})
+
+    def as_json(self) -> dict[str, Any]:
+        written: dict[str, Any] = {"epoch": self.epoch}
+        for topic, version in self.versions.items():
+            member, name = ("topics", topic.value) if isinstance(topic, Feature) else ("uris", topic)
+            written.setdefault(member, {})[name] = None if version is None else version._asdict()
+        return written
+
+    def then(self, newer: Cursor) -> Cursor:
+        """For a client: where it stands once it has read something newer."""
+        return newer if newer.epoch != self.epoch else Cursor(self.epoch, {**self.versions, **newer.versions})
+
+    def told(self, epoch: str) -> dict[Topic, Version | None]:
+        """What the client was told last, in the terms of the hub of this epoch: `hub.subscribe(told=…)`.
+
+        The digest of a list is of its content, so an equal one means the same list in any epoch. A content's may be
+        made of its revision, and means something in its own epoch only.
+        """
+        if epoch == self.epoch:
+            return dict(self.versions)
+        return {
+            topic: Version(-1, version.digest) if version is not None and isinstance(topic, Feature) else None
+            for topic, version in self.versions.items()
+        }
+
+
+def told_by(given: Any, epoch: str, topics: Iterable[Topic]) -> dict[Topic, Version | None]:
+    """What a client that came with any JSON value as its cursor, and watches these topics, was told last."""
+    cursor = Cursor.parse(given)
+    return dict.fromkeys(topics) if cursor is None else cursor.told(epoch)
+
+
+def _version(given: Any) -> Version | None:
+    if not isinstance(given, Mapping):
+        return None
+    revision, digest = given.get("revision"), given.get("digest")
+    if isinstance(revision, bool) or not isinstance(revision, int) or not 0 <= revision < _LARGEST_REVISION:
+        return None
+    if not isinstance(digest, str) or len(digest) > _LONGEST_DIGEST:
+        return None
+    return Version(revision, digest)

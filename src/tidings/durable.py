@@ -1,0 +1,379 @@
+"""Subscriptions that outlive their connection, and with a store their server.
+
+A durable subscription has a name that its client chose, bound to the client's principal. It keeps what it watches, on
+which terms, and what it was last told; whoever comes back under its name is told what differs. It is forgotten after a
+time without its client. Not a queue: like every subscriber it remembers versions, and no events.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+from msgspec import structs
+
+from tidings.errors import LimitReached
+from tidings.model import Feature, Topic, Version
+from tidings.patterns import is_pattern
+
+if TYPE_CHECKING:
+    from tidings.hub import Hub
+    from tidings.visit import Visit
+
+__all__ = ["MOST_CONTENTS", "SERVER", "Durable", "Durables", "Key", "Owner", "Webhook"]
+
+logger = logging.getLogger(__name__)
+
+Owner: TypeAlias = tuple[str, str | None] | None
+"""Whose it is: `Principal.who`, or None where nobody has to say who they are."""
+
+SERVER: Owner = ("", "")
+"""Of those that the server's own code has put, or whoever runs it: no caller's, so that none can take them over."""
+
+Key: TypeAlias = tuple[Owner, str]
+"""Owner and name."""
+
+
+class Webhook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a durable subscription is delivered to without a stream, and how that goes."""
+
+    url: str
+    secret: str
+    """One, or several with spaces between them while one takes the place of another."""
+    scopes: tuple[str, ...] = ()
+    """What its owner's token allowed when it was put: `authorize` is asked again at every start."""
+    attempts: int = 0
+    """How many in a row have failed."""
+    next_attempt: float | None = None
+    last_success: float | None = None
+    last_error: str | None = None
+    is_dead: bool = False
+    """Given up: nothing is sent until somebody puts the subscription anew."""
+
+    def revived(self) -> Webhook:
+        return structs.replace(self, attempts=0, next_attempt=None, is_dead=False)
+
+
+class Durable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One durable subscription as it is kept. Times are the catalog's, in seconds since 1970."""
+
+    name: str
+    owner: Owner = None
+    features: tuple[Feature, ...] = ()
+    uris: tuple[str, ...] = ()
+    """URIs and patterns."""
+    terms: dict[str, Any] = {}
+    """What was honoured of `dev.tidings/filter`, in the wire's own words."""
+    as_of: int = 0
+    """The revision as of which it knows everything that it watches, but for the following."""
+    lists: dict[Feature, Version | None] = {}
+    """What it was last told of each list; None for never."""
+    contents: dict[str, Version | None] = {}
+    """The same of contents, where `as_of` does not say it."""
+    ttl: float = 0.0
+    created: float = 0.0
+    expires: float | None = None
+    """None while its client is there."""
+    webhook: Webhook | None = None
+
+    @property
+    def told(self) -> dict[Topic, Version | None]:
+        told: dict[Topic, Version | None] = {}
+        told.update(self.lists.items())
+        told.update(self.contents.items())
+        return told
+
+    @property
+    def key(self) -> Key:
+        return (self.owner, self.name)
+
+
+_MOST_NAME = 256
+"""Characters of a name: a client chooses it."""
+
+MOST_CONTENTS = 256
+"""Watched URIs whose version is kept by itself. Of more, `as_of` and the journal know enough; at worst one is told of a
+content that came to be what it was before."""
+
+_SLICE = 64
+"""Subscriptions that are looked at without letting others at the hub."""
+
+Sink: TypeAlias = Callable[[Key, Durable | None], None]
+
+
+class Durables:
+    """The durable subscriptions of one hub, connected or not. Shares its lock, so it may be used from any thread."""
+
+    def __init__(self, hub: Hub, kept: Iterable[Durable] = (), *, rouse: Callable[[], None] | None = None) -> None:
+        """`kept` is what an earlier life left; `rouse` is called when there is something to `collect`."""
+        self.hub = hub
+        self.rouse = rouse
+        self.is_saved: Callable[[int], bool] | None = None
+        """Whether a revision is written down. With it, nobody is told here of what would be forgotten if the server
+        died in this moment: whoever was told must find its own version known when it comes back."""
+        self.on_hold: Callable[[], None] | None = None
+        """Called when somebody is not told for that, so that `release` is called in time."""
+        self.held: dict[Visit, None] = {}
+        self._lock = hub.catalog.lock
+        self._now = hub.catalog.now
+        self._kept: dict[Key, Durable] = {}
+        self._owned: Counter[Owner] = Counter()
+        self._visits: dict[Key, Visit] = {}
+        self._marked: dict[Key, bool] = {}
+        """What is to be collected: for sure, or (False) if it is another one by then."""
+        self._sinks: list[Sink] = []
+        self._next_expiry = 0.0
+        for durable in kept:
+            self._set(durable if durable.expires is not None else self._orphaned(durable))
+
+    # Asking
+
+    def all(self, owner: Owner | EllipsisType = ...) -> list[Durable]:
+        """Those of one owner, or of all, in the order of their names."""
+        with self._lock:
+            self._expire()
+            found = [each for each in self._kept.values() if owner is ... or each.owner == owner]
+            return sorted(found, key=lambda each: (each.name, each.owner or ("", None)))
+
+    def get(self, key: Key) -> Durable | None:
+        with self._lock:
+            self._expire()
+            return self._kept.get(key)
+
+    def is_connected(self, key: Key) -> bool:
+        with self._lock:
+            return key in self._visits
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def follow(self, sink: Sink) -> Callable[[], None]:
+        """Call `sink` with each one that is put or removed (None), by whomever; returns how to stop it."""
+        self._sinks.append(sink)
+        return lambda: self._sinks.remove(sink) if sink in self._sinks else None
+
+    # Changing
+
+    def put(self, durable: Durable) -> Durable:
+        """Set one, new or not. A new one knows everything as of now. Raises `LimitReached`."""
+        with self._lock:
+            self._expire()
+            known = self._kept.get(durable.key)
+            if known is None:
+                self._check_limits(durable.owner)
+                durable = self._begun(durable)
+            else:
+                durable = self._carried_on(known, durable)
+            self._set(durable)
+            self._mark(durable.key)
+            self._tell(durable.key, durable)
+            return durable
+
+    def change(self, key: Key, **fields: Any) -> Durable | None:
+        """Change some fields of one that is there."""
+        with self._lock:
+            known = self._kept.get(key)
+            if known is None:
+                return None
+            durable = structs.replace(known, **fields)
+            self._set(durable)
+            self._mark(key)
+            return durable
+
+    def remove(self, key: Key) -> bool:
+        """Forget one, and end its connection; whether there was one."""
+        with self._lock:
+            visit = self._visits.pop(key, None)
+            if visit is not None:
+                visit.let_go()
+            if self._kept.pop(key, None) is None:
+                return False
+            self._owned[key[0]] -= 1
+            self._mark(key)
+            self._tell(key, None)
+        if visit is not None:
+            visit.end()
+        return True
+
+    # For lanes
+
+    def terms(self, asked: Any, owner: Owner) -> dict[str, Any]:
+        """The terms that the one that is asked for had, for a client that names none this time."""
+        name = asked.get("name") if isinstance(asked, Mapping) else None
+        known = self.get((owner, name)) if isinstance(name, str) else None
+        return known.terms if known else {}
+
+    def enter(
+        self,
+        asked: Any,
+        owner: Owner,
+        features: Iterable[Feature],
+        uris: Iterable[str],
+        terms: Mapping[str, Any],
+        end: Callable[[], None],
+    ) -> Visit | None:
+        """A client is here, and asks (`{"name": …, "ttl": …}`, or anything at all) for its durable subscription; None
+        if there can't be one. Whoever was here under the name before is ended: the newer connection has it."""
+        from tidings.visit import Visit
+
+        name = asked.get("name") if isinstance(asked, Mapping) else None
+        if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
+            return None
+        longest = self.hub.policy.durable_ttl
+        ttl = asked.get("ttl")
+        is_number = isinstance(ttl, int | float) and not isinstance(ttl, bool) and ttl >= 0
+        fields: dict[str, Any] = {
+            "features": tuple(features),
+            "uris": tuple(uris),
+            "terms": dict(terms),
+            "ttl": min(float(ttl), longest) if is_number else longest,
+            "expires": None,
+        }
+        key = (owner, name)
+        with self._lock:
+            self._expire()
+            former = self._visits.pop(key, None)
+            if former is not None:
+                former.remember()
+                former.let_go()
+            known = self._kept.get(key)
+            if known is None:
+                try:
+                    self._check_limits(owner)
+                except LimitReached as error:
+                    logger.warning("%r is not made durable: %s", name, error)
+                    return None
+                durable = self._begun(Durable(name=name, owner=owner, **fields))
+            else:
+                durable = self._carried_on(known, structs.replace(known, **fields))
+            self._set(durable)
+            visit = self._visits[key] = Visit(self, durable, known, end)
+            self._mark(key)
+        if former is not None:
+            former.end()
+        return visit
+
+    # For a store
+
+    def release(self) -> None:
+        """Some revisions were written down, or it has been waited for that for too long."""
+        with self._lock:
+            held, self.held = self.held, {}
+            for visit in held:
+                visit.go_on()
+
+    def collect(self) -> dict[Key, Durable | None]:
+        """What changed since the last time; None for what was removed. On any thread, and never long at a time."""
+        found: dict[Key, Durable | None] = {}
+        with self._lock:
+            self._expire()
+            marked = list(self._marked)
+        for start in range(0, len(marked), _SLICE):
+            with self._lock:
+                for key in islice(marked, start, start + _SLICE):
+                    visit, before = self._visits.get(key), self._kept.get(key)
+                    is_settled = visit is None or visit.remember()
+                    now = self._kept.get(key)
+                    if self._marked[key] or now != before:
+                        found[key] = now
+                    if is_settled:
+                        del self._marked[key]
+                    else:
+                        self._marked[key] = False
+        return found
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is something to collect that is not settled yet: a reader may not have read it."""
+        return bool(self._marked)
+
+    # Inside
+
+    def _begun(self, durable: Durable) -> Durable:
+        """As one that knows everything as of now."""
+        news = self.hub.news
+        return structs.replace(
+            durable,
+            as_of=news.revision,
+            lists={feature: news.version(feature) for feature in durable.features},
+            contents={},
+            created=durable.created or self._now(),
+        )
+
+    def _orphaned(self, durable: Durable) -> Durable:
+        """One whose client was there when the server was killed: it has its whole time to come back. What changed after
+        this was written it may have heard of or not, even if all is now as it was."""
+        from tidings.visit import watched_by
+
+        expires = self._now() + durable.ttl
+        if durable.webhook is not None:
+            return structs.replace(durable, expires=expires)  # what it was told, it has confirmed
+        news = self.hub.news
+        lists = {
+            feature: None if news.version(feature).revision > durable.as_of else version
+            for feature, version in durable.lists.items()
+        }
+        is_watched = watched_by(durable.uris, self.hub)
+        newer = [uri for uri in news.contents_since(durable.as_of) if is_watched(uri)] if durable.uris else []
+        contents: dict[str, Version | None] = {**durable.contents, **dict.fromkeys(newer)}
+        return structs.replace(durable, lists=lists, contents=contents, expires=expires)
+
+    def _carried_on(self, known: Durable, durable: Durable) -> Durable:
+        """With what the former one was told; what that did not watch is known as of now."""
+        news = self.hub.news
+        lists = {feature: known.lists.get(feature, news.version(feature)) for feature in durable.features}
+        new = [uri for uri in durable.uris if uri not in known.uris and not is_pattern(uri)]
+        contents = {uri: news.version(uri) for uri in new[:MOST_CONTENTS]}
+        return structs.replace(
+            durable,
+            as_of=known.as_of,
+            lists=lists,
+            contents={**contents, **known.contents},
+            created=known.created,
+        )
+
+    def _set(self, durable: Durable) -> None:
+        if durable.key not in self._kept:
+            self._owned[durable.owner] += 1
+        self._kept[durable.key] = durable
+        if durable.expires is not None:
+            self._next_expiry = min(self._next_expiry or durable.expires, durable.expires)
+
+    def _mark(self, key: Key) -> None:
+        self._marked[key] = True
+        if self.rouse is not None:
+            self.rouse()
+
+    def _tell(self, key: Key, durable: Durable | None) -> None:
+        for sink in tuple(self._sinks):
+            try:
+                sink(key, durable)
+            except Exception:  # as a sink of the catalog
+                logger.exception("a sink of the durable subscriptions failed; going on")
+
+    def _check_limits(self, owner: Owner) -> None:
+        policy = self.hub.policy
+        counts = {"max_durables": len(self._kept)}
+        if owner is not None:
+            counts["max_durables_per_principal"] = self._owned[owner]
+        for name, count in counts.items():
+            if count >= getattr(policy, name):
+                raise LimitReached(
+                    f"there are {count} durable subscriptions; Policy.{name} allows {getattr(policy, name)}"
+                )
+
+    def _expire(self) -> None:
+        now = self._now()
+        if not self._next_expiry or now < self._next_expiry:
+            return
+        for key, each in list(self._kept.items()):
+            if each.expires is not None and each.expires <= now:
+                logger.info("the durable subscription %r has expired", each.name)
+                self.remove(key)
+        ends = [each.expires for each in self._kept.values() if each.expires is not None]
+        self._next_expiry = min(ends, default=0.0)

@@ -1,0 +1,67 @@
+"""`live.tools`, `live.prompts` and `live.resources`: changes that every client is told of, whatever the server is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tidings.errors import NotFound
+from tidings.model import Change, Feature
+
+if TYPE_CHECKING:
+    from tidings.live import Live
+
+__all__ = ["LiveItems", "LiveResources"]
+
+
+class LiveItems:
+    """`live.tools` and `live.prompts`: changes that every client is told of."""
+
+    def __init__(self, live: Live, feature: Feature) -> None:
+        self._live = live
+        self._feature = feature
+
+    def add(self, thing: Any, *, replace: bool = False, **options: Any) -> None:
+        """Add a function, with the options of the server's own decorator, or an item of the server's own class.
+
+        A low-level server takes a definition, and `handler=`.
+        """
+        self._live.source.add(self._feature, thing, replace=replace, **options)
+
+    def remove(self, key: str) -> None:
+        self._live.source.remove(self._feature, key)
+
+    def update(self, key: str, fields: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Change only the fields given."""
+        self._live.source.update(self._feature, key, {**(fields or {}), **more})
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._live.catalog.items(self._feature)
+
+    def __len__(self) -> int:
+        return len(self._live.catalog.items(self._feature))
+
+    def __iter__(self) -> Any:
+        return iter(self._live.catalog.items(self._feature))
+
+
+class LiveResources(LiveItems):
+    """`live.resources`: the list, and the contents behind it."""
+
+    def __init__(self, live: Live) -> None:
+        super().__init__(live, Feature.RESOURCES)
+
+    def updated(self, uri: str, *, etag: str | None = None, **metadata: Any) -> Sequence[Change]:
+        """The content of `uri` is another one: its subscribers are told."""
+        return self._live.catalog.resources.updated(uri, etag=etag, **metadata)
+
+    def deleted(self, uri: str) -> Sequence[Change]:
+        """The resource is gone: its subscribers are told, and it leaves the list."""
+        with self._live.catalog.batch() as changes:
+            if uri in self:
+                try:
+                    self.remove(uri)
+                except NotFound:
+                    pass  # listed by something that is not ours to change
+            self._live.catalog.resources.deleted(uri)
+        return changes

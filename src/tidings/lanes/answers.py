@@ -1,0 +1,215 @@
+"""Where the process is ours: modern lists answered at the connection, before there is an ASGI request at all.
+
+A request that was seen before, byte for byte up to its body, needs no parser; one that was not is held back until its
+body is there. Either way the same verdicts and the same bytes are used as by the front, and the response is what
+uvicorn would have written. When anything is missing or in doubt, the request goes on as if nothing had happened.
+
+Only for an app that has nothing between the connection and the front: no authentication, no middleware of anybody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
+
+from tidings.lanes.front import Front
+from tidings.lanes.lists import Kept
+from tidings.lanes.shortcut import front_of
+from tidings.lanes.verdicts import LISTS, Claim, Form, form_of
+
+__all__ = ["QuickAnswers"]
+
+_LARGEST: Final = 16_384
+"""Bytes of a request that is held back. A list request has a few hundred."""
+
+_MOST: Final = 1024
+"""Heads of requests that are remembered; past it they vary for some reason, and all are forgotten."""
+
+_LONGEST_HEAD: Final = 2048
+"""Bytes of a head that is remembered."""
+
+_ASIDE: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
+_FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
+"""Of which uvicorn makes the client's address in its log."""
+
+
+class _Door:
+    """What all connections of one server share."""
+
+    def __init__(self, path: str, front: Front) -> None:
+        self.path = path.encode()
+        self.front = front
+        self._heads: dict[bytes, tuple[Form, int]] = {}
+        """All the bytes of a request before its body, what of them is looked at, and how long the body is."""
+        self._defaults: list[tuple[bytes, bytes]] | None = None
+        self._start = b""
+
+    def recognize(self, head: bytes, body: bytes) -> Claim | None:
+        """The claim of a request that was seen before, if this is all of it."""
+        form, length = self._heads.get(head, (None, 0))
+        return None if form is None or len(body) != length else self.front.verdicts.known(form)
+
+    def remember(self, data: bytes, form: Form, body: bytes) -> None:
+        """The same bytes will be parsed in the same way: next time they need not be."""
+        head, _, rest = data.partition(b"\r\n\r\n")
+        if rest == body and body and len(head) <= _LONGEST_HEAD:
+            if len(self._heads) >= _MOST:
+                self._heads.clear()
+            self._heads[head] = (form, len(body))
+
+    def response(self, kept: Kept, tag: bytes, defaults: list[tuple[bytes, bytes]]) -> bytes:
+        if self._defaults is not defaults:  # uvicorn makes a new list when the date has changed
+            self._defaults = defaults
+            self._start = STATUS_LINE[200] + b"".join(b"%b: %b\r\n" % (name.lower(), value) for name, value in defaults)
+        length = len(kept.head) + len(tag) + len(kept.tail)
+        return b"".join((self._start, kept.lines % length, b"\r\n", kept.head, tag, kept.tail))
+
+
+_doors: WeakKeyDictionary[Config, _Door] = WeakKeyDictionary()
+
+
+class QuickAnswers(HttpToolsProtocol):
+    """Cooperative: may stand before another subclass of uvicorn's protocol."""
+
+    _door: _Door | None = None
+    _claim: Claim | None = None
+    """Of the request that is held back, if one is."""
+    _body = b""
+    _is_between = True
+    """Whether the parser stands between two requests."""
+    _data: bytes | None = None
+    """What has come in one piece, if it began with a request."""
+    _answered = 0.0
+    """When the last answer was given while the timer of an idle connection ran on."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+        super().connection_made(transport)
+        self._door = _door_of(self.config)
+
+    def data_received(self, data: bytes) -> None:
+        door = self._door
+        if door is None or not self._is_between or len(data) > _LARGEST:
+            super().data_received(data)
+            return
+        head, _, body = data.partition(b"\r\n\r\n")
+        claim = door.recognize(head, body)
+        if claim is not None and self._is_free():
+            found = door.front.answer(claim, body)
+            if found is not None:
+                self._respond(door, *found)
+                return
+        self._data = data
+        super().data_received(data)
+        self._data = None
+
+    def on_message_begin(self) -> None:
+        self._is_between = False
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._claim = self._find_claim()
+        if self._claim is None:
+            super().on_headers_complete()
+        else:
+            self._body = b""
+
+    def on_body(self, body: bytes) -> None:
+        if self._claim is None:
+            super().on_body(body)
+        else:
+            self._body += body
+
+    def on_message_complete(self) -> None:
+        self._is_between = True
+        claim, door, body = self._claim, self._door, self._body
+        if claim is None or door is None:
+            super().on_message_complete()
+            return
+        found = door.front.answer(claim, body) if self._is_free() else None
+        if found is None:
+            self._let_go()
+            super().on_message_complete()
+            return
+        self._claim = None
+        if self._data is not None:
+            door.remember(self._data, form_of(self.headers), body)
+        self._respond(door, *found)
+
+    def timeout_keep_alive_handler(self) -> None:
+        rest = self._answered + self.timeout_keep_alive - self.loop.time()
+        if rest <= 0:
+            super().timeout_keep_alive_handler()
+        else:
+            self.timeout_keep_alive_task = self.loop.call_later(rest, self.timeout_keep_alive_handler)
+
+    def shutdown(self) -> None:
+        self._let_go()
+        super().shutdown()
+
+    def _let_go(self) -> None:
+        """Let a request that is held back go where it would have gone."""
+        if self._claim is not None:
+            self._claim = None
+            super().on_headers_complete()
+            if self._body:
+                super().on_body(self._body)
+
+    def _is_free(self) -> bool:
+        """Whether an answer may be written here and now: nobody's is under way, and the client reads."""
+        is_answered = self.cycle is None or self.cycle.response_complete
+        return is_answered and not self.pipeline and not self.flow.write_paused and not self.transport.is_closing()
+
+    def _find_claim(self) -> Claim | None:
+        """What the request claims to be, if it may be a list that is answered here."""
+        door = self._door
+        if self.parser.should_upgrade():
+            self._door = None  # whatever comes next on this connection may not be HTTP
+            return None
+        if (
+            door is None
+            or self.url != door.path
+            or self.parser.get_method() != b"POST"
+            or self.parser.get_http_version() != "1.1"
+            or not self.parser.should_keep_alive()
+            or not self._is_free()
+        ):
+            return None
+        names = {name for name, _ in self.headers}
+        length = next((value for name, value in self.headers if name == b"content-length"), b"")
+        if names & _ASIDE or (self.access_log and names & _FORWARDED) or not length.isdigit():
+            return None
+        claim = door.front.verdicts.known(form_of(self.headers))
+        if claim is None or not claim.is_clear or claim.method not in LISTS or int(length) > _LARGEST:
+            return None
+        return claim
+
+    def _respond(self, door: _Door, kept: Kept, tag: bytes) -> None:
+        if self.access_log:
+            scope: Any = {"client": self.client, "path": door.path.decode(), "query_string": b""}
+            path = get_path_with_query_string(scope)
+            self.access_logger.info('%s - "%s %s HTTP/%s" %d', get_client_addr(scope), "POST", path, "1.1", 200)
+        self.transport.write(door.response(kept, tag, self.server_state.default_headers))
+        if self.timeout_keep_alive_task is None:
+            self.on_response_complete()
+        else:
+            # A timer that is stopped and started with every answer costs as much as the answer: it is looked at when
+            # it rings.
+            self.server_state.total_requests += 1
+            self._answered = self.loop.time()
+
+
+def _door_of(config: Config) -> _Door | None:
+    if config.root_path or config.limit_concurrency is not None:
+        return None
+    found = front_of(config.app)
+    if found is None:
+        return None
+    door = _doors.get(config)
+    if door is None:
+        door = _doors[config] = _Door(*found)
+    return door

@@ -1,0 +1,183 @@
+"""What the SDK's own checks say of a request's headers and params, remembered by their bytes.
+
+The same bytes always get the same verdict, so every distinct form of a request is checked once, by the SDK's functions,
+and found in a dict from then on. Nothing that depends on time, on the caller or on the connection takes part: who asks,
+and for which session, is looked at each time. A verdict only ever says "as good as any", never "refused": whatever did
+not pass is the SDK's to answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import msgspec
+from mcp.server.streamable_http import check_accept_headers
+from mcp.server.transport_security import TransportSecurityMiddleware
+from mcp.shared.inbound import InboundModernRoute, classify_inbound_request, find_duplicated_routing_header
+from mcp_types.methods import validate_client_request
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+from starlette.requests import Request
+
+if TYPE_CHECKING:
+    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+__all__ = ["LISTEN", "LISTS", "Claim", "Form", "Question", "Verdicts", "form_of"]
+
+LISTS = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "server/discover"})
+LISTEN = "subscriptions/listen"
+
+Form = tuple[tuple[bytes, bytes], ...]
+"""The headers that any of the checks looks at, as they came."""
+
+_CHECKED: Final = frozenset(
+    {b"host", b"origin", b"accept", b"content-type", b"mcp-protocol-version", b"mcp-method", b"mcp-name"}
+)
+_MODERN = frozenset(version.encode() for version in MODERN_PROTOCOL_VERSIONS)
+_LEGACY = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
+_OURS = frozenset(method.encode() for method in (*LISTS, LISTEN))
+
+_MOST = 1024
+"""Verdicts of each kind. Clients of one make send the same bytes, so there are dozens at most; past it somebody varies
+theirs on purpose, and all are forgotten."""
+_LARGEST = 4096
+"""Bytes of what is remembered, of headers and of params: nothing but the client's own description is in there."""
+
+_PLAIN_ID: Final = re.compile(rb'0|-?[1-9][0-9]{0,17}|"[ !#-\[\]-~]{0,128}"')
+"""Ids that look the same however they are encoded, so that they can be spliced in as they came."""
+
+
+class Claim(NamedTuple):
+    """What the headers say that a POST is."""
+
+    method: str
+    """Empty in the legacy era, where it stands in the body alone."""
+    version: str
+    """The modern version; empty in the legacy era, where it is the session's."""
+    is_clear: bool
+    """Whether all checks of the headers passed."""
+
+
+class Question(NamedTuple):
+    """A list request without anything that would make its answer another one than everybody's."""
+
+    method: str
+    tag: bytes
+    """The request id as it came."""
+
+
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    jsonrpc: Literal["2.0"]
+    id: msgspec.Raw
+    method: str
+    params: msgspec.Raw = msgspec.Raw(b"")
+
+
+_decoder = msgspec.json.Decoder(_Envelope)
+
+
+def form_of(headers: Iterable[tuple[bytes, bytes]]) -> Form:
+    return tuple([header for header in headers if header[0] in _CHECKED])
+
+
+class Verdicts:
+    def __init__(self, manager: StreamableHTTPSessionManager) -> None:
+        self._manager = manager
+        self._serves_sessions = manager.event_store is None
+        self._rules: tuple[bool, list[str], list[str]] | None = None
+        """The Host and Origin rules by which the claims were made."""
+        self._claims: dict[Form, Claim] = {}
+        self._plain: dict[tuple[str, str, bytes], bool] = {}
+
+    def known(self, form: Form) -> Claim | None:
+        """The claim, if these headers have been looked at before and the rules are still the same."""
+        settings = self._manager.security_settings
+        if settings is not None:
+            hosts, origins = settings.allowed_hosts, settings.allowed_origins
+            rules = (settings.enable_dns_rebinding_protection, hosts, origins)
+            if rules != self._rules:
+                self._claims.clear()
+                self._rules = (settings.enable_dns_rebinding_protection, [*hosts], [*origins])
+        elif self._rules is not None:
+            self._claims.clear()
+            self._rules = None
+        return self._claims.get(form)
+
+    async def examine(self, form: Form) -> Claim | None:
+        """What a POST with these headers is, or None if it is nothing to us."""
+        claim = await self._examine(form)
+        if claim is not None and sum(len(value) for _, value in form) <= _LARGEST:
+            _remember(self._claims, form, claim)
+        return claim
+
+    async def _examine(self, form: Form) -> Claim | None:
+        # HTTP allows whitespace after a value; httptools, unlike h11, leaves it there, and the SDK compares.
+        headers = [(name, value.strip(b" \t")) for name, value in form]
+        first = dict(reversed(headers))
+        version, method = first.get(b"mcp-protocol-version"), first.get(b"mcp-method", b"")
+        if version in _MODERN:
+            if method not in _OURS:
+                return None
+            name = method.decode()
+            is_clear = await self._passes(headers, is_stream=name == LISTEN)
+            return Claim(name, version.decode(), is_clear)
+        if (version is not None and version not in _LEGACY) or not self._serves_sessions:
+            return None
+        is_json = first.get(b"content-type", b"").partition(b";")[0].strip() == b"application/json"
+        return Claim("", "", is_json and await self._passes(headers))
+
+    async def _passes(self, headers: list[tuple[bytes, bytes]], *, is_stream: bool = False) -> bool:
+        manager = self._manager
+        request = Request({"type": "http", "method": "POST", "headers": headers})
+        has_json, has_sse = check_accept_headers(request)
+        security = TransportSecurityMiddleware(manager.security_settings)
+        return (
+            has_json
+            and (has_sse or (manager.json_response and not is_stream))
+            and find_duplicated_routing_header(request.headers.items()) is None
+            and await security.validate_request(request, is_post=True) is None
+        )
+
+    def question(self, method: str, version: str, body: bytes) -> Question | None:
+        """The list that a body asks for, or None if the SDK should answer. `method` is what the headers say, if
+        they do, and `version` the one that the answer is for."""
+        try:
+            envelope = _decoder.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        tag, asked = bytes(envelope.id), envelope.method
+        if (asked != method if method else asked not in LISTS) or _PLAIN_ID.fullmatch(tag) is None:
+            return None
+        params = bytes(envelope.params)
+        is_plain = self._plain.get((asked, version, params))
+        if is_plain is None:
+            is_plain = len(params) <= _LARGEST and self._is_plain(asked, version, params)
+            if len(params) <= _LARGEST:
+                _remember(self._plain, (asked, version, params), is_plain)
+        return Question(asked, tag) if is_plain else None
+
+    def _is_plain(self, method: str, version: str, raw: bytes) -> bool:
+        """Whether the SDK would accept these params, and they ask for nothing in particular: no page, no progress."""
+        handler = self._manager.app.get_request_handler(method)
+        try:
+            params = json.loads(raw) if raw else None
+            if handler is None or not (params is None or (isinstance(params, dict) and params.keys() <= {"_meta"})):
+                return False
+            if version in MODERN_PROTOCOL_VERSIONS:
+                body = {"method": method, "params": params}
+                headers = {"mcp-protocol-version": version, "mcp-method": method}
+                if not isinstance(classify_inbound_request(body, headers=headers), InboundModernRoute):
+                    return False
+            validate_client_request(method, version, params)
+            handler.params_type.model_validate(params or {}, by_name=False)
+        except (ValueError, KeyError, RecursionError):  # the first is the root of JSON's and of pydantic's errors
+            return False
+        return "progressToken" not in ((params or {}).get("_meta") or {})
+
+
+def _remember(memo: dict[Any, Any], key: object, verdict: object) -> None:
+    if len(memo) >= _MOST:
+        memo.clear()
+    memo[key] = verdict

@@ -1,0 +1,135 @@
+"""What a client asks for beyond the specification: to go on from a cursor or under a name, and how it wants to be told.
+
+It asks in the `_meta` of `subscriptions/listen`, or of `initialize`. A client whose SDK lets it put nothing there (the
+Python SDK's `Client` for one) says the same in its settings of the extension: `capabilities.extensions` (or, legacy,
+`experimental`) with `{"dev.tidings/changes": {"resume": …, "filter": …, "durable": …}}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tidings.cursor import told_by
+from tidings.durable import Owner
+from tidings.frames import CURSOR_KEY, DURABLE_KEY, EXTENSION, FILTER_KEY, RESUME_KEY, Shape
+from tidings.model import Feature, Topic, Version
+from tidings.subscriber import Subscriber
+from tidings.terms import Terms
+from tidings.visit import Visit
+
+if TYPE_CHECKING:
+    from tidings.gate import Principal
+    from tidings.live import Live
+
+__all__ = ["Wish"]
+
+_ABSENT: Any = object()
+
+
+class Wish:
+    """What one client asks for, as far as it is honoured."""
+
+    __slots__ = (
+        "_durable",
+        "_later",
+        "_live",
+        "_owner",
+        "_resume",
+        "_says_terms",
+        "_visit",
+        "filter",
+        "is_extended",
+        "policy",
+        "terms",
+    )
+
+    def __init__(self, live: Live, meta: object, capabilities: object, principal: Principal | None) -> None:
+        """`meta` and `capabilities` are the client's: any JSON at all, or nothing."""
+        asked = meta if isinstance(meta, Mapping) else {}
+        settings = _settings(capabilities)
+        self.is_extended = settings is not None
+        """Whether the client declared `dev.tidings/changes`."""
+        self._live = live
+        self._later: dict[Topic, Version | None] | None = None
+        self._resume = asked.get(RESUME_KEY, (settings or {}).get("resume", _ABSENT))
+        self._durable = asked.get(DURABLE_KEY, (settings or {}).get("durable", _ABSENT))
+        self._owner: Owner = principal.who if principal is not None else None
+        self._visit: Visit | None = None
+        kept = live.durables.terms(self._durable, self._owner) or _ABSENT
+        wanted = asked.get(FILTER_KEY, (settings or {}).get("filter", kept))
+        bounds = live.terms_of(principal)
+        self._says_terms = wanted is not _ABSENT or bounds is not None
+        self.terms = Terms.parse(wanted, live.policy)
+        self.filter = self.terms.filter
+        if bounds is not None:
+            # Both filters count, also where both name patterns, which no single list of patterns could say.
+            self.filter = self.filter.narrowed(bounds.filter) if self.filter else bounds.filter
+            self.terms = self.terms.within(bounds, live.policy)
+        self.policy = self.terms.policy(live.policy)
+
+    def shape(self, *, is_sse: bool = False, is_tagged: bool = False) -> Shape:
+        policy = self.policy
+        return Shape(policy.detail, policy.max_changes_per_frame, is_sse, is_tagged, self.is_extended, self._live.epoch)
+
+    @property
+    def is_special(self) -> bool:
+        """Whether the client knows of any of this, and will look for an answer."""
+        return self.is_extended or self._says_terms or self._resume is not _ABSENT or self._durable is not _ABSENT
+
+    @property
+    def kept_uris(self) -> tuple[str, ...]:
+        """What the durable subscription that is asked for watches already. A session's is nowhere else."""
+        name = self._durable.get("name") if isinstance(self._durable, Mapping) else None
+        known = self._live.durables.get((self._owner, name)) if isinstance(name, str) else None
+        return known.uris if known is not None else ()
+
+    def enter(self, topics: Iterable[Topic], end: Callable[[], None]) -> None:
+        """Take the durable subscription that is asked for, if any is. `end` is called when somebody else takes it."""
+        if self._durable is _ABSENT or self._live.is_stopping:
+            return
+        topics = list(topics)
+        features = [topic for topic in topics if isinstance(topic, Feature)]
+        uris = [topic for topic in topics if not isinstance(topic, Feature)]
+        self._visit = self._live.durables.enter(
+            self._durable, self._owner, features, uris, self.terms.as_json() if self._says_terms else {}, end
+        )
+
+    def watch(self, subscriber: Subscriber) -> None:
+        """Let the durable subscription remember what this subscriber is told."""
+        if self._visit is not None:
+            self._visit.watch(subscriber)
+
+    def told(self, topics: Iterable[Topic]) -> dict[Topic, Version | None] | None:
+        """What the client was told last of what it watches, if it comes back: for `hub.subscribe(told=…)`."""
+        resumed = self._resumed(topics)
+        return self._visit.told(resumed) if self._visit is not None else resumed
+
+    def told_once(self, uri: str) -> dict[Topic, Version | None]:
+        """The same for a content that a session subscribes to later: afterwards, the hub knows better."""
+        if self._later is None:
+            told = self._resumed(()) or {}
+            self._later = {topic: told[topic] for topic in told if isinstance(topic, str)}
+        return {uri: self._later.pop(uri)} if uri in self._later else {}
+
+    def acknowledged(self, topics: Iterable[Topic]) -> dict[str, Any]:
+        """What the `_meta` of the acknowledgement says: where the client stands, and what was honoured."""
+        topics = list(topics)
+        # What it is about to be told, it does not know yet: its stream may break before.
+        said: dict[str, Any] = {CURSOR_KEY: self._live.cursor(topics, self.told(topics))}
+        if self._visit is not None:
+            said[DURABLE_KEY] = self._visit.ack
+        return said | {FILTER_KEY: self.terms.as_json()} if self._says_terms else said
+
+    def _resumed(self, topics: Iterable[Topic]) -> dict[Topic, Version | None] | None:
+        return told_by(self._resume, self._live.epoch, topics) if self._resume is not _ABSENT else None
+
+
+def _settings(capabilities: object) -> Mapping[str, Any] | None:
+    """Those of the extension; None if the client did not declare it."""
+    if not isinstance(capabilities, Mapping):
+        return None
+    for declared in (capabilities.get("extensions"), capabilities.get("experimental")):
+        if isinstance(declared, Mapping) and EXTENSION in declared:
+            return declared[EXTENSION] if isinstance(declared[EXTENSION], Mapping) else {}
+    return None

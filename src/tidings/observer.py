@@ -1,0 +1,179 @@
+"""What the hub tells of the life of its subscribers: one seam, for counting, logs and traces.
+
+The hub calls these methods with its lock held, and not for each delivery. They must not wait and must not raise. This
+class counts and writes log lines; `tidings.telemetry` adds spans.
+
+A log line names clients, lists, items and revisions. What an item says, and what may be a secret in a URI, stays out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from tidings.counts import Counts, Why, kind_of
+from tidings.mailbox import NEVER, is_silent
+from tidings.model import Feature, Notification, Reason, Topic
+
+if TYPE_CHECKING:
+    from tidings.subscriber import Subscriber
+
+__all__ = ["CUT_OFF", "Observer", "Outcome", "nickname", "shown", "topic_name"]
+
+logger = logging.getLogger("tidings.subscriptions")
+
+CUT_OFF = frozenset({Reason.OVERFLOW, Reason.SLOW})
+"""Why a subscriber is closed that did nothing to be closed, and would be told more otherwise."""
+
+_MOST_SHOWN = 4
+
+
+class Outcome:
+    """How a piece of work ended."""
+
+    __slots__ = ("is_error", "text")
+
+    def __init__(self) -> None:
+        self.text = "ok"
+        self.is_error = False
+
+    def set(self, text: str, *, is_error: bool = True) -> None:
+        self.text, self.is_error = text, is_error
+
+
+class Observer:
+    def __init__(self, counts: Counts) -> None:
+        self.counts = counts
+
+    # What sources and lanes use
+
+    def span(
+        self, name: str, *, cause: Mapping[str, str] | None = None, **attributes: Any
+    ) -> AbstractContextManager[Outcome]:
+        """Around a piece of work that may be worth a span, of which `cause` is the trace that led to it."""
+        return nullcontext(Outcome())
+
+    def cause(self) -> Mapping[str, str] | None:
+        """The trace of whoever does something just now."""
+        return None
+
+    def take_up(self, meta: object) -> None:
+        """Go on with the trace that a request's `_meta` carries, for as long as the present task runs."""
+
+    # What the hub tells
+
+    def opened(self, subscriber: Subscriber) -> None:
+        self.counts.open[subscriber.kind] += 1
+
+    def subscribed(self, subscriber: Subscriber, topics: list[Topic]) -> None:
+        """It watches these too."""
+        is_first = len(subscriber.features) + len(subscriber.uris or ()) <= len(topics)
+        level = logging.INFO if is_first and topics else logging.DEBUG
+        if logger.isEnabledFor(level):
+            _log(level, "subscribed", f"{subscriber.label} subscribed to {summary(topics)}", subscriber, topics=topics)
+
+    def unsubscribed(self, subscriber: Subscriber, topics: list[Topic]) -> None:
+        """It has ended these subscriptions by itself."""
+        if logger.isEnabledFor(logging.DEBUG):
+            said = f"{subscriber.label} unsubscribed from {summary(topics)}"
+            _log(logging.DEBUG, "unsubscribed", said, subscriber, topics=topics)
+
+    def closed(self, subscriber: Subscriber, reason: Reason) -> None:
+        """It is about to go: what it watches, and what waits for it, is still there."""
+        counts = self.counts
+        counts.open[subscriber.kind] -= 1
+        counts.closed[reason] += 1
+        if reason in CUT_OFF:
+            counts.cut_off[reason] += 1
+        waiting = subscriber.mailbox.waiting(subscriber.is_muted) if subscriber.mailbox else 0
+        counts.suppress(Why.UNSUBSCRIBED, waiting)
+        if logger.isEnabledFor(logging.INFO):
+            watched = len(subscriber.features) + len(subscriber.uris or ())
+            said = f"{subscriber.label} is gone ({reason}): cleaned {watched} subscriptions and {waiting} pending"
+            _log(logging.INFO, "gone", said, subscriber, reason=reason, cleaned=watched, pending=waiting)
+
+    def noted(self, subscriber: Subscriber, topic: Topic, due: float, *, was_waiting: bool) -> None:
+        """A change waits in its mailbox, or needs no telling. `was_waiting`: as an earlier one of the topic did."""
+        assert subscriber.mailbox is not None
+        counts = self.counts
+        if due == NEVER:
+            entry = subscriber.mailbox.entries.get(topic)
+            is_known = entry is None or entry.awaits or entry.is_true_still
+            counts.suppress(Why.SAME_DIGEST if is_known else Why.FILTERED)
+        elif is_silent(subscriber.is_muted, topic):
+            counts.suppress(Why.MUTED)
+        elif was_waiting and subscriber.is_ready:
+            counts.suppress(Why.RATE)
+        elif was_waiting:
+            counts.coalesced += 1
+
+    def overflowed(self, subscriber: Subscriber, pending: int, *, is_closed: bool) -> None:
+        """More topics wait for it than the policy allows. It is closed for it, or told to refetch all resources."""
+        if is_closed:
+            self.counts.suppress(Why.UNSUBSCRIBED)
+        else:
+            self.counts.coalesced += pending
+        what = "closing it" if is_closed else "it will be told to refetch all resources"
+        _log(logging.WARNING, "overflow", f"{subscriber.label} has too many topics pending; {what}", subscriber)
+
+    def failed(self, subscriber: Subscriber, notification: Notification, error: Exception) -> None:
+        """It raised, in place of taking what it was told."""
+        self.counts.failures["delivery"] += 1
+        logger.error("%r failed to take %r; going on", subscriber, notification, exc_info=error)
+
+    def telling(self, notification: Notification, watching: int) -> object:
+        """A change is about to be told. What this returns is given back to `told`."""
+        for change in notification.changes:
+            self.counts.changes[kind_of(change.topic), change.operation] += 1
+        return None
+
+    def told(self, telling: object, notification: Notification, watching: int) -> None:
+        """All have heard of it who could."""
+        is_list = isinstance(notification.topic, Feature)
+        level = logging.INFO if watching and is_list else logging.DEBUG
+        if logger.isEnabledFor(level):
+            changes = [f"{change.operation} {shown(change.key)}" for change in notification.changes[:_MOST_SHOWN]]
+            what = ", ".join(changes) + (", …" if len(notification.changes) > _MOST_SHOWN else "")
+            who = f"told {watching} {'client' if watching == 1 else 'clients'}" if watching else "nobody to tell"
+            said = f"{who}: {kind_of(notification.topic)} {what} (revision {notification.version.revision})"
+            fields = {"clients": watching, "revision": notification.version.revision, "changes": changes}
+            _log(level, "told", said, None, topics=[notification.topic], **fields)
+
+
+def topic_name(topic: Topic) -> str:
+    return topic.value if isinstance(topic, Feature) else shown(topic)
+
+
+def summary(topics: Iterable[Topic]) -> str:
+    """Lists by name and URIs by number."""
+    features = [topic.value for topic in topics if isinstance(topic, Feature)]
+    uris = sum(not isinstance(topic, Feature) for topic in topics)
+    return ", ".join([*features, *([f"{uris} {'URI' if uris == 1 else 'URIs'}"] if uris else [])]) or "nothing"
+
+
+def shown(uri: str) -> str:
+    """A name, or a URI without what people hide in one: a password, a query, a fragment."""
+    return _HIDDEN.sub("", _USER.sub(r"\1", uri)) if "://" in uri else uri
+
+
+def nickname(secret: str) -> str:
+    """What a session is called: whoever knows its id may speak for it, so the id itself is in no log."""
+    return hashlib.sha256(secret.encode()).hexdigest()[:8]
+
+
+_USER = re.compile(r"^([^/?#]*://)[^/?#]*@")
+_HIDDEN = re.compile(r"[?#].*", re.DOTALL)
+
+
+def _log(level: int, event: str, said: str, subscriber: Subscriber | None, **fields: Any) -> None:
+    """One line; the same in parts for whoever logs JSON."""
+    if "topics" in fields:
+        fields["topics"] = [topic_name(topic) for topic in fields["topics"]]
+    if subscriber is not None:
+        fields["client"] = subscriber.label
+        fields["era"], fields["transport"] = subscriber.kind
+    logger.log(level, "%s", said, extra={"tidings": {"event": event, **fields}})

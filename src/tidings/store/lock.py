@@ -1,0 +1,45 @@
+"""A file that one process at a time holds. The kernel lets go of it for a process that dies, however it dies."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["FileLock"]
+
+
+class FileLock:
+    """Apart from the file that it stands for: SQLite's own locks on that one would be lost with any other handle."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle: int | None = None
+
+    def acquire(self) -> None:
+        """Raises `BlockingIOError` if somebody has it, in this process or another one."""
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            _lock(handle)
+        except OSError as error:
+            os.close(handle)
+            raise BlockingIOError(f"{self._path} is held") from error
+        self._handle = handle
+
+    def release(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            os.close(handle)  # the file stays: to remove it would let two in at once
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(handle: int) -> None:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    def _lock(handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,62 @@
+"""A store in memory: what SQLite is held against in tests, and for those who restart a server within one process."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+from tidings.model import Feature, Item
+from tidings.store import Batch, State, StoreBusy, history_of
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore:
+    def __init__(self) -> None:
+        self._state = State(secrets.token_hex(8), 0)
+        self._items: dict[tuple[Feature, str], Item] = {}
+        self._is_open = False
+
+    def open(self) -> State:
+        if self._is_open:
+            raise StoreBusy("this store in memory is open already; close the other server first")
+        self._is_open = True
+        state = self._state
+        state.life += 1
+        return replace(
+            state,
+            items=list(self._items.values()),
+            versions=dict(state.versions),
+            contents=dict(state.contents),
+            journal=list(state.journal),
+            floors=dict(state.floors),
+            durables=dict(state.durables),
+        )
+
+    def write(self, batch: Batch) -> None:
+        state = self._state
+        if batch.is_whole:
+            self._items.clear()
+        for key, item in batch.items.items():
+            if item is None:
+                self._items.pop(key, None)
+            else:
+                self._items[key] = item
+        state.versions.update(batch.versions)
+        for uri, version in batch.contents.items():
+            state.contents.pop(uri, None)
+            state.contents[uri] = version
+        state.contents = {uri: each for uri, each in state.contents.items() if each.revision > batch.forgotten}
+        state.journal += batch.changes
+        state.floors.update(batch.floors)
+        state.journal = [
+            change for change in state.journal if change.revision > state.floors.get(history_of(change), 0)
+        ]
+        for name, durable in batch.durables.items():
+            if durable is None:
+                state.durables.pop(name, None)
+            else:
+                state.durables[name] = durable
+
+    def close(self) -> None:
+        self._is_open = False

@@ -1,0 +1,432 @@
+"""A store in one SQLite file.
+
+The journal is a row for each batch and history; items, contents and versions are brought up to date every so many
+changes, and what the journal has since then counts over them. So a change costs little more than its own bytes.
+
+WAL, synchronous=NORMAL: a transaction that was committed is the kernel's, and survives the death of the process at any
+point. What it may not survive is the death of the machine: the last moments are missing then, and the rest is whole.
+Only the count of lives is also forced to the disk, since a revision must never be used twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from tidings.digest import EMPTY, ListDigest
+from tidings.durable import Durable
+from tidings.model import Change, Feature, Item, Operation, Version
+from tidings.store import Batch, History, State, StoreBroken, StoreBusy, StoreError, history_of
+from tidings.store.lock import FileLock
+
+__all__ = ["SQLiteStore", "peek"]
+
+SCHEMA = 1
+"""Counts up with every change of the tables that an older version could not read."""
+
+_APPLICATION = 0x54494447
+"""In the file's header, so that nobody else's database is taken for ours."""
+
+_SETTLE = 8192
+"""Changes after which the tables are brought up to date: so many are replayed at a start, in hundredths of a second."""
+
+_CHUNK = 256
+"""Changes in a row of the journal: it is forgotten as a whole, and encoded without letting others run."""
+
+_PATIENCE = 2.0
+"""Seconds to wait for somebody who reads the file at a bad moment, as a backup may."""
+
+_PAGE = 8192
+"""Bytes that are written at a time. Half as many calls as with SQLite's own 4096, which is a quarter of what a storm
+costs; with more than this, a change by itself costs more."""
+
+_WAL_BYTES = 4 << 20
+"""What the write-ahead log shrinks to after a storm."""
+
+_TABLES = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE items (feature TEXT, key TEXT, json BLOB, hash BLOB, PRIMARY KEY (feature, key));
+CREATE TABLE versions (feature TEXT PRIMARY KEY, revision INTEGER, digest TEXT) WITHOUT ROWID;
+CREATE TABLE contents (uri TEXT PRIMARY KEY, revision INTEGER, digest TEXT) WITHOUT ROWID;
+CREATE INDEX contents_by_age ON contents (revision);
+CREATE TABLE journal (id INTEGER PRIMARY KEY, history TEXT, last INTEGER, changes BLOB);
+CREATE INDEX journal_by_age ON journal (history, last);
+CREATE TABLE floors (history TEXT PRIMARY KEY, revision INTEGER) WITHOUT ROWID;
+CREATE TABLE durables (owner TEXT, name TEXT, state TEXT, PRIMARY KEY (owner, name));
+"""
+
+
+class _Kept(msgspec.Struct, array_like=True):
+    """A `Change` as it is written: what kind of topic it has is the row's to say."""
+
+    topic: str
+    operation: Operation
+    key: str
+    version: Version
+    previous: Version
+    time: float
+    origin: str
+    item: Item | None
+    before: Item | None
+    metadata: dict[str, Any] | None
+    trace: dict[str, str] | None = None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[_Kept]).decode
+_decode_durable = msgspec.json.Decoder(Durable).decode
+
+
+class SQLiteStore:
+    """One file, and beside it the ones that SQLite makes while it is open, and a lock."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._lock = FileLock(self.path.with_name(self.path.name + "-lock"))
+        self._db: sqlite3.Connection | None = None
+        self._fresh = Batch()
+        """What the journal has and the tables have not."""
+        self._count = 0
+        """How many changes that are."""
+        self._newest = 0
+        """The revision of the last of them."""
+        self._settled = 0
+        """The revision as of which the tables are up to date."""
+
+    def __repr__(self) -> str:
+        return str(self.path)
+
+    def open(self) -> State:
+        with _explained(self.path):
+            self._make_folder()
+            self._lock.acquire()
+            try:
+                # Its owner's alone, from the first byte on: who may read a state may read all of it.
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+                self._db = _connect(str(self.path))
+                _check(self._db, self.path)
+                self._set_up()
+                # Before the first write to it: a damaged file stays as it is.
+                state, self._settled = _load(self._db)
+                state.life = self._begin_life()
+            except BaseException:
+                self.close()
+                raise
+        self._fresh.take(change for change in state.journal if change.revision > self._settled)
+        self._count = len(self._fresh.changes)
+        self._newest = max(map(attrgetter("revision"), self._fresh.changes), default=self._settled)
+        self._fresh.changes.clear()
+        return state
+
+    def write(self, batch: Batch) -> None:
+        db = self._opened()
+        count = self._count + len(batch.changes)
+        newest = max(self._newest, *(version.revision for version in _versions(batch)), 0)
+        is_due = count >= _SETTLE or batch.is_whole or any(floor > self._settled for floor in batch.floors.values())
+        with _explained(self.path), _transaction(db):
+            _append(db, batch.changes)
+            _forget(db, batch)
+            if is_due:
+                _settle(db, self._fresh, newest)
+                _settle(db, batch, newest)
+            if batch.forgotten:
+                db.execute("DELETE FROM contents WHERE revision <= ?", (batch.forgotten,))
+                db.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten', ?)", (batch.forgotten,))
+            _write_durables(db, batch)
+        # Only now: what could not be written is given again.
+        self._newest = newest
+        if is_due:
+            self._fresh, self._count, self._settled = Batch(), 0, newest
+            with _explained(self.path):
+                _give_back(db)
+        else:
+            self._count = count
+            self._fresh.items |= batch.items
+            self._fresh.contents |= batch.contents
+            self._fresh.versions |= batch.versions
+
+    def close(self) -> None:
+        db, self._db = self._db, None
+        fresh, self._fresh = self._fresh, Batch()
+        try:
+            if db is not None:
+                with _explained(self.path), closing(db):
+                    if fresh:
+                        with _transaction(db):
+                            _settle(db, fresh, self._newest)
+                        db.execute("PRAGMA incremental_vacuum").fetchall()
+        finally:
+            self._count = 0
+            self._lock.release()
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._db is None:
+            raise StoreError(f"{self.path} is closed")
+        return self._db
+
+    def _make_folder(self) -> None:
+        folder = self.path.parent
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            if folder.name.startswith("."):
+                # A folder of ours inside somebody's project: nothing in it is for their history.
+                (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+
+    def _set_up(self) -> None:
+        db = self._opened()
+        is_new = not db.execute("PRAGMA user_version").fetchone()[0]
+        if is_new:
+            db.execute(f"PRAGMA page_size = {_PAGE}")
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before there are tables
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+        if is_new:
+            with _transaction(db):
+                for statement in _TABLES.split(";"):
+                    db.execute(statement)
+                db.execute(f"PRAGMA application_id = {_APPLICATION}")
+                db.execute(f"PRAGMA user_version = {SCHEMA}")
+                named = [("epoch", secrets.token_hex(8)), ("life", 0), ("settled", 0), ("forgotten", 0)]
+                db.executemany("INSERT INTO meta VALUES (?, ?)", named)
+
+    def _begin_life(self) -> int:
+        db = self._opened()
+        db.execute("PRAGMA synchronous = FULL")
+        with _transaction(db):
+            db.execute("UPDATE meta SET value = value + 1 WHERE name = 'life'")
+            life = db.execute("SELECT value FROM meta WHERE name = 'life'").fetchone()[0]
+        db.execute("PRAGMA synchronous = NORMAL")
+        return int(life)
+
+
+def peek(path: Path | str) -> State:
+    """What is in a file, without taking hold of it: a server may have it meanwhile."""
+    path = Path(path)
+    if not path.is_file():
+        raise StoreError(f"{path}: there is no such file; a server makes it when it first has something to keep")
+    with _explained(path):
+        location = f"file:{quote(str(path.resolve()))}"
+        try:
+            with closing(_connect(f"{location}?mode=ro")) as db:
+                _check(db, path)
+                return _load(db)[0]
+        except sqlite3.OperationalError:
+            # Where not even the files beside it may be made; then nobody writes to it either.
+            with closing(_connect(f"{location}?immutable=1")) as db:
+                _check(db, path)
+                return _load(db)[0]
+
+
+# Reading
+
+
+def _load(db: sqlite3.Connection) -> tuple[State, int]:
+    """All of it, as of one moment, and the revision as of which the tables are up to date."""
+    try:
+        with _transaction(db, "DEFERRED"):
+            state, settled = _read(db)
+    except (msgspec.MsgspecError, LookupError, ValueError, TypeError) as error:
+        raise sqlite3.DatabaseError(str(error)) from None
+    _verify(state)
+    return state, settled
+
+
+def _read(db: sqlite3.Connection) -> tuple[State, int]:
+    meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
+    state = State(str(meta["epoch"]), int(meta["life"]))
+    items = {
+        (Feature(feature), key): Item(Feature(feature), key, json, hashed)
+        for feature, key, json, hashed in db.execute("SELECT feature, key, json, hash FROM items")
+    }
+    for feature, revision, digest in db.execute("SELECT feature, revision, digest FROM versions"):
+        state.versions[Feature(feature)] = Version(revision, digest)
+    for uri, revision, digest in db.execute("SELECT uri, revision, digest FROM contents ORDER BY revision"):
+        state.contents[uri] = Version(revision, digest)
+    for history, revision in db.execute("SELECT history, revision FROM floors"):
+        state.floors[Feature(history) if history else None] = revision
+    changes = [
+        _restored(kept, Feature(history) if history else None)
+        for history, packed in db.execute("SELECT history, changes FROM journal")
+        for kept in _decode(packed)
+    ]
+    for (text,) in db.execute("SELECT state FROM durables"):
+        durable = _decode_durable(text)
+        state.durables[durable.key] = durable
+    changes.sort(key=lambda change: change.revision)
+    settled = int(meta["settled"])
+    newer = Batch()
+    newer.take(change for change in changes if change.revision > settled)
+    items_now: dict[tuple[Feature, str], Item | None] = {**items, **newer.items}
+    state.items = [item for item in items_now.values() if item is not None]
+    state.versions |= newer.versions
+    for uri, version in newer.contents.items():
+        state.contents.pop(uri, None)
+        state.contents[uri] = version
+    state.contents = {uri: each for uri, each in state.contents.items() if each.revision > int(meta["forgotten"])}
+    state.journal = [change for change in changes if change.revision > state.floors.get(history_of(change), 0)]
+    return state, settled
+
+
+def _restored(kept: _Kept, history: History) -> Change:
+    return Change(
+        kept.topic if history is None else history,
+        kept.operation,
+        kept.key,
+        kept.version,
+        kept.previous,
+        kept.time,
+        kept.origin,
+        kept.item,
+        kept.before,
+        kept.metadata,
+        kept.trace,
+    )
+
+
+def _verify(state: State) -> None:
+    """The lists' digests are over their items, so they tell whether those are the right ones."""
+    sums = {feature: ListDigest() for feature in Feature}
+    for item in state.items:
+        sums[item.feature].add(item.hash)
+    for feature, found in sums.items():
+        version = state.versions.get(feature)
+        if found.hexdigest() != (version.digest if version else EMPTY):
+            raise sqlite3.DatabaseError(f"the {feature.value} in it are not those that their digest is of")
+
+
+# Writing
+
+
+def _append(db: sqlite3.Connection, changes: Iterable[Change]) -> None:
+    histories: dict[History, list[Change]] = {}
+    for change in changes:
+        histories.setdefault(history_of(change), []).append(change)
+    for history, found in histories.items():
+        for start in range(0, len(found), _CHUNK):
+            chunk = found[start : start + _CHUNK]
+            row = (history.value if history else "", chunk[-1].revision, _encode(chunk))
+            db.execute("INSERT INTO journal (history, last, changes) VALUES (?, ?, ?)", row)
+
+
+def _forget(db: sqlite3.Connection, batch: Batch) -> None:
+    for history, floor in batch.floors.items():
+        name = history.value if history else ""
+        db.execute("INSERT OR REPLACE INTO floors VALUES (?, ?)", (name, floor))
+        db.execute("DELETE FROM journal WHERE history = ? AND last <= ?", (name, floor))
+
+
+def _settle(db: sqlite3.Connection, fresh: Batch, revision: int) -> None:
+    """Bring the tables up to date."""
+    if fresh.is_whole:
+        db.execute("DELETE FROM items")
+    items = [(key[0].value, key[1], item) for key, item in fresh.items.items()]
+    gone = [(feature, key) for feature, key, item in items if item is None]
+    there = [(feature, key, item.json, item.hash) for feature, key, item in items if item is not None]
+    db.executemany("DELETE FROM items WHERE feature = ? AND key = ?", gone)
+    db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)", there)
+    versions = [(feature.value, *version) for feature, version in fresh.versions.items()]
+    db.executemany("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", versions)
+    contents = [(uri, *version) for uri, version in fresh.contents.items()]
+    db.executemany("INSERT OR REPLACE INTO contents VALUES (?, ?, ?)", contents)
+    db.execute("INSERT OR REPLACE INTO meta VALUES ('settled', ?)", (revision,))
+
+
+def _write_durables(db: sqlite3.Connection, batch: Batch) -> None:
+    for (owner, name), durable in batch.durables.items():
+        where = (msgspec.json.encode(owner).decode(), name)
+        if durable is None:
+            db.execute("DELETE FROM durables WHERE owner = ? AND name = ?", where)
+        else:
+            text = msgspec.json.encode(durable).decode()
+            db.execute("INSERT OR REPLACE INTO durables VALUES (?, ?, ?)", (*where, text))
+
+
+def _give_back(db: sqlite3.Connection) -> None:
+    """After a storm, pages that are no longer needed are the file system's again."""
+    free = db.execute("PRAGMA freelist_count").fetchone()[0]
+    if free > 1024 and 2 * free > db.execute("PRAGMA page_count").fetchone()[0]:
+        db.execute(f"PRAGMA incremental_vacuum({free // 2})").fetchall()
+
+
+def _versions(batch: Batch) -> Iterator[Version]:
+    yield from batch.versions.values()
+    yield from batch.contents.values()
+
+
+# Errors
+
+
+def _connect(location: str) -> sqlite3.Connection:
+    return sqlite3.connect(
+        location,
+        timeout=_PATIENCE,
+        isolation_level=None,  # transactions are begun and ended here, by hand
+        check_same_thread=False,  # one thread at a time, not always the same one
+        uri=location.startswith("file:"),
+    )
+
+
+def _check(db: sqlite3.Connection, path: Path) -> None:
+    """Refuse what is not ours, before anything is changed about it."""
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if not tables and not version:
+        return
+    if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+        raise StoreBroken(f"{path} is a database of something else; name another file")
+    if version > SCHEMA:
+        raise StoreBroken(
+            f"{path} was written by a newer Tidings (format {version}, this one knows {SCHEMA}); update this one, or "
+            "name another file"
+        )
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    db.execute(f"BEGIN {kind}")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:  # some failures have ended it already
+            db.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Say of a failure which file, why, and what to do."""
+    try:
+        yield
+    except BlockingIOError:
+        raise StoreBusy(f"{path} is in use by another server; stop that one, or name another file") from None
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise StoreError(f"{path} may not be written by this user; allow it, or name another file") from None
+        raise StoreError(f"{path} can't be used: {error.strerror or error}") from None
+    except sqlite3.Error as error:
+        raise _translated(path, error) from None
+
+
+def _translated(path: Path, error: sqlite3.Error) -> StoreError:
+    code = getattr(error, "sqlite_errorcode", None)
+    primary = code & 0xFF if isinstance(code, int) else None
+    if primary == sqlite3.SQLITE_FULL:
+        return StoreError(f"{path}: the disk is full; make room")
+    if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+        return StoreError(f"{path} may not be written by this user; allow it, or name another file")
+    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StoreBusy(f"{path} is locked by another program; end that one")
+    if isinstance(error, sqlite3.OperationalError):
+        return StoreError(f"{path} can't be written for now: {error}")
+    return StoreBroken(f"{path} is damaged ({error}); move it away to begin anew")

@@ -1,0 +1,178 @@
+"""A receiver of webhooks: real HTTP or HTTPS by hand, so that a test decides what is answered, and when.
+
+The signature is checked as the Standard Webhooks specification describes it, and not with our own code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+import hashlib
+import hmac
+import ipaddress
+import json
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+__all__ = ["Delivery", "Receiver", "make_certificates", "receiving", "verify"]
+
+DEADLINE = 10.0
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One request as it came."""
+
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def id(self) -> str:
+        return self.headers["webhook-id"]
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        envelope: dict[str, Any] = json.loads(self.body)
+        return envelope
+
+    @property
+    def gist(self) -> str:
+        """`tools.list_changed added a, removed b`."""
+        change = self.envelope["data"]["_meta"]["dev.tidings/change"]
+        changes = change.get("changes", [change])
+        told = ", ".join(f"{each.get('operation')} {each.get('name', each.get('uri'))}" for each in changes)
+        return f"{self.envelope['type']} {told}"
+
+
+@dataclass
+class Receiver:
+    """`answer` gives the status and headers of the next answer; `gate` holds answers back while it is not set."""
+
+    url: str = ""
+    came: asyncio.Queue[Delivery] = field(default_factory=asyncio.Queue)
+    answer: Callable[[Delivery], tuple[int, dict[str, str]]] = lambda delivery: (204, {})
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    body: bytes | None = b""
+    """What follows the head of an answer; None for something that never ends."""
+    connections: int = 0
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def answers(self, *statuses: int) -> None:
+        """These, one after the other, and the last one for ever."""
+        left = list(statuses)
+        self.answer = lambda delivery: (left.pop(0) if len(left) > 1 else left[0], {})
+
+    async def next(self) -> Delivery:
+        async with asyncio.timeout(DEADLINE):
+            return await self.came.get()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = {
+                name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)
+            }
+            body = await reader.readexactly(int(headers.get("content-length", 0)))
+            delivery = Delivery(headers, body)
+            status, extra = self.answer(delivery)
+            self.came.put_nowait(delivery)
+            await self.gate.wait()
+            lines = [f"HTTP/1.1 {status} Whatever", *(f"{name}: {value}" for name, value in extra.items())]
+            writer.write("\r\n".join([*lines, "connection: close", "", ""]).encode())
+            if self.body is not None:
+                writer.write(self.body)
+            while self.body is None:
+                writer.write(b"x" * 65536)
+                await writer.drain()
+            await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def receiving(certificate: Path | None = None, host: str = "127.0.0.1") -> AsyncIterator[Receiver]:
+    """A receiver at `url`; over HTTPS with a certificate (a PEM file with its key)."""
+    receiver = Receiver()
+    context = None
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+    server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    receiver.url = f"{'https' if certificate else 'http'}://{host}:{port}/hook?of=tidings"
+    try:
+        yield receiver
+    finally:
+        receiver.gate.set()
+        server.close()
+
+
+def verify(delivery: Delivery, secret: str, *, now: float, tolerance: float = 300) -> None:
+    """As https://www.standardwebhooks.com has receivers do it; raises AssertionError otherwise."""
+    message_id, timestamp = delivery.headers["webhook-id"], delivery.headers["webhook-timestamp"]
+    assert message_id
+    assert "." not in message_id
+    assert abs(now - int(timestamp)) <= tolerance
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    content = f"{message_id}.{timestamp}.".encode() + delivery.body
+    expected = base64.b64encode(hmac.new(key, content, hashlib.sha256).digest()).decode()
+    passed = [each.split(",", 1) for each in delivery.headers["webhook-signature"].split(" ")]
+    assert any(version == "v1" and hmac.compare_digest(value, expected) for version, value in passed)
+
+
+def make_certificates(folder: Path, *names: str) -> tuple[Path, Path]:
+    """A new authority's certificate, and a server's certificate with its key that it signed for these names."""
+    now = datetime.datetime.now(datetime.UTC)
+
+    def build(subject: str, issuer: str, key: Any, signer: Any, extension: x509.ExtensionType) -> x509.Certificate:
+        def named(name: str) -> x509.Name:
+            return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+        authority_key = x509.SubjectKeyIdentifier.from_public_key(signer.public_key())
+        return (
+            x509.CertificateBuilder()
+            .subject_name(named(subject))
+            .issuer_name(named(issuer))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(extension, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(authority_key), critical=False
+            )
+            .sign(signer, hashes.SHA256())
+        )
+
+    authority_key, server_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority = build("authority", "authority", authority_key, authority_key, x509.BasicConstraints(True, None))
+    alternatives = x509.SubjectAlternativeName([_general_name(name) for name in names])
+    server = build(names[0], "authority", server_key, authority_key, alternatives)
+    pem = serialization.Encoding.PEM
+    private = server_key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "authority.pem").write_bytes(authority.public_bytes(pem))
+    (folder / "server.pem").write_bytes(private + server.public_bytes(pem))
+    return folder / "authority.pem", folder / "server.pem"
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)

@@ -1,0 +1,88 @@
+"""`/health/live` and `/health/ready`: of a process that lives, and of a server that has something to serve."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import mcp_types as types
+import pytest
+from mcp.server import Server
+from starlette.applications import Starlette
+
+from tests.servers.ears import DEADLINE, KINDS, serving_all
+from tidings import Live
+from tidings.lanes.health import routes
+from tidings.sources.workspace.workspace import Workspace
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def asked(app: Any) -> AsyncIterator[httpx2.AsyncClient]:
+    async with (
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1:80") as client,
+    ):
+        yield client
+
+
+async def test_every_kind_of_server_says_that_it_lives_and_is_ready() -> None:
+    servers = {kind: (kind, {"app": {"health": True}, "auth": True}) for kind in KINDS}
+    with serving_all(servers) as urls:
+        async with httpx2.AsyncClient() as http:
+            for url in urls.values():
+                for path in ("/health/live", "/health/ready"):
+                    answer = await http.get(url.replace("/mcp", path))
+                    assert (answer.status_code, answer.json()) == (200, {"status": "ok"}), (url, answer.text)
+                assert (await http.get(url.replace("/mcp", "/metrics"))).status_code == 404
+
+
+async def test_a_server_is_ready_when_its_lists_were_read_and_not_before() -> None:
+    is_broken = True
+
+    async def list_tools(ctx: Any, params: Any) -> types.ListToolsResult:
+        if is_broken:
+            raise RuntimeError("the database is away")
+        return types.ListToolsResult(tools=[])
+
+    live = Live(Server("fragile", on_list_tools=list_tools))
+    own = Starlette(routes=routes(live))
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(own), base_url="http://127.0.0.1") as before:
+        assert (await before.get("/health/live")).status_code == 200
+        early = await before.get("/health/ready")
+        assert (early.status_code, early.json()["waiting for"]) == (503, ["the server"])
+    async with asked(live.http_app(health=True)) as client:
+        answer = await client.get("/health/ready")
+        assert answer.status_code == 503
+        assert answer.json() == {"status": "not ready", "waiting for": ["prompts", "resources", "tools"]}
+        assert answer.headers["retry-after"] == "1"
+        assert (await client.get("/health/live")).status_code == 200
+        is_broken = False
+        await live.refresh()
+        assert (await client.get("/health/ready")).json() == {"status": "ok"}
+        is_broken = True
+        with pytest.raises(Exception, match=r"database|Internal"):
+            await live.refresh("tools")
+        assert (await client.get("/health/ready")).json()["waiting for"] == ["tools"]
+        live.stop()
+        assert (await client.get("/health/ready")).status_code == 503
+
+
+async def test_a_workspace_whose_folder_is_gone_is_not_ready(tmp_path: Path) -> None:
+    folder = tmp_path / "board"
+    (folder / "tools").mkdir(parents=True)
+    live = Live(Workspace(folder, poll=0))
+    async with asked(live.http_app(health=True)) as client:
+        assert (await client.get("/health/ready")).status_code == 200
+        shutil.rmtree(folder)
+        answer = await client.get("/health/ready")
+        assert (answer.status_code, answer.json()["waiting for"]) == (503, ["its source"])
+        folder.mkdir()
+        with anyio.fail_after(DEADLINE):
+            assert (await client.get("/health/ready")).status_code == 200

@@ -1,0 +1,628 @@
+"""Lists over HTTP: every kept answer is the SDK's, byte for byte, and whatever is in doubt is the SDK's to answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import httpx2
+import mcp_types as types
+import pytest
+from mcp.server import Server, ServerRequestContext
+from mcp.server.streamable_http import EventStore
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+
+from tests.servers.board import Own, authentication
+from tests.servers.door import FRONTS, META, Answer, Door, Line, modern, open_door, some_server
+from tests.servers.ears import DEADLINE, LEGACY, MODERN
+from tidings import Live, Policy, seams
+from tidings.lanes import answers, verdicts
+from tidings.lanes.shortcut import front_of
+
+pytestmark = pytest.mark.anyio
+
+LISTS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+Raw = Callable[[Line], bytes]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(params=FRONTS)
+async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
+    async with open_door(some_server(), request.param) as door:
+        yield door
+
+
+@contextmanager
+def counted(door: Door, what: str, number: int) -> Iterator[None]:
+    before = door.counts[what]
+    yield
+    assert door.counts[what] - before == number
+
+
+async def warm(door: Door) -> None:
+    """Let the bytes be made, and the request be seen."""
+    for method in (*LISTS, "server/discover"):
+        for _ in range(3):
+            answer = await door.send(lambda line, method=method: line.asks(method))
+            assert b"200" in answer.status
+
+
+# Equality
+
+
+@pytest.mark.parametrize("method", [*LISTS, "server/discover"])
+async def test_a_kept_answer_is_the_sdks_byte_for_byte(door: Door, method: str) -> None:
+    await warm(door)
+    for request_id in (1, 0, -7, 10**17, "", "zwei", "a b/c"):
+        said = await door.by_sdk(lambda line, each=request_id: line.asks(method, each))
+        with counted(door, "sdk", 0):
+            for _ in range(2):
+                assert await door.send(lambda line, each=request_id: line.asks(method, each)) == said
+        assert json.loads(said.body)["id"] == request_id
+
+
+@pytest.mark.parametrize("json_response", [True, False])
+@pytest.mark.parametrize("version", LEGACY)
+async def test_a_kept_legacy_answer_is_the_sdks_byte_for_byte(version: str, json_response: bool) -> None:
+    async with open_door(some_server(), app={"json_response": json_response}) as door, door.line() as line:
+        sessions = [await line.shake_hands(version) for _ in range(3)]
+        assert len({named["Mcp_Session_Id"] for named in sessions}) == 3
+        for method in LISTS:
+            for named in sessions:
+                for request_id in (5, "five"):
+                    body = json.dumps({"jsonrpc": "2.0", "id": request_id, "method": method}).encode()
+                    raw = line.request(body, **named)
+                    said = await door.by_sdk(raw)
+                    await line.send(raw)
+                    with counted(door, "sdk", 0):
+                        assert await line.send(raw) == said
+                    assert (b"mcp-session-id", (named["Mcp_Session_Id"] or "").encode()) in said.headers
+                    is_json = (b"content-type", b"application/json") in said.headers
+                    assert is_json == json_response
+        asked: list[dict[str, Any]] = [{}, {"_meta": {}}, {"_meta": {"dev.example/x": 1}}, {"cursor": "x"}]
+        with counted(door, "sdk", len(LISTS)):
+            for method in LISTS:
+                for params in asked:
+                    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+                    await line.send(line.request(body, **sessions[0]))
+
+
+async def test_an_answer_has_the_cursor_it_was_made_at_and_follows_every_change(door: Door) -> None:
+    await warm(door)
+    for number in range(3):
+        door.live.tools.add(lambda: "", name=f"new{number}", description="")
+        told = [json.loads((await door.send(lambda line: line.asks("tools/list"))).body)["result"] for _ in range(3)]
+        assert told[0] == told[1] == told[2]
+        assert f"new{number}" in {tool["name"] for tool in told[0]["tools"]}
+        version = door.live.catalog.tools.version
+        assert told[0]["_meta"]["dev.tidings/cursor"]["topics"]["tools"] == version._asdict()
+
+
+# What is the SDK's
+
+
+def changed(**headers: str | None) -> Raw:
+    return lambda line: line.asks("tools/list", **headers)
+
+
+def posted(body: bytes) -> Raw:
+    return lambda line: line.request(body, MCP_Protocol_Version=MODERN, Mcp_Method="tools/list")
+
+
+def doubled(name: bytes) -> Raw:
+    def raw(line: Line) -> bytes:
+        head, _, body = line.asks("tools/list").partition(b"\r\n\r\n")
+        same = next(each for each in head.split(b"\r\n") if each.lower().startswith(name + b":"))
+        return head + b"\r\n" + same + b"\r\n\r\n" + body
+
+    return raw
+
+
+LISTED = modern("tools/list")
+ASIDE: dict[str, tuple[bytes, Raw]] = {
+    "another host": (b"421", changed(Host="evil.example")),
+    "another origin": (b"403", changed(Origin="http://evil.example")),
+    "only JSON is accepted": (b"406", changed(Accept="application/json")),
+    "no JSON is accepted": (b"406", changed(Accept="text/event-stream")),
+    "nothing is accepted": (b"406", changed(Accept=None)),
+    "another content type": (b"400", changed(Content_Type="text/plain")),
+    "two methods": (b"400", doubled(b"mcp-method")),
+    "two versions": (b"400", doubled(b"mcp-protocol-version")),
+    "another method in the body": (b"400", posted(modern("prompts/list"))),
+    "another version in the body": (
+        b"400",
+        posted(LISTED.replace(MODERN.encode(), b"2026-07-29")),
+    ),
+    "a version of nobody's": (b"400", changed(MCP_Protocol_Version="2031-01-01")),
+    "a cursor": (b"200", posted(modern("tools/list", params={"cursor": "x"}))),
+    "a progress token": (b"200", posted(modern("tools/list", params={"_meta": {**META, "progressToken": 1}}))),
+    "a member that nobody knows": (b"200", posted(modern("tools/list", extra=1))),
+    "an id that could be written otherwise": (b"200", posted(modern("tools/list", "grüße"))),
+    "an id that is long": (b"200", posted(modern("tools/list", "x" * 1000))),
+    "an id that is no integer": (b"400", posted(modern("tools/list", 1.0))),
+    "an id that is null": (b"400", posted(modern("tools/list", None))),
+    "no id": (b"202", posted(LISTED.replace(b'"id": 1, ', b""))),
+    "a batch": (b"400", posted(b"[" + LISTED + b"]")),
+    "something behind it": (b"400", posted(LISTED + b"x")),
+    "half of it": (b"400", posted(LISTED[:-1])),
+    "nothing": (b"400", posted(b"")),
+    "no JSON-RPC": (b"400", posted(LISTED.replace(b'"2.0"', b'"1.0"'))),
+    "what is no text": (b"400", posted(LISTED.replace(b'"1"', b'"\xff"'))),
+    "capabilities that are none": (
+        b"400",
+        posted(modern("tools/list", params={"_meta": {**META, "io.modelcontextprotocol/clientCapabilities": 7}})),
+    ),
+    "no capabilities": (b"400", posted(LISTED.replace(b"clientCapabilities", b"clientIncapabilities"))),
+    "no params": (b"400", posted(b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}')),
+    "too deep": (b"400", posted(b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":' + b"[" * 5000)),
+    "too large": (b"413", posted(modern("tools/list", params={"x": "x" * 5_000_000}))),
+}
+
+
+@pytest.mark.parametrize("case", ASIDE)
+async def test_whatever_is_in_doubt_is_the_sdks(door: Door, case: str) -> None:
+    """Twice, so that nothing that was refused once is remembered as good."""
+    status, raw = ASIDE[case]
+    await warm(door)
+    said = await door.by_sdk(raw)
+    assert status in said.status
+    with counted(door, "sdk", 2), counted(door, "connection", 0):
+        assert [await door.send(raw), await door.send(raw)] == [said, said]
+
+
+async def test_whitespace_after_a_header_makes_no_difference(door: Door) -> None:
+    await warm(door)
+    said = await door.send(changed())
+    with counted(door, "sdk", 0):
+        assert (
+            await door.send(changed(Accept="application/json, text/event-stream \t", Mcp_Method="tools/list ")) == said
+        )
+
+
+@pytest.mark.parametrize("path", ["/mcp?x=1", "/mcp/", "/%6dcp", "/other"])
+async def test_another_path_goes_where_it_would_have_gone(door: Door, path: str) -> None:
+    def raw(line: Line) -> bytes:
+        return line.asks("tools/list").replace(b"/mcp", path.encode(), 1)
+
+    await warm(door)
+    said = await door.by_sdk(raw)
+    with counted(door, "connection", 0):
+        assert [await door.send(raw), await door.send(raw)] == [said, said]
+
+
+@pytest.mark.parametrize("front", FRONTS)
+async def test_middleware_of_the_users_sees_every_list(front: str) -> None:
+    server = some_server()
+    async with open_door(server, front) as door:
+        await warm(door)
+        with counted(door, "sdk", 0):
+            await warm(door)
+        own: Any = Own()
+        server.middleware.append(own)  # which may come at any time
+        with counted(door, "sdk", 15), counted(door, "connection", 0):
+            await warm(door)
+
+
+@pytest.mark.parametrize("front", FRONTS)
+async def test_rules_for_hosts_may_change_at_any_time(front: str) -> None:
+    async with open_door(some_server(), front) as door:
+        await warm(door)
+        settings = door.live.server.session_manager.security_settings
+        settings.allowed_hosts.remove("127.0.0.1:*")
+        with counted(door, "connection", 0):
+            assert b"421" in (await door.send(changed())).status
+        settings.allowed_hosts.append("127.0.0.1:*")
+        assert b"200" in (await door.send(changed())).status
+        settings.enable_dns_rebinding_protection = False
+        assert b"200" in (await door.send(changed(Host="evil.example"))).status
+        settings.enable_dns_rebinding_protection = True
+        assert b"421" in (await door.send(changed(Host="evil.example"))).status
+
+
+async def test_lists_that_each_caller_may_be_shown_otherwise_are_never_kept() -> None:
+    async def list_tools(ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[])
+
+    server: Server[Any] = Server("each", on_list_tools=list_tools)
+    async with open_door(server, "connection") as door:
+        with counted(door, "sdk", 2), counted(door, "connection", 0):
+            for _ in range(2):
+                assert b"200" in (await door.send(changed())).status
+
+
+# Authentication, and what else stands before the front
+
+
+async def test_no_list_without_the_token_and_none_at_the_connection() -> None:
+    async with open_door(some_server(**authentication()), "connection") as door:
+        for _ in range(3):
+            assert b"200" in (await door.send(changed(Authorization="Bearer alice"))).status
+        with counted(door, "sdk", 0):
+            assert b"200" in (await door.send(changed(Authorization="Bearer bob"))).status
+            for token in (None, "Bearer nobody", "Bearer weak"):
+                assert (await door.send(changed(Authorization=token))).status.split()[1] in (b"401", b"403")
+        assert door.counts["connection"] == 0
+
+
+def test_only_an_app_with_nothing_before_the_front_is_answered_at_the_connection() -> None:
+    def app(**options: Any) -> Any:
+        return Live(some_server(**options)).http_app()
+
+    plain = app()
+    found = front_of(plain)
+    assert found is not None
+    assert found[0] == "/mcp"
+    assert front_of(Live(some_server()).http_app(streamable_http_path="/a/b")) is not None
+
+    assert front_of(app(**authentication())) is None
+    tokens = authentication()["token_verifier"]
+    assert front_of(Live(Server("own")).http_app(token_verifier=tokens)) is None
+    with_cors = app()
+    with_cors.add_middleware(CORSMiddleware, allow_origins=["*"])
+    assert front_of(with_cors) is None
+    other = app()
+    other.router.routes.insert(0, Route("/{path:path}", endpoint=lambda request: None))
+    assert front_of(other) is None
+    wrapped = app()
+    endpoint = wrapped.routes[0].endpoint
+    wrapped.router.routes[0] = Route("/mcp", endpoint=endpoint, middleware=[Middleware(CORSMiddleware)])
+    assert front_of(wrapped) is None
+    patterned = Live(some_server()).http_app(streamable_http_path="/{tenant}/mcp")
+    assert front_of(patterned) is None
+    assert front_of(some_server().streamable_http_app()) is None
+    assert front_of(lambda scope, receive, send: None) is None
+    from fastmcp import FastMCP
+
+    assert front_of(Live(FastMCP("fast"), shared_lists=True).http_app()) is None
+
+
+@pytest.mark.parametrize("front", FRONTS)
+async def test_a_route_that_is_put_before_it_later_is_asked_first(front: str) -> None:
+    async with open_door(some_server(), front) as door:
+        await warm(door)
+
+        async def refuse(request: Any) -> Response:
+            return Response(status_code=418)
+
+        door.app.router.routes.insert(0, Route("/mcp", endpoint=refuse, methods=["POST"]))
+        assert b"418" in (await door.send(changed())).status
+
+
+async def test_an_app_that_is_mounted_elsewhere_answers_there_alone() -> None:
+    inner = Live(some_server()).http_app()
+    outer = Starlette(routes=[Mount("/below", app=inner)])
+    async with inner.router.lifespan_context(inner):
+        transport = httpx2.ASGITransport(app=outer)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost:1") as http:
+            headers = {
+                "Accept": "application/json, text/event-stream",
+                "Content-Type": "application/json",
+                "MCP-Protocol-Version": MODERN,
+                "Mcp-Method": "tools/list",
+            }
+            for path, status in (("/below/mcp", 200), ("/mcp", 404), ("/below/mcp", 200), ("/mcp", 404)):
+                response = await http.post(path, content=modern("tools/list"), headers=headers)
+                assert response.status_code == status
+
+
+# Legacy sessions
+
+
+def listed(**named: str | None) -> Raw:
+    body = b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}'
+    return lambda line: line.request(body, **named)
+
+
+async def test_a_session_is_its_owners_until_it_ends() -> None:
+    async with open_door(some_server(**authentication())) as door, door.line() as line:
+        alice = await line.shake_hands(LEGACY[-1], Authorization="Bearer alice")
+        for _ in range(2):
+            assert b"200" in (await door.send(listed(**alice))).status
+        for stranger in ({**alice, "Authorization": "Bearer bob"}, {**alice, "Mcp_Session_Id": "nobody"}):
+            said = await door.by_sdk(listed(**stranger))
+            assert b"404" in said.status
+            with counted(door, "sdk", 1):
+                assert await door.send(listed(**stranger)) == said
+        assert b"401" in (await door.send(listed(**{**alice, "Authorization": None}))).status
+
+        with counted(door, "sdk", 0):
+            assert b"200" in (await door.send(listed(**alice))).status
+        assert b"200" in (await line.send(line.request(b"", start="DELETE /mcp HTTP/1.1", **alice))).status
+        with counted(door, "sdk", 1):
+            assert b"404" in (await door.send(listed(**alice))).status
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"Host": "evil.example"},
+        {"Origin": "http://evil.example"},
+        {"Accept": "application/json"},
+        {"Content_Type": "application/jsonish"},
+        {"MCP_Protocol_Version": "2031-01-01"},
+        {"Mcp_Session_Id": None},
+    ],
+)
+async def test_a_legacy_request_in_doubt_is_the_sdks(changes: dict[str, str | None]) -> None:
+    async with open_door(some_server()) as door, door.line() as line:
+        named = await line.shake_hands(LEGACY[-1])
+        for _ in range(2):
+            await line.send(listed(**named)(line))
+        said = await door.by_sdk(listed(**(named | changes)))
+        assert said.status.split()[1][:1] == b"4"
+        with counted(door, "sdk", 2):
+            for _ in range(2):
+                again = await door.send(listed(**(named | changes)))
+                assert (again.status, again.body) == (said.status, said.body)
+
+
+async def test_a_version_that_the_session_did_not_agree_on_changes_nothing() -> None:
+    """As with the SDK: the session's own version counts, whatever later headers say."""
+    async with open_door(some_server()) as door, door.line() as line:
+        named = await line.shake_hands("2024-11-05")
+        newer = await line.shake_hands("2025-11-25")
+        await door.send(listed(**named))
+        await door.send(listed(**newer))
+        for version in (None, "2025-11-25"):
+            raw = listed(**(named | {"MCP_Protocol_Version": version}))
+            with counted(door, "sdk", 0):
+                assert await door.send(raw) == await door.send(listed(**named))
+            assert await door.by_sdk(raw) == await door.send(raw)
+
+
+class Store(EventStore):
+    def __init__(self) -> None:
+        self.events: list[tuple[str, Any]] = []
+
+    async def store_event(self, stream_id: str, message: Any) -> str:
+        self.events.append((stream_id, message))
+        return str(len(self.events))
+
+    async def replay_events_after(self, last_event_id: str, send_callback: Any) -> str | None:
+        return None
+
+
+@pytest.mark.parametrize("json_response", [True, False])
+async def test_a_server_that_stores_events_stores_those_of_every_list(json_response: bool) -> None:
+    store = Store()
+    options = {"event_store": store, "json_response": json_response}
+    async with open_door(some_server(), app=options) as door, door.line() as line:
+        named = await line.shake_hands(LEGACY[-1])
+        before = len(store.events)
+        with counted(door, "sdk", 3):
+            for _ in range(3):
+                assert (b"id: " in (await door.send(listed(**named))).body) != json_response
+        assert len(store.events) - before == (3 if json_response else 6)
+
+
+async def test_a_server_without_sessions_answers_by_itself() -> None:
+    async with open_door(some_server(), app={"stateless_http": True}) as door:
+        with counted(door, "sdk", 3):
+            for _ in range(3):
+                assert b"200" in (await door.send(listed(MCP_Protocol_Version=LEGACY[-1]))).status
+
+
+async def test_a_list_that_is_kept_keeps_its_session_from_idling_out() -> None:
+    async with open_door(some_server(), app={"session_idle_timeout": 60}) as door, door.line() as line:
+        named = await line.shake_hands(LEGACY[-1])
+        for _ in range(2):
+            await line.send(listed(**named)(line))
+        transport = seams.session_of(door.live.server.session_manager, named["Mcp_Session_Id"] or "", None)
+        assert transport is not None
+        assert transport.idle_scope is not None
+        transport.idle_scope.deadline = before = anyio.current_time() + 30
+        with counted(door, "sdk", 0):
+            await line.send(listed(**named)(line))
+        assert transport.idle_scope.deadline > before + 20
+
+        # A session that is ending is not held up.
+        transport.idle_scope.cancel()
+        with counted(door, "sdk", 1):
+            assert b"404" in (await line.send(listed(**named)(line))).status
+
+
+# The herd
+
+
+class Slow:
+    """A low-level server whose list is made when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.begun = asyncio.Event()
+        self.may = asyncio.Event()
+        self.description = ""
+        self.server: Server[Any] = Server("slow", on_list_tools=self._list)
+
+    async def _list(self, ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:
+        if ctx.request is not None:  # and not Live, which reads it as nobody
+            self.asked += 1
+            self.begun.set()
+            await self.may.wait()
+        tool = types.Tool(name="slow", description=self.description, input_schema={"type": "object"})
+        return types.ListToolsResult(tools=[tool])
+
+
+@asynccontextmanager
+async def herd(slow: Slow, size: int, **options: Any) -> AsyncIterator[tuple[Door, list[asyncio.Task[Answer]]]]:
+    """Requests that all wait for the list, each in a task of its own that can be cancelled."""
+    async with open_door(slow.server, shared_lists=True, **options) as door:
+        tasks = []
+        waiting: list[int] = []
+        original = door.live.lists.asked
+
+        def asked(method: str, version: str) -> Any:
+            waiting.append(1)
+            return original(method, version)
+
+        door.live.lists.asked = asked  # type: ignore[method-assign]
+        for number in range(size):
+            tasks.append(asyncio.ensure_future(call(door, number)))
+            with anyio.fail_after(DEADLINE):
+                await slow.begun.wait()
+                while len(waiting) <= number:
+                    await anyio.lowlevel.checkpoint()
+        yield door, tasks
+
+
+async def call(door: Door, number: int) -> Answer:
+    """A request straight into the ASGI app: its task can be cancelled, as by a middleware with a time limit."""
+    head, _, body = Line(door.port, None, None).asks("tools/list", number).partition(b"\r\n\r\n")  # type: ignore[arg-type]
+    lines = [line.partition(b": ") for line in head.split(b"\r\n")[1:]]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/mcp",
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(name.lower(), value) for name, _, value in lines],
+    }
+    messages = [{"type": "http.request", "body": body}]
+    said: list[Any] = []
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        return await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    await door.app(scope, receive, send)
+    return Answer(b"%d" % said[0]["status"], said[0]["headers"], said[1]["body"])
+
+
+async def finish(tasks: list[asyncio.Task[Answer]]) -> list[int]:
+    with anyio.fail_after(DEADLINE):
+        told = await asyncio.gather(*tasks)
+    assert all(b"slow" in answer.body for answer in told)
+    return [json.loads(answer.body)["id"] for answer in told]
+
+
+async def test_a_herd_asks_once() -> None:
+    slow = Slow()
+    async with herd(slow, 5) as (_, tasks):
+        slow.may.set()
+        assert await finish(tasks) == [0, 1, 2, 3, 4]
+        assert slow.asked == 1
+
+
+async def test_one_that_gives_up_waiting_takes_nobody_with_it() -> None:
+    slow = Slow()
+    async with herd(slow, 5) as (_, tasks):
+        tasks[2].cancel()
+        with anyio.fail_after(DEADLINE):
+            await asyncio.wait([tasks[2]])
+        slow.may.set()
+        assert await finish([*tasks[:2], *tasks[3:]]) == [0, 1, 3, 4]
+        assert slow.asked == 1
+
+
+async def test_when_the_one_who_asked_leaves_one_other_asks() -> None:
+    slow = Slow()
+    async with herd(slow, 5) as (_, tasks):
+        slow.begun.clear()
+        tasks[0].cancel()
+        with anyio.fail_after(DEADLINE):
+            await slow.begun.wait()
+        slow.may.set()
+        assert await finish(tasks[1:]) == [1, 2, 3, 4]
+        assert slow.asked == 2
+
+
+async def test_nobody_waits_for_the_one_who_asked_to_read() -> None:
+    """Its client sends two requests and reads neither answer; the second one asks the SDK."""
+    slow = Slow()
+    slow.description = "x" * 900_000
+    slow.may.set()
+    async with open_door(slow.server, "asgi", shared_lists=True) as door, door.line() as deaf:
+        deaf.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for number in range(20):
+            deaf.writer.write(deaf.asks("tools/list", number))
+        with anyio.fail_after(DEADLINE):
+            while not any(each.cycle and each.flow.write_paused for each in door.server.server_state.connections):  # type: ignore[union-attr]
+                await anyio.lowlevel.checkpoint()
+        door.live.lists._kept.clear()  # as after a change
+        for _ in range(3):
+            assert b"slow" in (await door.send(changed())).body
+
+
+async def test_an_old_answer_goes_on_while_one_asks_anew() -> None:
+    slow = Slow()
+    slow.may.set()
+    async with open_door(slow.server, shared_lists=True, policy=Policy(list_memory=0.0)) as door:
+        assert b"slow" in (await door.send(changed())).body
+        slow.may.clear()
+        slow.begun.clear()
+        slow.description = "anew"
+        asker = asyncio.ensure_future(door.send(changed()))
+        with anyio.fail_after(DEADLINE):
+            await slow.begun.wait()
+        assert b"anew" not in (await door.send(changed())).body
+        slow.may.set()
+        assert b"anew" in (await asker).body
+
+
+async def test_what_can_not_be_shared_is_asked_for_by_each() -> None:
+    """A page: with it, a herd is no herd."""
+
+    class Pages(Slow):
+        async def _list(self, ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:
+            result = await super()._list(ctx, params)
+            return result.model_copy(update={"next_cursor": None if params and params.cursor else "2"})
+
+    slow = Pages()
+    async with herd(slow, 4) as (_, tasks):
+        slow.may.set()
+        assert await finish(tasks) == [0, 1, 2, 3]
+        assert slow.asked == 4
+
+
+# Bounds
+
+
+@pytest.mark.parametrize("front", FRONTS)
+async def test_what_is_remembered_of_requests_is_bounded(front: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdicts, "_MOST", 8)
+    monkeypatch.setattr(answers, "_MOST", 8)
+    async with open_door(some_server(), front) as door:
+        said = await door.send(changed())
+        memos: list[dict[Any, Any]] = [door.front.verdicts._claims, door.front.verdicts._plain]
+        for number in range(30):
+            info = {"name": f"client {number}", "version": "1"}
+            params = {"_meta": {**META, "io.modelcontextprotocol/clientInfo": info}}
+
+            def raw(line: Line, number: int = number, params: Any = params) -> bytes:
+                accept = f"application/json, text/event-stream, x/{number}"
+                body = modern("tools/list", params=params)
+                return line.request(body, MCP_Protocol_Version=MODERN, Mcp_Method="tools/list", Accept=accept)
+
+            assert await door.send(raw) == await door.send(raw) == said
+            assert all(0 < len(memo) <= 8 for memo in memos)
+            if front == "connection":
+                doors = [each for each in answers._doors.values() if each.front is door.front]
+                assert len(doors) == 1
+                assert len(doors[0]._heads) <= 8
+
+        # And nothing large is remembered at all.
+        await door.send(changed())
+        sizes = [len(memo) for memo in memos]
+        large = {**META, "dev.example/x": "x" * 8000}
+        body = modern("tools/list", params={"_meta": large})
+        raw_large = posted(body)
+        assert b"200" in (await door.send(raw_large)).status
+        assert b"200" in (await door.send(changed(Accept="application/json, text/event-stream," + "x" * 8000))).status
+        assert [len(memo) for memo in memos] == sizes

@@ -1,0 +1,212 @@
+"""Log lines: the life of a subscription, in words and in parts, without secrets; and `tidings serve` in JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import httpx2
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.servers.ears import LegacyWire
+from tests.test_cli import DEADLINE, EXAMPLE, HELLO, TOKEN, serving, started
+from tidings import Catalog, Feature, Hub, Reason
+from tidings.metrics import METRICS
+from tidings.observer import shown
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "hunter2"
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(EXAMPLE, tmp_path / "board"))
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(record.levelname.lower(), record.getMessage()) for record in caplog.records]
+
+
+def test_the_life_of_a_subscription_is_logged_at_info_and_debug(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "tidings.subscriptions")
+    catalog = Catalog()
+    hub = Hub(catalog)
+    uri = f"https://ada:{SECRET}@example.org/notes/1?token={SECRET}#{SECRET}"
+    catalog.tools.add({"name": "lonely", "description": SECRET})
+    client = hub.open(lambda notification: None, label="listen 7")
+    hub.subscribe(client, Feature.TOOLS, Feature.RESOURCES)
+    hub.subscribe(client, uris=[uri])
+    catalog.tools.add({"name": "deploy", "description": SECRET})
+    catalog.resources.updated(uri, author=SECRET)
+    hub.unsubscribe(client, uris=[uri])
+    hub.close(client, Reason.DISCONNECTED)
+
+    assert lines(caplog) == [
+        ("debug", "nobody to tell: tools added lonely (revision 1)"),
+        ("info", "listen 7 subscribed to tools, resources"),
+        ("debug", "listen 7 subscribed to 1 URI"),
+        ("info", "told 1 client: tools added deploy (revision 2)"),
+        ("debug", "told 1 client: contents updated https://example.org/notes/1 (revision 3)"),
+        ("debug", "listen 7 unsubscribed from 1 URI"),
+        ("info", "listen 7 is gone (disconnected): cleaned 2 subscriptions and 0 pending"),
+    ]
+    parts: list[dict[str, Any]] = [vars(record)["tidings"] for record in caplog.records]
+    assert [each["event"] for each in parts] == [
+        *("told", "subscribed", "subscribed", "told", "told", "unsubscribed", "gone"),
+    ]
+    assert parts[1] | {"client": "listen 7", "topics": ["tools", "resources"]} == parts[1]
+    assert parts[-1] | {"cleaned": 2, "pending": 0, "reason": "disconnected"} == parts[-1]
+    assert SECRET not in caplog.text
+    assert SECRET not in str(parts)
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("deploy", "deploy"),
+        ("what?", "what?"),
+        ("file:///a/b", "file:///a/b"),
+        ("https://u:p@host/a@b?x=1#y", "https://host/a@b"),
+        ("https://host?next=a://u@b", "https://host"),
+        ("board://x#frag\nment", "board://x"),
+    ],
+)
+def test_what_people_hide_in_a_uri_is_not_shown(uri: str, said: str) -> None:
+    assert shown(uri) == said
+
+
+async def test_json_lines_tell_the_life_of_a_server_without_a_secret(board: Path) -> None:
+    options = ("--log-format", "json", "--log-level", "debug", "--json", "--port", 0)
+    env = {"TIDINGS_AUTH_TOKEN": TOKEN}
+    (board / "tools" / "secretive.py").write_text(HELLO.replace("Say hello.", SECRET))
+    async with asyncio.timeout(DEADLINE), started("serve", board, *options, env=env) as process:
+        url = json.loads(await process.stdout.readline())["url"]
+        async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}, timeout=DEADLINE) as http:
+            session = LegacyWire(url, http)
+            await session.shake_hands()
+            async with session.stream() as stream:
+                (board / "tools" / "late.py").write_text(HELLO.replace("hello()", "late()"))
+                heard = await stream.heard()
+                while "late" not in heard.gist:
+                    heard = await stream.heard()
+            await session.end()
+            assert (await http.get(url.replace("/mcp", "/metrics"))).status_code == 200
+        process.terminate()
+        said = (await process.stderr.read()).decode()
+        assert await process.wait() == 0
+
+    found = [json.loads(line) for line in said.splitlines()]
+    for each in found:
+        assert each.keys() >= {"time", "level", "logger", "message"}
+    events = [each["event"] for each in found if "event" in each and each["level"] == "info"]
+    expected = ["serving", "starting", "subscribed", "told", "gone", "stopping"]
+    assert sorted(set(expected), key=events.index) == expected
+    told = [each for each in found if each.get("event") == "told" and "added late" in each["changes"]]
+    assert told[0]["clients"] == 1
+    assert told[0]["level"] == "info"
+    assert TOKEN not in said
+    assert session.session_id not in said
+    assert SECRET not in "".join(str(each) for each in found if each["level"] != "debug")
+
+
+# Export
+
+
+class Collector(ThreadingHTTPServer):
+    """As much of an OTLP collector as there is to see what is sent to it."""
+
+    def __init__(self) -> None:
+        self.received: Queue[tuple[str, bytes]] = Queue()
+        super().__init__(("127.0.0.1", 0), _Receiver)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://user:{SECRET}@127.0.0.1:{self.server_address[1]}"
+
+
+class _Receiver(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:  # as http.server has it
+        body = self.rfile.read(int(self.headers["content-length"]))
+        assert isinstance(self.server, Collector)
+        self.server.received.put((self.path, body))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    with Collector() as collector:
+        thread = threading.Thread(target=collector.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield collector
+        finally:
+            collector.shutdown()
+            thread.join()
+
+
+async def test_a_served_folder_sends_its_traces_and_metrics_to_a_collector(board: Path) -> None:
+    with collecting() as collector:
+        env = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
+            "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
+            "OTEL_BSP_SCHEDULE_DELAY": "50",
+            "OTEL_METRIC_EXPORT_INTERVAL": "200",
+        }
+        async with serving(board, env=env) as server:
+            line = await server.line_with("telemetry goes to")
+            assert f"http://127.0.0.1:{collector.server_address[1]}" in line
+            assert SECRET not in line
+            (board / "tools" / "late.py").write_text(HELLO.replace("hello()", "late()"))
+            spans: dict[str, tuple[bytes, bytes]] = {}
+            metrics: set[str] = set()
+            services: set[str] = set()
+            wanted = {metric.name for metric in METRICS} - {"tidings.delivery.latency"}  # nobody was told yet
+            while not (spans.keys() >= {"workspace.scan", "tool_list_changed.send"} and metrics >= wanted):
+                path, body = await asyncio.to_thread(collector.received.get, timeout=DEADLINE)
+                if path == "/v1/traces":
+                    for group in ExportTraceServiceRequest.FromString(body).resource_spans:
+                        services |= {
+                            each.value.string_value for each in group.resource.attributes if each.key == "service.name"
+                        }
+                        for scope in group.scope_spans:
+                            spans |= {span.name: (span.span_id, span.parent_span_id) for span in scope.spans}
+                else:
+                    for reading in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                        metrics |= {metric.name for scope in reading.scope_metrics for metric in scope.metrics}
+            assert await server.end(signal.SIGTERM) == 0
+    assert services == {"board"}
+    # The change's span lies in that of the look through the folder which found it.
+    assert spans["change_notifier.notify_list_changed"][1] == spans["workspace.scan"][0]
+
+
+async def test_a_collector_that_is_away_keeps_nobody(board: Path) -> None:
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_BSP_SCHEDULE_DELAY": "50"}
+    async with serving(board, env=env) as server:
+        await server.line_with("telemetry goes to")
+        (board / "tools" / "late.py").write_text(HELLO.replace("hello()", "late()"))
+        await server.line_with("tool late added")
+        assert await server.end(signal.SIGTERM) == 0
+
+
+async def test_the_switch_of_opentelemetry_is_honoured(board: Path) -> None:
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_SDK_DISABLED": "true"}
+    async with serving(board, env=env) as server:
+        (board / "tools" / "late.py").write_text(HELLO.replace("hello()", "late()"))
+        assert "telemetry" not in await server.line_with("tool late added") + server.greeting

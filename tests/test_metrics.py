@@ -1,0 +1,299 @@
+"""`/metrics`, held against what fifty real clients saw, and read by Prometheus's own parser."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.servers.ears import DEADLINE, MUTED, LegacyWire, Stream, Wire, serving
+from tidings import Catalog, Live
+from tidings.counts import BOUNDS, Counts, Latency
+from tidings.metrics import METRICS, render
+from tidings.sources.workspace.workspace import Workspace
+
+pytestmark = pytest.mark.anyio
+
+MODERN_STREAMS, LEGACY_STREAMS, MUTED_STREAMS, ABSENT = 25, 15, 5, 5
+CHANGES = 40
+LISTS = {"toolsListChanged": True, "promptsListChanged": True}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving("mcpserver", app={"health": True, "metrics": "local"}) as url:
+        yield url
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx2.AsyncClient]:
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE), limits=limits) as client:
+        yield client
+
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+async def read(http: httpx2.AsyncClient, url: str) -> Samples:
+    response = await http.get(url.replace("/mcp", "/metrics"))
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = list(text_string_to_metric_families(response.text))
+    kinds = {"counter": "counter", "histogram": "histogram", "level": "gauge", "gauge": "gauge"}
+    expected = {metric.prometheus.removesuffix("_total"): kinds[metric.kind] for metric in METRICS}
+    assert {family.name: family.type for family in families} == expected
+    assert all(family.documentation for family in families)
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+@dataclass
+class Recorded:
+    """What came in on one stream."""
+
+    stream: Stream
+    methods: Counter[str] = field(default_factory=Counter)
+    size: int = 0
+    task: asyncio.Task[None] | None = None
+
+    async def follow(self, heard: asyncio.Event) -> None:
+        while event := await self.stream.event():
+            for line in event.split("\r\n"):
+                if line.startswith("data: {"):
+                    method = json.loads(line[6:]).get("method", "")
+                    if method.endswith("list_changed"):
+                        self.methods[method.split("/")[1]] += 1
+                        self.size += len(event.encode()) + len("\r\n\r\n")
+                        heard.set()
+
+
+async def test_the_counters_add_up_with_what_fifty_recorded_clients_saw(url: str, http: httpx2.AsyncClient) -> None:
+    wire = Wire(url, http)
+    before = await read(http, url)
+
+    def grown(now: Samples, name: str, **labels: str) -> float:
+        key = (f"tidings_{name}", frozenset(labels.items()))
+        return now[key] - before[key]
+
+    async with AsyncExitStack() as stack:
+        recorded: list[Recorded] = []
+        heard = asyncio.Event()
+
+        async def record(stream: Stream) -> None:
+            each = Recorded(stream)
+            each.task = asyncio.create_task(each.follow(heard))
+            stack.callback(each.task.cancel)
+            recorded.append(each)
+
+        for number in range(MODERN_STREAMS):
+            stream = await stack.enter_async_context(wire.listen(number, LISTS))
+            assert (await stream.message())["method"] == "notifications/subscriptions/acknowledged"
+            await record(stream)
+        for number in range(LEGACY_STREAMS + MUTED_STREAMS):
+            session = LegacyWire(url, http, MUTED if number < MUTED_STREAMS else "2025-11-25")
+            await session.shake_hands()
+            await record(await stack.enter_async_context(session.stream()))
+        absent = [LegacyWire(url, http) for _ in range(ABSENT)]
+        for session in absent:
+            await session.shake_hands()
+        await wire.change("hear", name="filtered", filter={"operations": ["removed"]})
+        await wire.change("hear", name="paced", policy={"min_interval": 3600})
+
+        for number in range(CHANGES // 2):
+            await wire.change("add", feature="tools", key=f"t{number}")
+            await wire.change("remove", feature="tools", key=f"t{number}")
+        await wire.change("add", feature="tools", key="last")
+        await wire.change("remove", feature="tools", key="steady")
+        await wire.change("add", feature="prompts", key="come")
+        await wire.change("remove", feature="prompts", key="come")  # and gone: nothing has changed after all
+        made = CHANGES + 2
+
+        now = await read(http, url)
+        assert grown(now, "subscribers", era="modern", transport="http") == MODERN_STREAMS
+        assert grown(now, "subscribers", era="legacy", transport="http") == LEGACY_STREAMS + MUTED_STREAMS + ABSENT
+        assert now["tidings_subscribers", frozenset({("era", "none"), ("transport", "process")})] == 2
+        # A session without a stream has two lists pending, a muted one too, and the paced one has one.
+        assert grown(now, "mailbox_depth") == 2 * (ABSENT + MUTED_STREAMS) + 1
+
+        await absent[0].end()
+        for session in absent[1:]:
+            await record(await stack.enter_async_context(session.stream()))
+
+        told_each = MODERN_STREAMS + LEGACY_STREAMS
+        expected = {"tools": told_each * made + ABSENT - 1, "prompts": told_each * 2}
+
+        def received() -> Counter[str]:
+            return sum((each.methods for each in recorded), Counter())
+
+        async with asyncio.timeout(DEADLINE):
+            while received() != expected:
+                await heard.wait()
+                heard.clear()
+        inside = await wire.change("heard")
+        # What was added and removed again is as it was: only the last removal is news to one who hears of no additions.
+        assert inside == {"filtered": 1, "paced": 1}
+
+        now = await read(http, url)
+        assert grown(now, "notifications_sent_total", topic="tools") == received()["tools"] + sum(inside.values())
+        assert grown(now, "notifications_sent_total", topic="prompts") == received()["prompts"]
+        assert grown(now, "notifications_bytes_total") == sum(each.size for each in recorded)
+        assert grown(now, "notifications_coalesced_total") == ABSENT * (made - 1 + 1)
+        suppressed = {
+            "filtered": made // 2,
+            "rate": made - 2,
+            "muted": MUTED_STREAMS * (made + 2),
+            "same_digest": ABSENT - 1 + CHANGES // 2,
+            "unsubscribed": 2,
+        }
+        for reason, count in suppressed.items():
+            assert grown(now, "notifications_suppressed_total", reason=reason) == count, reason
+        for operation in ("added", "removed"):
+            changed = now["tidings_changes_total", frozenset({("topic", "tools"), ("operation", operation)})]
+            assert changed >= made // 2
+        total = sum(grown(now, "notifications_sent_total", topic=topic) for topic in ("tools", "prompts"))
+        assert grown(now, "delivery_latency_seconds_count") == total
+        assert grown(now, "delivery_latency_seconds_bucket", le="+Inf") == total
+        assert grown(now, "delivery_latency_seconds_bucket", le="60.0") == total
+        assert grown(now, "subscribers_closed_total", reason="disconnected") == 1
+        assert grown(now, "tool_runs_total", outcome="ok") == made + 2 + 2 + 1
+        assert now["tidings_journal_size", frozenset()] >= made
+
+
+async def test_metrics_are_for_this_machine_unless_their_owner_says_otherwise(
+    url: str, http: httpx2.AsyncClient
+) -> None:
+    metrics = url.replace("/mcp", "/metrics")
+    for headers in ({"host": "attacker.example"}, {"x-forwarded-for": "203.0.113.9"}, {"forwarded": "for=203.0.113.9"}):
+        refused = await http.get(metrics, headers=headers)
+        assert refused.status_code == 403, headers
+        assert "tidings_" not in refused.text
+    with serving("mcpserver", app={"metrics": "anyone"}) as public:
+        answered = await http.get(public.replace("/mcp", "/metrics"), headers={"host": "metrics.example"})
+        assert answered.status_code == 200
+        assert (await http.get(public.replace("/mcp", "/health/live"))).status_code == 404
+
+
+async def test_a_reader_that_does_not_read_is_counted_and_so_is_its_end(http: httpx2.AsyncClient) -> None:
+    def value(samples: Samples, name: str, **labels: str) -> float:
+        return samples[f"tidings_{name}", frozenset(labels.items())]
+
+    with serving("mcpserver", app={"metrics": "local"}, policy={"write_deadline": 1.0}) as url:
+        wire = Wire(url, http)
+        message = json.dumps(wire.message("subscriptions/listen", 1, {"notifications": LISTS}))
+        host, _, port = url.removeprefix("http://").removesuffix("/mcp").partition(":")
+        headers = wire._headers("subscriptions/listen", {}) | {
+            "Host": f"{host}:{port}",
+            "Content-Length": str(len(message)),
+        }
+        head = "POST /mcp HTTP/1.1\r\n" + "".join(f"{name}: {text}\r\n" for name, text in headers.items()) + "\r\n"
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall((head + message).encode())
+            answer = b""
+            while b"acknowledged" not in answer:
+                answer += await asyncio.to_thread(connection.recv, 4096)  # and not a byte more
+            async with asyncio.timeout(DEADLINE):
+                number = 0
+                while not value(samples := await read(http, url), "readers_slow"):
+                    assert not value(samples, "cutoffs_total", reason="slow")
+                    number += 1
+                    text = "x" * 500_000 + str(number)
+                    await wire.change("add", feature="tools", key="big", description=text, replace=True)
+                while not value(samples, "cutoffs_total", reason="slow") or value(samples, "readers_slow"):
+                    samples = await read(http, url)
+        assert value(samples, "cutoffs_total", reason="slow") == 1
+        assert value(samples, "subscribers_closed_total", reason="slow") == 1
+        assert value(samples, "subscribers", era="modern", transport="http") == 0
+
+
+async def test_how_tools_end_is_counted(url: str, http: httpx2.AsyncClient) -> None:
+    wire = Wire(url, http)
+    before = await read(http, url)
+    await wire.change("state")
+    await wire.post("tools/call", name="change", arguments={"what": []})  # not a text
+    await wire.post("tools/call", name="nobody", arguments={})
+    now = await read(http, url)
+    grown = {
+        outcome: now[key] - before[key]
+        for outcome in ("ok", "tool_error", "error")
+        if (key := ("tidings_tool_runs_total", frozenset({("outcome", outcome)})))
+    }
+    assert grown["ok"] == 1
+    assert grown["tool_error"] + grown["error"] == 2
+
+
+def test_looks_through_a_folder_and_its_problems_are_counted(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    workspace = Workspace(tmp_path, poll=0)
+    live = Live(workspace)
+
+    def samples() -> dict[str, float]:
+        families = text_string_to_metric_families(render(live))
+        return {
+            "/".join([sample.name, *sample.labels.values()]): sample.value
+            for family in families
+            if family.name.startswith("tidings_workspace")
+            for sample in family.samples
+        }
+
+    assert samples() == {
+        "tidings_workspace_problems": 0,
+        "tidings_workspace_rescans_total/failed": 0,
+        "tidings_workspace_rescans_total/read": 0,
+        "tidings_workspace_rescans_total/unchanged": 1,
+    }
+    (tools / "broken.py").write_text("def broken(")
+    workspace.rescan()
+    workspace.rescan()
+    tmp_path.rename(tmp_path.with_name("elsewhere"))
+    assert samples() == {
+        "tidings_workspace_problems": 1,
+        "tidings_workspace_rescans_total/failed": 0,
+        "tidings_workspace_rescans_total/read": 1,
+        "tidings_workspace_rescans_total/unchanged": 2,
+    }
+
+
+def test_a_latency_is_in_the_bucket_that_ends_at_it_and_never_below_none() -> None:
+    latency = Latency()
+    latency.add(BOUNDS[3], 5)
+    latency.add(-1.0)
+    latency.add(1e9, 2)
+    assert latency.counts[3] == 5
+    assert latency.counts[0] == 1
+    assert latency.counts[-1] == 2
+    assert sum(latency.sums) == pytest.approx(5 * BOUNDS[3] + 2e9)
+
+
+def test_a_fan_out_is_counted_in_batches_without_those_set_aside() -> None:
+    counts = Counts()
+    changes = tuple(Catalog(clock=lambda: 100.0).tools.add({"name": "a"}))
+    told: list[Any] = []
+    for batch in counts.batches(tuple(range(150)), changes, lambda: 100.002):
+        for number in batch:
+            if number % 50 == 0:
+                counts.set_aside()
+            else:
+                told.append(number)
+    assert counts.sent["tools"] == len(told) == 147
+    assert sum(counts.latency.counts) == 147
+    assert counts.latency.counts[4] == 147

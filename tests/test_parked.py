@@ -1,0 +1,364 @@
+"""Parked streams: when a connection is parked and when it is not, what is let go with it, and what it does then.
+
+What a stream says is the same on both fronts, and tested over both elsewhere; here is what only the parked one has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import gc
+import socket
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from mcp.server.mcpserver import MCPServer
+from starlette.middleware.base import BaseHTTPMiddleware
+
+from tests.faults.wire import ALL, Stream, listen_request, modern_request
+from tidings import Feature, Live
+from tidings.lanes.channel import Channel
+from tidings.lanes.parked import Parked, ParkingProtocol
+
+pytestmark = pytest.mark.anyio
+
+DEADLINE = 20.0
+KINDS = (
+    *("Parked", "ListenStream", "Subscriber"),
+    *("Channel", "ParkingProtocol", "RequestResponseCycle", "HttpRequestParser"),
+)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """Their transports have nothing in common."""
+    return "asyncio", {"use_uvloop": request.param == "uvloop"}
+
+
+class Server:
+    """uvicorn with our protocol, in this very event loop."""
+
+    def __init__(self, live: Live, server: uvicorn.Server) -> None:
+        self.live = live
+        self.uvicorn = server
+
+    @property
+    def address(self) -> Any:
+        return self.uvicorn.servers[0].sockets[0].getsockname()
+
+    @property
+    def outlets(self) -> list[Any]:
+        return [stream.channel for streams in self.live.listen._streams for stream in streams]
+
+    async def until(self, is_so: Any) -> None:
+        async with asyncio.timeout(DEADLINE):
+            while not is_so():  # noqa: ASYNC110  # of what others do there is no event
+                await asyncio.sleep(0.01)
+
+    def change(self, text: str) -> None:
+        self.live.tools.update("echo", description=text)
+
+
+@asynccontextmanager
+async def serving(*middleware: Any, **options: Any) -> AsyncIterator[Server]:
+    mcp = MCPServer("parked", log_level="ERROR")
+    mcp.add_tool(str.upper, name="echo", description="old")
+    live = Live(mcp)
+    app = live.http_app()
+    for each in middleware:
+        app.add_middleware(each)
+    options = {"port": 0, "http": ParkingProtocol, **options}
+    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, **options)
+    server = Server(live, uvicorn.Server(config))
+    # Not `serve()`, which would take the signals of the tests' own process.
+    running = asyncio.create_task(server.uvicorn._serve())
+    await server.until(lambda: server.uvicorn.started)
+    try:
+        yield server
+    finally:
+        server.uvicorn.should_exit = True
+        async with asyncio.timeout(DEADLINE):
+            await running
+
+
+@asynccontextmanager
+async def connected(server: Server, sent: bytes, **options: Any) -> AsyncIterator[tuple[Stream, asyncio.StreamWriter]]:
+    """A client that has sent this, and read the head of the response."""
+    if isinstance(server.address, str):
+        reader, writer = await asyncio.open_unix_connection(server.address)
+    else:
+        reader, writer = await asyncio.open_connection(*server.address[:2], **options)
+    stream = Stream(reader, writer)
+    try:
+        writer.write(sent)
+        async with asyncio.timeout(DEADLINE):
+            head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        yield stream, writer
+    finally:
+        writer.close()
+
+
+async def event(stream: Stream) -> dict[str, Any]:
+    async with asyncio.timeout(DEADLINE):
+        told = await stream.event()
+    assert told is not None, "the stream ended"
+    return told
+
+
+async def check_told(server: Server, stream: Stream) -> None:
+    """The stream is acknowledged, and told of a change."""
+    assert (await event(stream))["method"] == "notifications/subscriptions/acknowledged"
+    server.change("new")
+    assert (await event(stream))["params"]["tool"]["description"] == "new"
+
+
+async def rest(stream: Stream) -> list[dict[str, Any]]:
+    async with asyncio.timeout(DEADLINE):
+        return await stream.rest()
+
+
+# What is let go
+
+
+async def test_a_parked_stream_keeps_neither_task_nor_cycle_nor_parser_nor_protocol() -> None:
+    async with serving() as server, connected(server, listen_request(0)) as (first, _):
+        await check_told(server, first)
+        before = len(asyncio.all_tasks())
+        gc.collect()
+        gc.disable()  # what only the collector finds would be found too late, and by all
+        try:
+            async with (
+                connected(server, listen_request(1)) as (second, _),
+                connected(server, listen_request(2)) as (third, _),
+            ):
+                await event(second)
+                await event(third)
+                assert [type(outlet) for outlet in server.outlets] == [Parked] * 3
+                await server.until(lambda: len(asyncio.all_tasks()) == before)
+                await server.until(lambda: not server.uvicorn.server_state.tasks)
+                assert kept() == {"Parked": 3, "ListenStream": 3, "Subscriber": 3}
+            await server.until(lambda: len(server.outlets) == 1)
+            await server.until(lambda: kept() == {"Parked": 1, "ListenStream": 1, "Subscriber": 1})
+        finally:
+            gc.enable()
+        assert server.live.gate.count == 1
+
+
+def kept() -> dict[str, int]:
+    kinds = Counter(type(each).__name__ for each in gc.get_objects())
+    return {kind: kinds[kind] for kind in KINDS if kinds[kind]}
+
+
+async def test_the_server_goes_on_counting_requests_and_connections() -> None:
+    async with serving() as server:
+        state = server.uvicorn.server_state
+        async with connected(server, listen_request(1)) as (stream, _):
+            await event(stream)
+            assert state.total_requests == 1
+            (connection,) = state.connections
+            assert isinstance(connection, Parked)
+        await server.until(lambda: not state.connections)
+
+
+async def test_a_server_that_stops_without_a_signal_ends_parked_streams_gracefully() -> None:
+    """Its shutdown asks each connection to end; plain requests are waited for."""
+    async with serving() as server, connected(server, listen_request("mine")) as (stream, _):
+        await event(stream)
+        server.uvicorn.should_exit = True
+        (result,) = await rest(stream)
+        assert result["id"] == "mine"
+        assert stream.is_terminated
+
+
+# When a stream is not parked
+
+
+class Capitals:
+    """A middleware that changes what is sent."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def changed(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": message["body"].replace(b'"2.0"', b'"2.0" ')}
+            await send(message)
+
+        await self._app(scope, receive, changed if scope["type"] == "http" else send)
+
+
+class Delayed(BaseHTTPMiddleware):
+    """A middleware that hands on what is sent in its own time."""
+
+    async def dispatch(self, request: Any, call_next: Any) -> Any:
+        return await call_next(request)
+
+
+class Labelled:
+    """A middleware that only adds to the headers."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def labelled(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"x-label", b"yes")]}
+            await send(message)
+
+        await self._app(scope, receive, labelled if scope["type"] == "http" else send)
+
+
+@pytest.mark.parametrize(("middleware", "outlet"), [(Capitals, Channel), (Delayed, Channel), (Labelled, Parked)])
+async def test_a_stream_is_parked_only_if_it_reaches_the_connection_as_it_was_sent(
+    middleware: Any, outlet: type
+) -> None:
+    async with serving(middleware) as server, connected(server, listen_request(1)) as (stream, _):
+        await check_told(server, stream)
+        assert [type(each) for each in server.outlets] == [outlet]
+        server.live.stop()
+        (result,) = await rest(stream)
+        assert result["id"] == 1
+        assert stream.is_terminated
+
+
+async def test_a_client_of_http_1_0_is_not_parked() -> None:
+    async with serving() as server, connected(server, listen_request(1).replace(b"HTTP/1.1", b"HTTP/1.0", 1)):
+        await server.until(lambda: len(server.outlets) == 1)
+        assert isinstance(server.outlets[0], Channel)
+
+
+ANOTHER = modern_request("tools/list", 2)
+
+
+@pytest.mark.parametrize("behind", [ANOTHER, ANOTHER[:30]], ids=["a request", "the beginning of one"])
+async def test_a_stream_with_another_request_behind_it_is_not_parked(behind: bytes) -> None:
+    async with serving() as server, connected(server, listen_request(1) + behind) as (stream, _):
+        await check_told(server, stream)
+        assert [type(each) for each in server.outlets] == [Channel]
+        server.live.stop()
+        assert (await rest(stream))[-1]["id"] == 1
+
+
+async def test_without_our_protocol_there_is_nothing_to_park_with() -> None:
+    async with serving(http="h11") as server, connected(server, listen_request(1)) as (stream, _):
+        await check_told(server, stream)
+        assert [type(each) for each in server.outlets] == [Channel]
+
+
+# What comes in on a parked connection
+
+
+async def test_a_request_that_comes_in_later_ends_the_stream_and_the_connection() -> None:
+    """It would wait for the end of a response that has none."""
+    async with serving() as server, connected(server, listen_request("mine")) as (stream, writer):
+        await event(stream)
+        assert isinstance(server.outlets[0], Parked)
+        writer.write(ANOTHER)
+        (result,) = await rest(stream)
+        assert result["id"] == "mine"
+        assert stream.is_terminated
+        await server.until(lambda: not server.outlets)
+        assert server.live.gate.count == 0
+
+
+async def test_a_line_break_after_the_request_is_none() -> None:
+    async with serving() as server, connected(server, listen_request(1)) as (stream, writer):
+        await event(stream)
+        writer.write(b"\r\n")
+        await writer.drain()
+        server.change("first")
+        assert (await event(stream))["params"]["tool"]["description"] == "first"
+        # Surely read by now: what is written is answered in the order in which it comes.
+        server.change("second")
+        assert (await event(stream))["params"]["tool"]["description"] == "second"
+        assert isinstance(server.outlets[0], Parked)
+
+
+# Other kinds of connection
+
+
+async def test_a_stream_over_ipv6_is_parked() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    request = listen_request(1).replace(b"127.0.0.1:80", b"[::1]:80")
+    async with serving(host="::1") as server, connected(server, request) as (stream, _):
+        await check_told(server, stream)
+        assert isinstance(server.outlets[0], Parked)
+
+
+async def test_a_stream_over_a_unix_socket_is_parked(tmp_path: Path) -> None:
+    async with (
+        serving(uds=str(tmp_path / "s")) as server,
+        connected(server, listen_request(1)) as (stream, _),
+    ):
+        await check_told(server, stream)
+        assert isinstance(server.outlets[0], Parked)
+
+
+async def test_a_stream_over_tls_is_parked(tmp_path: Path) -> None:
+    files = certificate(tmp_path)
+    trust = ssl.create_default_context(cafile=files["ssl_certfile"])
+    async with (
+        serving(**files) as server,
+        connected(server, listen_request(1), ssl=trust, server_hostname="localhost") as (stream, _),
+    ):
+        await check_told(server, stream)
+        assert isinstance(server.outlets[0], Parked)
+        server.live.stop()
+        (result,) = await rest(stream)
+        assert result["id"] == 1
+        assert stream.is_terminated
+
+
+def certificate(folder: Path) -> dict[str, str]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    files = {"ssl_certfile": folder / "certificate.pem", "ssl_keyfile": folder / "key.pem"}
+    files["ssl_certfile"].write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    files["ssl_keyfile"].write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return {name: str(path) for name, path in files.items()}
+
+
+# What all share
+
+
+async def test_an_acknowledgement_that_is_shared_says_what_is_true_now_and_whose_it_is() -> None:
+    said = []
+    async with serving() as server:
+        for request_id in (1, "two", 3):
+            if request_id == 3:
+                server.change("new")
+            async with connected(server, listen_request(request_id, ALL)) as (stream, _):
+                meta = (await event(stream))["params"]["_meta"]
+            assert meta["io.modelcontextprotocol/subscriptionId"] == request_id
+            said.append(meta["dev.tidings/cursor"]["topics"])
+        assert said[0] == said[1]
+        assert said[2]["tools"]["revision"] == server.live.catalog.version(Feature.TOOLS).revision
+        assert said[2]["tools"] != said[1]["tools"]
+        assert said[2]["prompts"] == said[1]["prompts"]

@@ -1,0 +1,167 @@
+"""`dev.tidings/subscriptions/list`, `put` and `remove`: a caller's own durable subscriptions, and nobody else's."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from tests.servers.ears import MODERN, Ear, open_ear, serving_all, stdio_server
+from tests.servers.receiver import receiving, verify
+
+pytestmark = pytest.mark.anyio
+
+LEGACY = "2025-11-25"
+METHOD = "dev.tidings/subscriptions"
+TOOLS = {"toolsListChanged": True}
+URL = "https://receiver.example/hook"
+LOCAL = {"webhook_private": True, "webhook_backoff": 0.01}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    deny = {"bob": ["tools", "board://secret"]}
+    servers: dict[str, tuple[str, dict[str, Any]]] = {
+        "open": ("mcpserver", {}),
+        "guarded": (
+            "mcpserver",
+            {"auth": True, "deny": deny, "asks": "async", "policy": {"max_durables_per_principal": 3}},
+        ),
+        "local": ("mcpserver", {"auth": True, "policy": LOCAL}),
+        "anyone": ("fastmcp", {"policy": {**LOCAL, "webhooks": "anyone"}}),
+        "none": ("lowlevel", {"auth": True, "policy": {"webhooks": "none"}}),
+    }
+    with serving_all(servers) as urls:
+        yield urls
+
+
+async def listed(ear: Ear) -> dict[str, dict[str, Any]]:
+    found = (await ear.request(f"{METHOD}/list"))["subscriptions"]
+    return {each["name"]: each for each in found}
+
+
+async def refused(ear: Ear, method: str = "put", **params: Any) -> str:
+    with pytest.raises(MCPError) as error:
+        await ear.request(f"{METHOD}/{method}", **params)
+    assert error.value.code == -32602
+    message: str = error.value.message
+    return message
+
+
+@pytest.mark.parametrize("version", [MODERN, LEGACY])
+async def test_a_caller_sees_and_removes_its_own_and_nobody_elses(urls: dict[str, str], version: str) -> None:
+    url = urls["guarded"]
+    async with open_ear(url, version, token="alice") as alice, open_ear(url, version, token="bob") as bob:
+        watched = {"toolsListChanged": True, "promptsListChanged": True, "resourceSubscriptions": ["board://secret"]}
+        hook = {"url": URL}
+        put = await alice.request(f"{METHOD}/put", name="mine", notifications=watched, webhook=hook, ttl=60)
+        assert put["isNew"]
+        assert put["secret"].startswith("whsec_")
+        assert put["subscription"]["notifications"] == watched
+        assert put["subscription"]["ttl"] == 60
+        theirs = await bob.request(f"{METHOD}/put", name="mine", notifications=watched, webhook=hook)
+        assert theirs["isNew"]
+        # What he may not watch is not honoured.
+        assert theirs["subscription"]["notifications"] == {"promptsListChanged": True}
+
+        mine = (await listed(alice))["mine"]
+        assert mine["webhook"] == {"url": URL, "state": "active", "attempts": 0}
+        assert put["secret"] not in json.dumps(mine)
+        assert await bob.request(f"{METHOD}/remove", name="mine") == await alice.request(
+            f"{METHOD}/remove", name="mine"
+        )
+        assert (await listed(alice), await listed(bob)) == ({}, {})
+        assert (await alice.request(f"{METHOD}/remove", name="mine"))["removed"] is False
+
+
+async def test_what_is_left_out_stays_and_the_secret_is_shown_once(urls: dict[str, str]) -> None:
+    async with open_ear(urls["guarded"], MODERN, token="alice") as alice:
+        first = await alice.request(
+            f"{METHOD}/put", name="kept", notifications=TOOLS, webhook={"url": URL}, filter={"operations": ["added"]}
+        )
+        second = await alice.request(f"{METHOD}/put", name="kept", webhook={"url": f"{URL}/2"})
+        assert (second["isNew"], "secret" in second) == (False, False)
+        third = await alice.request(f"{METHOD}/put", name="kept", notifications={"promptsListChanged": True})
+        assert third["subscription"]["webhook"]["url"] == f"{URL}/2"
+        assert third["subscription"]["notifications"] == {"promptsListChanged": True}
+        assert third["subscription"]["filter"] == first["subscription"]["filter"] == {"operations": ["added"]}
+        assert third["subscription"]["created"] == first["subscription"]["created"]
+        await alice.request(f"{METHOD}/remove", name="kept")
+
+
+async def test_a_webhook_that_a_client_put_is_delivered_to(urls: dict[str, str]) -> None:
+    async with receiving() as receiver, open_ear(urls["local"], MODERN, token="alice") as alice:
+        hook = {"url": receiver.url}
+        put = await alice.request(f"{METHOD}/put", name="hook", notifications=TOOLS, webhook=hook)
+        await alice.change("add", feature="tools", key="new")
+        delivery = await receiver.next()
+        assert delivery.gist == "tools.list_changed added new"
+        verify(delivery, put["secret"], now=time.time())
+        while (webhook := (await listed(alice))["hook"]["webhook"])[
+            "state"
+        ] != "active" or "lastSuccess" not in webhook:
+            pass
+        assert (await listed(alice))["hook"]["connected"] is True
+        await alice.request(f"{METHOD}/remove", name="hook")
+
+
+async def test_bad_ones_are_refused_in_words(urls: dict[str, str]) -> None:
+    async with open_ear(urls["guarded"], MODERN, token="alice") as alice:
+        hook = {"url": URL}
+        assert "notifications" in await refused(alice, name="new", webhook=hook)
+        assert "nothing of that" in await refused(alice, name="new", notifications={}, webhook=hook)
+        assert "own machine" in await refused(alice, name="n", notifications=TOOLS, webhook={"url": "http://[::1]/"})
+        assert "private network" in await refused(
+            alice, name="n", notifications=TOOLS, webhook={"url": "https://10.0.0.1"}
+        )
+        assert "https" in await refused(alice, name="n", notifications=TOOLS, webhook={"url": "http://a.example/"})
+        assert "whsec_" in await refused(alice, name="n", notifications=TOOLS, webhook={"url": URL, "secret": "guess"})
+        assert "name" in await refused(alice, name="", notifications=TOOLS)
+        assert "name" in await refused(alice, name="x" * 257, notifications=TOOLS)
+        assert "ttl" in await refused(alice, name="n", notifications=TOOLS, ttl=-1)
+        assert "hook" in await refused(alice, name="n", notifications=TOOLS, hook={})
+        assert "name" in await refused(alice, "remove")
+        for number in range(3):
+            await alice.request(f"{METHOD}/put", name=f"n{number}", notifications=TOOLS)
+        assert "max_durables_per_principal" in await refused(alice, name="n3", notifications=TOOLS)
+        for number in range(3):
+            await alice.request(f"{METHOD}/remove", name=f"n{number}")
+        assert await listed(alice) == {}
+
+
+@pytest.mark.parametrize("where", ["open", "stdio"])
+async def test_without_a_name_there_are_no_webhooks_and_none_are_seen(urls: dict[str, str], where: str) -> None:
+    server = urls["open"] if where == "open" else stdio_server("mcpserver")
+    async with open_ear(server, MODERN) as ear:
+        said = await refused(ear, name="hook", notifications=TOOLS, webhook={"url": URL})
+        assert "Policy.webhooks" in said
+        # One that the server's own code has put is not theirs to see, to change or to remove.
+        await ear.change("hook", name="own", url=URL)
+        assert await listed(ear) == {}
+        assert (await ear.request(f"{METHOD}/remove", name="own"))["removed"] is False
+        assert (await ear.request(f"{METHOD}/put", name="own", notifications=TOOLS))["isNew"]
+        assert "webhook" not in (await listed(ear))["own"]
+        assert (await ear.request(f"{METHOD}/remove", name="own"))["removed"] is True
+        assert await ear.change("hooks") == ["own"]
+        assert (await ear.request(f"{METHOD}/put", name="plain", notifications=TOOLS))["isNew"]
+        assert list(await listed(ear)) == ["plain"]
+        assert (await ear.request(f"{METHOD}/remove", name="plain"))["removed"] is True
+
+
+async def test_a_policy_lets_anyone_have_webhooks_or_no_client_at_all(urls: dict[str, str]) -> None:
+    async with receiving() as receiver, open_ear(urls["anyone"], LEGACY) as ear:
+        await ear.request(f"{METHOD}/put", name="hook", notifications=TOOLS, webhook={"url": receiver.url})
+        await ear.change("add", feature="tools", key="new")
+        assert (await receiver.next()).gist == "tools.list_changed added new"
+        assert list(await listed(ear)) == ["hook"]
+    async with open_ear(urls["none"], MODERN, token="alice") as alice:
+        assert "Policy.webhooks" in await refused(alice, name="h", notifications=TOOLS, webhook={"url": URL})

@@ -1,0 +1,103 @@
+"""docs/telemetry.md and the dashboard say what is true: every span, attribute, metric and log event, and no other."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tidings.metrics import METRICS
+from tidings.telemetry import ATTRIBUTES, SPANS
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs/telemetry.md").read_text(encoding="utf-8")
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana.json").read_text(encoding="utf-8"))
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The rows of the table below a heading."""
+    _, _, table = PAGE.partition(f"\n{heading}\n")
+    table = table.partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[1:]]
+
+
+def sample_names() -> set[str]:
+    """What a query may name."""
+    names = {metric.prometheus for metric in METRICS if metric.kind != "histogram"}
+    for metric in METRICS:
+        if metric.kind == "histogram":
+            names |= {f"{metric.prometheus}_{part}" for part in ("bucket", "sum", "count")}
+    return names
+
+
+def labels_of(query: str) -> set[str]:
+    """The labels that a query groups by or asks for."""
+    grouped = re.findall(r"(?:by|without) \(([^)]*)\)", query)
+    asked = re.findall(r"(\w+)(?:=~|!=|!~|=)\"", query)
+    return {label.strip() for group in grouped for label in group.split(",")} | set(asked)
+
+
+def test_the_tables_of_spans_and_attributes_are_the_codes_own() -> None:
+    assert {name.strip("`"): said for name, said in rows("| span | what it covers |")} == SPANS
+    assert {name.strip("`"): said for name, said in rows("| attribute | what it says |")} == ATTRIBUTES
+
+
+def test_the_table_of_metrics_is_the_codes_own() -> None:
+    written = rows("| OpenTelemetry | `/metrics` | kind | unit | labels | what it counts |")
+    expected = [
+        [f"`{m.name}`", f"`{m.prometheus}`", m.kind, m.unit, ", ".join(f"`{each}`" for each in m.labels), m.help]
+        for m in METRICS
+    ]
+    assert [[cell.strip() for cell in row] for row in written] == expected
+
+
+def test_every_name_in_a_query_is_a_metrics() -> None:
+    known = sample_names()
+    in_page = set(re.findall(r"\btidings_\w+", PAGE)) - {metric.prometheus for metric in METRICS}
+    assert in_page <= known
+    labels = {label for metric in METRICS for label in metric.labels} | {"le", "instance"}
+    used: set[str] = set()
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            names = set(re.findall(r"\btidings_\w+", target["expr"]))
+            assert names, target
+            assert names <= known, target
+            used |= names
+            assert labels_of(target["expr"]) <= labels, target
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= labels_of(target["expr"]), target
+    # Everything that is measured can be seen.
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in used} == {metric.prometheus for metric in METRICS}
+
+
+def test_the_dashboard_can_be_imported() -> None:
+    assert DASHBOARD["title"] == "Tidings"
+    assert DASHBOARD["schemaVersion"] >= 36
+    identities = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(identities)) == len(identities)
+    places = [tuple(panel["gridPos"][side] for side in "xy") for panel in DASHBOARD["panels"]]
+    assert len(set(places)) == len(places)
+    for panel in DASHBOARD["panels"]:
+        assert panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+    assert [variable["name"] for variable in DASHBOARD["templating"]["list"]] == ["datasource", "instance"]
+
+
+def test_the_recipes_are_valid_and_the_alerts_are_there() -> None:
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+    [collector] = [block for block in blocks if "receivers" in block]
+    for pipeline in collector["service"]["pipelines"].values():
+        for part in ("receivers", "processors", "exporters"):
+            assert set(pipeline[part]) <= collector[part].keys()
+    [alerts] = [block for block in blocks if "groups" in block]
+    rules = {rule["alert"]: rule["expr"] for rule in alerts["groups"][0]["rules"]}
+    assert rules.keys() >= {"SlowReaders", "CutOffs", "SuppressedGrowth", "WorkspaceErrors"}
+    labels = {label for metric in METRICS for label in metric.labels} | {"le", "instance"}
+    for expression in rules.values():
+        assert set(re.findall(r"\btidings_\w+", expression)) <= sample_names()
+        assert labels_of(expression) <= labels
+    [scraping] = [block for block in blocks if "scrape_configs" in block]
+    assert scraping["scrape_configs"][0]["job_name"] == "tidings"
