@@ -33,6 +33,7 @@ __all__ = [
     "fastmcp_endpoint",
     "fastmcp_registry",
     "lifespan_state_of",
+    "lists_registries",
     "lowlevel_of",
     "put_off_idle_end",
     "registries_of",
@@ -78,6 +79,29 @@ def lowlevel_of(server: MCPServer[Any] | FastMCP[Any]) -> Server[Any]:
     """The low-level server that a high-level one is built on."""
     lowlevel: Server[Any] = server._mcp_server if hasattr(server, "_mcp_server") else server._lowlevel_server
     return lowlevel
+
+
+_LISTERS = {
+    "tools/list": "list_tools",
+    "prompts/list": "list_prompts",
+    "resources/list": "list_resources",
+    "resources/templates/list": "list_resource_templates",
+}
+
+
+def lists_registries(server: MCPServer[Any]) -> bool:
+    """Whether it lists its registries by the SDK's own methods and handlers, to every caller alike."""
+    from mcp.server.mcpserver import MCPServer
+
+    lowlevel = lowlevel_of(server)
+    for method, name in _LISTERS.items():
+        entry = lowlevel.get_request_handler(method)
+        own = (getattr(type(server), name), getattr(type(server), f"_handle_{name}"))
+        if own != (getattr(MCPServer, name), getattr(MCPServer, f"_handle_{name}")) or name in vars(server):
+            return False
+        if entry is None or entry.handler != getattr(server, f"_handle_{name}"):
+            return False
+    return True
 
 
 def lifespan_state_of(manager: StreamableHTTPSessionManager) -> Any:
