@@ -44,6 +44,7 @@ from tidings.patterns import is_pattern
 from tidings.policy import Policy
 from tidings.sources import inquiry
 from tidings.sources.attached import Attached, attach
+from tidings.sources.definitions import distinct
 from tidings.store import State, Store
 from tidings.store.keeper import Keeper
 from tidings.subscriber import Subscriber
@@ -362,7 +363,7 @@ class Live:
             self._leave_out(error)
 
     def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]]) -> None:
-        self.catalog.items(feature).replace(_distinct(feature, listed), on_invalid=self._leave_out)
+        self.catalog.items(feature).replace(distinct(feature, listed), on_invalid=self._leave_out)
         self.unread.discard(feature)
 
     def _leave_out(self, error: InvalidItem) -> None:
@@ -492,12 +493,3 @@ def _store(given: Store | str | os.PathLike[str] | None) -> Store | None:
     from tidings.store.sqlite import SQLiteStore
 
     return SQLiteStore(os.fspath(given))
-
-
-def _distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """The first of each key: a server may list a thing twice, and its clients take the first."""
-    key = "uri" if feature is Feature.RESOURCES else "name"
-    seen: dict[Any, dict[str, Any]] = {}
-    for definition in listed:
-        seen.setdefault(definition.get(key, definition.get("uriTemplate")), definition)
-    return seen.values()
