@@ -146,10 +146,10 @@ async def test_a_body_that_looks_like_a_request_is_a_body(door: Door) -> None:
         raw = line.asks("tools/list")
         assert b"200" in (await line.send(raw)).status
         before = dict(door.counts)
-        line.writer.write(line.head(raw, {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/call"}, FIRST_LINE))
+        line.writer.write(line.head(raw, {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/list"}, FIRST_LINE))
         with anyio.fail_after(DEADLINE):
             connections: set[Any] = door.server.server_state.connections
-            while not any(each.cycle for each in connections):
+            while not any(each._claim for each in connections):  # it is held back until its body is there
                 await anyio.lowlevel.checkpoint()
         assert b"400" in (await line.send(raw)).status
         assert door.counts["connection"] == before["connection"]
@@ -324,7 +324,7 @@ def test_whatever_comes_is_answered_as_the_sdk_would(front: str) -> None:
         session = runner.run(session_of(door))
 
         @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-        @given(headers=HEADERS, body=st.just(LISTED) | BODIES)
+        @given(headers=st.just({}) | HEADERS, body=st.just(LISTED) | BODIES)
         def check(headers: dict[str, str | None], body: bytes) -> None:
             def raw(line: Line) -> bytes:
                 named = {"MCP_Protocol_Version": MODERN, "Mcp_Method": "tools/list", **headers}
@@ -343,7 +343,7 @@ def test_whatever_comes_is_answered_as_the_sdk_would(front: str) -> None:
             check()
         finally:
             runner.run(context.__aexit__(None, None, None))
-        assert door.counts["connection"] > (50 if front == "connection" else -1)
+        assert (door.counts["connection"] > 20) == (front == "connection")
 
 
 async def session_of(door: Door) -> dict[str, str | None]:

@@ -14,7 +14,7 @@ SOURCE = Path(tidings.__file__).parent
 CORE_NAMES = frozenset(
     {
         *("agenda", "catalog", "counts", "cursor", "delta", "digest", "durable", "errors", "frames", "hub", "index"),
-        *("journal", "mailbox", "model", "news", "observer", "patterns", "policy", "subscriber", "terms"),
+        *("journal", "mailbox", "model", "news", "observer", "patterns", "policy", "subscriber", "terms", "visit"),
     }
 )
 CORE = [SOURCE / f"{name}.py" for name in sorted(CORE_NAMES)]

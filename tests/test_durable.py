@@ -17,11 +17,12 @@ from hypothesis.stateful import (
 )
 
 from tidings import BUSY, Catalog, Feature, Hub, Journal, LimitReached, Notification, Policy, Version
-from tidings.durable import Durable, Durables, Owner, Visit
+from tidings.durable import Durable, Durables, Owner
 from tidings.lanes.templates import read_template
 from tidings.store import Batch
 from tidings.store.memory import MemoryStore
 from tidings.subscriber import Subscriber
+from tidings.visit import LONGEST_HOLD, Visit
 
 TOOLS, PROMPTS, RESOURCES = Feature.TOOLS, Feature.PROMPTS, Feature.RESOURCES
 KEY = (None, "laptop")
@@ -46,12 +47,23 @@ class Place:
         self.catalog.follow(self.batch.take)
         self.hub = Hub(self.catalog, journal=journal, clock=lambda: self.now, templates=read_template)
         self.durables = Durables(self.hub, state.durables.values())
+        self.saved = self.catalog.revision
+
+    def hold(self) -> None:
+        """Tell nobody of what is not saved."""
+        self.durables.is_saved = lambda revision: revision <= self.saved
 
     def save(self) -> None:
         self.batch.durables.update(self.durables.collect())
         self.batch.forget(self.hub.journal.floors(), self.catalog.resources.forgotten)
         self.store.write(self.batch)
         self.batch.__init__()  # type: ignore[misc]
+        self.saved = self.catalog.revision
+        self.durables.release()
+
+    def settle(self) -> None:
+        """Let so much time pass that what was told before is beyond doubt."""
+        self.now += 2 * (self.policy.write_deadline + self.policy.keep_alive)
 
     def die(self) -> None:
         """What was not saved is lost."""
@@ -130,6 +142,7 @@ def test_a_new_name_knows_everything_as_of_now(place: Place) -> None:
 def test_who_comes_back_is_told_exactly_what_differs(place: Place) -> None:
     client = Client(place, TOOLS, PROMPTS)
     add(place, "a")
+    place.settle()
     client.leave()
     add(place, "b", "c")
     place.catalog.tools.remove("c")
@@ -149,6 +162,7 @@ def test_who_missed_nothing_is_told_nothing(place: Place, is_restarted: bool) ->
     client = Client(place, TOOLS, RESOURCES, uris="a://b")
     add(place, "a")
     place.catalog.resources.updated("a://b", etag="1")
+    place.settle()
     client.leave()
     place.catalog.resources.updated("a://b", etag="2")
     place.catalog.resources.updated("a://b", etag="1")
@@ -165,6 +179,7 @@ def test_a_name_lives_on_in_the_next_life_of_the_server(place: Place) -> None:
     Client(place, TOOLS, uris=["a://b", "a://c"])
     add(place, "a")
     place.catalog.resources.updated("a://b")
+    place.settle()
     place.save()
     add(place, "b")
     place.catalog.resources.updated("a://c")
@@ -178,6 +193,21 @@ def test_a_name_lives_on_in_the_next_life_of_the_server(place: Place) -> None:
 
     assert again.visit is not None
     assert again.visit.ack["isNew"] is False
+    # It may have heard of them before the server died, or not: so it is told to look.
+    assert [(each.topic, each.complete) for each in again.heard] == [(TOOLS, False), ("a://c", False)]
+
+
+def test_who_was_away_when_the_server_died_is_told_the_changes(place: Place) -> None:
+    client = Client(place, TOOLS, uris=["a://b", "a://c"])
+    client.leave()
+    place.save()
+    add(place, "b")
+    place.catalog.resources.updated("a://c")
+    place.save()
+    place.die()
+    add(place, "c")
+
+    again = Client(place, TOOLS, uris=["a://b", "a://c"])
     assert again.keys == [("added", "b"), ("added", "c"), ("updated", "a://c")]
     assert all(each.complete for each in again.heard)
 
@@ -207,7 +237,7 @@ def test_what_was_on_its_way_when_the_connection_broke_is_told_again(place: Plac
     assert place.durables.is_waiting
     client.leave()
 
-    assert Client(place, TOOLS, uris="a://b").keys == [("added", "a")]
+    assert [each.topic for each in Client(place, TOOLS, uris="a://b").heard] == [TOOLS]
 
 
 def test_a_deletion_that_was_on_its_way_is_told_again_though_it_ended_the_subscription(place: Place) -> None:
@@ -220,7 +250,29 @@ def test_a_deletion_that_was_on_its_way_is_told_again_though_it_ended_the_subscr
 
     assert kept is not None
     assert kept.uris == ("a://b",)
-    assert Client(place, TOOLS, uris=kept.uris).keys == [("deleted", "a://b")]
+    assert [each.topic for each in Client(place, TOOLS, uris=kept.uris).heard] == ["a://b"]
+
+
+def test_what_a_lane_knows_not_to_have_been_read_is_told_again_as_it_was(place: Place) -> None:
+    """As a webhook does, which closes its subscriber until it tries again."""
+    place.catalog.resources.updated("a://b")
+    for expected in ([], [("added", "a"), ("deleted", "a://b")], [("added", "a"), ("deleted", "a://b")]):
+        visit = place.durables.enter({"name": "hook"}, None, [TOOLS], ["a://b"], {}, lambda: None)
+        assert visit is not None
+        heard: list[Any] = []
+        subscriber = place.hub.open(lambda notification, heard=heard: heard.append(notification) or BUSY)  # type: ignore[misc]
+        visit.watch(subscriber, is_sure=True)
+        place.hub.subscribe(subscriber, TOOLS, uris=["a://b"], told=visit.told())
+        if not expected:
+            add(place, "a")
+            place.catalog.resources.deleted("a://b")
+        while len(heard) < 2 and expected and not subscriber.is_ready:
+            place.hub.wake(subscriber)
+        assert [(change.operation, change.key) for each in heard for change in each.changes] == (
+            expected or [("added", "a")]
+        )
+        subscriber.is_ready = False
+        subscriber.close()
 
 
 def test_what_was_read_later_counts_as_told(place: Place) -> None:
@@ -231,6 +283,7 @@ def test_what_was_read_later_counts_as_told(place: Place) -> None:
     assert client.subscriber is not None
     client.answer = None
     place.hub.wake(client.subscriber)
+    place.settle()
     place.save()
     place.die()
 
@@ -242,10 +295,68 @@ def test_what_waits_for_a_slow_reader_is_not_told_yet(place: Place) -> None:
     add(place, "a")
     add(place, "b")
     assert client.keys == [("added", "a")]
+    place.settle()
     place.save()
     place.die()
 
     assert Client(place).keys == [("added", "b")]
+
+
+def test_what_was_told_just_before_a_connection_broke_is_told_again(place: Place) -> None:
+    """The reader may have vanished long before anybody noticed."""
+    client = Client(place, TOOLS, uris="a://{+path}")
+    add(place, "a")
+    place.catalog.resources.updated("a://1", etag="1")
+    place.settle()
+    add(place, "b")
+    place.catalog.resources.updated("a://1", etag="2")
+    place.catalog.resources.updated("a://2")
+    place.now += place.policy.write_deadline
+    add(place, "c")
+    assert place.durables.is_waiting
+    client.leave()
+
+    again = Client(place, TOOLS, uris="a://{+path}")
+    assert {each.topic for each in again.heard} == {TOOLS, "a://1", "a://2"}
+    assert not any(each.complete for each in again.heard), "what it knows is not known"
+    place.settle()
+    again.leave()
+    assert Client(place, TOOLS, uris="a://{+path}").heard == []
+
+
+def test_what_came_back_to_what_it_was_before_the_doubt_is_told_all_the_same(place: Place) -> None:
+    """If it heard of the tool, it must hear that it is gone."""
+    client = Client(place)
+    add(place, "a")
+    client.leave()
+    place.catalog.tools.remove("a")
+    assert [each.complete for each in Client(place).heard] == [False]
+
+
+def test_a_lane_that_knows_what_was_read_is_believed(place: Place) -> None:
+    visit = place.durables.enter({"name": "hook"}, None, [TOOLS], [], {}, lambda: None)
+    assert visit is not None
+    heard: list[Notification] = []
+    subscriber = place.hub.open(heard.append)
+    visit.watch(subscriber, is_sure=True)
+    place.hub.subscribe(subscriber, TOOLS, told=visit.told())
+    add(place, "a")
+    subscriber.close()
+
+    assert Client(place, name="hook").heard == []
+
+
+def test_what_is_settled_is_written_once_more_and_then_no_more(place: Place) -> None:
+    Client(place)
+    add(place, "a")
+    assert place.durables.collect()[KEY] is not None
+    assert place.durables.collect() == {}
+    assert place.durables.is_waiting
+    place.settle()
+    settled = place.durables.collect()[KEY]
+    assert settled is not None
+    assert settled.lists == {TOOLS: place.catalog.version(TOOLS)}
+    assert not place.durables.is_waiting
 
 
 def test_a_cursor_wins_over_what_the_server_remembers(place: Place) -> None:
@@ -253,6 +364,7 @@ def test_a_cursor_wins_over_what_the_server_remembers(place: Place) -> None:
     version = place.catalog.version(TOOLS)
     client = Client(place, TOOLS, PROMPTS)
     add(place, "b")
+    place.settle()
     client.leave()
     place.catalog.prompts.add({"name": "p"})
 
@@ -264,12 +376,14 @@ def test_a_cursor_wins_over_what_the_server_remembers(place: Place) -> None:
 def test_the_newer_connection_has_the_name_and_the_older_one_ends(place: Place) -> None:
     older = Client(place)
     add(place, "a")
+    place.settle()
     newer = Client(place)
     add(place, "b")
 
     assert older.is_ended
     assert older.keys == [("added", "a")]
     assert newer.keys == [("added", "b")]
+    place.settle()
     newer.leave()
     assert not newer.is_ended
     add(place, "c")
@@ -431,6 +545,35 @@ def test_many_are_collected_in_slices_that_let_others_at_the_hub(place: Place) -
     assert place.durables.collect() == {}
 
 
+def test_nobody_is_told_of_what_would_be_forgotten_with_the_server(place: Place) -> None:
+    place.hold()
+    client = Client(place, TOOLS, PROMPTS)
+    add(place, "a")
+    assert client.heard == []
+    place.catalog.tools.remove("a")
+    add(place, "b")
+    place.save()
+    assert client.keys == [("added", "b")]
+    add(place, "c")
+    place.now += LONGEST_HOLD
+    place.durables.release()
+    assert client.keys == [("added", "b"), ("added", "c")], "a disk that hangs silences nobody"
+
+
+def test_one_that_is_busy_is_told_when_it_is_ready(place: Place) -> None:
+    place.hold()
+    client = Client(place)
+    client.answer = BUSY
+    add(place, "a")
+    place.save()
+    add(place, "b")
+    place.save()
+    assert client.keys == [("added", "a")]
+    assert client.subscriber is not None
+    place.hub.wake(client.subscriber)
+    assert client.keys == [("added", "a"), ("added", "b")]
+
+
 class Comings(RuleBasedStateMachine):
     """A client that comes and goes, a server that is saved, ended and killed: told of all, and of nothing twice."""
 
@@ -439,11 +582,15 @@ class Comings(RuleBasedStateMachine):
     @initialize(most=st.sampled_from([0, 1, 3, 1000]), uris=st.sampled_from([URIS, ("a://{+path}", "b://1")]))
     def begin(self, most: int, uris: tuple[str, ...]) -> None:
         self.place = Place(journal_changes=most)
+        self.place.hold()
         self.uris = uris
         self.is_exact = uris == self.URIS or most == 1000
         """Where patterns meet a journal that is too short, a content that came back to what it was is told."""
         self.client: Client | None = None
         self.knows: dict[Any, str] = {}
+        self.lately: dict[Any, str] = {}
+        """What it was told of lately, and what it knew of that before."""
+        self.may_repeat: set[Any] = set()
         self.enter()
 
     def topics(self) -> list[Any]:
@@ -454,13 +601,16 @@ class Comings(RuleBasedStateMachine):
         assert self.client.visit is not None
         if self.client.visit.ack["isNew"]:  # then it looks at everything itself
             self.knows = {topic: self.place.catalog.version(topic).digest for topic in self.topics()}
+            self.lately.clear()
         self.hear()
+        self.may_repeat.clear()
 
     def hear(self) -> None:
         assert self.client is not None
         for each in self.client.heard:
-            if self.is_exact:
+            if self.is_exact and each.topic not in self.may_repeat:
                 assert each.version.digest != self.knows[each.topic], f"told again of {each.topic}"
+            self.lately.setdefault(each.topic, self.knows[each.topic])
             self.knows[each.topic] = each.version.digest
         self.client.heard.clear()
 
@@ -476,11 +626,24 @@ class Comings(RuleBasedStateMachine):
     def change_content(self, uri: str, etag: str | None) -> None:
         self.place.catalog.resources.updated(uri, etag=etag)
 
-    @precondition(lambda self: self.client is not None)
     @rule()
-    def leave(self) -> None:
+    def settle(self) -> None:
+        self.place.settle()
+        self.place.save()
+        if self.client is not None:
+            heard = {each.topic for each in self.client.heard}
+            self.hear()
+            self.lately = {topic: before for topic, before in self.lately.items() if topic in heard}
+
+    @precondition(lambda self: self.client is not None)
+    @rule(is_heard=st.booleans())
+    def leave(self, is_heard: bool) -> None:
+        """Having heard everything, or nothing of what came lately."""
         assert self.client is not None
         self.hear()
+        self.may_repeat |= self.lately.keys()
+        if not is_heard:
+            self.knows |= self.lately
         self.client.leave()
         self.client = None
 
@@ -493,32 +656,34 @@ class Comings(RuleBasedStateMachine):
     def take_over(self) -> None:
         if self.client is not None:
             self.hear()
+        self.may_repeat |= self.lately.keys()
         self.enter()
 
     @rule(is_saved=st.booleans())
     def end_server(self, is_saved: bool) -> None:
-        """With what was saved a moment ago. Without, the store has lost what happened since: then the sources say it
-        again, and the client may be told again what it was told since."""
+        """With what was saved a moment ago, or without what happened since, which the sources then say again."""
         if self.client is not None:
             self.hear()
-            if is_saved:
-                self.place.save()
-            self.client = None
-        elif is_saved:
+        self.may_repeat |= self.lately.keys()
+        if is_saved:
             self.place.save()
+        self.client = None
         items = list(self.place.catalog.tools)
         contents = self.place.catalog.resources.contents()
         self.place.die()
-        if not is_saved:
-            self.is_exact = False
+        self.place.hold()
         self.place.catalog.tools.replace(items)
         for uri, version in contents.items():
             if self.place.catalog.version(uri).digest != version.digest:
                 self.place.catalog.resources.updated(uri, etag=f"again {version}")
 
+    @rule()
+    def save(self) -> None:
+        self.place.save()
+
     @invariant()
     def is_up_to_date(self) -> None:
-        if getattr(self, "client", None) is None:
+        if getattr(self, "client", None) is None or self.place.saved < self.place.catalog.revision:
             return
         self.hear()
         for topic in self.topics():

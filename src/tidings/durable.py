@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 from msgspec import structs
 
-from tidings.errors import InvalidPattern, LimitReached
-from tidings.model import Feature, Notification, Topic, Version
-from tidings.patterns import compile_pattern, is_pattern
-from tidings.subscriber import Subscriber
+from tidings.errors import LimitReached
+from tidings.model import Feature, Topic, Version
+from tidings.patterns import is_pattern
 
 if TYPE_CHECKING:
     from tidings.hub import Hub
+    from tidings.visit import Visit
 
-__all__ = ["SERVER", "Durable", "Durables", "Key", "Owner", "Visit", "Webhook"]
+__all__ = ["MOST_CONTENTS", "SERVER", "Durable", "Durables", "Key", "Owner", "Webhook"]
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 _MOST_NAME = 256
 """Characters of a name: a client chooses it."""
 
-_MOST_CONTENTS = 256
+MOST_CONTENTS = 256
 """Watched URIs whose version is kept by itself. Of more, `as_of` and the journal know enough; at worst one is told of a
 content that came to be what it was before."""
 
@@ -113,19 +113,23 @@ class Durables:
         """`kept` is what an earlier life left; `rouse` is called when there is something to `collect`."""
         self.hub = hub
         self.rouse = rouse
+        self.is_saved: Callable[[int], bool] | None = None
+        """Whether a revision is written down. With it, nobody is told here of what would be forgotten if the server
+        died in this moment: whoever was told must find its own version known when it comes back."""
+        self.on_hold: Callable[[], None] | None = None
+        """Called when somebody is not told for that, so that `release` is called in time."""
+        self.held: dict[Visit, None] = {}
         self._lock = hub.catalog.lock
         self._now = hub.catalog.now
         self._kept: dict[Key, Durable] = {}
         self._owned: Counter[Owner] = Counter()
         self._visits: dict[Key, Visit] = {}
-        self._marked: dict[Key, None] = {}
-        """What is to be collected."""
+        self._marked: dict[Key, bool] = {}
+        """What is to be collected: for sure, or (False) if it is another one by then."""
         self._sinks: list[Sink] = []
         self._next_expiry = 0.0
         for durable in kept:
-            # Whose client was there when the server ended gets its whole time to come back.
-            expires = self._now() + durable.ttl if durable.expires is None else durable.expires
-            self._set(structs.replace(durable, expires=expires))
+            self._set(durable if durable.expires is not None else self._orphaned(durable))
 
     # Asking
 
@@ -215,6 +219,8 @@ class Durables:
     ) -> Visit | None:
         """A client is here, and asks (`{"name": …, "ttl": …}`, or anything at all) for its durable subscription; None
         if there can't be one. Whoever was here under the name before is ended: the newer connection has it."""
+        from tidings.visit import Visit
+
         name = asked.get("name") if isinstance(asked, Mapping) else None
         if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
             return None
@@ -254,6 +260,13 @@ class Durables:
 
     # For a store
 
+    def release(self) -> None:
+        """Some revisions were written down, or it has been waited for that for too long."""
+        with self._lock:
+            held, self.held = self.held, {}
+            for visit in held:
+                visit.go_on()
+
     def collect(self) -> dict[Key, Durable | None]:
         """What changed since the last time; None for what was removed. On any thread, and never long at a time."""
         found: dict[Key, Durable | None] = {}
@@ -263,15 +276,20 @@ class Durables:
         for start in range(0, len(marked), _SLICE):
             with self._lock:
                 for key in islice(marked, start, start + _SLICE):
-                    visit = self._visits.get(key)
-                    if visit is None or visit.remember():
-                        self._marked.pop(key, None)
-                    found[key] = self._kept.get(key)
+                    visit, before = self._visits.get(key), self._kept.get(key)
+                    is_settled = visit is None or visit.remember()
+                    now = self._kept.get(key)
+                    if self._marked[key] or now != before:
+                        found[key] = now
+                    if is_settled:
+                        del self._marked[key]
+                    else:
+                        self._marked[key] = False
         return found
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is something to collect that could not be yet: a reader still has to take it."""
+        """Whether there is something to collect that is not settled yet: a reader may not have read it."""
         return bool(self._marked)
 
     # Inside
@@ -287,12 +305,30 @@ class Durables:
             created=durable.created or self._now(),
         )
 
+    def _orphaned(self, durable: Durable) -> Durable:
+        """One whose client was there when the server was killed: it has its whole time to come back. What changed after
+        this was written it may have heard of or not, even if all is now as it was."""
+        from tidings.visit import watched_by
+
+        expires = self._now() + durable.ttl
+        if durable.webhook is not None:
+            return structs.replace(durable, expires=expires)  # what it was told, it has confirmed
+        news = self.hub.news
+        lists = {
+            feature: None if news.version(feature).revision > durable.as_of else version
+            for feature, version in durable.lists.items()
+        }
+        is_watched = watched_by(durable.uris, self.hub)
+        newer = [uri for uri in news.contents_since(durable.as_of) if is_watched(uri)] if durable.uris else []
+        contents: dict[str, Version | None] = {**durable.contents, **dict.fromkeys(newer)}
+        return structs.replace(durable, lists=lists, contents=contents, expires=expires)
+
     def _carried_on(self, known: Durable, durable: Durable) -> Durable:
         """With what the former one was told; what that did not watch is known as of now."""
         news = self.hub.news
         lists = {feature: known.lists.get(feature, news.version(feature)) for feature in durable.features}
         new = [uri for uri in durable.uris if uri not in known.uris and not is_pattern(uri)]
-        contents = {uri: news.version(uri) for uri in new[:_MOST_CONTENTS]}
+        contents = {uri: news.version(uri) for uri in new[:MOST_CONTENTS]}
         return structs.replace(
             durable,
             as_of=known.as_of,
@@ -309,7 +345,7 @@ class Durables:
             self._next_expiry = min(self._next_expiry or durable.expires, durable.expires)
 
     def _mark(self, key: Key) -> None:
-        self._marked[key] = None
+        self._marked[key] = True
         if self.rouse is not None:
             self.rouse()
 
@@ -341,122 +377,3 @@ class Durables:
                 self.remove(key)
         ends = [each.expires for each in self._kept.values() if each.expires is not None]
         self._next_expiry = min(ends, default=0.0)
-
-
-class Visit:
-    """One connection under a durable name."""
-
-    def __init__(self, durables: Durables, durable: Durable, known: Durable | None, end: Callable[[], None]) -> None:
-        self.key = durable.key
-        self.ack = {"name": durable.name, "ttl": durable.ttl, "isNew": known is None}
-        self.end = end
-        """Ends the connection, gracefully where its lane can."""
-        self._durables = durables
-        self._former = known
-        self._subscriber: Subscriber | None = None
-
-    def watch(self, subscriber: Subscriber) -> None:
-        """Remember from now on what this subscriber is told. Before it subscribes, so that nothing is missed."""
-        self._subscriber = subscriber
-        subscriber.keeper = self._leave
-        deliver, mark, key = subscriber.deliver, self._durables._mark, self.key
-
-        def deliver_and_mark(notification: Notification) -> object:
-            mark(key)
-            return deliver(notification)
-
-        subscriber.deliver = deliver_and_mark
-
-    def told(self, resume: Mapping[Topic, Version | None] | None = None) -> dict[Topic, Version | None]:
-        """What the client was last told of what it watches, for `hub.subscribe`. What it says itself counts more."""
-        durables = self._durables
-        with durables._lock:
-            durable = durables._kept.get(self.key)
-            told = {} if durable is None or self._former is None else self._missed(durable, self._former)
-        return {**told, **(resume or {})}
-
-    def _missed(self, durable: Durable, former: Durable) -> dict[Topic, Version | None]:
-        hub = self._durables.hub
-        told = durable.told
-        was_watched = _watched(former.uris, hub) if former.uris != durable.uris else None
-        newer = hub.news.contents_since(durable.as_of)
-        if not durable.uris or not newer:
-            return told
-        first: dict[str, Version] = {}
-        changes = hub.journal.contents_since(durable.as_of)
-        for change in changes or ():
-            first.setdefault(change.key, change.previous)
-        room = hub.policy.max_pending - len(told)
-        for uri in newer:
-            if uri not in told and (was_watched is None or was_watched(uri)):
-                if room <= 0:
-                    logger.warning("%r has missed more than Policy.max_pending allows to tell", durable.name)
-                    break
-                room -= 1
-                told[uri] = first.get(uri)
-        return told
-
-    def remember(self) -> bool:
-        """Take in what the subscriber knows now. False if it may not have read yet what it was told last: then nothing
-        is taken in, and what is on its way counts as not told."""
-        durables, subscriber = self._durables, self._subscriber
-        durable = durables._kept.get(self.key)
-        if subscriber is None or durable is None:
-            return True
-        if not subscriber.is_ready:
-            return False
-        hub = durables.hub
-        named = [uri for uri in subscriber.uris or () if not is_pattern(uri)]
-        contents: dict[str, Version | None] = {}
-        for uri in named[:_MOST_CONTENTS]:
-            if (version := hub.told(subscriber, uri)) is None or version.revision > 0:
-                contents[uri] = version
-        for topic, entry in (subscriber.mailbox.entries if subscriber.mailbox else {}).items():
-            if not isinstance(topic, Feature):
-                contents[topic] = entry.told
-        durables._set(
-            structs.replace(
-                durable,
-                features=tuple(feature for feature in Feature if feature in subscriber.features),
-                uris=tuple(subscriber.uris or ()),
-                as_of=hub.news.revision,
-                lists={feature: hub.told(subscriber, feature) for feature in subscriber.features},
-                contents=contents,
-            )
-        )
-        return True
-
-    def let_go(self) -> None:
-        """The name is somebody else's now, or nobody's."""
-        if self._subscriber is not None:
-            self._subscriber.keeper = None
-            self._subscriber = None
-
-    def _leave(self, subscriber: Subscriber) -> None:
-        """The connection ends."""
-        self.remember()
-        self.let_go()
-        durables = self._durables
-        if durables._visits.get(self.key) is self:
-            del durables._visits[self.key]
-            durable = durables._kept.get(self.key)
-            if durable is not None:
-                durables.change(self.key, expires=durables._now() + durable.ttl)
-
-
-def _watched(uris: Sequence[str], hub: Hub) -> Callable[[str], bool]:
-    """Whether a resource was watched by any of these."""
-    exact = frozenset(uris)
-    folders = tuple(uri if uri.endswith("/") else f"{uri}/" for uri in exact) if hub.policy.subresources else ()
-    matches = []
-    for uri in uris:
-        if is_pattern(uri):
-            try:
-                matches.append(compile_pattern(uri, hub.templates))
-            except InvalidPattern:
-                continue  # of a server that knew other patterns
-
-    def is_watched(uri: str) -> bool:
-        return uri in exact or uri.startswith(folders) or any(match(uri) for match in matches)
-
-    return is_watched

@@ -51,7 +51,6 @@ class Shortcut:
             and scope["type"] == "http"
             and scope["path"] == self._path
             and scope["method"] == "POST"
-            and not scope.get("root_path")
             and self._app.routes[0] is self._route
         ):
             rest = await self._front.answer_at_once(scope, receive, send)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import structs
 
-from tidings.durable import SERVER, Durable, Key, Owner, Visit, Webhook
+from tidings.durable import SERVER, Durable, Key, Owner, Webhook
 from tidings.errors import TidingsError
 from tidings.frames import FILTER_KEY, Shape, write
 from tidings.gate import Principal
@@ -31,6 +31,7 @@ from tidings.lanes.signature import check_secret, new_secret, sign
 from tidings.lanes.wish import Wish
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.subscriber import BUSY, Kind, Subscriber
+from tidings.visit import Visit
 
 if TYPE_CHECKING:
     from tidings.live import Live
@@ -221,7 +222,7 @@ class _Post:
             on_close=self._on_close,
         )
         subscriber.may = None if is_ours else live.gate.predicate(principal)
-        visit.watch(subscriber)
+        visit.watch(subscriber, is_sure=True)
         live.hub.subscribe(subscriber, *durable.features, uris=durable.uris, told=visit.told())
 
     def _pushed_out(self) -> None:

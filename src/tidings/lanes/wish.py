@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tidings.cursor import told_by
-from tidings.durable import Owner, Visit
+from tidings.durable import Owner
 from tidings.frames import CURSOR_KEY, DURABLE_KEY, EXTENSION, FILTER_KEY, RESUME_KEY, Shape
 from tidings.model import Feature, Topic, Version
 from tidings.subscriber import Subscriber
 from tidings.terms import Terms
+from tidings.visit import Visit
 
 if TYPE_CHECKING:
     from tidings.gate import Principal

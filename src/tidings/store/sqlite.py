@@ -79,6 +79,7 @@ class _Kept(msgspec.Struct, array_like=True):
     item: Item | None
     before: Item | None
     metadata: dict[str, Any] | None
+    trace: dict[str, str] | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -288,6 +289,7 @@ def _restored(kept: _Kept, history: History) -> Change:
         kept.item,
         kept.before,
         kept.metadata,
+        kept.trace,
     )
 
 

@@ -1,0 +1,205 @@
+"""One connection under a durable name: what its client knows for sure.
+
+What was written to a connection may be lost with it, and nobody says so. So it counts as told only when the connection
+has lasted for as long after it as a reader that vanished may go unnoticed. Whoever comes back before that may know the
+one thing or the other, and is told to refetch. Better twice than never: a client that wants neither comes back with its
+cursor.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from tidings.durable import MOST_CONTENTS, Durable, Durables
+from tidings.errors import InvalidPattern
+from tidings.model import Feature, Notification, Topic, Version
+from tidings.patterns import compile_pattern, is_pattern
+from tidings.subscriber import Subscriber
+
+if TYPE_CHECKING:
+    from tidings.hub import Hub
+
+__all__ = ["LONGEST_HOLD", "Visit", "watched_by"]
+
+logger = logging.getLogger(__name__)
+
+LONGEST_HOLD = 0.5
+"""Seconds that a change is not told because it is not written down yet: ten times what that takes. A disk that hangs,
+or changes that come faster than they can be written, must silence nobody."""
+
+
+class Visit:
+    """One connection under a durable name."""
+
+    def __init__(self, durables: Durables, durable: Durable, known: Durable | None, end: Callable[[], None]) -> None:
+        self.key = durable.key
+        self.ack = {"name": durable.name, "ttl": durable.ttl, "isNew": known is None}
+        self.end = end
+        """Ends the connection, gracefully where its lane can."""
+        self._durables = durables
+        self._former = known
+        self._subscriber: Subscriber | None = None
+        policy = durables.hub.policy
+        self._doubt = policy.write_deadline + policy.keep_alive
+        self._doubted: set[Topic] = set()
+        """What it was told of lately."""
+        self._older: set[Topic] = set()
+        """The same of the time before. After as long again, it is beyond doubt."""
+        self._turned = durables._now()
+        self._is_sure = False
+        self._held: dict[Topic, float] = {}
+        """Since when it was not told of what is not written down yet."""
+
+    def watch(self, subscriber: Subscriber, *, is_sure: bool = False) -> None:
+        """Remember from now on what this subscriber is told. Before it subscribes, so that nothing is missed. With
+        `is_sure`, its lane knows what was read, and is busy until then: there is no doubt."""
+        self._subscriber = subscriber
+        self._is_sure = is_sure
+        subscriber.keeper = self._leave
+        deliver, mark, key = subscriber.deliver, self._durables._mark, self.key
+
+        def deliver_and_mark(notification: Notification) -> object:
+            mark(key)
+            if not is_sure:
+                self._turn()
+                self._doubted.add(notification.topic)
+            return deliver(notification)
+
+        subscriber.deliver = deliver_and_mark
+        if self._durables.is_saved is not None:
+            own = subscriber.is_muted
+            subscriber.is_muted = lambda topic: self._is_held(topic) or (own is not None and own(topic))
+            subscriber.settle()
+
+    def _is_held(self, topic: Topic) -> bool:
+        durables = self._durables
+        if durables.is_saved is None or durables.is_saved(durables.hub.news.version(topic).revision):
+            self._held.pop(topic, None)
+            return False
+        now = durables._now()
+        if now - self._held.setdefault(topic, now) >= LONGEST_HOLD:
+            return False
+        if not durables.held and durables.on_hold is not None:
+            durables.on_hold()
+        durables.held[self] = None
+        return True
+
+    def go_on(self) -> None:
+        # One that is not ready is told when it is.
+        if self._subscriber is not None and self._subscriber.is_ready:
+            self._durables.hub.wake(self._subscriber)
+
+    def _turn(self) -> None:
+        now = self._durables._now()
+        if now - self._turned >= self._doubt:
+            self._older = self._doubted if now - self._turned < 2 * self._doubt else set()
+            self._doubted, self._turned = set(), now
+
+    def told(self, resume: Mapping[Topic, Version | None] | None = None) -> dict[Topic, Version | None]:
+        """What the client was last told of what it watches, for `hub.subscribe`. What it says itself counts more."""
+        durables = self._durables
+        with durables._lock:
+            durable = durables._kept.get(self.key)
+            told = {} if durable is None or self._former is None else self._missed(durable, self._former)
+        return {**told, **(resume or {})}
+
+    def _missed(self, durable: Durable, former: Durable) -> dict[Topic, Version | None]:
+        hub = self._durables.hub
+        told = durable.told
+        was_watched = watched_by(former.uris, hub) if former.uris != durable.uris else None
+        newer = hub.news.contents_since(durable.as_of)
+        if not durable.uris or not newer:
+            return told
+        first: dict[str, Version] = {}
+        changes = hub.journal.contents_since(durable.as_of)
+        for change in changes or ():
+            first.setdefault(change.key, change.previous)
+        room = hub.policy.max_pending - len(told)
+        for uri in newer:
+            if uri not in told and (was_watched is None or was_watched(uri)):
+                if room <= 0:
+                    logger.warning("%r has missed more than Policy.max_pending allows to tell", durable.name)
+                    break
+                room -= 1
+                told[uri] = first.get(uri)
+        return told
+
+    def remember(self) -> bool:
+        """Take in what the subscriber knows for sure now. False if there will be more to take in when it has read, or
+        surely has, what it was told last."""
+        durables, subscriber = self._durables, self._subscriber
+        durable = durables._kept.get(self.key)
+        if subscriber is None or durable is None:
+            return True
+        if not subscriber.is_ready:
+            self._turned = durables._now()  # it has not read even that; whatever is in doubt stays so
+        if self._is_sure and not subscriber.is_ready:
+            return False
+        hub = durables.hub
+        named = [uri for uri in subscriber.uris or () if not is_pattern(uri)]
+        contents: dict[str, Version | None] = {}
+        for uri in named[:MOST_CONTENTS]:
+            if (version := hub.told(subscriber, uri)) is None or version.revision > 0:
+                contents[uri] = version
+        for topic, entry in (subscriber.mailbox.entries if subscriber.mailbox else {}).items():
+            if not isinstance(topic, Feature):
+                contents[topic] = entry.told
+        lists = {feature: hub.told(subscriber, feature) for feature in Feature if feature in subscriber.features}
+        self._turn()
+        doubted = self._doubted | self._older
+        for topic in doubted:
+            if not isinstance(topic, Feature):
+                contents[topic] = None
+            elif topic in lists:
+                lists[topic] = None
+        durables._set(
+            structs.replace(
+                durable,
+                features=tuple(lists),
+                # A deletion ended the subscription, if it was heard.
+                uris=tuple({**(subscriber.uris or {}), **{uri: None for uri in durable.uris if uri in doubted}}),
+                as_of=hub.news.revision,
+                lists=lists,
+                contents=contents,
+            )
+        )
+        return not doubted
+
+    def let_go(self) -> None:
+        """The name is somebody else's now, or nobody's."""
+        if self._subscriber is not None:
+            self._subscriber.keeper = None
+            self._subscriber = None
+
+    def _leave(self, subscriber: Subscriber) -> None:
+        """The connection ends."""
+        self.remember()
+        self.let_go()
+        durables = self._durables
+        if durables._visits.get(self.key) is self:
+            del durables._visits[self.key]
+            durable = durables._kept.get(self.key)
+            if durable is not None:
+                durables.change(self.key, expires=durables._now() + durable.ttl)
+
+
+def watched_by(uris: Sequence[str], hub: Hub) -> Callable[[str], bool]:
+    """Whether a resource was watched by any of these."""
+    exact = frozenset(uris)
+    folders = tuple(uri if uri.endswith("/") else f"{uri}/" for uri in exact) if hub.policy.subresources else ()
+    matches = []
+    for uri in uris:
+        if is_pattern(uri):
+            try:
+                matches.append(compile_pattern(uri, hub.templates))
+            except InvalidPattern:
+                continue  # of a server that knew other patterns
+
+    def is_watched(uri: str) -> bool:
+        return uri in exact or uri.startswith(folders) or any(match(uri) for match in matches)
+
+    return is_watched
