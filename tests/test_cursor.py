@@ -97,3 +97,10 @@ def test_the_same_list_in_another_epoch_is_no_news_and_another_one_is() -> None:
     hub.subscribe(lambda told: heard.append(("other", told)), "tools", told=Cursor("then", {TOOLS: other}).told("now"))
 
     assert [(who, told.complete, told.version) for who, told in heard] == [("other", False, same)]
+
+
+def test_a_client_goes_on_from_what_it_read_last() -> None:
+    first = Cursor("e", {TOOLS: Version(1, "a"), PROMPTS: Version(2, "b")})
+
+    assert first.then(Cursor("e", {TOOLS: Version(3, "c")})).versions == {TOOLS: (3, "c"), PROMPTS: (2, "b")}
+    assert first.then(Cursor("f", {TOOLS: Version(3, "c")})) == Cursor("f", {TOOLS: Version(3, "c")})

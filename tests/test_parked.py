@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from mcp.server.mcpserver import MCPServer
 from starlette.middleware.base import BaseHTTPMiddleware
 
-from tests.faults.wire import Stream, listen_request, modern_request
-from tidings import Live
+from tests.faults.wire import ALL, Stream, listen_request, modern_request
+from tidings import Feature, Live
 from tidings.lanes.channel import Channel
 from tidings.lanes.parked import Parked, ParkingProtocol
 
@@ -343,3 +343,22 @@ def certificate(folder: Path) -> dict[str, str]:
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return {name: str(path) for name, path in files.items()}
+
+
+# What all share
+
+
+async def test_an_acknowledgement_that_is_shared_says_what_is_true_now_and_whose_it_is() -> None:
+    said = []
+    async with serving() as server:
+        for request_id in (1, "two", 3):
+            if request_id == 3:
+                server.change("new")
+            async with connected(server, listen_request(request_id, ALL)) as (stream, _):
+                meta = (await event(stream))["params"]["_meta"]
+            assert meta["io.modelcontextprotocol/subscriptionId"] == request_id
+            said.append(meta["dev.tidings/cursor"]["topics"])
+        assert said[0] == said[1]
+        assert said[2]["tools"]["revision"] == server.live.catalog.version(Feature.TOOLS).revision
+        assert said[2]["tools"] != said[1]["tools"]
+        assert said[2]["prompts"] == said[1]["prompts"]

@@ -205,7 +205,8 @@ LEGACY_LISTS = Part("legacy-lists", legacy_lists, "legacy")
 SITTINGS = (
     Sitting(10, (LISTS, Part("fanout", fan_out))),
     Sitting(10, (Part("burst", back_to_back), HERD)),
-    Sitting(100, (LISTS, LEGACY_LISTS, HERD)),
+    Sitting(100, (LISTS, HERD)),
+    Sitting(100, (LEGACY_LISTS,)),
     Sitting(1000, (LISTS,), is_taken_once=True),
     Sitting(10, (Part("legacy", legacy, "legacy"),)),
     Sitting(10, (LEGACY_LISTS,)),

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from tidings.catalog import Catalog
+from tidings.cursor import Cursor
 from tidings.errors import (
     AlreadyExists,
     Behind,
@@ -21,6 +22,7 @@ from tidings.mailbox import Filter
 from tidings.model import Change, Feature, Item, Notification, Operation, Priority, Reason, Topic, Version
 from tidings.policy import Policy
 from tidings.subscriber import Subscriber
+from tidings.terms import Terms
 
 if TYPE_CHECKING:
     from tidings.live import Live
@@ -31,6 +33,7 @@ __all__ = [
     "Behind",
     "Catalog",
     "Change",
+    "Cursor",
     "Feature",
     "Filter",
     "Hub",
@@ -50,6 +53,7 @@ __all__ = [
     "Priority",
     "Reason",
     "Subscriber",
+    "Terms",
     "TidingsError",
     "Topic",
     "Version",

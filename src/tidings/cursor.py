@@ -51,6 +51,10 @@ class Cursor:
             written.setdefault(member, {})[name] = None if version is None else version._asdict()
         return written
 
+    def then(self, newer: Cursor) -> Cursor:
+        """For a client: where it stands once it has read something newer."""
+        return newer if newer.epoch != self.epoch else Cursor(self.epoch, {**self.versions, **newer.versions})
+
     def told(self, epoch: str) -> dict[Topic, Version | None]:
         """What the client was told last, in the terms of the hub of this epoch: `hub.subscribe(told=…)`.
 

@@ -1,10 +1,70 @@
-"""What differs between two definitions, as a JSON merge patch (RFC 7396)."""
+"""What differs between two definitions, as a JSON merge patch (RFC 7396), and what a client makes of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["apply_patch", "merge_patch"]
+from tidings.digest import ListDigest, item_hash
+from tidings.model import Feature
+
+__all__ = ["Copy", "apply_patch", "merge_patch"]
+
+
+class Copy:
+    """A client's copy of one list, kept up to date by what it is told, and verified at each step.
+
+    For clients that get deltas: with `detail: "delta"`, or with the extension `dev.tidings/changes`. The copy of
+    `resources` holds the templates too.
+    """
+
+    def __init__(self, feature: Feature | str, items: Iterable[dict[str, Any]] = ()) -> None:
+        self.feature = Feature(feature)
+        self.items: dict[str, dict[str, Any]] = {}
+        self._hashes: dict[str, bytes] = {}
+        for item in items:
+            self._put(item.get("uri", item.get("uriTemplate", item["name"])) if self._has_uris else item["name"], item)
+
+    @property
+    def digest(self) -> str:
+        """What the cursor of the same list says."""
+        total = ListDigest()
+        for each in self._hashes.values():
+            total.add(each)
+        return total.hexdigest()
+
+    def apply(self, summary: Mapping[str, Any]) -> bool:
+        """Take in the `dev.tidings/change` of a notification. False if the list has to be fetched anew: the server no
+        longer knew all that changed, or what came out is not what it should be."""
+        if not summary.get("complete"):
+            return False
+        changes = summary.get("changes", [summary] if "operation" in summary else [])
+        return all(map(self._apply, changes)) and bool(self.digest == summary["digest"])
+
+    def _apply(self, change: Mapping[str, Any]) -> bool:
+        key = change[self.feature.key_field]
+        if "item" in change:
+            self._put(key, change["item"])
+        elif "delta" in change:
+            if key not in self.items or _digest(self._hashes[key]) != change["before"]:
+                return False
+            self._put(key, apply_patch(self.items[key], change["delta"]))
+            return bool(_digest(self._hashes[key]) == change["after"])
+        else:
+            self.items.pop(key, None)
+            self._hashes.pop(key, None)
+        return True
+
+    def _put(self, key: str, item: dict[str, Any]) -> None:
+        self.items[key], self._hashes[key] = item, item_hash(item)
+
+    @property
+    def _has_uris(self) -> bool:
+        return self.feature is Feature.RESOURCES
+
+
+def _digest(hashed: bytes) -> str:
+    return hashed[:16].hex()
 
 
 def merge_patch(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any] | None:

@@ -5,7 +5,9 @@ Each has no public equal in the versions supported. `tests/test_seams.py` fails 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -26,10 +28,12 @@ __all__ = [
     "Watched",
     "add_to_fastmcp",
     "bus_of",
+    "claimed_stdio",
     "connection_of",
     "fastmcp_endpoint",
     "fastmcp_registry",
     "lifespan_state_of",
+    "lists_registries",
     "lowlevel_of",
     "put_off_idle_end",
     "registries_of",
@@ -37,6 +41,7 @@ __all__ = [
     "set_auth",
     "watch_fastmcp",
     "watch_mcpserver",
+    "write_stream_of",
 ]
 
 
@@ -45,10 +50,58 @@ def connection_of(session: ServerSession) -> Connection:
     return session._connection
 
 
+def write_stream_of(connection: Connection) -> object:
+    """What everything for the client of a connection is written to, on a transport that is one pair of streams."""
+    outbound: Any = connection.outbound
+    return getattr(getattr(outbound, "_outbound", outbound), "_write_stream", None)
+
+
+@contextmanager
+def claimed_stdio() -> Iterator[tuple[int, int]]:
+    """Standard input and output for us alone, as the SDK's own transport claims them: meanwhile, whoever else reads
+    finds nothing there, and what others print goes to standard error."""
+    from mcp.server import stdio
+
+    stdin, release_stdin = stdio._claim_fd(0, sys.stdin, "rb", stdio._open_stdin_diversion)
+    try:
+        stdout, release_stdout = stdio._claim_fd(1, sys.stdout, "wb", stdio._open_stdout_diversion)
+        try:
+            yield stdin.fileno(), stdout.fileno()
+        finally:
+            if release_stdout is not None:
+                release_stdout()
+    finally:
+        if release_stdin is not None:
+            release_stdin()
+
+
 def lowlevel_of(server: MCPServer[Any] | FastMCP[Any]) -> Server[Any]:
     """The low-level server that a high-level one is built on."""
     lowlevel: Server[Any] = server._mcp_server if hasattr(server, "_mcp_server") else server._lowlevel_server
     return lowlevel
+
+
+_LISTERS = {
+    "tools/list": "list_tools",
+    "prompts/list": "list_prompts",
+    "resources/list": "list_resources",
+    "resources/templates/list": "list_resource_templates",
+}
+
+
+def lists_registries(server: MCPServer[Any]) -> bool:
+    """Whether it lists its registries by the SDK's own methods and handlers, to every caller alike."""
+    from mcp.server.mcpserver import MCPServer
+
+    lowlevel = lowlevel_of(server)
+    for method, name in _LISTERS.items():
+        entry = lowlevel.get_request_handler(method)
+        own = (getattr(type(server), name), getattr(type(server), f"_handle_{name}"))
+        if own != (getattr(MCPServer, name), getattr(MCPServer, f"_handle_{name}")) or name in vars(server):
+            return False
+        if entry is None or entry.handler != getattr(server, f"_handle_{name}"):
+            return False
+    return True
 
 
 def lifespan_state_of(manager: StreamableHTTPSessionManager) -> Any:

@@ -84,6 +84,8 @@ class Board:
                 *msgspec.to_builtins(
                     (change.key, change.version, change.previous, change.operation),
                 ),
+                change.before.digest if change.before else None,
+                change.item.digest if change.item else None,
             ]
             for at, change in self.changed[start:]
         ]

@@ -195,9 +195,12 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
     return int(first.split()[1]), fields
 
 
-def envelope(method: str, request_id: int | str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+def envelope(
+    method: str, request_id: int | str, params: dict[str, Any] | None = None, meta: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """A request of the modern protocol."""
     meta = {
+        **(meta or {}),
         "io.modelcontextprotocol/protocolVersion": MODERN,
         "io.modelcontextprotocol/clientInfo": {"name": "by hand", "version": "1"},
         "io.modelcontextprotocol/clientCapabilities": {},
@@ -208,11 +211,19 @@ def envelope(method: str, request_id: int | str, params: dict[str, Any] | None =
 ALL: dict[str, Any] = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
 
 
-def listen_request(request_id: int | str, wanted: Mapping[str, Any] = ALL, **headers: str) -> bytes:
-    return modern_request("subscriptions/listen", request_id, {"notifications": wanted}, **headers)
+def listen_request(
+    request_id: int | str, wanted: Mapping[str, Any] = ALL, meta: Mapping[str, Any] | None = None, **headers: str
+) -> bytes:
+    return modern_request("subscriptions/listen", request_id, {"notifications": wanted}, meta, **headers)
 
 
-def modern_request(method: str, request_id: int | str, params: dict[str, Any] | None = None, **more: str) -> bytes:
+def modern_request(
+    method: str,
+    request_id: int | str,
+    params: dict[str, Any] | None = None,
+    meta: Mapping[str, Any] | None = None,
+    **more: str,
+) -> bytes:
     headers = {
         **more,
         "accept": "application/json, text/event-stream",
@@ -222,7 +233,7 @@ def modern_request(method: str, request_id: int | str, params: dict[str, Any] | 
     }
     if params and "name" in params:
         headers["mcp-name"] = params["name"]
-    return encode("POST", "/mcp", headers, envelope(method, request_id, params))
+    return encode("POST", "/mcp", headers, envelope(method, request_id, params, meta))
 
 
 async def open_session(port: int) -> str:
@@ -366,6 +377,6 @@ async def is_cut(client: socket.socket) -> bool:
 
 def changed(row: list[Any]) -> tuple[int, Changed]:
     """A change as the server's record has it, and when it was made."""
-    at, feature, key, version, previous, operation = row
+    at, feature, key, version, previous, operation, before, after = row
     topic = Feature(feature) if feature else key
-    return at, Changed(topic, Version(*version), Version(*previous), Operation(operation), key)
+    return at, Changed(topic, Version(*version), Version(*previous), Operation(operation), key, before, after)

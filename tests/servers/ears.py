@@ -61,13 +61,15 @@ DEADLINE = 10.0
 """Seconds for one wait: far above the slowest, so that only what never comes meets it."""
 
 ENVIRONMENT = {
+    # Which sources are tested; the SDK hands a child process next to nothing of the environment.
     "PYTHONPATH": os.pathsep.join(filter(None, [str(BOARD.parents[2]), os.environ.get("PYTHONPATH")])),
     "FASTMCP_CHECK_FOR_UPDATES": "off",  # no test asks the network
     "FASTMCP_SHOW_SERVER_BANNER": "false",
     "FASTMCP_LOG_LEVEL": "WARNING",
 }
-_SOURCES = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
-"""Which sources are tested; the SDK hands a child process next to nothing of the environment."""
+
+_SOURCES = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+"""A client hands on only what it is told to, and the board should run the same code as its test."""
 
 
 # Processes
@@ -108,7 +110,7 @@ def _port(process: subprocess.Popen[str]) -> int:
 def stdio_server(kind: str, **options: Any) -> StdioServerParameters:
     """How a client starts a board of its own."""
     return StdioServerParameters(
-        command=sys.executable, args=[str(BOARD), kind, "stdio", json.dumps(options)], env=ENVIRONMENT | _SOURCES
+        command=sys.executable, args=[str(BOARD), kind, "stdio", json.dumps(options)], env=ENVIRONMENT
     )
 
 
@@ -300,10 +302,12 @@ async def open_ear(
     version: str,
     *,
     extended: str | None = None,
+    settings: dict[str, Any] | None = None,
     token: str | None = None,
     terminate: bool = True,
 ) -> AsyncIterator[Ear]:
-    """A client of this version. `extended` says where it declares `dev.tidings/changes`, if at all."""
+    """A client of this version. `extended` says where it declares `dev.tidings/changes`, if at all; `settings` is what
+    it says there."""
     ear = Ear(version)
     async with AsyncExitStack() as stack:
         transport: Any
@@ -314,7 +318,7 @@ async def open_ear(
         else:
             transport = stdio_client(server)
         if version == MODERN:
-            extensions = [_Extension(ear)] if extended else None
+            extensions = [_Extension(ear, settings or {})] if extended else None
             client = Client(transport, mode="auto", message_handler=ear.take, cache=None, extensions=extensions)
             ear.client = await stack.enter_async_context(client)
             ear.session = client.session
@@ -328,13 +332,15 @@ async def open_ear(
             ear.session = ClientSession(reader, writer, message_handler=ear.take, notification_bindings=bindings)
             await stack.enter_async_context(ear.session)
             with anyio.fail_after(DEADLINE):
-                ear.capabilities = await _shake_hands(ear.session, version, extended)
+                ear.capabilities = await _shake_hands(ear.session, version, extended, settings or {})
         yield ear
 
 
-async def _shake_hands(session: ClientSession, version: str, extended: str | None) -> types.ServerCapabilities:
+async def _shake_hands(
+    session: ClientSession, version: str, extended: str | None, settings: dict[str, Any]
+) -> types.ServerCapabilities:
     """The handshake of a client whose newest version is this one: the SDK's own always offers its newest."""
-    capabilities = types.ClientCapabilities.model_validate({extended: {EXTENSION: {}}} if extended else {})
+    capabilities = types.ClientCapabilities.model_validate({extended: {EXTENSION: settings}} if extended else {})
     result = await session.send_request(
         types.InitializeRequest(
             params=types.InitializeRequestParams(
@@ -354,8 +360,12 @@ async def _shake_hands(session: ClientSession, version: str, extended: str | Non
 class _Extension(ClientExtension):
     identifier = EXTENSION
 
-    def __init__(self, ear: Ear) -> None:
+    def __init__(self, ear: Ear, settings: dict[str, Any]) -> None:
         self._ear = ear
+        self._settings = settings
+
+    def settings(self) -> dict[str, Any]:
+        return self._settings
 
     def notifications(self) -> list[NotificationBinding[Any]]:
         return [NotificationBinding(method=DELETED_METHOD, params_type=_DeletedParams, handler=self._ear.take_deleted)]
@@ -385,12 +395,13 @@ class Wire:
     headers: dict[str, str] = field(default_factory=dict)
 
     def message(
-        self, method: str, request_id: str | int, params: dict[str, Any], **capabilities: Any
+        self, method: str, request_id: str | int, params: dict[str, Any], meta: Any = None, **capabilities: Any
     ) -> dict[str, Any]:
         meta = {
             "io.modelcontextprotocol/protocolVersion": MODERN,
             "io.modelcontextprotocol/clientInfo": {"name": "wire", "version": "1"},
             "io.modelcontextprotocol/clientCapabilities": capabilities,
+            **(meta or {}),
         }
         return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": {**params, "_meta": meta}}
 
@@ -416,9 +427,11 @@ class Wire:
         return json.loads(read_answer(response.text)["result"]["content"][0]["text"])["result"]
 
     @asynccontextmanager
-    async def listen(self, request_id: str | int, wanted: dict[str, Any], **capabilities: Any) -> AsyncIterator[Stream]:
+    async def listen(
+        self, request_id: str | int, wanted: dict[str, Any], meta: dict[str, Any] | None = None, **capabilities: Any
+    ) -> AsyncIterator[Stream]:
         method = "subscriptions/listen"
-        message = self.message(method, request_id, {"notifications": wanted}, **capabilities)
+        message = self.message(method, request_id, {"notifications": wanted}, meta, **capabilities)
         async with self.http.stream("POST", self.url, json=message, headers=self._headers(method, {})) as response:
             stream = Stream(response, response.aiter_text())  # held here: whoever drops it closes the response
             yield stream
@@ -448,10 +461,14 @@ class LegacyWire:
         self.session_id = response.headers.get("mcp-session-id", self.session_id)
         return read_answer(response.text) if request_id is not None else {}
 
-    async def shake_hands(self, **capabilities: Any) -> None:
-        info = {"name": "wire", "version": "1"}
-        await self.post("initialize", protocolVersion=self.version, capabilities=capabilities, clientInfo=info)
+    async def shake_hands(self, meta: dict[str, Any] | None = None, **capabilities: Any) -> dict[str, Any]:
+        params: dict[str, Any] = {"capabilities": capabilities, "clientInfo": {"name": "wire", "version": "1"}}
+        if meta is not None:
+            params["_meta"] = meta
+        answer = await self.post("initialize", protocolVersion=self.version, **params)
         await self.post("notifications/initialized", None)
+        result: dict[str, Any] = answer["result"]
+        return result
 
     @asynccontextmanager
     async def stream(self) -> AsyncIterator[Stream]:

@@ -16,6 +16,8 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
+from tidings.cli.startup import made_to_stay
+
 __all__ = ["exported"]
 
 logger = logging.getLogger("tidings.serve")
@@ -25,14 +27,15 @@ _ENDPOINTS = (
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
 )
-_FAREWELL = 0.5
+_FAREWELL = 0.3
 """Seconds for what is still to be sent when the server ends: a collector that is away must not keep it."""
 
 
 @contextmanager
 def exported(service: str) -> Iterator[None]:
     """Send traces and metrics meanwhile. `service` is the name under which, unless the environment has another."""
-    shut_down = _set_up(service)
+    with made_to_stay():
+        shut_down = _set_up(service)
     try:
         yield
     finally:

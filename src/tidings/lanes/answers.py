@@ -109,6 +109,8 @@ class QuickAnswers(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._is_between = False
+        # A request behind one that was answered here, in the same piece: the connection is not idle after all.
+        self._unset_keepalive_if_required()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:

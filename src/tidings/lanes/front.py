@@ -69,7 +69,7 @@ class Front:
             return receive
         message = await receive()
         if message["type"] == "http.request" and not message.get("more_body"):
-            found = self.answer(claim, message["body"])
+            found = self.answer(claim, message.get("body", b""))
             if found is not None:
                 kept, tag = found
                 await kept.send(send, tag)
@@ -145,7 +145,8 @@ class Front:
                 raise msgspec.ValidationError
             wanted = msgspec.convert(envelope["params"].get("notifications"), Wanted)
         except msgspec.ValidationError:
-            await self._app(_tidy(scope), _replay(messages, receive), send)
+            # The SDK words the error; or it takes what we don't, and then carries a stream.
+            await live.listen.carry(self._app, _tidy(scope), _replay(messages, receive), send)
             return None
         await live.attend()
         live.hub.observer.take_up(envelope["params"].get("_meta"))

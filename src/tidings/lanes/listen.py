@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Hashable
 from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,10 @@ _KIND = Kind("modern", "http")
 
 _SLOTS = 16
 """Streams get their keep-alives in so many groups, one after the other, so that nobody waits for all of them."""
+
+
+_MARK = encode_tag(f"tag {secrets.token_hex(8)}")
+"""Stands where a stream's own id will be."""
 
 
 class Wanted(msgspec.Struct, rename="camel"):
@@ -124,6 +129,7 @@ class ListenLane:
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._shapes: dict[Shape, Shape] = {}
+        self._acknowledged: dict[tuple[Feature, ...], tuple[Hashable, bytes, bytes]] = {}
 
     async def serve(
         self,
@@ -184,7 +190,7 @@ class ListenLane:
             # From here to the subscription nothing waits: no change can fall in between, and the ack is first.
             if honoured:
                 wish.enter(honoured.topics, stream.end)
-            acknowledged = acknowledgement(honoured.as_filter(), wish.acknowledged(honoured.topics), stream.tag)
+            acknowledged = self._acknowledgement(honoured, wish, stream.tag)
             channel.write(acknowledged)
             if not honoured or live.is_stopping:
                 stream.end()
@@ -197,6 +203,19 @@ class ListenLane:
         stream.listen(honoured, wish, label, may)
         self._join(stream)
         return True
+
+    def _acknowledgement(self, honoured: Honoured, wish: Wish, tag: bytes) -> bytes:
+        """Encoded once for all who ask for the same lists and for nothing else, as long as nothing changes."""
+        if honoured.uris or wish.is_special:
+            return acknowledgement(honoured.as_filter(), wish.acknowledged(honoured.topics), tag)
+        features, news = tuple(honoured.features), self.live.hub.news
+        state = (self.live.epoch, *map(news.version, features))
+        kept = self._acknowledged.get(features)
+        if kept is None or kept[0] != state:
+            whole = acknowledgement(honoured.as_filter(), wish.acknowledged(features), _MARK)
+            head, _, tail = whole.partition(_MARK)
+            kept = self._acknowledged[features] = (state, head, tail)
+        return kept[1] + tag + kept[2]
 
     async def carry(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the SDK carry a stream, and see to it that a reader who does not read is cut off here too."""

@@ -148,6 +148,11 @@ class Witness:
     def write(self, data: bytes) -> None:
         self._written.append(data)
 
+    def close(self) -> None:
+        """The response is over before it could be parked: what was held back of it goes first."""
+        self.leave()
+        self._transport.close()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
@@ -181,6 +186,7 @@ class Witness:
         # The request's task finds its response complete, and whoever still asks for more of the request hears that
         # nobody is there.
         cycle.response_complete = True
+        cycle.message_event.set()
         protocol.parser = None  # type: ignore[assignment]  # as uvicorn does: each of the two holds the other
         return parked
 
@@ -206,7 +212,7 @@ def _name_parts(protocol: ParkingProtocol, cycle: RequestResponseCycle) -> tuple
         (protocol.parser, protocol.scope, protocol.pipeline, protocol.connections),
         (protocol.flow.write_paused, protocol.flow.resume_reading, protocol.server_state.total_requests),
         (cycle.transport.set_protocol, cycle.scope, cycle.more_body, cycle.disconnected),
-        (cycle.response_started, cycle.response_complete, cycle.chunked_encoding),
+        (cycle.response_started, cycle.response_complete, cycle.chunked_encoding, cycle.message_event.set),
     )
 
 

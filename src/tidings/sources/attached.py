@@ -94,11 +94,11 @@ _CHANGEABLE = frozenset(
 class MCPServerSource:
     """The SDK's high-level server."""
 
-    lists_are_shared = True
-
     def __init__(self, server: MCPServer[Any]) -> None:
         self.server = server
         self.lowlevel = seams.lowlevel_of(server)
+        # A method or handler of the user's own may look at who asks.
+        self.lists_are_shared = seams.lists_registries(server)
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
         seams.watch_mcpserver(self.server, lambda name, key: wake(Feature(name), key))

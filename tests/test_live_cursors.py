@@ -1,0 +1,482 @@
+"""Cursors over the wire: every answer says where its client stands, and whoever comes back is told what differs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import anyio
+import httpx2
+import mcp_types as types
+import pytest
+from mcp.client.extension import NotificationBinding
+from mcp.client.session import ClientSession
+from mcp.client.stdio import stdio_client
+from pydantic import BaseModel, ConfigDict, Field
+
+from tests.servers.ears import (
+    DEADLINE,
+    KINDS,
+    LEGACY,
+    MARKER,
+    MODERN,
+    LegacyWire,
+    Stream,
+    Wire,
+    open_ear,
+    read_answer,
+    serving,
+    serving_all,
+    stdio_server,
+)
+from tidings.frames import BOOKMARK_METHOD, CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, RESUME_KEY, SUBSCRIPTION_KEY
+
+pytestmark = pytest.mark.anyio
+
+SPRINT = "board://sprint"
+LISTS = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
+WATCHED = {**LISTS, "resourceSubscriptions": [SPRINT, MARKER]}
+GARBAGE: list[Any] = [None, 7, "r7", [], {}, {"epoch": 3}, {"epoch": "e", "topics": []}, {"topics": {"tools": 1}}]
+SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind: (kind, {}) for kind in KINDS},
+    "other": ("mcpserver", {}),
+    "through the SDK": ("mcpserver", {"middleware": True}),
+    "forgetful": ("mcpserver", {"policy": {"journal_changes": 2}}),
+    "beating": ("mcpserver", {"policy": {"keep_alive": 0.2}}),
+    "silent": ("mcpserver", {"policy": {"detail": "none"}}),
+}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    with serving_all(SERVERS) as urls:
+        yield urls
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)) as client:
+        yield client
+
+
+async def position(wire: Wire) -> dict[str, Any]:
+    """The cursor of a client that has just read all lists and the sprint."""
+    cursor: dict[str, Any] = {"topics": {}, "uris": {}}
+    for method, params in (
+        *((f"{feature}/list", {}) for feature in ("tools", "prompts", "resources")),
+        ("resources/read", {"uri": SPRINT, "name": SPRINT}),
+    ):
+        params = dict(params)
+        headers = {"Mcp-Name": params.pop("name")} if "name" in params else {}
+        response = await Wire(wire.url, wire.http, headers).post(method, **params)
+        said = read_answer(response.text)["result"]["_meta"][CURSOR_KEY]
+        cursor["epoch"] = said["epoch"]
+        cursor["topics"] |= said.get("topics", {})
+        cursor["uris"] |= said.get("uris", {})
+    return cursor
+
+
+async def told(stream: Stream, wire: Wire) -> list[dict[str, Any]]:
+    """The params of all that is told before the marker."""
+    await wire.change("updated", uri=MARKER)
+    found: list[dict[str, Any]] = []
+    while (params := (await stream.message())["params"]).get("uri") != MARKER:
+        found.append(params)
+    return found
+
+
+def gists(told: list[dict[str, Any]]) -> list[tuple[list[str], bool]]:
+    """What changed, and whether that is all."""
+    summaries = [params["_meta"][CHANGE_KEY] for params in told]
+    return [
+        (
+            [
+                f"{change['operation']} {change.get('name', change.get('uri'))}"
+                for change in summary.get("changes", [summary])
+                if "operation" in change
+            ],
+            summary["complete"],
+        )
+        for summary in summaries
+    ]
+
+
+# Where they stand
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("version", [MODERN, LEGACY[-1]])
+@pytest.mark.parametrize("transport", ["http", "stdio"])
+async def test_every_list_and_every_resource_that_is_read_says_where_its_reader_stands(
+    urls: dict[str, str], kind: str, version: str, transport: str
+) -> None:
+    async with open_ear(urls[kind] if transport == "http" else stdio_server(kind), version) as ear:
+        for method, feature in (
+            *((f"{feature}/list", feature) for feature in ("tools", "prompts", "resources")),
+            ("resources/templates/list", "resources"),
+        ):
+            cursor = (await ear.request(method))["_meta"][CURSOR_KEY]
+            assert cursor["topics"].keys() == {feature}
+            assert cursor["topics"][feature].keys() == {"revision", "digest"}
+            assert cursor["epoch"]
+        first = (await ear.request("resources/read", uri=SPRINT))["_meta"][CURSOR_KEY]
+        await ear.change("updated", uri=SPRINT)
+        second = (await ear.request("resources/read", uri=SPRINT))["_meta"][CURSOR_KEY]
+
+    assert first.keys() == {"epoch", "uris"}
+    assert first["epoch"] == second["epoch"]
+    assert first["uris"].keys() == {SPRINT}
+    assert second["uris"][SPRINT]["revision"] > first["uris"][SPRINT]["revision"]
+
+
+@pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
+async def test_the_acknowledgement_says_it_of_all_that_is_honoured_but_patterns(
+    urls: dict[str, str], http: httpx2.AsyncClient, server: str
+) -> None:
+    wire = Wire(urls[server], http)
+    known = await position(wire)
+    async with wire.listen(1, {**LISTS, "resourceSubscriptions": [SPRINT, "board://**"]}) as stream:
+        meta = (await stream.message())["params"]["_meta"]
+
+    assert meta[CURSOR_KEY] == known
+    assert FILTER_KEY not in meta, "nobody asked"
+
+
+async def test_every_notification_says_it_of_its_topic(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    async with wire.listen(1, WATCHED) as stream:
+        await stream.message()
+        await wire.change("add", feature="tools", key="noted")
+        await wire.change("updated", uri=SPRINT)
+        listed, read = await told(stream, wire)
+        after = await position(wire)
+
+    for params, member, name in ((listed, "topics", "tools"), (read, "uris", SPRINT)):
+        change, cursor = params["_meta"][CHANGE_KEY], params["_meta"][CURSOR_KEY]
+        assert cursor == {"epoch": after["epoch"], member: {name: after[member][name]}}
+        assert cursor[member][name] == {"revision": change["revision"], "digest": change["digest"]}
+    await wire.change("remove", feature="tools", key="noted")
+
+
+async def test_a_plain_server_says_nothing_of_it_but_to_those_who_declared_the_extension(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    wire = Wire(urls["silent"], http)
+    async with wire.listen(1, WATCHED) as plain, wire.listen(2, WATCHED, extensions={EXTENSION: {}}) as extended:
+        await plain.message()
+        await extended.message()
+        await wire.change("updated", uri=MARKER)
+
+        assert (await plain.message())["params"] == {"uri": MARKER, "_meta": {SUBSCRIPTION_KEY: 1}}
+        assert (await extended.message())["params"]["_meta"][CURSOR_KEY]["uris"].keys() == {MARKER}
+
+
+# Coming back
+
+
+@pytest.mark.parametrize("server", [*KINDS, "through the SDK"])
+async def test_whoever_comes_back_is_told_exactly_what_differs(
+    urls: dict[str, str], http: httpx2.AsyncClient, server: str
+) -> None:
+    wire = Wire(urls[server], http)
+    known = await position(wire)
+    await wire.change("add", feature="tools", key="new")
+    await wire.change("add", feature="tools", key="short-lived")
+    await wire.change("remove", feature="tools", key="short-lived")
+    await wire.change("add", feature="prompts", key="gone")
+    await wire.change("remove", feature="prompts", key="gone")
+    await wire.change("updated", uri=SPRINT, etag="1")
+    await wire.change("updated", uri=SPRINT, etag="2", metadata={"by": "me"})
+
+    async with wire.listen(1, WATCHED, {RESUME_KEY: known}) as stream:
+        acknowledged = (await stream.message())["params"]["_meta"][CURSOR_KEY]
+        found = await told(stream, wire)
+        now = await position(wire)
+    assert gists(found) == [(["added new"], True), (["updated " + SPRINT], True)]
+    assert found[1]["metadata"] == {"by": "me"}
+    assert now["topics"]["prompts"] == acknowledged["topics"]["prompts"]
+    assert acknowledged["topics"]["tools"] == known["topics"]["tools"], "it has not been told yet: the stream may break"
+    assert acknowledged["uris"][SPRINT] == known["uris"][SPRINT]
+
+    async with wire.listen(2, WATCHED, {RESUME_KEY: now}) as stream:
+        assert (await stream.message())["params"]["_meta"][CURSOR_KEY]["topics"] == now["topics"]
+        assert await told(stream, wire) == [], "nothing differs"
+    await wire.change("remove", feature="tools", key="new")
+    state = await wire.change("state")
+    assert (state["subscribers"], state["pending"]) == (0, 0), "nothing is kept for those who are away"
+
+
+async def test_what_changes_between_listing_and_listening_is_not_missed(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    listed = read_answer((await wire.post("tools/list")).text)["result"]
+    await wire.change("add", feature="tools", key="in-between")
+
+    async with wire.listen(1, WATCHED, {RESUME_KEY: listed["_meta"][CURSOR_KEY]}) as stream:
+        await stream.message()
+        assert gists(await told(stream, wire)) == [(["added in-between"], True)]
+    await wire.change("remove", feature="tools", key="in-between")
+
+
+async def test_who_was_away_for_longer_than_the_journal_goes_back_is_told_to_refetch(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    wire = Wire(urls["forgetful"], http)
+    known = await position(wire)
+    for number in range(3):
+        await wire.change("add", feature="tools", key=f"t{number}")
+        await wire.change("updated", uri=SPRINT)
+    await wire.change("add", feature="prompts", key="p")
+
+    async with wire.listen(1, WATCHED, {RESUME_KEY: known}) as stream:
+        await stream.message()
+        found = await told(stream, wire)
+
+    assert gists(found) == [([], False), (["added p"], True), ([], False)]
+
+
+async def test_more_than_fits_into_one_frame_is_not_called_complete(http: httpx2.AsyncClient) -> None:
+    with serving("mcpserver", policy={"max_changes_per_frame": 2}) as url:
+        wire = Wire(url, http)
+        known = await position(wire)
+        for number in range(3):
+            await wire.change("add", feature="tools", key=f"t{number}")
+        async with wire.listen(1, WATCHED, {RESUME_KEY: known}) as stream:
+            await stream.message()
+            (params,) = await told(stream, wire)
+
+    summary = params["_meta"][CHANGE_KEY]
+    assert (len(summary["changes"]), summary["truncated"], summary["complete"]) == (2, True, False)
+
+
+@pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
+async def test_a_cursor_of_another_server_means_refetch_unless_the_list_is_the_same(
+    urls: dict[str, str], http: httpx2.AsyncClient, server: str
+) -> None:
+    wire, other = Wire(urls[server], http), Wire(urls["other"], http)
+    theirs, ours = await position(other), await position(wire)
+    assert theirs["topics"]["prompts"]["digest"] == ours["topics"]["prompts"]["digest"], "the same list"
+    await wire.change("add", feature="tools", key="only-here")
+
+    async with wire.listen(1, WATCHED, {RESUME_KEY: theirs}) as stream:
+        acknowledged = (await stream.message())["params"]["_meta"][CURSOR_KEY]
+        found = await told(stream, wire)
+    assert gists(found) == [([], False), ([], False)]
+    assert "operation" not in found[0]["_meta"][CHANGE_KEY]
+    assert found[1]["uri"] == SPRINT
+    assert acknowledged["topics"]["tools"] is None, "of this server's tools it knows nothing"
+    assert acknowledged["topics"]["prompts"] == ours["topics"]["prompts"]
+    await wire.change("remove", feature="tools", key="only-here")
+
+
+@pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
+async def test_a_cursor_of_a_newer_epoch_or_from_the_future_means_refetch(
+    urls: dict[str, str], http: httpx2.AsyncClient, server: str
+) -> None:
+    wire = Wire(urls[server], http)
+    ours = await position(wire)
+    future = {"tools": {"revision": 1 << 40, "digest": "f" * 32}}
+    for epoch in ("ffffffffff", ours["epoch"]):
+        async with wire.listen(1, WATCHED, {RESUME_KEY: {"epoch": epoch, "topics": future}}) as stream:
+            await stream.message()
+            assert gists(await told(stream, wire)) == [([], False)]
+
+
+@pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
+async def test_garbage_means_refetch_and_is_never_an_error(
+    urls: dict[str, str], http: httpx2.AsyncClient, server: str
+) -> None:
+    wire = Wire(urls[server], http)
+    for garbage in GARBAGE:
+        async with wire.listen(1, WATCHED, {RESUME_KEY: garbage}) as stream:
+            assert stream.response.status_code == 200
+            assert (await stream.message())["params"]["notifications"] == WATCHED
+            methods = [(await stream.message())["method"] for _ in range(5)]
+            assert await told(stream, wire) == []
+        lists = [f"notifications/{name}/list_changed" for name in ("tools", "prompts", "resources")]
+        assert methods == [*lists, *["notifications/resources/updated"] * 2], garbage
+
+
+# Clients that can't put anything into `_meta`, and those of the other era
+
+
+@pytest.mark.parametrize("transport", ["http", "stdio"])
+async def test_the_sdks_own_client_resumes_through_its_settings_of_the_extension(
+    urls: dict[str, str], transport: str
+) -> None:
+    server = urls["mcpserver"] if transport == "http" else stdio_server("mcpserver")
+    lost = {"resume": {"epoch": "of another life", "topics": {"tools": {"revision": 1, "digest": "x"}}}}
+    async with open_ear(server, MODERN, extended="extensions", settings=lost) as ear, ear.listen():
+        (heard,) = await ear.settle("tools None None")
+        assert heard.change["complete"] is False
+        assert heard.meta[CURSOR_KEY]["topics"].keys() == {"tools"}
+
+
+async def test_the_sdks_session_resumes_with_meta_over_stdio() -> None:
+    async with open_ear(stdio_server("mcpserver"), MODERN) as ear:
+        cursor = (await ear.request("tools/list"))["_meta"][CURSOR_KEY]
+        await ear.change("add", feature="tools", key="missed")
+        wanted: Any = {"toolsListChanged": True, "resourceSubscriptions": [MARKER]}
+        listen = types.SubscriptionsListenRequest(
+            params=types.SubscriptionsListenRequestParams.model_validate(
+                {"notifications": wanted, "_meta": {RESUME_KEY: cursor}}
+            )
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ear.session.send_request, listen, types.SubscriptionsListenResult)
+            await ear.until(lambda: "tools added missed" in ear.gists, "what it missed")
+            await ear.mark()
+            tasks.cancel_scope.cancel()
+    told = [each for each in ear.heard if each.change]
+    assert [each.gist for each in told] == ["tools added missed", f"content updated {MARKER}"]
+    assert told[0].change["complete"] is True
+
+
+@pytest.mark.parametrize("where", ["_meta", "extensions", "experimental"])
+async def test_a_legacy_client_goes_on_from_its_cursor(
+    urls: dict[str, str], http: httpx2.AsyncClient, where: str
+) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    known = await position(wire)
+    await wire.change("add", feature="prompts", key="meanwhile")
+    await wire.change("updated", uri=SPRINT)
+    legacy = LegacyWire(wire.url, http)
+    settings = {where: {EXTENSION: {"resume": known}}} if where != "_meta" else {}
+    result = await legacy.shake_hands({RESUME_KEY: known} if where == "_meta" else None, **settings)
+    async with legacy.stream() as stream:
+        for uri in (SPRINT, MARKER):
+            answer = await legacy.post("resources/subscribe", uri=uri)
+            assert answer["result"]["_meta"][CURSOR_KEY]["uris"].keys() == {uri}
+        found = await told(stream, wire)
+    await legacy.end()
+
+    assert gists(found) == [(["added meanwhile"], True), (["updated " + SPRINT], True)]
+    assert result["_meta"][CURSOR_KEY]["topics"]["prompts"] == known["topics"]["prompts"]
+    await wire.change("remove", feature="prompts", key="meanwhile")
+
+
+async def test_a_legacy_client_with_garbage_is_told_to_refetch_and_one_without_any_is_told_nothing(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    for meta, expected in (({RESUME_KEY: 7}, 3), (None, 0)):
+        legacy = LegacyWire(wire.url, http)
+        result = await legacy.shake_hands(meta)
+        async with legacy.stream() as stream:
+            await legacy.post("resources/subscribe", uri=MARKER)
+            found = await told(stream, wire)
+        await legacy.end()
+        assert gists(found) == [([], False)] * expected
+        assert (CURSOR_KEY in result.get("_meta", {})) == bool(meta)
+
+
+@pytest.mark.parametrize("kind", ["mcpserver", "lowlevel"])
+async def test_a_legacy_client_on_stdio_goes_on_from_its_cursor(kind: str) -> None:
+    lost = {"resume": {"epoch": "of another life", "topics": {"prompts": {"revision": 1, "digest": "x"}}}}
+    async with open_ear(stdio_server(kind), LEGACY[-1], extended="extensions", settings=lost) as ear:
+        await ear.subscribe(MARKER)
+        (heard,) = await ear.settle("prompts None None")
+        assert heard.change["complete"] is False
+
+
+# Bookmarks
+
+
+async def test_heartbeats_carry_the_cursor_to_those_who_asked(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+    wire = Wire(urls["beating"], http)
+    bookmarks = {FILTER_KEY: {"bookmarks": True}}
+    async with wire.listen("b", WATCHED, bookmarks) as stream:
+        acknowledged = (await stream.message())["params"]["_meta"]
+        assert acknowledged[FILTER_KEY] == {"bookmarks": True}
+        beat = await stream.message()
+        assert beat["method"] == BOOKMARK_METHOD
+        assert beat["params"]["_meta"] == {SUBSCRIPTION_KEY: "b", CURSOR_KEY: acknowledged[CURSOR_KEY]}
+
+        await wire.change("add", feature="tools", key="beaten")
+        while (message := await stream.message())["method"] == BOOKMARK_METHOD:
+            pass
+        tools = message["params"]["_meta"][CURSOR_KEY]["topics"]["tools"]
+        beat = await stream.message()
+        assert beat["params"]["_meta"][CURSOR_KEY]["topics"]["tools"] == tools
+    await wire.change("remove", feature="tools", key="beaten")
+
+    async with wire.listen("plain", WATCHED) as stream:
+        await stream.message()
+        assert await stream.event() == ": keep-alive"
+
+
+async def test_a_bookmark_leaves_out_what_waits_and_passes_over_what_a_filter_ruled_out(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    """Who comes back with one is told neither too little nor the same again."""
+    wire = Wire(urls["beating"], http)
+    terms = {"bookmarks": True, "names": ["x*"], "quietGap": 3600}
+    async with wire.listen(1, WATCHED, {FILTER_KEY: terms}) as stream:
+        first = (await stream.message())["params"]["_meta"][CURSOR_KEY]
+        await wire.change("add", feature="tools", key="ruled-out")
+        await wire.change("updated", uri=SPRINT)
+        now = await position(wire)
+        while (beat := (await stream.message())["params"]["_meta"][CURSOR_KEY]) == first:
+            pass
+    assert beat["topics"]["tools"] == now["topics"]["tools"]
+    assert beat["uris"][SPRINT] == first["uris"][SPRINT] != now["uris"][SPRINT]
+
+    async with wire.listen(2, WATCHED, {FILTER_KEY: {"names": ["x*"]}, RESUME_KEY: beat}) as stream:
+        await stream.message()
+        assert gists(await told(stream, wire)) == [(["updated " + SPRINT], True)]
+    await wire.change("remove", feature="tools", key="ruled-out")
+
+
+class _Bookmark(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    meta: dict[str, Any] = Field(alias="_meta")
+
+
+@pytest.mark.parametrize("version", [MODERN, LEGACY[-1]])
+async def test_bookmarks_come_over_stdio_too(version: str) -> None:
+    """In the way of each era: a listen that the SDK carries, and a session."""
+    beats: list[dict[str, Any]] = []
+    came = anyio.Event()
+
+    async def note(params: _Bookmark) -> None:
+        beats.append(params.meta[CURSOR_KEY])
+        came.set()
+
+    server = stdio_server("mcpserver", policy={"keep_alive": 0.2})
+    binding = NotificationBinding(method=BOOKMARK_METHOD, params_type=_Bookmark, handler=note)
+    settings: dict[str, dict[str, Any]] = {EXTENSION: {"filter": {"bookmarks": True}}}
+    async with AsyncExitStack() as stack:
+        reader, writer = await stack.enter_async_context(stdio_client(server))
+        session = ClientSession(reader, writer, notification_bindings=[binding], extensions=settings)
+        await stack.enter_async_context(session)
+        async with anyio.create_task_group() as tasks:
+            with anyio.fail_after(DEADLINE):
+                if version == MODERN:
+                    await session.discover()
+                    listen = types.SubscriptionsListenRequest.model_validate(
+                        {"params": {"notifications": {"toolsListChanged": True}}}
+                    )
+                    tasks.start_soon(session.send_request, listen, types.SubscriptionsListenResult)
+                else:
+                    await session.initialize()
+                await came.wait()
+            tasks.cancel_scope.cancel()
+    assert "tools" in beats[0]["topics"]
+
+
+async def test_bookmarks_come_on_a_legacy_stream_too(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+    legacy = LegacyWire(urls["beating"], http)
+    await legacy.shake_hands({FILTER_KEY: {"bookmarks": True}})
+    async with legacy.stream() as stream:
+        beat = await stream.message()
+    await legacy.end()
+
+    assert beat["method"] == BOOKMARK_METHOD
+    assert beat["params"]["_meta"][CURSOR_KEY]["topics"].keys() == {"tools", "prompts", "resources"}
