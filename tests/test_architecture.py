@@ -14,7 +14,19 @@ SOURCE = Path(tidings.__file__).parent
 CORE_NAMES = frozenset(
     {
         *("agenda", "catalog", "counts", "cursor", "delta", "digest", "durable", "errors", "frames", "hub", "index"),
-        *("journal", "mailbox", "model", "news", "observer", "patterns", "policy", "resume", "subscriber", "terms"),
+        *(
+            "journal",
+            "logged",
+            "mailbox",
+            "model",
+            "news",
+            "observer",
+            "patterns",
+            "policy",
+            "resume",
+            "subscriber",
+            "terms",
+        ),
         "visit",
     }
 )

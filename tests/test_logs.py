@@ -23,8 +23,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.servers.ears import LegacyWire
 from tests.test_cli import DEADLINE, EXAMPLE, HELLO, TOKEN, serving, started
 from tidings import Catalog, Feature, Hub, Reason
+from tidings.cli.output import _Plain
+from tidings.gate import Gate
+from tidings.logged import shown
 from tidings.metrics import METRICS
-from tidings.observer import shown
 
 pytestmark = pytest.mark.anyio
 
@@ -56,12 +58,12 @@ def test_the_life_of_a_subscription_is_logged_at_info_and_debug(caplog: pytest.L
 
     assert lines(caplog) == [
         ("debug", "nobody to tell: tools added lonely (revision 1)"),
-        ("info", "listen 7 subscribed to tools, resources"),
+        ("debug", "listen 7 subscribed to tools, resources"),
         ("debug", "listen 7 subscribed to 1 URI"),
         ("info", "told 1 client: tools added deploy (revision 2)"),
         ("debug", "told 1 client: contents updated https://example.org/notes/1 (revision 3)"),
         ("debug", "listen 7 unsubscribed from 1 URI"),
-        ("info", "listen 7 is gone (disconnected): cleaned 2 subscriptions and 0 pending"),
+        ("debug", "listen 7 is gone (disconnected): cleaned 2 subscriptions and 0 pending"),
     ]
     parts: list[dict[str, Any]] = [vars(record)["tidings"] for record in caplog.records]
     assert [each["event"] for each in parts] == [
@@ -77,7 +79,9 @@ def test_the_life_of_a_subscription_is_logged_at_info_and_debug(caplog: pytest.L
     ("uri", "said"),
     [
         ("deploy", "deploy"),
-        ("what?", "what?"),
+        ("db:users?password=hunter2", "db:users"),
+        ("//u:p@host/a", "//host/a"),
+        ("file:///{path}{?token}", "file:///{path}"),
         ("file:///a/b", "file:///a/b"),
         ("https://u:p@host/a@b?x=1#y", "https://host/a@b"),
         ("https://host?next=a://u@b", "https://host"),
@@ -86,6 +90,65 @@ def test_the_life_of_a_subscription_is_logged_at_info_and_debug(caplog: pytest.L
 )
 def test_what_people_hide_in_a_uri_is_not_shown(uri: str, said: str) -> None:
     assert shown(uri) == said
+
+
+def test_a_stream_costs_no_line_at_info_unless_it_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tidings.subscriptions")
+    hub = Hub(Catalog())
+    for reason in (Reason.DISCONNECTED, Reason.SLOW):
+        client = hub.open(lambda notification: None)
+        hub.subscribe(client, Feature.TOOLS)
+        hub.close(client, reason)
+    assert lines(caplog) == [("info", "a subscriber is gone (slow): cleaned 1 subscriptions and 0 pending")]
+
+
+def test_no_client_can_forge_a_line_or_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "tidings.subscriptions")
+    catalog = Catalog()
+    hub = Hub(catalog)
+    client = hub.open(lambda notification: None, label="listen x\n12:00:00 error: \u001b[2J\u202e" + "y" * 1_000_000)
+    hub.subscribe(client, Feature.TOOLS, uris=["a://b\nc"])
+    catalog.tools.add({"name": "z" * 500 + "\n"})
+    catalog.resources.updated("a://b\nc" + "d" * 1_000)
+    catalog.resources.updated("a://b\nc")
+    client.close()
+    assert len(client.label) < 100
+    for _, line in lines(caplog):
+        assert len(line) < 400
+        assert line.isprintable()
+    assert lines(caplog)[0][1].startswith(r"listen x\n12:00:00 error: \x1b[2J\u202eyyy")
+
+
+def test_a_logged_line_is_one_line_whoever_said_it() -> None:
+    record = logging.LogRecord("other", logging.INFO, "", 0, "two\nlines \u001b[2J", (), None)
+    assert _Plain("%(message)s").format(record) == r"two\nlines \x1b[2J"
+
+
+def test_no_secret_of_a_uri_is_in_what_is_logged_of_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """Of all that the user may hand in and that may fail: a subscriber, a hook, a mute, an authorization."""
+    uri = f"db:users?password={SECRET}"
+
+    def fail(*_: object) -> Any:
+        raise RuntimeError("no")
+
+    catalog = Catalog()
+    hub = Hub(catalog, first=fail, last=fail)
+    hub.subscribe(hub.open(fail, label="a"), uris=[uri])
+    hub.subscribe(hub.open(print, label="b", is_muted=fail), uris=[uri])
+    hub.subscribe(hub.open(fail, label="c"), Feature.RESOURCES)
+    catalog.resources.updated(uri)
+    catalog.resources.add({"uri": uri, "name": "x"})
+    for each in hub:
+        each.close()
+    gate = Gate(hub.policy, authorize=fail)
+    assert asyncio.run(gate.allowed(None, [uri])) == []
+    may = gate.predicate(None)
+    assert may is not None
+    assert not may(uri)
+    assert "db:users" in caplog.text
+    said = {record.getMessage() for record in caplog.records}
+    assert len(said) >= 5
+    assert not [each for each in said if SECRET in each]
 
 
 async def test_json_lines_tell_the_life_of_a_server_without_a_secret(board: Path) -> None:
@@ -111,7 +174,7 @@ async def test_json_lines_tell_the_life_of_a_server_without_a_secret(board: Path
     found = [json.loads(line) for line in said.splitlines()]
     for each in found:
         assert each.keys() >= {"time", "level", "logger", "message"}
-    events = [each["event"] for each in found if "event" in each and each["level"] == "info"]
+    events = [each["event"] for each in found if "event" in each and each.get("clients") != 0]
     expected = ["serving", "starting", "subscribed", "told", "gone", "stopping"]
     assert sorted(set(expected), key=events.index) == expected
     told = [each for each in found if each.get("event") == "told" and "added late" in each["changes"]]

@@ -24,6 +24,7 @@ from tidings.catalog import Catalog
 from tidings.counts import Counts, Why
 from tidings.index import WatchIndex, check_limit
 from tidings.journal import Journal
+from tidings.logged import shown
 from tidings.mailbox import NEVER, Entry, Filter, IsMuted, Mailbox
 from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version, topic_named
 from tidings.news import News
@@ -495,4 +496,5 @@ class Hub:
             hook(argument)
         except Exception:  # a hook is the user's; the hub must stay whole
             self.failures["hook"] += 1
-            logger.exception("a hook of the hub failed on %r; going on", argument)
+            what = shown(argument) if isinstance(argument, str) else argument
+            logger.exception("a hook of the hub failed on %r; going on", what)

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+from tidings.logged import topic_name
 from tidings.model import Change, Feature, Notification, Operation, Priority, Topic, Version
 from tidings.patterns import Match, compile_pattern
 from tidings.policy import Policy
@@ -280,7 +281,7 @@ def is_silent(is_muted: IsMuted | None, topic: Topic) -> bool:
     try:
         return is_muted(topic)
     except Exception:  # the user's function; in doubt nothing is said, and nothing is lost by that
-        logger.exception("a mute predicate failed on %s; saying nothing for now", topic)
+        logger.exception("a mute predicate failed on %s; saying nothing for now", topic_name(topic))
         return True
 
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from tidings.logged import LONGEST, plain, topic_name
 from tidings.mailbox import Filter, IsMuted, Mailbox
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.policy import Policy
@@ -106,7 +107,7 @@ class Subscriber:
         self.hub = hub
         self.deliver = deliver
         self.policy = policy
-        self.label = label
+        self.label = plain(label, LONGEST)
         """What it is called in logs and traces: never a secret, as a session's id is one."""
         self.kind = kind
         self.filter = filter
@@ -191,8 +192,8 @@ class Subscriber:
         self.close()
 
     def __repr__(self) -> str:
-        watched = [topic.value if isinstance(topic, Feature) else topic for topic in self.watched]
-        shown = ", ".join(watched[:4]) + (", …" if len(watched) > 4 else "")
+        watched = self.watched
+        shown = ", ".join(map(topic_name, watched[:4])) + (", …" if len(watched) > 4 else "")
         state = ", closed" if self.is_closed else ""
         return f"<Subscriber {self.label or hex(id(self))} of {shown or 'nothing'}{state}>"
 

@@ -25,9 +25,10 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tidings.counts import BOUNDS, Counts, kind_of
+from tidings.logged import shown
 from tidings.metrics import LATENCY, METRICS, Labels, Metric
 from tidings.model import Feature, Notification, Reason, Topic
-from tidings.observer import CUT_OFF, Observer, Outcome, shown
+from tidings.observer import CUT_OFF, Observer, Outcome
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from msgspec import structs
 
 from tidings.durable import MOST_CONTENTS, Durable, Durables
+from tidings.logged import topic_name
 from tidings.model import Feature, Notification, Topic, Version
 from tidings.patterns import is_pattern
 from tidings.resume import Resumed, missed, settled
@@ -109,7 +110,11 @@ class Visit:
         """The same for `hub.subscribe`, where there is no acknowledgement that could say more."""
         told, refetch = self.resumed()
         if refetch:
-            logger.warning("%r was away for too long to be told what it missed of %s", self.key[1], ", ".join(refetch))
+            logger.warning(
+                "%r was away for too long to be told what it missed of %s",
+                self.key[1],
+                ", ".join(map(topic_name, refetch)),
+            )
         return {**told, **dict.fromkeys(uri for uri in refetch if not is_pattern(uri))}
 
     def remember(self) -> bool:

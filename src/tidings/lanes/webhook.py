@@ -29,6 +29,7 @@ from tidings.history import moment
 from tidings.lanes.courier import Courier, Outcome, check_url
 from tidings.lanes.signature import check_secret, new_secret, sign
 from tidings.lanes.wish import Wish
+from tidings.logged import topic_name
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.subscriber import BUSY, Kind, Subscriber
 from tidings.visit import Visit
@@ -202,7 +203,7 @@ class _Post:
         if self._is_over:
             return
         if refused := [topic for topic in topics if topic not in allowed]:
-            self._fail(Outcome(error=f"its owner may no longer watch {', '.join(map(_name, refused[:3]))}"))
+            self._fail(Outcome(error=f"its owner may no longer watch {', '.join(map(topic_name, refused[:3]))}"))
             return
         wish = Wish(live, {FILTER_KEY: durable.terms} if durable.terms else None, None, principal)
         self._shape = wish.shape()
