@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["change_name", "nickname", "plain", "shown", "topic_name"]
 
-LONGEST = 64
+LONGEST = 128
 """Characters of a label or a name: no request should be able to fill a log."""
 _LONGEST_URI = 256
 
