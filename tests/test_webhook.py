@@ -143,6 +143,8 @@ async def test_a_delivery_that_failed_is_made_again_under_the_same_id_until_it_i
         assert len({each.body for each in attempts}) == 1
         assert attempts[0].gist == "tools.list_changed added one"
         await until(lambda: webhook(live).last_success)
+        counts = live.hub.counts
+        assert (counts.sent["tools"], counts.failures["webhook"], sum(counts.latency.counts)) == (1, 2, 1)
         assert (webhook(live).attempts, webhook(live).last_error, webhook(live).next_attempt) == (0, None, None)
         live.tools.add(nothing, name="two")
         assert (await receiver.next()).gist == "tools.list_changed added two"

@@ -31,7 +31,7 @@ from tidings.news import News
 from tidings.observer import Observer
 from tidings.patterns import Templates, is_pattern
 from tidings.policy import Policy
-from tidings.subscriber import BUSY, LOCAL, Callbacks, Deliver, Kind, OnClose, Subscriber, check_callback
+from tidings.subscriber import BUSY, LOCAL, Busy, Callbacks, Deliver, Kind, OnClose, Subscriber, check_callback
 
 if TYPE_CHECKING:
     from tidings.lanes.local import Listener
@@ -144,7 +144,9 @@ class Hub:
             started = [topic for topic in topics if self._index.add(subscriber, topic, matches)]
             self.observer.subscribed(subscriber, topics)
             now = self._clock()
-            self._date(subscriber, topics, None if ttl is None else now + ttl)
+            subscriber.end_at(topics, None if ttl is None else now + ttl)
+            if ttl is not None:
+                self._arm(subscriber, now + ttl)
             if told:
                 self._owe(subscriber, told, now)
             # Last, since whatever a hook changes is then told as to anybody else.
@@ -218,6 +220,10 @@ class Hub:
         with self._lock:
             self._sweep()
             return [(topic, list(watchers)) for topic, watchers in self._index.watchers.items()]
+
+    def watching(self) -> list[tuple[Topic, int]]:
+        """The same by how many, for whoever asks often: without the lock."""
+        return [(topic, len(watchers)) for topic, watchers in list(self._index.watchers.items())]
 
     def told(self, subscriber: Subscriber, topic: Topic) -> Version | None:
         """The version that a subscriber was last told, or knew when it came; None if it was never told."""
@@ -303,8 +309,10 @@ class Hub:
                     self._note(subscriber, notification, previous, now)
                     continue
             try:
-                if subscriber.deliver(said) is BUSY:
-                    subscriber.is_ready = subscriber.is_plain = False
+                taken = subscriber.deliver(said)
+                if isinstance(taken, Busy):
+                    subscriber.pause()
+                    self.counts.aside += not taken.is_told
             except Exception as error:  # one bad subscriber must not affect another, nor the publisher
                 self.counts.set_aside()
                 self.observer.failed(subscriber, said, error)
@@ -357,16 +365,16 @@ class Hub:
     def _serve(self, subscriber: Subscriber, now: float) -> None:
         """Hand over whatever is due, for as long as the subscriber takes it."""
         if subscriber.expiries is not None:
-            self._expire(subscriber, now)
+            self._unwatch(subscriber, [topic for topic, end in subscriber.expiries.items() if end <= now])
         while subscriber.is_ready and subscriber.mailbox is not None:
-            taken = subscriber.mailbox.take(now, subscriber.is_muted)
+            taken = subscriber.mailbox.take(now, subscriber.is_silent)
             if taken is None:
                 break
             self._tell(subscriber, *taken, now)
         if subscriber.is_closed:
             return
         if subscriber.mailbox is not None:
-            if subscriber.is_ready and (due := subscriber.mailbox.next_due(now, subscriber.is_muted)) != NEVER:
+            if subscriber.is_ready and (due := subscriber.mailbox.next_due(now, subscriber.is_silent)) != NEVER:
                 self._arm(subscriber, due)
             if not subscriber.mailbox.entries:
                 subscriber.mailbox = None
@@ -386,16 +394,16 @@ class Hub:
             self.counts.suppress(Why.FILTERED)
             mailbox.skip(topic, entry, now)
             return
-        waited = now - entry.first
         # Remember before delivering: whatever `deliver` does, it does to a subscriber that has been told.
         mailbox.tell(topic, entry, subscriber.policy, now)
         try:
-            if subscriber.deliver(notification) is BUSY:
-                subscriber.is_ready = False
+            is_told = subscriber.hand(notification)
         except Exception as error:  # as in the fan-out
             self.observer.failed(subscriber, notification, error)
         else:
-            self.counts.tell(topic, waited)
+            if is_told:
+                # Not from the change: one that came back is owed changes older than its coming.
+                self.counts.tell(topic, max(self._clock(), now) - entry.first)
         if any(change.operation is Operation.DELETED for change in notification.changes):
             self._unwatch(subscriber, [topic])
 
@@ -440,19 +448,6 @@ class Hub:
             self._started.remove(topic)
             if self.last is not None:
                 self._guarded(self.last, topic)
-
-    def _date(self, subscriber: Subscriber, topics: list[Topic], end: float | None) -> None:
-        """Let subscriptions run out at a time, or never."""
-        expiries = subscriber.expiries or {}
-        for topic in topics:
-            expiries.pop(topic, None)
-        if end is not None:
-            expiries.update(dict.fromkeys(topics, end))
-            self._arm(subscriber, end)
-        subscriber.expiries = expiries or None
-
-    def _expire(self, subscriber: Subscriber, now: float) -> None:
-        self._unwatch(subscriber, [topic for topic, end in (subscriber.expiries or {}).items() if end <= now])
 
     def _forget_unwatched(self, subscriber: Subscriber) -> None:
         if subscriber.mailbox is not None:

@@ -223,7 +223,7 @@ class Mailbox:
 
     def waiting(self, is_muted: IsMuted | None) -> int:
         """Of how many topics there is something to say."""
-        return sum(self.is_waiting(topic, is_muted) for topic in self.entries)
+        return sum(self.is_waiting(topic, is_muted) for topic in tuple(self.entries))
 
     def drop(self, topic: Topic) -> None:
         """The subscriber no longer watches this topic."""

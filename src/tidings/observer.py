@@ -106,7 +106,7 @@ class Observer:
             counts.suppress(Why.SAME_DIGEST if is_known else Why.FILTERED)
         elif is_silent(subscriber.is_muted, topic):
             counts.suppress(Why.MUTED)
-        elif was_waiting and subscriber.is_ready:
+        elif was_waiting and subscriber.is_ready and subscriber.policy.paces:
             counts.suppress(Why.RATE)
         elif was_waiting:
             counts.coalesced += 1

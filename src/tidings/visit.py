@@ -68,8 +68,7 @@ class Visit:
 
         subscriber.deliver = deliver_and_mark
         if self._durables.is_saved is not None:
-            own = subscriber.is_muted
-            subscriber.is_muted = lambda topic: self._is_held(topic) or (own is not None and own(topic))
+            subscriber.is_held = self._is_held
             subscriber.settle()
 
     def _is_held(self, topic: Topic) -> bool:
@@ -110,11 +109,8 @@ class Visit:
         """The same for `hub.subscribe`, where there is no acknowledgement that could say more."""
         told, refetch = self.resumed()
         if refetch:
-            logger.warning(
-                "%r was away for too long to be told what it missed of %s",
-                self.key[1],
-                ", ".join(map(topic_name, refetch)),
-            )
+            names = ", ".join(map(topic_name, refetch))
+            logger.warning("%r was away for too long to be told what it missed of %s", self.key[1], names)
         return {**told, **dict.fromkeys(uri for uri in refetch if not is_pattern(uri))}
 
     def remember(self) -> bool:
