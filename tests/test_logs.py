@@ -167,6 +167,8 @@ async def test_json_lines_tell_the_life_of_a_server_without_a_secret(board: Path
                     heard = await stream.heard()
             await session.end()
             assert (await http.get(url.replace("/mcp", "/metrics"))).status_code == 200
+            refused = await http.get(url.replace("/mcp", "/metrics"), headers={"Authorization": "none"})
+            assert refused.status_code == 401
         process.terminate()
         said = (await process.stderr.read()).decode()
         assert await process.wait() == 0

@@ -125,6 +125,13 @@ class Observer:
         self.counts.failures["delivery"] += 1
         logger.error("%r failed to take %r; going on", subscriber, notification, exc_info=error)
 
+    def enter(self, notification: Notification) -> object:
+        """One is about to be told by itself, by nobody in particular. What this returns is given to `leave`."""
+        return None
+
+    def leave(self, entered: object) -> None:
+        pass
+
     def telling(self, notification: Notification, watching: int) -> object:
         """A change is about to be told. What this returns is given back to `told`."""
         for change in notification.changes:

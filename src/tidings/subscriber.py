@@ -183,7 +183,12 @@ class Subscriber:
 
     def hand(self, notification: Notification) -> bool:
         """Tell it; whether that can be counted as told by now."""
-        taken = self.deliver(notification)
+        observer = self.hub.observer
+        entered = observer.enter(notification)
+        try:
+            taken = self.deliver(notification)
+        finally:
+            observer.leave(entered)
         if not isinstance(taken, Busy):
             return True
         self.pause()

@@ -15,6 +15,7 @@ Every part of uvicorn that this relies on is named in this module, and shown to 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import weakref
 from functools import partial
@@ -93,7 +94,9 @@ class Parked(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_busy = True
-        self._deadline = asyncio.get_running_loop().call_later(self._limit, self._give_up)
+        self._deadline = asyncio.get_running_loop().call_later(
+            self._limit, self._give_up, context=contextvars.Context()
+        )
 
     def resume_writing(self) -> None:
         self._rest()
