@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +21,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.servers.ears import DEADLINE, MUTED, LegacyWire, Stream, Wire, serving
 from tidings import Catalog, Hub, Live, Policy
 from tidings.counts import BOUNDS, Counts, Latency
+from tidings.mailbox import Filter
 from tidings.metrics import METRICS, render
 from tidings.sources.workspace.workspace import Workspace
+from tidings.subscriber import BUSY
 
 pytestmark = pytest.mark.anyio
 
@@ -301,6 +303,38 @@ def test_what_only_the_rate_limit_keeps_is_not_said_to_wait() -> None:
     live.tools.add(print, name="b")
     assert "\ntidings_mailbox_depth 1\n" in render(live)
     assert 'suppressed_total{reason="muted"} 2\n' in render(live)
+
+
+def test_each_commit_is_sent_suppressed_coalesced_failed_or_pending() -> None:
+    def fail(notification: Any) -> None:
+        raise RuntimeError("no")
+
+    catalog = Catalog()
+    hub = Hub(catalog)
+    options: list[dict[str, Any]] = [{}, {"filter": Filter(names=["a*"])}, {"is_muted": lambda topic: True}]
+    ears = [hub.open(lambda notification: BUSY, **each) for each in options]
+    ears.append(hub.open(lambda notification: BUSY, policy=Policy(max_pending=3)))
+    ears[-1].collapses = True
+    ears.append(hub.open(fail))
+    for ear in ears:
+        ear.subscribe("tools", "resources", uris=["x://*"])
+    commits = 0
+
+    def commit(change: Callable[[], object]) -> None:
+        nonlocal commits
+        change()
+        commits += len(ears)
+        counts = hub.counts
+        done = counts.sent.total() + counts.suppressed.total() + counts.coalesced + counts.failures["delivery"]
+        assert done + sum(ear.waiting for ear in ears) == commits
+
+    for name in ("a1", "b1", "a2", "b2", "b3"):
+        commit(lambda name=name: catalog.tools.add({"name": name}))  # type: ignore[misc]
+    for number in range(8):
+        commit(lambda number=number: catalog.resources.updated(f"x://{number}"))  # type: ignore[misc]
+    commit(lambda: catalog.resources.add({"uri": "x://1", "name": "x"}))
+    for number in range(8):
+        commit(lambda number=number: catalog.resources.updated(f"x://{number}"))  # type: ignore[misc]
 
 
 def test_subscriptions_are_counted_without_anybody_waiting_for_it() -> None:

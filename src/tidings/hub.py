@@ -346,7 +346,7 @@ class Hub:
             return
         was_waiting = mailbox.is_waiting(notification.topic)
         due = mailbox.note(notification, previous, subscriber.policy, subscriber.filter, now, subscriber.delay)
-        self.observer.noted(subscriber, notification.topic, due, was_waiting=was_waiting)
+        self.observer.noted(subscriber, notification, due, was_waiting=was_waiting)
         if not subscriber.is_ready:
             return
         if due <= now or due == NEVER:
@@ -356,10 +356,11 @@ class Hub:
 
     def _overflow(self, subscriber: Subscriber, mailbox: Mailbox) -> None:
         collapses = subscriber.collapses and Feature.RESOURCES in subscriber.features
-        self.observer.overflowed(subscriber, len(mailbox.entries), is_closed=not collapses)
+        waiting = subscriber.waiting + 1
         if collapses:
             mailbox.collapse(self.news.missed(Feature.RESOURCES, -1), subscriber.policy, self._clock())
-        else:
+        self.observer.overflowed(subscriber, waiting - subscriber.waiting, is_closed=not collapses)
+        if not collapses:
             self.close(subscriber, Reason.OVERFLOW)
 
     def _serve(self, subscriber: Subscriber, now: float) -> None:

@@ -96,27 +96,32 @@ class Observer:
             said = f"{_who(subscriber)} is gone ({reason}): cleaned {watched} subscriptions and {waiting} pending"
             _log(level, "gone", said, subscriber, reason=reason, cleaned=watched, pending=waiting)
 
-    def noted(self, subscriber: Subscriber, topic: Topic, due: float, *, was_waiting: bool) -> None:
+    def noted(self, subscriber: Subscriber, notification: Notification, due: float, *, was_waiting: bool) -> None:
         """A change waits in its mailbox, or needs no telling. `was_waiting`: as an earlier one of the topic did."""
         assert subscriber.mailbox is not None
-        counts = self.counts
+        counts, topic, filter = self.counts, notification.topic, subscriber.filter
         if due == NEVER:
             entry = subscriber.mailbox.entries.get(topic)
             is_known = entry is None or entry.awaits or entry.is_true_still
             counts.suppress(Why.SAME_DIGEST if is_known else Why.FILTERED)
         elif is_silent(subscriber.is_muted, topic):
             counts.suppress(Why.MUTED)
+        elif (
+            was_waiting and filter and isinstance(topic, Feature) and not any(map(filter.passes, notification.changes))
+        ):
+            counts.suppress(Why.FILTERED)
         elif was_waiting and subscriber.is_ready and subscriber.policy.paces:
             counts.suppress(Why.RATE)
         elif was_waiting:
             counts.coalesced += 1
 
-    def overflowed(self, subscriber: Subscriber, pending: int, *, is_closed: bool) -> None:
-        """More topics wait for it than the policy allows. It is closed for it, or told to refetch all resources."""
+    def overflowed(self, subscriber: Subscriber, merged: int, *, is_closed: bool) -> None:
+        """More topics wait for it than the policy allows. It is closed for it, or told to refetch all resources, which
+        says as much as so many notifications more."""
         if is_closed:
             self.counts.suppress(Why.UNSUBSCRIBED)
         else:
-            self.counts.coalesced += pending
+            self.counts.coalesced += merged
         what = "closing it" if is_closed else "it will be told to refetch all resources"
         _log(logging.WARNING, "overflow", f"{_who(subscriber)} has too many topics pending; {what}", subscriber)
 
