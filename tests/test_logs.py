@@ -23,6 +23,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.servers.ears import LegacyWire
 from tests.test_cli import DEADLINE, EXAMPLE, HELLO, TOKEN, serving, started
 from tidings import Catalog, Feature, Hub, Reason
+from tidings.cli.export import _endpoint as endpoint
+from tidings.cli.export import _package as package
 from tidings.cli.output import _Plain
 from tidings.gate import Gate
 from tidings.logged import shown
@@ -233,6 +235,7 @@ async def test_a_served_folder_sends_its_traces_and_metrics_to_a_collector(board
             "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
             "OTEL_BSP_SCHEDULE_DELAY": "50",
             "OTEL_METRIC_EXPORT_INTERVAL": "200",
+            "OTEL_RESOURCE_ATTRIBUTES": "service.name=mine",
         }
         async with serving(board, env=env) as server:
             line = await server.line_with("telemetry goes to")
@@ -256,7 +259,7 @@ async def test_a_served_folder_sends_its_traces_and_metrics_to_a_collector(board
                     for reading in ExportMetricsServiceRequest.FromString(body).resource_metrics:
                         metrics |= {metric.name for scope in reading.scope_metrics for metric in scope.metrics}
             assert await server.end(signal.SIGTERM) == 0
-    assert services == {"board"}
+    assert services == {"mine"}
     # The change's span lies in that of the look through the folder which found it.
     assert spans["change_notifier.notify_list_changed"][1] == spans["workspace.scan"][0]
 
@@ -268,6 +271,48 @@ async def test_a_collector_that_is_away_keeps_nobody(board: Path) -> None:
         (board / "tools" / "late.py").write_text(HELLO.replace("hello()", "late()"))
         await server.line_with("tool late added")
         assert await server.end(signal.SIGTERM) == 0
+
+
+async def test_a_collector_that_is_away_is_mentioned_once_and_counted_each_time(board: Path) -> None:
+    env = {
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"http://127.0.0.1:9/v1/traces?key={SECRET}",
+        "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "1",
+        "OTEL_BSP_SCHEDULE_DELAY": "50",
+    }
+    async with serving(board, env=env) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
+        failed = number = 0.0
+        async with asyncio.timeout(DEADLINE):
+            while failed < 2:
+                number += 1
+                (board / "tools" / "late.py").write_text(HELLO.replace("Say hello.", f"Say {number}."))
+                text = (await http.get(server.url.replace("/mcp", "/metrics"))).text
+                failed = float(text.partition('tidings_failures_total{what="telemetry"} ')[2].split()[0])
+        assert await server.end(signal.SIGTERM) == 0
+        assert server.process.stderr is not None
+        said = (await server.process.stderr.read()).decode()
+    assert SECRET not in said
+    assert said.count("the collector does not take what it is sent") == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "sent"),
+    [
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1"}, {"TRACES": "http", "METRICS": "http"}),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:1"}, {"TRACES": "http"}),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", "OTEL_METRICS_EXPORTER": "none"}, {"TRACES": "http"}),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", "OTEL_TRACES_EXPORTER": "none"}, {"METRICS": "http"}),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"},
+            {"TRACES": "grpc", "METRICS": "http"},
+        ),
+    ],
+)
+def test_each_signal_goes_where_its_own_variables_say(
+    env: dict[str, str], sent: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert {each: package(each) for each in ("TRACES", "METRICS") if endpoint(each) is not None} == sent
 
 
 async def test_the_switch_of_opentelemetry_is_honoured(board: Path) -> None:

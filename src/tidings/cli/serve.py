@@ -226,7 +226,7 @@ def _serve_http(
         elif not quiet:
             _greet(workspace, live, door, url)
         title = None if is_plain else f"{workspace.settings.name}  {url}"
-        with exported(workspace.settings.name), shown(live, workspace, title=title, is_quiet=quiet):
+        with exported(workspace.settings.name, live.failures), shown(live, workspace, title=title, is_quiet=quiet):
             serve_app(
                 app,
                 sockets=[listener],
