@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tidings import BUSY, Catalog, Feature, Hub, Journal, LimitReached, Notification, Policy, Version
+from tidings import BUSY, Catalog, Feature, Hub, Journal, LimitReached, Notification, Policy, TidingsError, Version
 from tidings.durable import Durable, Durables, Owner
 from tidings.lanes.templates import read_template
 from tidings.store import Batch
@@ -26,6 +26,7 @@ from tidings.visit import LONGEST_HOLD, Visit
 
 TOOLS, PROMPTS, RESOURCES = Feature.TOOLS, Feature.PROMPTS, Feature.RESOURCES
 KEY = (None, "laptop")
+HALF = {"name": "\ud800"}  # half of a surrogate pair, which JSON can say and UTF-8 can't
 
 
 class Place:
@@ -485,10 +486,40 @@ def test_whose_client_was_there_when_the_server_died_has_its_time_to_come_back()
     assert len(place.durables) == 0, "in the store, too"
 
 
-@pytest.mark.parametrize("asked", [None, 3, "laptop", [], {}, {"name": ""}, {"name": 3}, {"name": "x" * 257}])
+@pytest.mark.parametrize("asked", [None, 3, "laptop", [], {}, {"name": ""}, {"name": 3}, {"name": "x" * 257}, HALF])
 def test_what_is_no_name_makes_nothing_durable(place: Place, asked: Any) -> None:
     assert place.durables.enter(asked, None, [TOOLS], [], {}, lambda: None) is None
     assert place.durables.terms(asked, None) == {}
+    assert len(place.durables) == 0
+
+
+@pytest.mark.parametrize(
+    ("uris", "terms"),
+    [(["a://\ud800"], {}), ([], {"names": ["\ud800"]}), ([f"a://{number:0100}" for number in range(10_000)], {})],
+    ids=["uri", "terms", "size"],
+)
+def test_what_could_not_be_written_down_makes_nothing_durable(place: Place, uris: list[str], terms: Any) -> None:
+    assert place.durables.enter({"name": "laptop"}, None, [TOOLS], uris, terms, lambda: None) is None
+    with pytest.raises(TidingsError):
+        place.durables.put(Durable(name="laptop", uris=tuple(uris), terms=terms))
+    assert len(place.durables) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "uris", "said"),
+    [
+        ("", (), "1 to 256 characters"),
+        ("x" * 257, (), "1 to 256 characters"),
+        ("\ud800", (), "half a character"),
+        ("laptop", ("a://{",), "not a URI template"),
+        ("laptop", ("a://\ud800*",), "half a character"),
+        ("laptop", tuple(f"a://{number}" for number in range(4)), r"Policy\.max_uris"),
+    ],
+)
+def test_what_can_not_be_is_refused_in_words(name: str, uris: tuple[str, ...], said: str) -> None:
+    place = Place(max_uris=3)
+    with pytest.raises(TidingsError, match=said):
+        place.durables.put(Durable(name=name, features=(TOOLS,), uris=uris))
     assert len(place.durables) == 0
 
 

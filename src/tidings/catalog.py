@@ -20,7 +20,7 @@ import msgspec
 
 from tidings import digest
 from tidings.errors import AlreadyExists, InvalidItem, NotFound
-from tidings.model import Change, Feature, Item, Operation, Topic, Version, operation
+from tidings.model import Change, Feature, Item, Operation, Topic, Version, is_unicode, operation
 from tidings.policy import Policy
 
 __all__ = ["UNKNOWN", "Catalog", "Items", "Resources", "Sink"]
@@ -366,7 +366,7 @@ class Resources(Items):
         return key
 
     def _say(self, uri: str, content: str | None, metadata: Mapping[str, Any] | None) -> Sequence[Change]:
-        if not isinstance(uri, str) or not _is_unicode(uri):
+        if not isinstance(uri, str) or not is_unicode(uri):
             raise InvalidItem(f"resources: a URI is a text of whole characters, not {uri!r:.80}")
         if metadata is not None:
             # A copy in JSON's terms: what the caller does to its objects later must not reach a slow reader.
@@ -403,12 +403,3 @@ class Resources(Items):
             self.forgotten = self._contents.pop(next(iter(self._contents))).revision
         # Contents first: whoever hears that a resource left the list has then already heard why.
         return changes + super()._net(now)
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether there is a UTF-8 form: half of a surrogate pair has none."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

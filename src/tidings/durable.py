@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 from msgspec import structs
 
-from tidings.errors import LimitReached
+from tidings.errors import LimitReached, TidingsError
+from tidings.index import check_limit
 from tidings.model import Feature, Topic, Version
-from tidings.patterns import is_pattern
+from tidings.patterns import compile_pattern, is_pattern
 
 if TYPE_CHECKING:
     from tidings.hub import Hub
@@ -100,6 +101,9 @@ MOST_CONTENTS = 256
 """Watched URIs whose version is kept by itself. Of more, `as_of` and the journal know enough; at worst one is told of a
 content that came to be what it was before."""
 
+_MOST_BYTES = 1 << 20
+"""Of one as it is written: what it watches is up to its client too."""
+
 _SLICE = 64
 """Subscriptions that are looked at without letting others at the hub."""
 
@@ -160,9 +164,10 @@ class Durables:
     # Changing
 
     def put(self, durable: Durable) -> Durable:
-        """Set one, new or not. A new one knows everything as of now. Raises `LimitReached`."""
+        """Set one, new or not. A new one knows everything as of now. Raises `TidingsError` for one that can't be."""
         with self._lock:
             self._expire()
+            self._check(durable)
             known = self._kept.get(durable.key)
             if known is None:
                 self._check_limits(durable.owner)
@@ -235,6 +240,9 @@ class Durables:
             "expires": None,
         }
         key = (owner, name)
+        if (reason := _why_not_kept(Durable(name=name, owner=owner, **fields))) is not None:
+            logger.warning("%r is not made durable: %s", name, reason)
+            return None
         with self._lock:
             self._expire()
             former = self._visits.pop(key, None)
@@ -356,6 +364,15 @@ class Durables:
             except Exception:  # as a sink of the catalog
                 logger.exception("a sink of the durable subscriptions failed; going on")
 
+    def _check(self, durable: Durable) -> None:
+        if not 0 < len(durable.name) <= _MOST_NAME:
+            raise TidingsError(f"the name of a subscription has 1 to {_MOST_NAME} characters, not {len(durable.name)}")
+        check_limit(self.hub.policy, None, list(durable.uris))
+        for uri in filter(is_pattern, durable.uris):
+            compile_pattern(uri, self.hub.templates)
+        if (reason := _why_not_kept(durable)) is not None:
+            raise TidingsError(f"the subscription {durable.name!r:.80} can't be kept: {reason}")
+
     def _check_limits(self, owner: Owner) -> None:
         policy = self.hub.policy
         counts = {"max_durables": len(self._kept)}
@@ -377,3 +394,12 @@ class Durables:
                 self.remove(key)
         ends = [each.expires for each in self._kept.values() if each.expires is not None]
         self._next_expiry = min(ends, default=0.0)
+
+
+def _why_not_kept(durable: Durable) -> str | None:
+    """Why a store could not write it; None if it could. Whatever a client says ends up in it."""
+    try:
+        size = len(msgspec.json.encode(durable))
+    except UnicodeEncodeError:
+        return "its name, a URI or a pattern has half a character in it, which UTF-8 can't write"
+    return f"it has {size} bytes, and {_MOST_BYTES} are allowed; watch fewer URIs" if size > _MOST_BYTES else None
