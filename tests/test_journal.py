@@ -134,3 +134,19 @@ def test_net_changes_lead_from_the_first_state_to_the_last_with_one_change_per_i
     assert state == {item.key: item.json for item in catalog.tools.snapshot()}
     assert len({change.key for change in seen}) == len(seen)
     assert [change.revision for change in seen] == sorted(change.revision for change in seen)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=60), st.integers(0, 8))
+def test_what_is_known_of_one_content_is_what_is_known_of_it_among_all(uris: list[str], most: int) -> None:
+    catalog = Catalog()
+    journal = Journal(Policy(journal_changes=most))
+    catalog.follow(journal.append)
+    for uri in uris:
+        catalog.resources.updated(uri)
+        kept, _ = journal.after(-1)
+        for each in "abc":
+            for revision in (-1, kept[0].revision if kept else 0, catalog.revision - 1):
+                expected = [change for change in kept if change.topic == each and change.revision > revision]
+                assert journal.after(revision, each)[0] == expected
+    trails = journal._contents._trails.values()
+    assert sum(map(len, trails)) <= 2 * (most + 3), "what is forgotten is let go of"

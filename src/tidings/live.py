@@ -44,6 +44,7 @@ from tidings.patterns import is_pattern
 from tidings.policy import Policy
 from tidings.sources import inquiry
 from tidings.sources.attached import Attached, attach
+from tidings.sources.definitions import distinct
 from tidings.store import State, Store
 from tidings.store.keeper import Keeper
 from tidings.subscriber import Subscriber
@@ -245,7 +246,7 @@ class Live:
         if lifespan is not inquiry.UNKNOWN:
             self._lifespan = lifespan
         if self._stale and not self._is_late:
-            reading = self._keep(self._read_guarded())
+            reading = self.in_background(self._read_guarded())
             done, _ = await asyncio.wait({reading}, timeout=_READING_TIME)
             if not done:
                 logger.warning("the server's lists were not there after %s s; going on without them", _READING_TIME)
@@ -362,7 +363,7 @@ class Live:
             self._leave_out(error)
 
     def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]]) -> None:
-        self.catalog.items(feature).replace(_distinct(feature, listed), on_invalid=self._leave_out)
+        self.catalog.items(feature).replace(distinct(feature, listed), on_invalid=self._leave_out)
         self.unread.discard(feature)
 
     def _leave_out(self, error: InvalidItem) -> None:
@@ -374,12 +375,12 @@ class Live:
 
     def _read_soon(self) -> None:
         if self._stale:
-            self._keep(self._read_guarded())
+            self.in_background(self._read_guarded())
 
     def _on_time(self, reading: asyncio.Task[None]) -> None:
         self._is_late = False
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something in the background, until it is done or the server stops."""
         task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
         self._tasks.add(task)
@@ -419,6 +420,11 @@ class Live:
                     with self.hub.observer.span("source.read_list", cause=cause, feature=feature.value):
                         self._replace(feature, await self._ask(feature))
 
+    async def answered(self, method: str, version: str) -> dict[str, Any]:
+        """What any modern client is answered to a list request."""
+        request_id = f"{self.own_request_id}-list"
+        return await inquiry.answered(self.lowlevel, method, version, self._lifespan, request_id)
+
     async def _ask(self, feature: Feature) -> list[dict[str, Any]]:
         try:
             return await inquiry.listed(self.lowlevel, feature, self._lifespan, self.own_request_id)
@@ -436,7 +442,7 @@ class Live:
         self._is_late = False
         self._say("starting", f"{self.lowlevel.name} is live")
         self._drain()
-        self._keep(self.source.run())
+        self.in_background(self.source.run())
         self.webhooks.start(loop)
 
     def _publish(self, changes: tuple[Change, ...]) -> None:
@@ -450,6 +456,8 @@ class Live:
     def _drain(self) -> None:
         while self._outbox:
             self.hub.publish(self._outbox.popleft())
+        if self._loop is not None and self._loop.is_running():
+            self.lists.changed()
 
     def _release_soon(self) -> None:
         """A batch was written, or could not be: on the thread that writes."""
@@ -485,12 +493,3 @@ def _store(given: Store | str | os.PathLike[str] | None) -> Store | None:
     from tidings.store.sqlite import SQLiteStore
 
     return SQLiteStore(os.fspath(given))
-
-
-def _distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """The first of each key: a server may list a thing twice, and its clients take the first."""
-    key = "uri" if feature is Feature.RESOURCES else "name"
-    seen: dict[Any, dict[str, Any]] = {}
-    for definition in listed:
-        seen.setdefault(definition.get(key, definition.get("uriTemplate")), definition)
-    return seen.values()
