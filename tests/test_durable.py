@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from tidings import BUSY, Catalog, Feature, Hub, Journal, LimitReached, Notification, Policy, TidingsError, Version
-from tidings.durable import Durable, Durables, Owner
+from tidings.durable import SERVER, Durable, Durables, Owner, Webhook
 from tidings.lanes.templates import read_template
 from tidings.store import Batch
 from tidings.store.memory import MemoryStore
@@ -47,7 +47,7 @@ class Place:
         self.batch = Batch()
         self.catalog.follow(self.batch.take)
         self.hub = Hub(self.catalog, journal=journal, clock=lambda: self.now, templates=read_template)
-        self.durables = Durables(self.hub, state.durables.values())
+        self.durables = Durables(self.hub, state.durables.values(), rouse=lambda: True)
         self.saved = self.catalog.revision
 
     def hold(self) -> None:
@@ -486,6 +486,12 @@ def test_whose_client_was_there_when_the_server_died_has_its_time_to_come_back()
     assert len(place.durables) == 0, "in the store, too"
 
 
+def test_a_time_beyond_all_numbers_is_the_longest(place: Place) -> None:
+    visit = place.durables.enter({"name": "laptop", "ttl": 10**400}, None, [TOOLS], [], {}, lambda: None)
+    assert visit is not None
+    assert visit.ack["ttl"] == place.policy.durable_ttl
+
+
 @pytest.mark.parametrize("asked", [None, 3, "laptop", [], {}, {"name": ""}, {"name": 3}, {"name": "x" * 257}, HALF])
 def test_what_is_no_name_makes_nothing_durable(place: Place, asked: Any) -> None:
     assert place.durables.enter(asked, None, [TOOLS], [], {}, lambda: None) is None
@@ -551,6 +557,72 @@ def test_one_that_is_removed_is_ended_and_forgotten(place: Place) -> None:
     place.save()
     place.die()
     assert [each.name for each in place.durables.all()] == ["other"]
+
+
+def test_who_watches_something_else_than_what_is_put_is_ended_and_does_not_undo_it(place: Place) -> None:
+    client = Client(place, TOOLS, uris="a://1")
+    place.settle()
+    add(place, "a")
+    place.settle()
+    place.durables.put(Durable(name="laptop", features=(TOOLS, PROMPTS), uris=("b://1",), ttl=9))
+    assert client.is_ended
+    client.leave()
+    place.save()
+    place.die()
+
+    kept = place.durables.get(KEY)
+    assert kept is not None
+    assert (kept.features, kept.uris, kept.expires) == ((TOOLS, PROMPTS), ("b://1",), place.now + 9)
+    again = Client(place, TOOLS, PROMPTS, uris="b://1")
+    assert again.keys == [], "what the former one was told counts"
+
+
+def test_who_watches_what_is_put_stays(place: Place) -> None:
+    client = Client(place, TOOLS, PROMPTS)
+    place.durables.put(Durable(name="laptop", features=(PROMPTS, TOOLS), ttl=9))
+    assert not client.is_ended
+    assert place.durables.is_connected(KEY)
+    client.leave()
+    kept = place.durables.get(KEY)
+    assert kept is not None
+    assert kept.expires == place.now + 9
+
+
+def test_contents_that_are_no_longer_watched_are_forgotten(place: Place) -> None:
+    for number in range(3):
+        uris = tuple(f"a://{number}/{each}" for each in range(50))
+        kept = place.durables.put(Durable(name="laptop", uris=uris, ttl=9, expires=place.now + 9))
+    assert list(kept.contents) == list(uris)
+
+
+def test_several_of_one_name_can_be_listed(place: Place) -> None:
+    owners: list[Owner] = [("me", None), None, ("me", "x"), SERVER]
+    for owner in owners:
+        place.durables.put(Durable(name="laptop", owner=owner, ttl=9))
+    assert {each.owner for each in place.durables.all()} == set(owners)
+
+
+def test_without_a_store_nothing_is_noted_for_it(place: Place) -> None:
+    durables = Durables(place.hub)
+    durables.put(Durable(name="laptop", ttl=9))
+    assert not durables.is_waiting
+    durables = Durables(place.hub, rouse=lambda: False)
+    durables.put(Durable(name="laptop", ttl=9))
+    assert not durables.is_waiting
+
+
+@pytest.mark.parametrize("expires", [None, 1001.0])
+def test_the_time_of_a_webhook_runs_only_when_it_was_given_up(place: Place, expires: float | None) -> None:
+    tried = Webhook(url="https://a.example/", secret="s", attempts=3, next_attempt=9000.0)
+    dead = Webhook(url="https://a.example/", secret="s", is_dead=True)
+    kept = [Durable(name="tried", ttl=5, expires=expires, webhook=tried)]
+    kept.append(Durable(name="dead", ttl=5, expires=expires, webhook=dead))
+    place.now += 0.5
+    durables = Durables(place.hub, kept)
+    ends = {each.name: each.expires for each in durables.all()}
+    assert ends == {"tried": None, "dead": 1005.5 if expires is None else expires}
+    place.now += 10
+    assert [each.name for each in durables.all()] == ["tried"]
 
 
 def test_fields_can_be_changed_and_terms_are_kept(place: Place) -> None:

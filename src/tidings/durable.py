@@ -113,8 +113,9 @@ Sink: TypeAlias = Callable[[Key, Durable | None], None]
 class Durables:
     """The durable subscriptions of one hub, connected or not. Shares its lock, so it may be used from any thread."""
 
-    def __init__(self, hub: Hub, kept: Iterable[Durable] = (), *, rouse: Callable[[], None] | None = None) -> None:
-        """`kept` is what an earlier life left; `rouse` is called when there is something to `collect`."""
+    def __init__(self, hub: Hub, kept: Iterable[Durable] = (), *, rouse: Callable[[], bool] | None = None) -> None:
+        """`kept` is what an earlier life left; `rouse` is called when there is something to `collect`, and says whether
+        somebody will."""
         self.hub = hub
         self.rouse = rouse
         self.is_saved: Callable[[int], bool] | None = None
@@ -133,7 +134,7 @@ class Durables:
         self._sinks: list[Sink] = []
         self._next_expiry = 0.0
         for durable in kept:
-            self._set(durable if durable.expires is not None else self._orphaned(durable))
+            self._set(self._restored(durable))
 
     # Asking
 
@@ -142,7 +143,7 @@ class Durables:
         with self._lock:
             self._expire()
             found = [each for each in self._kept.values() if owner is ... or each.owner == owner]
-            return sorted(found, key=lambda each: (each.name, each.owner or ("", None)))
+            return sorted(found, key=lambda each: (each.name, each.owner is not None, repr(each.owner)))
 
     def get(self, key: Key) -> Durable | None:
         with self._lock:
@@ -156,6 +157,12 @@ class Durables:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def expiry(self, durable: Durable) -> float | None:
+        """When one is forgotten whose client leaves now. A webhook that is still tried is not: its receiver comes to
+        nobody."""
+        is_tried = durable.webhook is not None and not durable.webhook.is_dead
+        return None if is_tried else self._now() + durable.ttl
+
     def follow(self, sink: Sink) -> Callable[[], None]:
         """Call `sink` with each one that is put or removed (None), by whomever; returns how to stop it."""
         self._sinks.append(sink)
@@ -164,7 +171,8 @@ class Durables:
     # Changing
 
     def put(self, durable: Durable) -> Durable:
-        """Set one, new or not. A new one knows everything as of now. Raises `TidingsError` for one that can't be."""
+        """Set one, new or not. A new one knows everything as of now. Whoever is here under the name, and watches
+        something else, is ended. Raises `TidingsError` for one that can't be."""
         with self._lock:
             self._expire()
             self._check(durable)
@@ -172,12 +180,18 @@ class Durables:
             if known is None:
                 self._check_limits(durable.owner)
                 durable = self._begun(durable)
+                former = None
             else:
+                former, known = self._taken_over(known, durable)
                 durable = self._carried_on(known, durable)
+            if former is not None and durable.expires is None:
+                durable = structs.replace(durable, expires=self.expiry(durable))
             self._set(durable)
             self._mark(durable.key)
             self._tell(durable.key, durable)
-            return durable
+        if former is not None:
+            former.end()
+        return durable
 
     def change(self, key: Key, **fields: Any) -> Durable | None:
         """Change some fields of one that is there."""
@@ -236,7 +250,7 @@ class Durables:
             "features": tuple(features),
             "uris": tuple(uris),
             "terms": dict(terms),
-            "ttl": min(float(ttl), longest) if is_number else longest,
+            "ttl": float(min(ttl, longest)) if is_number else longest,
             "expires": None,
         }
         key = (owner, name)
@@ -302,6 +316,20 @@ class Durables:
 
     # Inside
 
+    def _taken_over(self, known: Durable, durable: Durable) -> tuple[Visit | None, Durable]:
+        """Who has to go because the one it is here for becomes another; and what it was told until now."""
+        former = self._visits.get(known.key)
+        if former is None:
+            return None, known
+        former.remember()
+        known = self._kept[known.key]
+        if all(set(getattr(known, name)) == set(getattr(durable, name)) for name in ("features", "uris")) and (
+            known.terms == durable.terms
+        ):
+            return None, known
+        former.let_go()
+        return self._visits.pop(known.key), known
+
     def _begun(self, durable: Durable) -> Durable:
         """As one that knows everything as of now."""
         news = self.hub.news
@@ -313,14 +341,20 @@ class Durables:
             created=durable.created or self._now(),
         )
 
+    def _restored(self, durable: Durable) -> Durable:
+        """As it begins in this life."""
+        if durable.webhook is None:
+            return durable if durable.expires is not None else self._orphaned(durable)
+        if durable.webhook.is_dead and durable.expires is not None:
+            return durable
+        # What it was told, it has confirmed.
+        return structs.replace(durable, expires=self.expiry(durable))
+
     def _orphaned(self, durable: Durable) -> Durable:
         """One whose client was there when the server was killed: it has its whole time to come back. What changed after
         this was written it may have heard of or not, even if all is now as it was."""
         from tidings.visit import watched_by
 
-        expires = self._now() + durable.ttl
-        if durable.webhook is not None:
-            return structs.replace(durable, expires=expires)  # what it was told, it has confirmed
         news = self.hub.news
         lists = {
             feature: None if news.version(feature).revision > durable.as_of else version
@@ -329,19 +363,23 @@ class Durables:
         is_watched = watched_by(durable.uris, self.hub)
         newer = [uri for uri in news.contents_since(durable.as_of) if is_watched(uri)] if durable.uris else []
         contents: dict[str, Version | None] = {**durable.contents, **dict.fromkeys(newer)}
-        return structs.replace(durable, lists=lists, contents=contents, expires=expires)
+        return structs.replace(durable, lists=lists, contents=contents, expires=self.expiry(durable))
 
     def _carried_on(self, known: Durable, durable: Durable) -> Durable:
         """With what the former one was told; what that did not watch is known as of now."""
+        from tidings.visit import watched_by
+
         news = self.hub.news
         lists = {feature: known.lists.get(feature, news.version(feature)) for feature in durable.features}
         new = [uri for uri in durable.uris if uri not in known.uris and not is_pattern(uri)]
-        contents = {uri: news.version(uri) for uri in new[:MOST_CONTENTS]}
+        contents: dict[str, Version | None] = {uri: news.version(uri) for uri in new[:MOST_CONTENTS]}
+        is_watched = watched_by(durable.uris, self.hub)
+        contents |= {uri: version for uri, version in known.contents.items() if is_watched(uri)}
         return structs.replace(
             durable,
             as_of=known.as_of,
             lists=lists,
-            contents={**contents, **known.contents},
+            contents=contents,
             created=known.created,
         )
 
@@ -353,9 +391,8 @@ class Durables:
             self._next_expiry = min(self._next_expiry or durable.expires, durable.expires)
 
     def _mark(self, key: Key) -> None:
-        self._marked[key] = True
-        if self.rouse is not None:
-            self.rouse()
+        if self.rouse is not None and self.rouse():
+            self._marked[key] = True
 
     def _tell(self, key: Key, durable: Durable | None) -> None:
         for sink in tuple(self._sinks):

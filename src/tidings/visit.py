@@ -184,7 +184,7 @@ class Visit:
             del durables._visits[self.key]
             durable = durables._kept.get(self.key)
             if durable is not None:
-                durables.change(self.key, expires=durables._now() + durable.ttl)
+                durables.change(self.key, expires=durables.expiry(durable))
 
 
 def watched_by(uris: Sequence[str], hub: Hub) -> Callable[[str], bool]:

@@ -88,6 +88,7 @@ class Keeper:
         """Called after each batch, written or not, on the thread that writes."""
         self._roused = threading.Event()
         self._is_closing = threading.Event()
+        self._is_broken = False
         self._is_idle = threading.Condition(self._lock)
         self._is_writing = False
         self._thread: threading.Thread | None = None
@@ -140,14 +141,17 @@ class Keeper:
         if not self._roused.is_set():
             self.rouse()
 
-    def rouse(self) -> None:
-        """There is something to write."""
-        if self.state is None or self._is_closing.is_set():
-            return
+    def rouse(self) -> bool:
+        """There is something to write; whether anybody will."""
+        if self.state is None or self._is_broken:
+            return False
+        if self._is_closing.is_set():
+            return True  # with the last batch
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tidings-store", daemon=True)
             self._thread.start()
         self._roused.set()
+        return True
 
     def flush(self, timeout: float = _FAREWELL) -> bool:
         """Write what there is, now, and wait for it; whether it was written in time. Not for an event loop."""
@@ -263,6 +267,7 @@ class Keeper:
     def _fail(self, error: StoreError) -> None:
         self._failures["store"] += 1
         if isinstance(error, StoreBroken):
+            self._is_broken = True
             self._is_closing.set()
         if self.problem != str(error):
             self.problem = str(error)
