@@ -589,6 +589,8 @@ def test_who_watches_what_is_put_stays(place: Place) -> None:
 
 
 def test_contents_that_are_no_longer_watched_are_forgotten(place: Place) -> None:
+    uris: tuple[str, ...] = ()
+    kept = Durable(name="laptop")
     for number in range(3):
         uris = tuple(f"a://{number}/{each}" for each in range(50))
         kept = place.durables.put(Durable(name="laptop", uris=uris, ttl=9, expires=place.now + 9))

@@ -47,6 +47,9 @@ _PAGE_BYTES = 1 << 20
 _MOST_ASKED = 1_000
 """Resources that `authorize` is asked for in one answer: a caller that may see none of 10,000 must not hold up all."""
 
+_MOST_DIGITS = 20
+"""Of a revision."""
+
 Ctx = ServerRequestContext[Any, Any]
 Params = TypeVar("Params")
 
@@ -140,7 +143,7 @@ class ExtensionLane:
     def _after(self, cursor: str) -> int:
         """Where the next page begins."""
         epoch, _, revision = cursor.rpartition(".")
-        if epoch != self._live.epoch or not revision.isdecimal():
+        if epoch != self._live.epoch or not revision.isdecimal() or len(revision) > _MOST_DIGITS:
             raise TidingsError(f"the cursor {cursor!r:.80} is not of this server's life; ask again without it")
         return int(revision)
 
