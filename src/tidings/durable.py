@@ -352,17 +352,19 @@ class Durables:
 
     def _orphaned(self, durable: Durable) -> Durable:
         """One whose client was there when the server was killed: it has its whole time to come back. What changed after
-        this was written it may have heard of or not, even if all is now as it was."""
+        this was written, or was on its way then, it may have heard of or not, even if all is now as it was."""
         from tidings.visit import watched_by
 
         news = self.hub.news
         lists = {
-            feature: None if news.version(feature).revision > durable.as_of else version
-            for feature, version in durable.lists.items()
+            feature: version if news.version(feature) == version else None for feature, version in durable.lists.items()
         }
         is_watched = watched_by(durable.uris, self.hub)
         newer = [uri for uri in news.contents_since(durable.as_of) if is_watched(uri)] if durable.uris else []
-        contents: dict[str, Version | None] = {**durable.contents, **dict.fromkeys(newer)}
+        contents: dict[str, Version | None] = {
+            uri: version if news.version(uri) == version else None for uri, version in durable.contents.items()
+        }
+        contents |= dict.fromkeys(newer)
         return structs.replace(durable, lists=lists, contents=contents, expires=self.expiry(durable))
 
     def _carried_on(self, known: Durable, durable: Durable) -> Durable:
