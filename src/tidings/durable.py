@@ -21,6 +21,7 @@ from tidings.errors import LimitReached, TidingsError
 from tidings.index import check_limit
 from tidings.model import Feature, Topic, Version
 from tidings.patterns import compile_pattern, is_pattern
+from tidings.resume import missed, watched_by
 
 if TYPE_CHECKING:
     from tidings.hub import Hub
@@ -353,8 +354,6 @@ class Durables:
     def _orphaned(self, durable: Durable) -> Durable:
         """One whose client was there when the server was killed: it has its whole time to come back. What changed after
         this was written, or was on its way then, it may have heard of or not, even if all is now as it was."""
-        from tidings.visit import watched_by
-
         news = self.hub.news
         lists = {
             feature: version if news.version(feature) == version else None for feature, version in durable.lists.items()
@@ -369,21 +368,16 @@ class Durables:
 
     def _carried_on(self, known: Durable, durable: Durable) -> Durable:
         """With what the former one was told; what that did not watch is known as of now."""
-        from tidings.visit import watched_by
-
         news = self.hub.news
         lists = {feature: known.lists.get(feature, news.version(feature)) for feature in durable.features}
-        new = [uri for uri in durable.uris if uri not in known.uris and not is_pattern(uri)]
-        contents: dict[str, Version | None] = {uri: news.version(uri) for uri in new[:MOST_CONTENTS]}
+        as_of, contents = known.as_of, known.contents
+        if not set(durable.uris) <= set(known.uris):
+            since = missed(self.hub, known.uris, as_of)
+            if since is not None:  # else it has to refetch in any case
+                as_of, contents = news.revision, {**since, **contents}
         is_watched = watched_by(durable.uris, self.hub)
-        contents |= {uri: version for uri, version in known.contents.items() if is_watched(uri)}
-        return structs.replace(
-            durable,
-            as_of=known.as_of,
-            lists=lists,
-            contents=contents,
-            created=known.created,
-        )
+        contents = {uri: version for uri, version in contents.items() if is_watched(uri)}
+        return structs.replace(durable, as_of=as_of, lists=lists, contents=contents, created=known.created)
 
     def _set(self, durable: Durable) -> None:
         if durable.key not in self._kept:

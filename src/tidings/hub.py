@@ -397,14 +397,12 @@ class Hub:
             self._unwatch(subscriber, [topic])
 
     def _owe(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
-        """Note what differs between what the subscriber was told last and what is true now."""
+        """Note what differs between what the subscriber was told last and what is true now. However much that is, no
+        more than it names itself or has missed: to close it for that would be to close it each time it comes."""
         for topic, version in told.items():
             if not self._index.is_watching(subscriber, self._index.paths(topic)):
                 continue
             mailbox = subscriber.mailbox = subscriber.mailbox or Mailbox()
-            if not mailbox.has_room(topic, subscriber.policy):
-                self._overflow(subscriber, mailbox)
-                return
             published, current = self.news.version(topic), self.catalog.version(topic)
             if version is not None and version.revision > published.revision and current != published:
                 mailbox.expect(topic, version, current.revision)

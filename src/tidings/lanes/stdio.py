@@ -218,7 +218,7 @@ class Wire:
         if (b'/list"' not in line and b"server/discover" not in line) or len(line) > _LONGEST_LIST_REQUEST:
             return False
         live = self._live
-        if live.steps_aside or not live.shares_lists or not live.is_attended:
+        if live.steps_aside or not live.shares_lists:
             return False
         try:
             request = msgspec.json.decode(line, type=_Request)
@@ -228,7 +228,7 @@ class Wire:
             return False
         # The bytes of the params say it all: the same request as one that the SDK has answered gets the same answer.
         key = (request.method, f"stdio {self._handshakes} {bytes(request.params).hex()}")
-        kept = live.lists.find(*key)
+        kept = live.lists.find(*key) if live.is_attended else None
         if kept is not None:
             self._writer.write(kept.head + encode_tag(request.id) + kept.tail)
             return True
