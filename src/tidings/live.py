@@ -154,6 +154,7 @@ class Live:
         self._tasks: set[asyncio.Task[None]] = set()
         self._left_out: set[str] = set()
         self._outbox: deque[tuple[Change, ...]] = deque()
+        self.keeper.observer = self.hub.observer
         self.keeper.follow(self.catalog, journal, self.durables, self.failures)
         if self.keeper.is_saving:
             self.durables.is_saved, self.durables.on_hold = self.keeper.is_saved, self._release_later
