@@ -44,6 +44,7 @@ from tidings.patterns import is_pattern
 from tidings.policy import Policy
 from tidings.sources import inquiry
 from tidings.sources.attached import Attached, attach
+from tidings.sources.definitions import distinct
 from tidings.store import State, Store
 from tidings.store.keeper import Keeper
 from tidings.subscriber import Subscriber
@@ -98,7 +99,7 @@ class Live:
         self.templates = read_template
         self.catalog = Catalog(self.policy)
         # Each life has its own revisions: those of one that was killed may be known to somebody, and to us no longer.
-        self.catalog.restore(state.items, state.versions, state.contents, state.life << 32)
+        self.catalog.restore(state.items, state.versions, state.contents, state.life << 32, state.forgotten)
         journal = Journal(self.policy)
         journal.restore(state.journal, state.floors)
         self._listed = {
@@ -245,7 +246,7 @@ class Live:
         if lifespan is not inquiry.UNKNOWN:
             self._lifespan = lifespan
         if self._stale and not self._is_late:
-            reading = self._keep(self._read_guarded())
+            reading = self.in_background(self._read_guarded())
             done, _ = await asyncio.wait({reading}, timeout=_READING_TIME)
             if not done:
                 logger.warning("the server's lists were not there after %s s; going on without them", _READING_TIME)
@@ -275,22 +276,24 @@ class Live:
             return (self.lowlevel.instructions, tuple(self.serves(feature) for feature in Feature))
         return self._listed[method].version
 
-    def cursor(self, topics: Iterable[Topic], told: Mapping[Topic, Version | None] | None = None) -> dict[str, Any]:
-        """Where a client stands that has just been shown these topics, or was last `told` something else of them.
-        Patterns have no version, and no part in it."""
+    def cursor(
+        self, topics: Iterable[Topic], told: Mapping[Topic, Version | None] | None = None, as_of: int | None = None
+    ) -> dict[str, Any]:
+        """Where a client stands that has just been shown these topics, or was last `told` something else. Patterns have
+        no version: who watches any knows what they cover as of a revision."""
         known: dict[Topic, Version | None] = {
             topic: self.hub.news.version(topic)
             for topic in topics
             if isinstance(topic, Feature) or not is_pattern(topic)
         }
         for topic, version in (told or {}).items():
-            if (present := known.get(topic)) is not None and (version is None or version.digest != present.digest):
+            if version is None or version.digest != self.hub.news.version(topic).digest:
                 known[topic] = version if version is not None and version.revision >= 0 else None
-        return Cursor(self.epoch, known).as_json()
+        return Cursor(self.epoch, known, as_of).as_json()
 
     def cursor_of(self, subscriber: Subscriber) -> Cursor:
         """Where a subscriber stands: bookmarks say it."""
-        return Cursor(self.epoch, self.hub.known(subscriber))
+        return Cursor(self.epoch, self.hub.known(subscriber), self.hub.news.revision if subscriber.uris else None)
 
     def terms_of(self, principal: Principal | None) -> Terms | None:
         """What this server itself sets for a caller."""
@@ -362,7 +365,7 @@ class Live:
             self._leave_out(error)
 
     def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]]) -> None:
-        self.catalog.items(feature).replace(_distinct(feature, listed), on_invalid=self._leave_out)
+        self.catalog.items(feature).replace(distinct(feature, listed), on_invalid=self._leave_out)
         self.unread.discard(feature)
 
     def _leave_out(self, error: InvalidItem) -> None:
@@ -374,12 +377,12 @@ class Live:
 
     def _read_soon(self) -> None:
         if self._stale:
-            self._keep(self._read_guarded())
+            self.in_background(self._read_guarded())
 
     def _on_time(self, reading: asyncio.Task[None]) -> None:
         self._is_late = False
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something in the background, until it is done or the server stops."""
         task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
         self._tasks.add(task)
@@ -419,6 +422,11 @@ class Live:
                     with self.hub.observer.span("source.read_list", cause=cause, feature=feature.value):
                         self._replace(feature, await self._ask(feature))
 
+    async def answered(self, method: str, version: str) -> dict[str, Any]:
+        """What any modern client is answered to a list request."""
+        request_id = f"{self.own_request_id}-list"
+        return await inquiry.answered(self.lowlevel, method, version, self._lifespan, request_id)
+
     async def _ask(self, feature: Feature) -> list[dict[str, Any]]:
         try:
             return await inquiry.listed(self.lowlevel, feature, self._lifespan, self.own_request_id)
@@ -436,7 +444,7 @@ class Live:
         self._is_late = False
         self._say("starting", f"{self.lowlevel.name} is live")
         self._drain()
-        self._keep(self.source.run())
+        self.in_background(self.source.run())
         self.webhooks.start(loop)
 
     def _publish(self, changes: tuple[Change, ...]) -> None:
@@ -450,6 +458,8 @@ class Live:
     def _drain(self) -> None:
         while self._outbox:
             self.hub.publish(self._outbox.popleft())
+        if self._loop is not None and self._loop.is_running():
+            self.lists.changed()
 
     def _release_soon(self) -> None:
         """A batch was written, or could not be: on the thread that writes."""
@@ -485,12 +495,3 @@ def _store(given: Store | str | os.PathLike[str] | None) -> Store | None:
     from tidings.store.sqlite import SQLiteStore
 
     return SQLiteStore(os.fspath(given))
-
-
-def _distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """The first of each key: a server may list a thing twice, and its clients take the first."""
-    key = "uri" if feature is Feature.RESOURCES else "name"
-    seen: dict[Any, dict[str, Any]] = {}
-    for definition in listed:
-        seen.setdefault(definition.get(key, definition.get("uriTemplate")), definition)
-    return seen.values()
