@@ -125,7 +125,8 @@ class Catalog:
         now = self._clock()
         self._cause = self.trace() if self.trace is not None else None
         for items in (self.tools, self.prompts, self.resources):
-            changes += items._net(now)
+            if items._is_touched:
+                changes += items._net(now)
         if changes:
             self._outbox.append(tuple(changes))
         # A sink may itself change the catalog. Its commit waits here, so that all sinks hear all in the same order.
@@ -290,6 +291,10 @@ class Items:
             raise InvalidItem(f"{self.feature.value}: an item needs a name, a text; got {definition!r:.80}")
         return key
 
+    @property
+    def _is_touched(self) -> bool:
+        return bool(self._touched)
+
     def _net(self, now: float) -> list[Change]:
         """The difference between the batch's two ends, and a new version for each change of it."""
         changes: list[Change] = []
@@ -380,6 +385,10 @@ class Resources(Items):
         with self._catalog.batch() as changes:
             self._said[uri] = (content, metadata)
         return changes
+
+    @property
+    def _is_touched(self) -> bool:
+        return bool(self._said or self._touched)
 
     def _net(self, now: float) -> list[Change]:
         changes: list[Change] = []
