@@ -96,7 +96,7 @@ class Live:
         """Whose revisions these are, the store's or those of this life alone: a cursor from another one means nothing
         here."""
         self.templates = read_template
-        self.catalog = Catalog(self.policy)
+        self.catalog = Catalog(self.policy, life=secrets.token_hex(4))
         # Each life has its own revisions: those of one that was killed may be known to somebody, and to us no longer.
         self.catalog.restore(state.items, state.versions, state.contents, state.life << 32, state.forgotten)
         journal = Journal(self.policy)
@@ -331,13 +331,15 @@ class Live:
         try:
             # Under the lock, or an older reading could overwrite a newer one.
             with self.catalog.lock:
-                if key is not None and feature not in self._stale:
+                # What was there in an earlier life may still come, until a client does: `Live()` may stand before all
+                # the decorators.
+                is_early = self._loop is None and not self.catalog.items(feature).was_read
+                if key is not None and (is_early or feature not in self._stale):
                     self._put(feature, key)
                     return
                 listed = self.source.list_now(feature)
                 if listed is not None:
-                    self._stale.discard(feature)
-                    self._replace(feature, listed)
+                    self._replace(feature, listed, is_partial=is_early and len(self.catalog.items(feature)) > 0)
                     return
             self._stale.add(feature)
             if (cause := self.hub.observer.cause()) is not None:
@@ -361,9 +363,12 @@ class Live:
         except InvalidItem as error:
             self._leave_out(error)
 
-    def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]]) -> None:
-        self.catalog.items(feature).replace(_distinct(feature, listed), on_invalid=self._leave_out)
-        self.unread.discard(feature)
+    def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]], *, is_partial: bool = False) -> None:
+        if not is_partial:
+            self._stale.discard(feature)
+            self.unread.discard(feature)
+        items = self.catalog.items(feature)
+        items.replace(_distinct(feature, listed), on_invalid=self._leave_out, keep=is_partial)
 
     def _leave_out(self, error: InvalidItem) -> None:
         """One item that can't be taken must not silence all others."""
@@ -408,7 +413,6 @@ class Live:
                     with self.catalog.lock:
                         listed = self.source.list_now(feature)
                         if listed is not None:
-                            self._stale.discard(feature)
                             self._replace(feature, listed)
                             continue
                     if self._lifespan is inquiry.UNKNOWN:
