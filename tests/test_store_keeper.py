@@ -267,6 +267,21 @@ def test_a_restart_of_a_server_whose_decorators_come_after_it_changes_nothing(tm
     assert start() == ([], 8)
 
 
+def test_a_restored_backup_gives_no_content_a_version_that_the_other_server_gave(tmp_path: Path) -> None:
+    with living(tmp_path / "state.db"):
+        pass
+    shutil.copy(tmp_path / "state.db", tmp_path / "backup.db")
+    given = []
+    for name in ("state.db", "backup.db"):
+        with living(tmp_path / name) as live:
+            live.resources.updated("a://b")
+            given.append((live.epoch, live.catalog.version("a://b").revision))
+            given.append(live.catalog.version("a://b").digest)
+
+    assert given[0] == given[2], "they can't know of each other"
+    assert given[1] != given[3]
+
+
 @contextmanager
 def as_nobody() -> Iterator[None]:
     """For root, who may write to everything."""
