@@ -173,6 +173,11 @@ class Items:
         """What was there under a key before the batch."""
 
     @property
+    def is_restored(self) -> bool:
+        """Whether they are those of an earlier life, and this one's were not read yet."""
+        return not self.was_read and bool(self._items)
+
+    @property
     def version(self) -> Version:
         """As of the last commit: a batch under way shows in the items, not here."""
         return self._version

@@ -44,6 +44,7 @@ from tidings.patterns import is_pattern
 from tidings.policy import Policy
 from tidings.sources import inquiry
 from tidings.sources.attached import Attached, attach
+from tidings.sources.definitions import distinct
 from tidings.store import State, Store
 from tidings.store.keeper import Keeper
 from tidings.subscriber import Subscriber
@@ -153,6 +154,7 @@ class Live:
         self._tasks: set[asyncio.Task[None]] = set()
         self._left_out: set[str] = set()
         self._outbox: deque[tuple[Change, ...]] = deque()
+        self.keeper.observer = self.hub.observer
         self.keeper.follow(self.catalog, journal, self.durables, self.failures)
         if self.keeper.is_saving:
             self.durables.is_saved, self.durables.on_hold = self.keeper.is_saved, self._release_later
@@ -186,12 +188,14 @@ class Live:
 
     def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
         """Serve until the process is told to stop. For "http", `host` and `port` are uvicorn's, the rest the app's."""
-        from tidings.lanes import app
-
         if transport == "stdio":
-            app.run_stdio(self)
+            from tidings.lanes.stdio import run_stdio
+
+            run_stdio(self)
         elif transport == "http":
-            app.run_http(self, **options)
+            from tidings.lanes.app import run_http
+
+            run_http(self, **options)
         else:
             raise TidingsError(f"no transport {transport!r}; there are stdio and http")
 
@@ -243,7 +247,7 @@ class Live:
         if lifespan is not inquiry.UNKNOWN:
             self._lifespan = lifespan
         if self._stale and not self._is_late:
-            reading = self._keep(self._read_guarded())
+            reading = self.in_background(self._read_guarded())
             done, _ = await asyncio.wait({reading}, timeout=_READING_TIME)
             if not done:
                 logger.warning("the server's lists were not there after %s s; going on without them", _READING_TIME)
@@ -331,15 +335,15 @@ class Live:
         try:
             # Under the lock, or an older reading could overwrite a newer one.
             with self.catalog.lock:
-                # What was there in an earlier life may still come, until a client does: `Live()` may stand before all
-                # the decorators.
-                is_early = self._loop is None and not self.catalog.items(feature).was_read
+                # Decorators may stand after `Live()`: what an earlier life listed stays until a client comes.
+                is_early = self._loop is None and self.catalog.items(feature).is_restored
                 if key is not None and (is_early or feature not in self._stale):
                     self._put(feature, key)
                     return
                 listed = self.source.list_now(feature)
                 if listed is not None:
-                    self._replace(feature, listed, is_partial=is_early and len(self.catalog.items(feature)) > 0)
+                    self._stale -= set() if is_early else {feature}
+                    self._replace(feature, listed, keep=is_early)
                     return
             self._stale.add(feature)
             if (cause := self.hub.observer.cause()) is not None:
@@ -363,12 +367,9 @@ class Live:
         except InvalidItem as error:
             self._leave_out(error)
 
-    def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]], *, is_partial: bool = False) -> None:
-        if not is_partial:
-            self._stale.discard(feature)
-            self.unread.discard(feature)
-        items = self.catalog.items(feature)
-        items.replace(_distinct(feature, listed), on_invalid=self._leave_out, keep=is_partial)
+    def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]], *, keep: bool = False) -> None:
+        self.catalog.items(feature).replace(distinct(feature, listed), on_invalid=self._leave_out, keep=keep)
+        self.unread.discard(feature)
 
     def _leave_out(self, error: InvalidItem) -> None:
         """One item that can't be taken must not silence all others."""
@@ -379,12 +380,12 @@ class Live:
 
     def _read_soon(self) -> None:
         if self._stale:
-            self._keep(self._read_guarded())
+            self.in_background(self._read_guarded())
 
     def _on_time(self, reading: asyncio.Task[None]) -> None:
         self._is_late = False
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something in the background, until it is done or the server stops."""
         task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
         self._tasks.add(task)
@@ -413,6 +414,7 @@ class Live:
                     with self.catalog.lock:
                         listed = self.source.list_now(feature)
                         if listed is not None:
+                            self._stale.discard(feature)
                             self._replace(feature, listed)
                             continue
                     if self._lifespan is inquiry.UNKNOWN:
@@ -422,6 +424,11 @@ class Live:
                     cause = self._causes.pop(feature, None)
                     with self.hub.observer.span("source.read_list", cause=cause, feature=feature.value):
                         self._replace(feature, await self._ask(feature))
+
+    async def answered(self, method: str, version: str) -> dict[str, Any]:
+        """What any modern client is answered to a list request."""
+        request_id = f"{self.own_request_id}-list"
+        return await inquiry.answered(self.lowlevel, method, version, self._lifespan, request_id)
 
     async def _ask(self, feature: Feature) -> list[dict[str, Any]]:
         try:
@@ -440,7 +447,7 @@ class Live:
         self._is_late = False
         self._say("starting", f"{self.lowlevel.name} is live")
         self._drain()
-        self._keep(self.source.run())
+        self.in_background(self.source.run())
         self.webhooks.start(loop)
 
     def _publish(self, changes: tuple[Change, ...]) -> None:
@@ -454,6 +461,8 @@ class Live:
     def _drain(self) -> None:
         while self._outbox:
             self.hub.publish(self._outbox.popleft())
+        if self._loop is not None and self._loop.is_running():
+            self.lists.changed()
 
     def _release_soon(self) -> None:
         """A batch was written, or could not be: on the thread that writes."""
@@ -489,12 +498,3 @@ def _store(given: Store | str | os.PathLike[str] | None) -> Store | None:
     from tidings.store.sqlite import SQLiteStore
 
     return SQLiteStore(os.fspath(given))
-
-
-def _distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """The first of each key: a server may list a thing twice, and its clients take the first."""
-    key = "uri" if feature is Feature.RESOURCES else "name"
-    seen: dict[Any, dict[str, Any]] = {}
-    for definition in listed:
-        seen.setdefault(definition.get(key, definition.get("uriTemplate")), definition)
-    return seen.values()

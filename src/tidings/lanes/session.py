@@ -35,6 +35,7 @@ from tidings.gate import Principal
 from tidings.lanes.front import principal_of
 from tidings.lanes.listen import Honoured, Wanted, honour
 from tidings.lanes.splice import SplicedSession
+from tidings.lanes.stdio import Wire
 from tidings.lanes.wish import Wish
 from tidings.mailbox import IsMuted
 from tidings.model import Feature, Notification, Reason, Topic, Version
@@ -294,19 +295,23 @@ class SessionLane:
 
 
 class _Pipe:
-    """A legacy session on a duplex pipe: one notification is written at a time, the rest waits in the mailbox."""
+    """A legacy session on a duplex pipe: as many notifications as it takes, or through the SDK one at a time; the rest
+    waits in the mailbox."""
 
-    __slots__ = ("_connection", "_live", "_shape", "_task", "subscriber")
+    __slots__ = ("_connection", "_live", "_shape", "_task", "_wire", "subscriber")
 
     def __init__(self, live: Live, connection: Connection) -> None:
         self._live = live
         self._connection = connection
+        self._wire = _wire_of(connection)
         self._shape = Shape()
         self._task: asyncio.Task[None] | None = None
         self.subscriber: Subscriber | None = None
 
     def open(self, wish: Wish, label: str, is_muted: IsMuted | None) -> Subscriber:
         self._shape = wish.shape()
+        if self._wire is not None:
+            self._wire.renew()
         kind = Kind("legacy", "stdio")
         self.subscriber = self._live.hub.open(
             self._deliver, label=label, kind=kind, policy=wish.policy, filter=wish.filter, is_muted=is_muted
@@ -333,6 +338,8 @@ class _Pipe:
     def _deliver(self, notification: Notification) -> object:
         frame = write(notification, self._shape)
         self._live.hub.counts.bytes += len(frame)
+        if self._wire is not None:
+            return None if self._wire.write(frame, self.start) else BUSY
         message = msgspec.json.decode(frame)
         self._begin(message["method"], message["params"])
         return BUSY
@@ -351,11 +358,13 @@ class _Pipe:
 
 
 class _Pump:
-    """One listen stream inside the SDK: its own request's task writes, and sleeps in between."""
+    """One listen stream inside the SDK: its own request's task writes, and sleeps in between. Where the pipe is ours,
+    notifications need no task."""
 
     def __init__(self, live: Live, ctx: Ctx, wish: Wish) -> None:
         self._live = live
         self._ctx = ctx
+        self._wire = _wire_of(seams.connection_of(ctx.session))
         self._shape = wish.shape(is_tagged=True)
         self._tag = encode_tag(ctx.request_id if ctx.request_id is not None else "")
         self._notification: Notification | None = None
@@ -374,6 +383,8 @@ class _Pump:
             on_close=lambda reason: self.close(),
         )
         self._subscriber.may = may
+        self._subscriber.is_ready = False  # until the acknowledgement is written
+        self._subscriber.settle()
         wish.watch(self._subscriber)
         told = wish.told(honoured.topics)
         self._live.hub.subscribe(self._subscriber, *honoured.features, uris=honoured.uris, told=told)
@@ -388,6 +399,7 @@ class _Pump:
         self._roused.set()
 
     async def run(self) -> None:
+        self._wake()
         while not self._is_closed:
             await self._roused.wait()
             self._roused.clear()
@@ -397,8 +409,7 @@ class _Pump:
                 self._live.hub.counts.bytes += len(frame)
                 message = msgspec.json.decode(frame)
                 await self.send(message["method"], message["params"])
-                if self._subscriber is not None:
-                    self._live.hub.wake(self._subscriber)
+                self._wake()
             elif self._owes_bookmark and self._subscriber is not None:
                 cursor = self._live.cursor_of(self._subscriber).as_json()
                 await self.send(
@@ -410,7 +421,15 @@ class _Pump:
         raw: Any = _Raw(method=method, params=params)
         await self._ctx.session.send_notification(raw, related_request_id=self._ctx.request_id)
 
+    def _wake(self) -> None:
+        if self._subscriber is not None:
+            self._live.hub.wake(self._subscriber)
+
     def _deliver(self, notification: Notification) -> object:
+        if self._wire is not None:
+            frame = write(notification, self._shape, self._tag)
+            self._live.hub.counts.bytes += len(frame)
+            return None if self._wire.write(frame, self._wake) else BUSY
         self._notification = notification
         self._roused.set()
         return BUSY
@@ -418,6 +437,12 @@ class _Pump:
     def _bookmark(self) -> None:
         self._owes_bookmark = True
         self._roused.set()
+
+
+def _wire_of(connection: Connection) -> Wire | None:
+    """The lines of this process's standard output, if those are what this connection writes to and are ours."""
+    stream = seams.write_stream_of(connection)
+    return stream if isinstance(stream, Wire) else None
 
 
 def _listen_params(ctx: Ctx) -> types.SubscriptionsListenRequestParams | None:
