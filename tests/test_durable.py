@@ -15,10 +15,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec import structs
 
 from tidings import BUSY, Catalog, Feature, Hub, Journal, LimitReached, Notification, Policy, TidingsError, Version
 from tidings.durable import SERVER, Durable, Durables, Owner, Webhook
 from tidings.lanes.templates import read_template
+from tidings.mailbox import Filter
 from tidings.store import Batch
 from tidings.store.memory import MemoryStore
 from tidings.subscriber import Subscriber
@@ -819,3 +821,33 @@ class Comings(RuleBasedStateMachine):
 
 def test_whatever_happens_a_name_is_told_of_all_and_never_twice() -> None:
     run_state_machine_as_test(Comings, settings=settings(max_examples=150, stateful_step_count=25))
+
+
+def test_what_only_the_filter_ruled_out_is_no_reason_to_refetch() -> None:
+    place = Place(journal_changes=1)
+    wanted = Filter(names=["keep*"])
+    client = Client(place, filter=wanted)
+    for name in ("other1", "other2", "other3"):
+        add(place, name)
+    client.leave()
+
+    again = Client(place, filter=wanted)
+
+    assert (client.heard, again.heard) == ([], [])
+    add(place, "keep")
+    assert again.keys == [("added", "keep")]
+
+
+def test_a_new_pattern_is_known_as_of_when_it_was_put_and_not_as_of_when_somebody_comes(place: Place) -> None:
+    Client(place, uris="a://{+path}").leave()
+    for uri in ("a://1", "b://1"):
+        place.catalog.resources.updated(uri)
+    kept = place.durables.get(KEY)
+    assert kept is not None
+    place.durables.put(structs.replace(kept, uris=("a://{+path}", "b://{+path}")))
+    for uri in ("a://2", "b://2"):
+        place.catalog.resources.updated(uri)
+
+    client = Client(place, uris=["a://{+path}", "b://{+path}"])
+
+    assert sorted(client.keys) == [("updated", "a://1"), ("updated", "a://2"), ("updated", "b://2")]

@@ -37,10 +37,17 @@ class Catalog:
     """What a server offers: `tools`, `prompts` and `resources`, and the versions of resources' contents."""
 
     def __init__(
-        self, policy: Policy | None = None, *, clock: Callable[[], float] = time.time, origin: str = "local"
+        self,
+        policy: Policy | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        origin: str = "local",
+        life: str = "",
     ) -> None:
+        """`life` is what no other catalog has that goes on with the same revisions."""
         self.policy = policy or Policy()
         self.origin = origin
+        self.life = life
         self.trace: Callable[[], Mapping[str, str] | None] | None = None
         """Asked at each commit which trace caused it; it must not raise."""
         self.lock = threading.RLock()
@@ -167,6 +174,11 @@ class Items:
         """What was there under a key before the batch."""
 
     @property
+    def is_restored(self) -> bool:
+        """Whether they are those of an earlier life, and this one's were not read yet."""
+        return not self.was_read and bool(self._items)
+
+    @property
     def version(self) -> Version:
         """As of the last commit: a batch under way shows in the items, not here."""
         return self._version
@@ -202,9 +214,13 @@ class Items:
         return changes
 
     def replace(
-        self, definitions: Iterable[Mapping[str, Any]], *, on_invalid: Callable[[InvalidItem], None] | None = None
+        self,
+        definitions: Iterable[Mapping[str, Any]],
+        *,
+        on_invalid: Callable[[InvalidItem], None] | None = None,
+        keep: bool = False,
     ) -> Sequence[Change]:
-        """Make these the only items. What is the same stays, and nobody hears of it.
+        """Make these the only items. What is the same stays, and nobody hears of it. With `keep`, all others stay too.
 
         With `on_invalid`, one that can't be taken is left out and reported, and the others are taken all the same.
         """
@@ -221,8 +237,8 @@ class Items:
                 raise InvalidItem(f"{self.feature.value}: {item.key!r} is there twice; give each item its own key")
             items[item.key] = item
         with self._catalog.batch() as changes:
-            self.was_read = True
-            for key in [key for key in self._items if key not in items]:
+            self.was_read = self.was_read or not keep
+            for key in [] if keep else [key for key in self._items if key not in items]:
                 self._put(key, None)
             for key, item in items.items():
                 self._put(key, item)
@@ -397,7 +413,9 @@ class Resources(Items):
             if content == previous.digest:
                 continue
             revision = self._catalog._next_revision()
-            version = Version(revision, digest.revision_digest(revision) if content is None else content)
+            version = Version(
+                revision, digest.revision_digest(revision, self._catalog.life) if content is None else content
+            )
             self._contents.pop(uri, None)
             self._contents[uri] = version
             changes.append(

@@ -124,15 +124,16 @@ class Visit:
         if self._is_sure and not subscriber.is_ready:
             return False
         hub = durables.hub
+        # Not what it was told: what its filter ruled out needs no telling when it comes back either.
+        waiting = subscriber.mailbox.known() if subscriber.mailbox else {}
         named = [uri for uri in subscriber.uris or () if not is_pattern(uri)]
         contents: dict[str, Version | None] = {}
         for uri in named[:MOST_CONTENTS]:
-            if (version := hub.told(subscriber, uri)) is None or version.revision > 0:
+            if (version := waiting.get(uri, hub.news.version(uri))) is None or version.revision > 0:
                 contents[uri] = version
-        for topic, entry in (subscriber.mailbox.entries if subscriber.mailbox else {}).items():
-            if not isinstance(topic, Feature):
-                contents[topic] = entry.told
-        lists = {feature: hub.told(subscriber, feature) for feature in Feature if feature in subscriber.features}
+        contents |= {topic: version for topic, version in waiting.items() if not isinstance(topic, Feature)}
+        watched = [feature for feature in Feature if feature in subscriber.features]
+        lists = {feature: waiting.get(feature, hub.news.version(feature)) for feature in watched}
         self._turn()
         doubted = self._doubted | self._older
         for topic in doubted:
