@@ -114,8 +114,9 @@ class Durables:
         self.hub = hub
         self.rouse = rouse
         self.is_saved: Callable[[int], bool] | None = None
-        """Whether a revision is written down. With it, nobody is told here of what would be forgotten if the server
-        died in this moment: whoever was told must find its own version known when it comes back."""
+        """Whether a revision is written down, or (of any at all) there is no use in waiting for that. With it, nobody
+        is told here of what would be forgotten if the server died in this moment: whoever was told must find its own
+        version known when it comes back."""
         self.on_hold: Callable[[], None] | None = None
         """Called when somebody is not told for that, so that `release` is called in time."""
         self.held: dict[Visit, None] = {}
@@ -128,8 +129,12 @@ class Durables:
         """What is to be collected: for sure, or (False) if it is another one by then."""
         self._sinks: list[Sink] = []
         self._next_expiry = 0.0
+        self._collected: list[Visit] = []
         for durable in kept:
-            self._set(durable if durable.expires is not None else self._orphaned(durable))
+            if durable.expires is None:
+                durable = self._orphaned(durable)
+                self._marked[durable.key] = True
+            self._set(durable)
 
     # Asking
 
@@ -277,6 +282,8 @@ class Durables:
             with self._lock:
                 for key in islice(marked, start, start + _SLICE):
                     visit, before = self._visits.get(key), self._kept.get(key)
+                    if visit is not None:
+                        self._collected.append(visit)
                     is_settled = visit is None or visit.remember()
                     now = self._kept.get(key)
                     if self._marked[key] or now != before:
@@ -286,6 +293,12 @@ class Durables:
                     else:
                         self._marked[key] = False
         return found
+
+    def written(self) -> None:
+        """What was collected is written down."""
+        collected, self._collected = self._collected, []
+        for visit in collected:
+            visit.is_noted = True
 
     @property
     def is_waiting(self) -> bool:
@@ -315,12 +328,12 @@ class Durables:
             return structs.replace(durable, expires=expires)  # what it was told, it has confirmed
         news = self.hub.news
         lists = {
-            feature: None if news.version(feature).revision > durable.as_of else version
-            for feature, version in durable.lists.items()
+            feature: version if version == news.version(feature) else None for feature, version in durable.lists.items()
         }
+        contents = {uri: version if version == news.version(uri) else None for uri, version in durable.contents.items()}
         is_watched = watched_by(durable.uris, self.hub)
         newer = [uri for uri in news.contents_since(durable.as_of) if is_watched(uri)] if durable.uris else []
-        contents: dict[str, Version | None] = {**durable.contents, **dict.fromkeys(newer)}
+        contents |= dict.fromkeys(newer)
         return structs.replace(durable, lists=lists, contents=contents, expires=expires)
 
     def _carried_on(self, known: Durable, durable: Durable) -> Durable:
