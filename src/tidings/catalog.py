@@ -86,7 +86,12 @@ class Catalog:
         return stop
 
     def restore(
-        self, items: Iterable[Item], versions: Mapping[Feature, Version], contents: Mapping[str, Version], revision: int
+        self,
+        items: Iterable[Item],
+        versions: Mapping[Feature, Version],
+        contents: Mapping[str, Version],
+        revision: int,
+        forgotten: int = 0,
     ) -> None:
         """Begin with what an earlier life of the server knew, before anything else is done here. Whatever the sources
         then list makes exactly the difference. Revisions go on after `revision`."""
@@ -96,6 +101,7 @@ class Catalog:
             for feature, version in versions.items():
                 self.items(feature)._version = version
             self.resources._contents.update(contents)
+            self.resources.forgotten = forgotten
             self._revision = revision
 
     @contextmanager

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from tidings.errors import LimitReached
 from tidings.model import Feature, Topic, Version
-from tidings.patterns import is_pattern
+from tidings.resume import missed, watched_by
 
 if TYPE_CHECKING:
     from tidings.hub import Hub
@@ -321,8 +321,6 @@ class Durables:
     def _orphaned(self, durable: Durable) -> Durable:
         """One whose client was there when the server was killed: it has its whole time to come back. What changed after
         this was written it may have heard of or not, even if all is now as it was."""
-        from tidings.visit import watched_by
-
         expires = self._now() + durable.ttl
         if durable.webhook is not None:
             return structs.replace(durable, expires=expires)  # what it was told, it has confirmed
@@ -340,15 +338,12 @@ class Durables:
         """With what the former one was told; what that did not watch is known as of now."""
         news = self.hub.news
         lists = {feature: known.lists.get(feature, news.version(feature)) for feature in durable.features}
-        new = [uri for uri in durable.uris if uri not in known.uris and not is_pattern(uri)]
-        contents = {uri: news.version(uri) for uri in new[:MOST_CONTENTS]}
-        return structs.replace(
-            durable,
-            as_of=known.as_of,
-            lists=lists,
-            contents={**contents, **known.contents},
-            created=known.created,
-        )
+        as_of, contents = known.as_of, known.contents
+        if not set(durable.uris) <= set(known.uris):
+            since = missed(self.hub, known.uris, as_of)
+            if since is not None:  # else it has to refetch in any case
+                as_of, contents = news.revision, {**since, **contents}
+        return structs.replace(durable, as_of=as_of, lists=lists, contents=contents, created=known.created)
 
     def _set(self, durable: Durable) -> None:
         if durable.key not in self._kept:

@@ -99,7 +99,7 @@ class Live:
         self.templates = read_template
         self.catalog = Catalog(self.policy)
         # Each life has its own revisions: those of one that was killed may be known to somebody, and to us no longer.
-        self.catalog.restore(state.items, state.versions, state.contents, state.life << 32)
+        self.catalog.restore(state.items, state.versions, state.contents, state.life << 32, state.forgotten)
         journal = Journal(self.policy)
         journal.restore(state.journal, state.floors)
         self._listed = {
@@ -154,6 +154,7 @@ class Live:
         self._tasks: set[asyncio.Task[None]] = set()
         self._left_out: set[str] = set()
         self._outbox: deque[tuple[Change, ...]] = deque()
+        self.keeper.observer = self.hub.observer
         self.keeper.follow(self.catalog, journal, self.durables, self.failures)
         if self.keeper.is_saving:
             self.durables.is_saved, self.durables.on_hold = self.keeper.is_saved, self._release_later
@@ -276,22 +277,24 @@ class Live:
             return (self.lowlevel.instructions, tuple(self.serves(feature) for feature in Feature))
         return self._listed[method].version
 
-    def cursor(self, topics: Iterable[Topic], told: Mapping[Topic, Version | None] | None = None) -> dict[str, Any]:
-        """Where a client stands that has just been shown these topics, or was last `told` something else of them.
-        Patterns have no version, and no part in it."""
+    def cursor(
+        self, topics: Iterable[Topic], told: Mapping[Topic, Version | None] | None = None, as_of: int | None = None
+    ) -> dict[str, Any]:
+        """Where a client stands that has just been shown these topics, or was last `told` something else. Patterns have
+        no version: who watches any knows what they cover as of a revision."""
         known: dict[Topic, Version | None] = {
             topic: self.hub.news.version(topic)
             for topic in topics
             if isinstance(topic, Feature) or not is_pattern(topic)
         }
         for topic, version in (told or {}).items():
-            if (present := known.get(topic)) is not None and (version is None or version.digest != present.digest):
+            if version is None or version.digest != self.hub.news.version(topic).digest:
                 known[topic] = version if version is not None and version.revision >= 0 else None
-        return Cursor(self.epoch, known).as_json()
+        return Cursor(self.epoch, known, as_of).as_json()
 
     def cursor_of(self, subscriber: Subscriber) -> Cursor:
         """Where a subscriber stands: bookmarks say it."""
-        return Cursor(self.epoch, self.hub.known(subscriber))
+        return Cursor(self.epoch, self.hub.known(subscriber), self.hub.news.revision if subscriber.uris else None)
 
     def terms_of(self, principal: Principal | None) -> Terms | None:
         """What this server itself sets for a caller."""

@@ -9,21 +9,17 @@ cursor.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from msgspec import structs
 
 from tidings.durable import MOST_CONTENTS, Durable, Durables
-from tidings.errors import InvalidPattern
 from tidings.model import Feature, Notification, Topic, Version
-from tidings.patterns import compile_pattern, is_pattern
+from tidings.patterns import is_pattern
+from tidings.resume import Resumed, missed, settled
 from tidings.subscriber import Subscriber
 
-if TYPE_CHECKING:
-    from tidings.hub import Hub
-
-__all__ = ["LONGEST_HOLD", "Visit", "watched_by"]
+__all__ = ["LONGEST_HOLD", "Visit"]
 
 logger = logging.getLogger(__name__)
 
@@ -105,34 +101,22 @@ class Visit:
             self._older = self._doubted if now - self._turned < 2 * self._doubt else set()
             self._doubted, self._turned = set(), now
 
-    def told(self, resume: Mapping[Topic, Version | None] | None = None) -> dict[Topic, Version | None]:
-        """What the client was last told of what it watches, for `hub.subscribe`. What it says itself counts more."""
+    def resumed(self, may: Callable[[str], bool] | None = None) -> Resumed:
+        """Where the client stands, by what is remembered of it."""
         durables = self._durables
         with durables._lock:
             durable = durables._kept.get(self.key)
-            told = {} if durable is None or self._former is None else self._missed(durable, self._former)
-        return {**told, **(resume or {})}
+            if durable is None or self._former is None:
+                return Resumed({})
+            since = missed(durables.hub, durable.uris, durable.as_of, may)
+            return settled(since, durable.told, durable.uris)
 
-    def _missed(self, durable: Durable, former: Durable) -> dict[Topic, Version | None]:
-        hub = self._durables.hub
-        told = durable.told
-        was_watched = watched_by(former.uris, hub) if former.uris != durable.uris else None
-        newer = hub.news.contents_since(durable.as_of)
-        if not durable.uris or not newer:
-            return told
-        first: dict[str, Version] = {}
-        changes = hub.journal.contents_since(durable.as_of)
-        for change in changes or ():
-            first.setdefault(change.key, change.previous)
-        room = hub.policy.max_pending - len(told)
-        for uri in newer:
-            if uri not in told and (was_watched is None or was_watched(uri)):
-                if room <= 0:
-                    logger.warning("%r has missed more than Policy.max_pending allows to tell", durable.name)
-                    break
-                room -= 1
-                told[uri] = first.get(uri)
-        return told
+    def told(self) -> dict[Topic, Version | None]:
+        """The same for `hub.subscribe`, where there is no acknowledgement that could say more."""
+        told, refetch = self.resumed()
+        if refetch:
+            logger.warning("%r was away for too long to be told what it missed of %s", self.key[1], ", ".join(refetch))
+        return {**told, **dict.fromkeys(uri for uri in refetch if not is_pattern(uri))}
 
     def remember(self) -> bool:
         """Take in what the subscriber knows for sure now. False if there will be more to take in when it has read, or
@@ -191,21 +175,3 @@ class Visit:
             durable = durables._kept.get(self.key)
             if durable is not None:
                 durables.change(self.key, expires=durables._now() + durable.ttl)
-
-
-def watched_by(uris: Sequence[str], hub: Hub) -> Callable[[str], bool]:
-    """Whether a resource was watched by any of these."""
-    exact = frozenset(uris)
-    folders = tuple(uri if uri.endswith("/") else f"{uri}/" for uri in exact) if hub.policy.subresources else ()
-    matches = []
-    for uri in uris:
-        if is_pattern(uri):
-            try:
-                matches.append(compile_pattern(uri, hub.templates))
-            except InvalidPattern:
-                continue  # of a server that knew other patterns
-
-    def is_watched(uri: str) -> bool:
-        return uri in exact or uri.startswith(folders) or any(match(uri) for match in matches)
-
-    return is_watched

@@ -21,7 +21,16 @@ from pydantic import BaseModel, ValidationError
 
 from tidings import seams
 from tidings.errors import InvalidPattern, LimitReached
-from tidings.frames import BOOKMARK_METHOD, CURSOR_KEY, EXTENSION, SUBSCRIPTION_KEY, Shape, encode_tag, write
+from tidings.frames import (
+    BOOKMARK_METHOD,
+    CURSOR_KEY,
+    EXTENSION,
+    REFETCH_KEY,
+    SUBSCRIPTION_KEY,
+    Shape,
+    encode_tag,
+    write,
+)
 from tidings.gate import Principal
 from tidings.lanes.front import principal_of
 from tidings.lanes.listen import Honoured, Wanted, honour
@@ -202,7 +211,7 @@ class SessionLane:
         # A session can't be ended without its client's losing more than that: it goes on, by no name.
         wish.enter(allowed, lambda: None)
         wish.watch(subscriber)
-        acknowledged = wish.acknowledged(allowed) if wish.is_special else {}
+        acknowledged = wish.acknowledged(allowed, is_session=True) if wish.is_special else {}
         told = wish.told(allowed)
         chosen = Honoured(allowed)
         if live.policy.announce:
@@ -222,13 +231,15 @@ class SessionLane:
             why = state.get(_REFUSED, "this connection has no stream on which it could be told")
             raise MCPError(types.INTERNAL_ERROR, f"No subscription: {why}", {"uri": uri})
         wish: Wish = state[_WISH]
-        told = wish.told_once(uri)
-        cursor = self._live.cursor([uri], told)
+        told, refetch = wish.told_once(uri, session.subscriber)
+        said: dict[str, Any] = {CURSOR_KEY: self._live.cursor([uri], told)}
+        if refetch:
+            said[REFETCH_KEY] = refetch
         try:
             self._live.hub.subscribe(session.subscriber, uris=[uri], told=told)
         except (InvalidPattern, LimitReached) as error:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri}) from None
-        return types.EmptyResult(_meta={CURSOR_KEY: cursor} if wish.is_special else None)
+        return types.EmptyResult(_meta=said if wish.is_special else None)
 
     async def _unsubscribe(self, ctx: Ctx, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
         session = seams.connection_of(ctx.session).state.get(_STATE)

@@ -46,6 +46,8 @@ class State:
     versions: dict[Feature, Version] = field(default_factory=dict)
     contents: dict[str, Version] = field(default_factory=dict)
     """The one longest unchanged first."""
+    forgotten: int = 0
+    """The revision until which contents may have been forgotten."""
     journal: list[Change] = field(default_factory=list)
     """In the order of their revisions."""
     floors: dict[History, int] = field(default_factory=dict)

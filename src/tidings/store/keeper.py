@@ -16,8 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from tidings.counts import Counts
 from tidings.durable import Durable, Key
 from tidings.model import Change, Feature
+from tidings.observer import Observer
 from tidings.store import Batch, History, State, Store, StoreBroken, StoreBusy, StoreError
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ class Keeper:
         self._forgotten = 0
         self._saved = 0
         """The revision until which all changes are written."""
+        self.observer = Observer(Counts())
         self.on_written: Callable[[], None] | None = None
         """Called after each batch, written or not, on the thread that writes."""
         self._roused = threading.Event()
@@ -243,7 +246,8 @@ class Keeper:
             new_floors = {history: floor for history, floor in floors.items() if floor != self._floors.get(history, 0)}
             batch.forget(new_floors, forgotten if forgotten != self._forgotten else 0)
             if batch:
-                self.store.write(batch)
+                with self.observer.span("store.write", changes=len(batch.changes)):
+                    self.store.write(batch)
                 self._batch = Batch()
                 self._notes.written()
                 self._floors, self._forgotten = floors, forgotten

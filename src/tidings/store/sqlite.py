@@ -272,7 +272,8 @@ def _read(db: sqlite3.Connection) -> tuple[State, int]:
     for uri, version in newer.contents.items():
         state.contents.pop(uri, None)
         state.contents[uri] = version
-    state.contents = {uri: each for uri, each in state.contents.items() if each.revision > int(meta["forgotten"])}
+    state.forgotten = int(meta["forgotten"])
+    state.contents = {uri: each for uri, each in state.contents.items() if each.revision > state.forgotten}
     state.journal = [change for change in changes if change.revision > state.floors.get(history_of(change), 0)]
     return state, settled
 
