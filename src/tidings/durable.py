@@ -120,8 +120,9 @@ class Durables:
         self.hub = hub
         self.rouse = rouse
         self.is_saved: Callable[[int], bool] | None = None
-        """Whether a revision is written down. With it, nobody is told here of what would be forgotten if the server
-        died in this moment: whoever was told must find its own version known when it comes back."""
+        """Whether a revision is written down, or (of any at all) there is no use in waiting for that. With it, nobody
+        is told here of what would be forgotten if the server died in this moment: whoever was told must find its own
+        version known when it comes back."""
         self.on_hold: Callable[[], None] | None = None
         """Called when somebody is not told for that, so that `release` is called in time."""
         self.held: dict[Visit, None] = {}
@@ -134,7 +135,10 @@ class Durables:
         """What is to be collected: for sure, or (False) if it is another one by then."""
         self._sinks: list[Sink] = []
         self._next_expiry = 0.0
+        self._collected: list[Visit] = []
         for durable in kept:
+            if durable.expires is None:
+                self._marked[durable.key] = True
             self._set(self._restored(durable))
 
     # Asking
@@ -300,6 +304,8 @@ class Durables:
             with self._lock:
                 for key in islice(marked, start, start + _SLICE):
                     visit, before = self._visits.get(key), self._kept.get(key)
+                    if visit is not None:
+                        self._collected.append(visit)
                     is_settled = visit is None or visit.remember()
                     now = self._kept.get(key)
                     if self._marked[key] or now != before:
@@ -309,6 +315,12 @@ class Durables:
                     else:
                         self._marked[key] = False
         return found
+
+    def written(self) -> None:
+        """What was collected is written down."""
+        collected, self._collected = self._collected, []
+        for visit in collected:
+            visit.is_noted = True
 
     @property
     def is_waiting(self) -> bool:
@@ -358,11 +370,9 @@ class Durables:
         lists = {
             feature: version if news.version(feature) == version else None for feature, version in durable.lists.items()
         }
+        contents = {uri: version if version == news.version(uri) else None for uri, version in durable.contents.items()}
         is_watched = watched_by(durable.uris, self.hub)
         newer = [uri for uri in news.contents_since(durable.as_of) if is_watched(uri)] if durable.uris else []
-        contents: dict[str, Version | None] = {
-            uri: version if news.version(uri) == version else None for uri, version in durable.contents.items()
-        }
         contents |= dict.fromkeys(newer)
         return structs.replace(durable, lists=lists, contents=contents, expires=self.expiry(durable))
 

@@ -55,9 +55,12 @@ class Notes(Protocol):
 
     def collect(self) -> Mapping[Key, Durable | None]: ...
 
+    def written(self) -> None:
+        """What was collected last is written."""
+
     @property
     def is_waiting(self) -> bool:
-        """Whether there will be something that can't be collected yet."""
+        """Whether there is, or will be, something to collect."""
 
 
 class Keeper:
@@ -130,6 +133,8 @@ class Keeper:
         self._saved = catalog.revision
         self.state = State(self.state.epoch, self.state.life)  # the rest is the catalog's now
         self._stop_following = catalog.follow(self.take)
+        if notes.is_waiting:
+            self.rouse()
         close = weakref.WeakMethod(self.close)
         atexit.register(lambda: (found := close()) and found())
 
@@ -248,6 +253,7 @@ class Keeper:
                 with self.observer.span("store.write", changes=len(batch.changes)):
                     self.store.write(batch)
                 self._batch = Batch()
+                self._notes.written()
                 self._floors, self._forgotten = floors, forgotten
             self._saved = revision
             if self.problem is not None:
