@@ -97,7 +97,7 @@ class Live:
         """Whose revisions these are, the store's or those of this life alone: a cursor from another one means nothing
         here."""
         self.templates = read_template
-        self.catalog = Catalog(self.policy)
+        self.catalog = Catalog(self.policy, life=secrets.token_hex(4))
         # Each life has its own revisions: those of one that was killed may be known to somebody, and to us no longer.
         self.catalog.restore(state.items, state.versions, state.contents, state.life << 32, state.forgotten)
         journal = Journal(self.policy)
@@ -335,13 +335,15 @@ class Live:
         try:
             # Under the lock, or an older reading could overwrite a newer one.
             with self.catalog.lock:
-                if key is not None and feature not in self._stale:
+                # Decorators may stand after `Live()`: what an earlier life listed stays until a client comes.
+                is_early = self._loop is None and self.catalog.items(feature).is_restored
+                if key is not None and (is_early or feature not in self._stale):
                     self._put(feature, key)
                     return
                 listed = self.source.list_now(feature)
                 if listed is not None:
-                    self._stale.discard(feature)
-                    self._replace(feature, listed)
+                    self._stale -= set() if is_early else {feature}
+                    self._replace(feature, listed, keep=is_early)
                     return
             self._stale.add(feature)
             if (cause := self.hub.observer.cause()) is not None:
@@ -365,8 +367,8 @@ class Live:
         except InvalidItem as error:
             self._leave_out(error)
 
-    def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]]) -> None:
-        self.catalog.items(feature).replace(distinct(feature, listed), on_invalid=self._leave_out)
+    def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]], *, keep: bool = False) -> None:
+        self.catalog.items(feature).replace(distinct(feature, listed), on_invalid=self._leave_out, keep=keep)
         self.unread.discard(feature)
 
     def _leave_out(self, error: InvalidItem) -> None:
@@ -485,8 +487,7 @@ class Live:
     def _tick(self) -> None:
         self._timer = None
         self.hub.tick()
-        due = self.hub.next_due()
-        if due is not None:
+        if (due := self.hub.next_due()) is not None:
             self._alarm(due)
 
 

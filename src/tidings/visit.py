@@ -24,6 +24,9 @@ __all__ = ["LONGEST_HOLD", "Visit"]
 
 logger = logging.getLogger(__name__)
 
+_NEVER = 1 << 62
+"""A revision that no server lives to see."""
+
 LONGEST_HOLD = 0.5
 """Seconds that a change is not told because it is not written down yet: ten times what that takes. A disk that hangs,
 or changes that come faster than they can be written, must silence nobody."""
@@ -48,6 +51,8 @@ class Visit:
         """The same of the time before. After as long again, it is beyond doubt."""
         self._turned = durables._now()
         self._is_sure = False
+        self.is_noted = False
+        """Whether it is written down that the client is here."""
         self._held: dict[Topic, float] = {}
         """Since when it was not told of what is not written down yet."""
 
@@ -73,7 +78,8 @@ class Visit:
 
     def _is_held(self, topic: Topic) -> bool:
         durables = self._durables
-        if durables.is_saved is None or durables.is_saved(durables.hub.news.version(topic).revision):
+        revision = durables.hub.news.version(topic).revision if self.is_noted else _NEVER
+        if durables.is_saved is None or durables.is_saved(revision):
             self._held.pop(topic, None)
             return False
         now = durables._now()
@@ -125,15 +131,16 @@ class Visit:
         if self._is_sure and not subscriber.is_ready:
             return False
         hub = durables.hub
+        # Not what it was told: what its filter ruled out needs no telling when it comes back either.
+        waiting = subscriber.mailbox.known() if subscriber.mailbox else {}
         named = [uri for uri in subscriber.uris or () if not is_pattern(uri)]
         contents: dict[str, Version | None] = {}
         for uri in named[:MOST_CONTENTS]:
-            if (version := hub.told(subscriber, uri)) is None or version.revision > 0:
+            if (version := waiting.get(uri, hub.news.version(uri))) is None or version.revision > 0:
                 contents[uri] = version
-        for topic, entry in (subscriber.mailbox.entries if subscriber.mailbox else {}).items():
-            if not isinstance(topic, Feature):
-                contents[topic] = entry.told
-        lists = {feature: hub.told(subscriber, feature) for feature in Feature if feature in subscriber.features}
+        contents |= {topic: version for topic, version in waiting.items() if not isinstance(topic, Feature)}
+        watched = [feature for feature in Feature if feature in subscriber.features]
+        lists = {feature: waiting.get(feature, hub.news.version(feature)) for feature in watched}
         self._turn()
         doubted = self._doubted | self._older
         for topic in doubted:
@@ -169,4 +176,4 @@ class Visit:
             del durables._visits[self.key]
             durable = durables._kept.get(self.key)
             if durable is not None:
-                durables.change(self.key, expires=durables._now() + durable.ttl)
+                durables.change(self.key, expires=durables.expiry(durable))
