@@ -21,6 +21,7 @@ import pytest
 from mcp.server import MCPServer
 
 from tidings import Feature, Policy
+from tidings.durable import Durable
 from tidings.live import Live
 from tidings.store import Batch, State, StoreBroken, StoreError, keeper
 from tidings.store.memory import MemoryStore
@@ -166,6 +167,19 @@ def test_a_store_that_fails_is_tried_again_and_nothing_is_missing(
         assert "is being saved to again" in caplog.text
     found = left(store)
     assert [change.key for change in found.journal] == ["a", "b"]
+
+
+def test_for_a_store_that_is_gone_for_good_nothing_is_noted() -> None:
+    store = Moody()
+    with living(store) as live:
+        store.failures.append(StoreBroken("it is damaged"))
+        live.durables.put(Durable(name="laptop", ttl=9))
+        until(lambda: live.keeper.problem, "the store to fail")
+        live.durables.put(Durable(name="other", ttl=9))
+        assert not live.durables.is_waiting
+    with living() as live:
+        live.durables.put(Durable(name="laptop", ttl=9))
+        assert not live.durables.is_waiting
 
 
 def test_a_store_that_is_broken_is_left_alone() -> None:

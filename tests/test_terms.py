@@ -57,7 +57,8 @@ def test_who_asks_for_nothing_gets_the_defaults() -> None:
     ("member", "value"),
     [
         *(("operations", bad) for bad in ("added", ["moved"], ["added", "moved"], ["deleted"], 7, {"added": True})),
-        *(("names", bad) for bad in ("a*", [7], ["{x}"], ["a"] * 65, ["a" * 1001], ["/" * 200], {"a": "b"})),
+        *(("names", bad) for bad in ("a*", [7], ["{x}"], ["a"] * 65, ["a" * 1001], ["/" * 200], {"a": "b"},
+                                     ["\ud800"])),
         *(("uris", bad) for bad in ("a:b", [None], ["a://{x}"], ["a:b"] * 65)),
         *((name, bad) for name in ("minInterval", "quietGap", "longestWait")
           for bad in (-1, -0.001, "1", True, [1], float("nan"), float("inf"), 10**400)),

@@ -20,7 +20,7 @@ import msgspec
 
 from tidings import digest
 from tidings.errors import AlreadyExists, InvalidItem, NotFound
-from tidings.model import Change, Feature, Item, Operation, Topic, Version, operation
+from tidings.model import Change, Feature, Item, Operation, Topic, Version, is_unicode, operation
 from tidings.policy import Policy
 
 __all__ = ["UNKNOWN", "Catalog", "Items", "Resources", "Sink"]
@@ -132,7 +132,8 @@ class Catalog:
         now = self._clock()
         self._cause = self.trace() if self.trace is not None else None
         for items in (self.tools, self.prompts, self.resources):
-            changes += items._net(now)
+            if items._is_touched:
+                changes += items._net(now)
         if changes:
             self._outbox.append(tuple(changes))
         # A sink may itself change the catalog. Its commit waits here, so that all sinks hear all in the same order.
@@ -306,6 +307,10 @@ class Items:
             raise InvalidItem(f"{self.feature.value}: an item needs a name, a text; got {definition!r:.80}")
         return key
 
+    @property
+    def _is_touched(self) -> bool:
+        return bool(self._touched)
+
     def _net(self, now: float) -> list[Change]:
         """The difference between the batch's two ends, and a new version for each change of it."""
         changes: list[Change] = []
@@ -388,7 +393,7 @@ class Resources(Items):
         return key
 
     def _say(self, uri: str, content: str | None, metadata: Mapping[str, Any] | None) -> Sequence[Change]:
-        if not isinstance(uri, str) or not _is_unicode(uri):
+        if not isinstance(uri, str) or not is_unicode(uri):
             raise InvalidItem(f"resources: a URI is a text of whole characters, not {uri!r:.80}")
         if metadata is not None:
             # A copy in JSON's terms: what the caller does to its objects later must not reach a slow reader.
@@ -396,6 +401,10 @@ class Resources(Items):
         with self._catalog.batch() as changes:
             self._said[uri] = (content, metadata)
         return changes
+
+    @property
+    def _is_touched(self) -> bool:
+        return bool(self._said or self._touched)
 
     def _net(self, now: float) -> list[Change]:
         changes: list[Change] = []
@@ -427,12 +436,3 @@ class Resources(Items):
             self.forgotten = self._contents.pop(next(iter(self._contents))).revision
         # Contents first: whoever hears that a resource left the list has then already heard why.
         return changes + super()._net(now)
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether there is a UTF-8 form: half of a surrogate pair has none."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -23,6 +23,9 @@ __all__ = ["LONGEST_HOLD", "Visit"]
 
 logger = logging.getLogger(__name__)
 
+_NEVER = 1 << 62
+"""A revision that no server lives to see."""
+
 LONGEST_HOLD = 0.5
 """Seconds that a change is not told because it is not written down yet: ten times what that takes. A disk that hangs,
 or changes that come faster than they can be written, must silence nobody."""
@@ -47,6 +50,8 @@ class Visit:
         """The same of the time before. After as long again, it is beyond doubt."""
         self._turned = durables._now()
         self._is_sure = False
+        self.is_noted = False
+        """Whether it is written down that the client is here."""
         self._held: dict[Topic, float] = {}
         """Since when it was not told of what is not written down yet."""
 
@@ -73,7 +78,8 @@ class Visit:
 
     def _is_held(self, topic: Topic) -> bool:
         durables = self._durables
-        if durables.is_saved is None or durables.is_saved(durables.hub.news.version(topic).revision):
+        revision = durables.hub.news.version(topic).revision if self.is_noted else _NEVER
+        if durables.is_saved is None or durables.is_saved(revision):
             self._held.pop(topic, None)
             return False
         now = durables._now()
@@ -169,4 +175,4 @@ class Visit:
             del durables._visits[self.key]
             durable = durables._kept.get(self.key)
             if durable is not None:
-                durables.change(self.key, expires=durables._now() + durable.ttl)
+                durables.change(self.key, expires=durables.expiry(durable))

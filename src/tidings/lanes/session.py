@@ -38,7 +38,7 @@ from tidings.lanes.splice import SplicedSession
 from tidings.lanes.stdio import Wire
 from tidings.lanes.wish import Wish
 from tidings.mailbox import IsMuted
-from tidings.model import Feature, Notification, Reason, Topic, Version
+from tidings.model import Feature, Notification, Reason, Topic, Version, is_unicode
 from tidings.observer import nickname
 from tidings.patterns import is_pattern
 from tidings.subscriber import BUSY, Kind, Subscriber
@@ -223,6 +223,8 @@ class SessionLane:
     async def _subscribe(self, ctx: Ctx, params: types.SubscribeRequestParams) -> types.EmptyResult:
         uri = str(params.uri)
         gate = self._live.gate
+        if not is_unicode(uri):
+            raise MCPError(types.INVALID_PARAMS, "A URI is a text of whole characters", {"uri": ascii(uri)})
         if (is_pattern(uri) and not gate.knows_patterns) or not await gate.allowed(_principal(ctx), [uri]):
             raise MCPError(types.INVALID_PARAMS, "This caller may not watch that URI", {"uri": uri})
         state = seams.connection_of(ctx.session).state

@@ -7,6 +7,8 @@ Python SDK's `Client` for one) says the same in its settings of the extension: `
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from tidings.gate import Principal
     from tidings.live import Live
 
-__all__ = ["Wish"]
+__all__ = ["Wish", "from_any_thread"]
 
 _ABSENT: Any = object()
 
@@ -96,7 +98,12 @@ class Wish:
         features = [topic for topic in topics if isinstance(topic, Feature)]
         uris = [topic for topic in topics if not isinstance(topic, Feature)]
         self._visit = self._live.durables.enter(
-            self._durable, self._owner, features, uris, self.terms.as_json() if self._says_terms else {}, end
+            self._durable,
+            self._owner,
+            features,
+            uris,
+            self.terms.as_json() if self._says_terms else {},
+            from_any_thread(end),
         )
 
     def watch(self, subscriber: Subscriber) -> None:
@@ -153,6 +160,19 @@ class Wish:
         if self._resume is _ABSENT:
             return Resumed({})
         return resumed(self._resume, self._live.epoch, self._live.hub, topics, self._may)
+
+
+def from_any_thread(end: Callable[[], None]) -> Callable[[], None]:
+    """How to end, from whatever thread, what lives on this event loop: on this one at once, from another one soon."""
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+
+    def end_there() -> None:
+        if threading.get_ident() == thread:
+            end()
+        elif not loop.is_closed():
+            loop.call_soon_threadsafe(end)
+
+    return end_there
 
 
 def _settings(capabilities: object) -> Mapping[str, Any] | None:

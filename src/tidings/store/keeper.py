@@ -55,9 +55,12 @@ class Notes(Protocol):
 
     def collect(self) -> Mapping[Key, Durable | None]: ...
 
+    def written(self) -> None:
+        """What was collected last is written."""
+
     @property
     def is_waiting(self) -> bool:
-        """Whether there will be something that can't be collected yet."""
+        """Whether there is, or will be, something to collect."""
 
 
 class Keeper:
@@ -91,6 +94,7 @@ class Keeper:
         """Called after each batch, written or not, on the thread that writes."""
         self._roused = threading.Event()
         self._is_closing = threading.Event()
+        self._is_broken = False
         self._is_idle = threading.Condition(self._lock)
         self._is_writing = False
         self._thread: threading.Thread | None = None
@@ -129,6 +133,8 @@ class Keeper:
         self._saved = catalog.revision
         self.state = State(self.state.epoch, self.state.life)  # the rest is the catalog's now
         self._stop_following = catalog.follow(self.take)
+        if notes.is_waiting:
+            self.rouse()
         close = weakref.WeakMethod(self.close)
         atexit.register(lambda: (found := close()) and found())
 
@@ -143,14 +149,17 @@ class Keeper:
         if not self._roused.is_set():
             self.rouse()
 
-    def rouse(self) -> None:
-        """There is something to write."""
-        if self.state is None or self._is_closing.is_set():
-            return
+    def rouse(self) -> bool:
+        """There is something to write; whether anybody will."""
+        if self.state is None or self._is_broken:
+            return False
+        if self._is_closing.is_set():
+            return True  # with the last batch
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tidings-store", daemon=True)
             self._thread.start()
         self._roused.set()
+        return True
 
     def flush(self, timeout: float = _FAREWELL) -> bool:
         """Write what there is, now, and wait for it; whether it was written in time. Not for an event loop."""
@@ -244,6 +253,7 @@ class Keeper:
                 with self.observer.span("store.write", changes=len(batch.changes)):
                     self.store.write(batch)
                 self._batch = Batch()
+                self._notes.written()
                 self._floors, self._forgotten = floors, forgotten
             self._saved = revision
             if self.problem is not None:
@@ -267,6 +277,7 @@ class Keeper:
     def _fail(self, error: StoreError) -> None:
         self._failures["store"] += 1
         if isinstance(error, StoreBroken):
+            self._is_broken = True
             self._is_closing.set()
         if self.problem != str(error):
             self.problem = str(error)
