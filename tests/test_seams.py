@@ -33,7 +33,7 @@ from mcp.server.mcpserver.prompts import Prompt as SDKPrompt
 from mcp.server.mcpserver.resources import TextResource
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.subscriptions import ServerEvent, ToolsListChanged
-from mcp_types import CallToolResult, ListToolsResult, TextContent
+from mcp_types import CallToolResult, ListToolsResult, PaginatedRequestParams, TextContent
 from pydantic import AnyHttpUrl
 from uvicorn.server import ServerState
 
@@ -206,6 +206,42 @@ def test_the_low_level_server_is_the_one_that_answers() -> None:
         assert lowlevel.get_request_handler("tools/list") is not None
         assert isinstance(lowlevel.middleware, list)
         assert isinstance(lowlevel.extensions, dict)
+
+
+@pytest.mark.anyio
+async def test_an_mcpserver_lists_its_registries_by_the_methods_that_are_looked_at() -> None:
+    """To ask it, is to go through the handler, then the method: whoever replaces one of both is seen."""
+    called: list[str] = []
+
+    def noting(name: str) -> Any:
+        async def note(self: Any, *args: Any) -> Any:
+            called.append(name)
+            return await getattr(MCPServer, name)(self, *args)
+
+        return note
+
+    names = ["list_tools", "list_prompts", "list_resources", "list_resource_templates"]
+    every = [*names, *(f"_handle_{name}" for name in names)]
+    assert seams.lists_registries(MCPServer("seams"))
+    for name in every:
+        overridden: Any = type("Overridden", (MCPServer,), {name: noting(name)})
+        assert not seams.lists_registries(overridden("seams")), name
+        assert seams.lists_registries(type("Other", (MCPServer,), {"hello": hello})("seams"))
+        set_on_it: Any = MCPServer("seams")
+        setattr(set_on_it, name, hello)
+        assert not seams.lists_registries(set_on_it), name
+        async with Client(overridden("seams")) as client:
+            for ask in names:
+                await getattr(client, ask)()
+        assert called == [name], "the SDK no longer lists by this method"
+        called.clear()
+
+    async def own(ctx: Any, params: Any) -> ListToolsResult:
+        return ListToolsResult(tools=[])
+
+    server = MCPServer("seams")
+    seams.lowlevel_of(server).add_request_handler("tools/list", PaginatedRequestParams, own)
+    assert not seams.lists_registries(server)
 
 
 @pytest.mark.anyio
