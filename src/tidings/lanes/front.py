@@ -146,7 +146,7 @@ class Front:
             wanted = msgspec.convert(envelope["params"].get("notifications"), Wanted)
         except msgspec.ValidationError:
             # The SDK words the error; or it takes what we don't, and then carries a stream.
-            await live.listen.carry(self._app, _tidy(scope), _replay(messages, receive), send)
+            await live.listen.carry(self._app, _tidy(scope), receive, send, _replay(messages, receive))
             return None
         await live.attend()
         live.hub.observer.take_up(envelope["params"].get("_meta"))

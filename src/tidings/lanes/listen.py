@@ -217,14 +217,17 @@ class ListenLane:
             kept = self._acknowledged[features] = (state, head, tail)
         return kept[1] + tag + kept[2]
 
-    async def carry(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the SDK carry a stream, and see to it that a reader who does not read is cut off here too."""
+    async def carry(
+        self, app: Any, scope: Scope, receive: Receive, send: Send, replayed: Receive | None = None
+    ) -> None:
+        """Let the SDK carry a stream, and see to it that a reader who does not read is cut off here too. `replayed` is
+        for a request that has been read."""
         self._loop = asyncio.get_running_loop()
         channel = Channel(send, receive, self.live.policy, self._loop)
         channel.owner = _Carried(self.live)
         self._carried[channel] = None
         try:
-            await app(scope, receive, partial(channel.relay, send))
+            await app(scope, replayed or receive, partial(channel.relay, send))
         finally:
             del self._carried[channel]
 
