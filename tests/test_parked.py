@@ -25,7 +25,7 @@ from mcp.server.mcpserver import MCPServer
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from tests.faults.wire import ALL, Stream, listen_request, modern_request
-from tidings import Feature, Live
+from tidings import Feature, Live, Reason
 from tidings.lanes.app import _protocol
 from tidings.lanes.channel import Channel
 from tidings.lanes.parked import Parked
@@ -305,6 +305,7 @@ async def test_a_request_that_comes_in_later_ends_the_stream_and_the_connection(
         assert stream.is_terminated
         await server.until(lambda: not server.outlets)
         assert server.live.gate.count == 0
+        assert dict(server.live.hub.counts.closed) == {Reason.REPLACED: 1}
 
 
 async def test_a_line_break_after_the_request_is_none() -> None:
