@@ -14,9 +14,9 @@ import mcp_types as types
 import pytest
 from mcp.server import Server, ServerRequestContext
 
-from tests.servers.door import Answer, Door, Line, open_door
+from tests.servers.door import FRONTS, Answer, Door, Line, open_door
 from tests.servers.ears import DEADLINE
-from tidings import Policy
+from tidings import Feature, Policy
 
 pytestmark = pytest.mark.anyio
 
@@ -167,6 +167,38 @@ async def test_an_old_answer_goes_on_while_one_asks_anew() -> None:
         assert b"anew" not in (await door.send(asks)).body
         slow.may.set()
         assert b"anew" in (await asker).body
+
+
+@pytest.mark.parametrize("front", FRONTS)
+async def test_nobody_gets_the_old_list_while_the_server_is_being_read(front: str) -> None:
+    class SlowlyRead(Slow):
+        read = asyncio.Event()
+
+        async def _list(self, ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:
+            if ctx.request is None:
+                await self.read.wait()
+            return await super()._list(ctx, params)
+
+    slow = SlowlyRead()
+    slow.may.set()
+    slow.read.set()
+    async with open_door(slow.server, front, shared_lists=True) as door:
+        for _ in range(3):
+            await door.send(asks)
+        assert slow.asked == 1
+        slow.read.clear()
+        slow.description = "anew"
+        door.live.wake(Feature.TOOLS)
+        for _ in range(3):  # the first waits for the reading, as long as anybody does
+            assert b"anew" in (await door.send(asks)).body
+        slow.read.set()
+        with anyio.fail_after(DEADLINE):
+            while not door.live.is_attended:
+                await anyio.lowlevel.checkpoint()
+        before = slow.asked
+        for _ in range(3):
+            assert b"anew" in (await door.send(asks)).body
+        assert slow.asked == before + 1
 
 
 async def test_what_can_not_be_shared_is_asked_for_by_each() -> None:

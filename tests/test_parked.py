@@ -308,6 +308,17 @@ async def test_a_request_that_comes_in_later_ends_the_stream_and_the_connection(
         assert dict(server.live.hub.counts.closed) == {Reason.REPLACED: 1}
 
 
+async def test_the_connection_that_loses_its_name_to_another_is_no_shutdown() -> None:
+    durable = {"dev.tidings/durable": {"name": "mine", "ttl": 60}}
+    async with serving() as server, connected(server, listen_request(1, meta=durable)) as (older, _):
+        await event(older)
+        async with connected(server, listen_request(2, meta=durable)) as (newer, _):
+            await check_told(server, newer)
+            (result,) = await rest(older)
+            assert result["id"] == 1
+            assert dict(server.live.hub.counts.closed) == {Reason.REPLACED: 1}
+
+
 async def test_a_line_break_after_the_request_is_none() -> None:
     async with serving() as server, connected(server, listen_request(1)) as (stream, writer):
         await event(stream)

@@ -144,6 +144,7 @@ class Live:
         self._stale: set[Feature] = set(Feature)
         self._causes: dict[Feature, Mapping[str, str]] = {}
         """The traces of those who changed what is stale."""
+        self._being_read: set[Feature] = set()
         self.unread: set[Feature] = set(Feature)
         """The lists that could not be read, or were not yet."""
         self._reading = asyncio.Lock()
@@ -242,7 +243,7 @@ class Live:
             self._bind(running)
         if lifespan is not inquiry.UNKNOWN:
             self._lifespan = lifespan
-        if self._stale and not self._is_late:
+        if (self._stale or self._being_read) and not self._is_late:
             reading = self._keep(self._read_guarded())
             done, _ = await asyncio.wait({reading}, timeout=_READING_TIME)
             if not done:
@@ -253,7 +254,11 @@ class Live:
     @property
     def is_attended(self) -> bool:
         """Whether `attend()` would find nothing to do."""
-        return not self._stale and self._loop is asyncio.get_running_loop()
+        return not self._stale and not self._being_read and self._loop is asyncio.get_running_loop()
+
+    def knows(self, feature: Feature) -> bool:
+        """Whether the catalog has what the server lists now, as far as anybody noticed."""
+        return feature not in self._stale and feature not in self._being_read and feature not in self.unread
 
     def serves(self, feature: Feature) -> bool:
         return self.lowlevel.get_request_handler(_LIST_METHODS[feature]) is not None
@@ -360,7 +365,7 @@ class Live:
             self._leave_out(error)
 
     def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]]) -> None:
-        self.catalog.items(feature).replace(_distinct(feature, listed), on_invalid=self._leave_out)
+        self.catalog.items(feature).replace(inquiry.distinct(feature, listed), on_invalid=self._leave_out)
         self.unread.discard(feature)
 
     def _leave_out(self, error: InvalidItem) -> None:
@@ -412,10 +417,14 @@ class Live:
                     if self._lifespan is inquiry.UNKNOWN:
                         break
                     # Before asking: what changes while the answer is made is then read again.
+                    self._being_read.add(feature)
                     self._stale.discard(feature)
                     cause = self._causes.pop(feature, None)
-                    with self.hub.observer.span("source.read_list", cause=cause, feature=feature.value):
-                        self._replace(feature, await self._ask(feature))
+                    try:
+                        with self.hub.observer.span("source.read_list", cause=cause, feature=feature.value):
+                            self._replace(feature, await self._ask(feature))
+                    finally:
+                        self._being_read.discard(feature)
 
     async def _ask(self, feature: Feature) -> list[dict[str, Any]]:
         try:
@@ -483,12 +492,3 @@ def _store(given: Store | str | os.PathLike[str] | None) -> Store | None:
     from tidings.store.sqlite import SQLiteStore
 
     return SQLiteStore(os.fspath(given))
-
-
-def _distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """The first of each key: a server may list a thing twice, and its clients take the first."""
-    key = "uri" if feature is Feature.RESOURCES else "name"
-    seen: dict[Any, dict[str, Any]] = {}
-    for definition in listed:
-        seen.setdefault(definition.get(key, definition.get("uriTemplate")), definition)
-    return seen.values()

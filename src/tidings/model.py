@@ -94,7 +94,8 @@ class Reason(StrEnum):
     OVERFLOW = "overflow"
     """More topics were pending than `Policy.max_pending` allows: the client must come back and refetch."""
     REPLACED = "replaced"
-    """Its client put something else in its place: another connection of the same name, another request on this one."""
+    """Its client put something else in its place: another connection of the same durable subscription, or another
+    request on this one. Or it removed that subscription."""
     SLOW = "slow"
     SHUTDOWN = "shutdown"
 

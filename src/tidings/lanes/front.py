@@ -107,7 +107,7 @@ class Front:
         if not live.is_attended:
             await live.attend()
         method, tag = question
-        while (kept := live.lists.find(method, version)) is None:
+        while (kept := live.lists.find(method, version)) is None and live.lists.knows(method):
             asked = live.lists.asked(method, version)
             if asked is None:
                 replayed = _replay(messages, receive)

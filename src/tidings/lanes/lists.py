@@ -26,6 +26,13 @@ __all__ = ["Kept", "ListsLane"]
 _JSON_HEAD = b'{"jsonrpc":"2.0","id":'
 _SSE_HEAD = b"event: message\r\ndata: " + _JSON_HEAD
 
+_FEATURES = {
+    "tools/list": Feature.TOOLS,
+    "prompts/list": Feature.PROMPTS,
+    "resources/list": Feature.RESOURCES,
+    "resources/templates/list": Feature.RESOURCES,
+}
+
 
 class _Answer(msgspec.Struct):
     result: msgspec.Raw
@@ -75,9 +82,15 @@ class ListsLane:
         """The answer of this moment, if it is known. An old one goes on until whoever asks anew has been answered."""
         key = (method, version)
         kept = self._kept.get(key)
-        if kept is None or kept.state != self._live.state_of(method):
+        if kept is None or not self.knows(method) or kept.state != self._live.state_of(method):
             return None
         return kept if time.monotonic() < kept.until or key in self._asked else None
+
+    def knows(self, method: str) -> bool:
+        """Whether the state that an answer depends on is known. While the server is being read, it may be an old one,
+        and each caller has to ask for itself."""
+        feature = _FEATURES.get(method)
+        return feature is None or self._live.knows(feature)
 
     def asked(self, method: str, version: str) -> asyncio.Future[bool | None] | None:
         """Somebody has just asked the SDK for the same: a herd asks once. Whether the answer is now known; None if
@@ -125,6 +138,7 @@ class ListsLane:
         end = b"\r\n\r\n" if is_sse else b""
         if (
             start["status"] != 200
+            or not self.knows(key[0])
             or self._live.state_of(key[0]) != state
             or not body.startswith(head + tag + b',"result":{')
             or not body.endswith(b"}" + end)
@@ -141,5 +155,5 @@ class ListsLane:
         until = time.monotonic() + self._live.policy.list_memory
         kept = self._kept[key] = Kept(state, until, list(start["headers"]), head, body[len(head) + len(tag) :])
         if before is not None and before.state == state and before.tail != kept.tail and key[0] != "server/discover":
-            self._live.wake(Feature(key[0].partition("/")[0]))
+            self._live.wake(_FEATURES[key[0]])
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -19,7 +19,7 @@ from tidings.model import Feature
 if TYPE_CHECKING:
     from mcp.server import Server
 
-__all__ = ["UNKNOWN", "listed"]
+__all__ = ["UNKNOWN", "distinct", "listed"]
 
 UNKNOWN: Final = object()
 """In place of a lifespan's state, before any client came through it."""
@@ -62,6 +62,15 @@ async def _pages(server: Server[Any], method: str, member: str, lifespan: Any, r
             return items
         params["cursor"] = result["nextCursor"]
     raise TidingsError(f"{method} did not end after {_MOST_PAGES} pages")
+
+
+def distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """The first of each key: a server may list a thing twice, and its clients take the first."""
+    key = "uri" if feature is Feature.RESOURCES else "name"
+    seen: dict[Any, dict[str, Any]] = {}
+    for definition in listed:
+        seen.setdefault(definition.get(key, definition.get("uriTemplate")), definition)
+    return seen.values()
 
 
 class _Inquiry:
