@@ -335,8 +335,13 @@ async def test_a_route_that_is_put_before_it_later_is_asked_first(front: str) ->
         async def refuse(request: Any) -> Response:
             return Response(status_code=418)
 
-        door.app.router.routes.insert(0, Route("/mcp", endpoint=refuse, methods=["POST"]))
-        assert b"418" in (await door.send(changed())).status
+        async with door.line() as line:
+            assert b"200" in (await line.send(line.asks("tools/list"))).status
+            door.app.router.routes.insert(0, Route("/mcp", endpoint=refuse, methods=["POST"]))
+            assert b"418" in (await door.send(changed())).status
+            # On a connection that was open before, too: of a form that was seen, and of another.
+            assert b"418" in (await line.send(line.asks("tools/list"))).status
+            assert b"418" in (await line.send(line.asks("tools/list", X_New="yes"))).status
 
 
 async def test_an_app_that_is_mounted_elsewhere_answers_there_alone() -> None:
@@ -472,13 +477,27 @@ async def test_a_list_that_is_kept_keeps_its_session_from_idling_out() -> None:
             assert b"404" in (await line.send(listed(**named)(line))).status
 
 
+async def test_a_list_that_is_served_only_later_is_found_then() -> None:
+    async def list_tools(ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[])
+
+    server: Server[Any] = Server("later")
+    async with open_door(server, shared_lists=True) as door:
+        assert b"404" in (await door.send(changed())).status
+        server.add_request_handler("tools/list", types.PaginatedRequestParams, list_tools)
+        await door.live.refresh()
+        for _ in range(2):
+            assert b"200" in (await door.send(changed())).status
+        with counted(door, "sdk", 0):
+            await door.send(changed())
+
+
 # Bounds
 
 
 @pytest.mark.parametrize("front", FRONTS)
 async def test_what_is_remembered_of_requests_is_bounded(front: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdicts, "_MOST", 8)
-    monkeypatch.setattr(answers, "_MOST", 8)
     async with open_door(some_server(), front) as door:
         said = await door.send(changed())
         memos: list[dict[Any, Any]] = [door.front.verdicts._claims, door.front.verdicts._plain]
@@ -497,6 +516,13 @@ async def test_what_is_remembered_of_requests_is_bounded(front: str, monkeypatch
                 doors = [each for each in answers._doors.values() if each.front is door.front]
                 assert len(doors) == 1
                 assert len(doors[0]._heads) <= 8
+
+        # Who is traced says something else in each request, and no more than one is remembered of it.
+        last = next(reversed(memos[1]))
+        for number in range(1, 30):
+            traced = {"traceparent": f"00-{number:032x}-{number:016x}-01", "tracestate": f"vendor={number}"}
+            assert await door.send(posted(modern("tools/list", params={"_meta": {**META, **traced}}))) == said
+        assert list(memos[1])[-2] == last
 
         # And nothing large is remembered at all.
         await door.send(changed())

@@ -38,7 +38,9 @@ from pydantic import AnyHttpUrl
 from uvicorn.server import ServerState
 
 import tidings
+from tests.servers.door import open_door, some_server
 from tidings import seams
+from tidings.lanes.answers import QuickAnswers
 from tidings.lanes.channel import PARK
 from tidings.lanes.parked import ParkingProtocol
 
@@ -417,6 +419,30 @@ async def test_a_uvicorn_without_those_parts_is_left_alone() -> None:
 
     async with connected(Other, app) as reader:
         assert b"None" in await reader.readuntil(b"None")
+
+
+PARTS = ("pipeline", "cycle", "headers", "parser", "loop", "access_log", "access_logger")
+CLOCK = ("timeout_keep_alive", "timeout_keep_alive_task")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("missing", [None, *PARTS, *CLOCK])
+async def test_only_a_uvicorn_with_all_the_parts_has_lists_answered_at_the_connection(missing: str | None) -> None:
+    class Other(QuickAnswers):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+            part = self.__dict__.pop(missing) if missing is not None else None  # under another name, it would say
+            super().connection_made(transport)
+            if missing is not None:
+                setattr(self, missing, part)
+            found.append(self._door is not None)
+
+    found: list[bool] = []
+    async with open_door(some_server()) as door:
+        door.server.config.http_protocol_class = Other
+        for _ in range(3):
+            answer = await door.send(lambda line: line.asks("tools/list"))
+            assert b"200" in answer.status
+    assert found == [missing is None] * 3, "uvicorn has moved what answers.py uses; see `_name_parts` there"
 
 
 # Nowhere else

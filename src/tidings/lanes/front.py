@@ -18,7 +18,7 @@ from tidings.gate import Principal
 from tidings.lanes.channel import Message, Receive, Scope, Send
 from tidings.lanes.listen import ListenStream, Wanted
 from tidings.lanes.lists import Kept
-from tidings.lanes.verdicts import LISTEN, LISTS, Claim, Verdicts, form_of
+from tidings.lanes.verdicts import LISTEN, LISTS, Claim, Verdicts, form_of, tidied
 from tidings.lanes.wish import Wish
 
 if TYPE_CHECKING:
@@ -189,9 +189,8 @@ def _session_id(scope: Scope) -> bytes | None:
 
 
 def _tidy(scope: Scope) -> Scope:
-    # HTTP allows whitespace after a value; httptools, unlike h11, leaves it there, and the SDK compares.
     if any(value[-1:] in (b" ", b"\t") for _, value in scope["headers"]):
-        return {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
+        return {**scope, "headers": tidied(scope["headers"])}
     return scope
 
 
