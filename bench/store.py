@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import os
 import statistics
 import sys
@@ -63,7 +64,7 @@ class Side:
     """A live server with so many readers, and a store or none."""
 
     def __init__(self, store: Path | None, readers: int) -> None:
-        self.live = Live(MCPServer("bench"), store=store)
+        self.live = Live(MCPServer("bench", log_level="ERROR"), store=store)
         self._edition = count()
         for _ in range(readers):
             self.live.hub.subscribe(self.live.hub.open(self._deliver), "tools", uris=["file:///{+path}"])
@@ -138,27 +139,27 @@ def many(folder: Path, changes: int) -> list[Row]:
     path = folder / "many.db"
     side = Side(path, 0)
     side.live.close()
-    side.live = live = Live(MCPServer("bench"), store=path, policy=Policy(journal_changes=2_000))
+    side.live = live = Live(MCPServer("bench", log_level="ERROR"), store=path, policy=Policy(journal_changes=2_000))
     wal = path.with_name(path.name + "-wal")
-    largest = longest = half = 0
+    largest = longest = 0
+    files: list[int] = []
     start = perf_counter()
-    for part in range(100):
+    for _ in range(100):
         side.change_tools(changes // 200)
         side.change_contents(changes // 200)
         live.keeper.flush(60)
         largest = max(largest, path.stat().st_size + (wal.stat().st_size if wal.exists() else 0))
         longest = max(longest, len(live.hub.journal))
-        if part == 49:
-            half = largest
+        files.append(path.stat().st_size)
     took = perf_counter() - start
     live.close()
     kept = len(peek(path).journal)
     rate = f"{changes:,} changes in {took:.1f} s"
     return [
-        Row("store_file", f"the file and its log at their largest, {changes:,} changes", largest / 2**20, half / 2**20,
-            largest / 2**20, "MiB", "≤ 32", largest <= 32 << 20, rate),
-        Row("store_grows", "the second half's largest over the first half's", largest / half, 1, 1, "×", "≤ 1.1",
-            largest <= 1.1 * half),
+        Row("store_file", f"the file and its log at their largest, {changes:,} changes", largest / 2**20,
+            min(files) / 2**20, largest / 2**20, "MiB", "≤ 32", largest <= 32 << 20, rate),
+        Row("store_grows", "the file at the end over half of the changes before", files[-1] / files[49], 1, 1, "×",
+            "≤ 1.1", files[-1] <= 1.1 * files[49]),
         Row("store_journal", "changes in the journal at most", longest, longest, longest, "", "≤ 4,000",
             longest <= 4_000, f"{kept} in the file, {path.stat().st_size / 2**20:.1f} MiB when closed"),
     ]  # fmt: skip
@@ -180,6 +181,7 @@ def main() -> None:
     parser.add_argument("--changes", type=int, help="for the bounds; 1,000,000 unless told")
     parser.add_argument("--json", action="store_true", dest="as_json")
     options = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR)  # or the SDK sets up its own, which would be what is measured
     rounds, changes = (5, 4_000) if options.quick else (15, 10_000)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

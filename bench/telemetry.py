@@ -1,11 +1,14 @@
 """What it costs to be seen: one delivery with telemetry over one without, side by side: `python bench/telemetry.py`.
 
-Three servers in one process, each with as many listen streams, opened through its whole ASGI app; each stream's bytes
-go through a real TCP socket. The servers take turns within each round, as in `bench/core.py`, whose measure it is: CPU
-time of this thread, the ratio of the medians. Without uvicorn, whose part is the same for all three and would only make
-the ratios smaller.
+Four servers in one process, each with as many listen streams, opened through its whole ASGI app; each stream's bytes
+go through a real TCP socket. CPU time of this thread, the ratio of the medians. Without uvicorn, whose part is the same
+for all and would only make the ratios smaller.
 
-* *without*: the same source with every line taken out that counts or observes, and telemetry switched off;
+Sockets that were just written to cost more to write to again, so who runs after whom matters by more than what is
+measured. The servers take turns in an order in which each runs in each place, and after each other one, equally often;
+and one of them is there twice, to show what the ratio of the same with the same is.
+
+* *without*: the same source with every line taken out that counts or observes, and telemetry switched off; twice;
 * *counted*: as it comes, with no SDK of OpenTelemetry in the process;
 * *exported*: with one, spans and metrics serialized as for a collector. What a collection of metrics costs, which
   happens once a minute, stands by itself.
@@ -39,9 +42,12 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # as a script, it is not in its package
 
-from bench.core import Row, Scale, interleaved, machine, middle, no_collections, ratio, row, written
+from bench.core import Row, Scale, machine, middle, no_collections, ratio, row, written
 from tidings import Live
 from tidings.telemetry import Telemetry
+
+ORDERS = ((0, 1, 3, 2), (1, 2, 0, 3), (2, 3, 1, 0), (3, 0, 2, 1))
+"""Each in each place once, and after each other one once."""
 
 
 class Encoding(SpanExporter):
@@ -199,30 +205,39 @@ async def measure(scale: Scale) -> list[Row]:
     provider.add_span_processor(BatchSpanProcessor(Encoding(), schedule_delay_millis=3_600_000))
     reader = InMemoryMetricReader()
     telemetry = Telemetry(tracer_provider=provider, meter_provider=MeterProvider([reader], shutdown_on_exit=False))
-    servers = [Seen(False), Seen(True), Seen(telemetry, provider.force_flush)]
+    servers = [Seen(False), Seen(True), Seen(telemetry, provider.force_flush), Seen(False)]
     rows: list[Row] = []
     try:
         for number, server in enumerate(servers):
             await server.open(streams)
-            if not number:
+            if number in (0, 3):
                 server.strip()
+        times: list[list[float]] = [[] for _ in servers]
         with no_collections():
-            without, counted, exported = interleaved(scale.rounds, *(server.sample for server in servers))
+            for turn in range(-len(ORDERS), scale.rounds):
+                for index in ORDERS[turn % len(ORDERS)]:
+                    taken = servers[index].sample()
+                    if turn >= 0:
+                        times[index].append(taken)
+        without, counted, exported, again = times
         cost = [1e6 * taken / streams for taken in without]
         rows.append(row("delivery", f"a delivery without, {streams:,} streams", middle(cost), "µs"))
+        rows.append(row("control", "  the same, over that", ratio(again, without)))
         rows.append(row("counted", "  counted, with no exporter, over that", ratio(counted, without), most=1.02))
         rows.append(row("exported", "  exported, over that", ratio(exported, without), most=1.15))
-        times = []
+        collections = []
         for _ in range(scale.rounds):
             servers[2].sample()
             start = thread_time()
             data = reader.get_metrics_data()
             assert data is not None
             encode_metrics(data).SerializeToString()
-            times.append(1e3 * (thread_time() - start))
-        rows.append(row("collection", f"a collection after {streams:,} deliveries", middle(times), "ms"))
+            collections.append(1e3 * (thread_time() - start))
+        rows.append(row("collection", f"a collection after {streams:,} deliveries", middle(collections), "ms"))
         for server in servers:
-            assert server.live.hub.counts.sent["tools"] == (0 if server is servers[0] else server._round * streams)
+            assert server.live.hub.counts.sent["tools"] == (
+                0 if server in (servers[0], servers[3]) else server._round * streams
+            )
     finally:
         for server in reversed(servers):  # one lifespan is inside the other
             await server.close()
@@ -232,11 +247,13 @@ async def measure(scale: Scale) -> list[Row]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="What telemetry adds to the cost of a delivery.")
-    parser.add_argument("--rounds", type=int, default=0, help="how often the servers take turns (201)")
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="how often the servers take turns, a multiple of four (400)"
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: whether it works, not how fast")
     parser.add_argument("--json", action="store_true", help="for scripts")
     options = parser.parse_args(arguments)
-    scale = Scale(rounds=options.rounds or (3 if options.quick else 201), part=50 if options.quick else 1)
+    scale = Scale(rounds=options.rounds or (3 if options.quick else 400), part=50 if options.quick else 1)
     rows = asyncio.run(measure(scale))
     about = machine() | {"rounds": scale.rounds, "quick": options.quick}
     if options.json:

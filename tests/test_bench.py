@@ -231,3 +231,13 @@ def test_the_page_gets_what_was_measured_between_its_marks(tmp_path: Path, monke
         assert (tmp_path / "plots" / picture).exists()
     plots.write_page(samples_of_two_rounds(), [], about)
     assert page.read_text().count(plots.BEGIN) == 1
+
+
+def test_the_bench_of_telemetry_has_its_figures_its_targets_and_a_control() -> None:
+    command = [sys.executable, str(BENCH.with_name("telemetry.py")), "--quick", "--json"]
+    printed = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
+    rows = {row["key"]: row for row in json.loads(printed)["rows"]}
+
+    targets = {"delivery": "", "control": "", "counted": "≤ 1.02", "exported": "≤ 1.15", "collection": ""}
+    assert {key: row["target"] for key, row in rows.items()} == targets
+    assert all(math.isfinite(row["value"]) and row["value"] > 0 for row in rows.values())

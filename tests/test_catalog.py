@@ -596,3 +596,15 @@ def test_many_threads_may_change_the_catalog_at_once(catalog: Catalog) -> None:
         assert change.item.definition == {"name": change.key}
     assert {change.key for change in heard} == {f"{one}-{other}" for one in range(workers) for other in range(each)}
     assert all(later.previous == earlier.version for earlier, later in pairwise(heard))
+
+
+def test_copies_of_one_state_that_go_on_apart_never_give_two_contents_one_version() -> None:
+    """As a backup that was restored, beside the server that went on."""
+    first, second = Catalog(life="a"), Catalog(life="b")
+    for catalog in (first, second):
+        catalog.restore((), {}, {}, 7 << 32)
+        catalog.resources.updated("file:///a")
+
+    one, other = first.resources.content("file:///a"), second.resources.content("file:///a")
+    assert one.revision == other.revision
+    assert one.digest != other.digest

@@ -26,7 +26,8 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from typer.testing import CliRunner, Result
 
-from tidings.cli import app, main
+from tidings.cli import main
+from tidings.cli.commands import app
 from tidings.cli.config import CLIENTS
 from tidings.cli.config import Client as Program
 
@@ -125,7 +126,7 @@ class Told:
 
 
 def test_help_needs_neither_the_sdk_nor_a_server() -> None:
-    program = "import sys, tidings.cli; print(*sys.modules)"
+    program = "import sys, tidings.cli.commands; print(*sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=DEADLINE
     )

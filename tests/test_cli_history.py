@@ -25,7 +25,7 @@ from tests.servers.ears import serving as serving_board
 from tests.servers.receiver import receiving, verify
 from tests.test_cli import DEADLINE, EXAMPLE, HELLO, TIDINGS, Served, serving, started, tidings
 from tidings import TidingsError
-from tidings.cli import app
+from tidings.cli.commands import app
 from tidings.store.sqlite import peek
 
 pytestmark = pytest.mark.anyio

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import ipaddress
+import logging
 import time
 from pathlib import Path
 
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,14 +36,15 @@ ALLOWED = ["1.1.1.1", "8.8.8.8", "93.184.215.14", "2606:4700:4700::1111", "2a00:
 
 
 @pytest.mark.parametrize("address", REFUSED)
-async def test_no_request_goes_to_an_address_that_is_not_public(address: str) -> None:
+async def test_no_request_goes_to_an_address_that_is_not_public(address: str, caplog: pytest.LogCaptureFixture) -> None:
     assert why_not_public(ipaddress.ip_address(address)) is not None
 
     async def resolve(host: str, port: int) -> list[str]:
         return ["93.184.215.14", address]
 
     outcome = await Courier(timeout=5, resolve=resolve).post("https://receiver.example/", {}, b"")
-    assert address in str(outcome.error)
+    assert address in caplog.text
+    assert address not in str(outcome.error), "whoever put the webhook is to learn nothing of our network"
     assert "nothing was sent" in str(outcome.error)
 
 
@@ -141,7 +144,7 @@ async def test_a_name_that_changes_its_address_after_the_check_is_asked_only_onc
 
     strict = Courier(timeout=5, resolve=resolve)
     outcome = await strict.post(receiver.url, {}, b"hello")
-    assert "receiver.example leads to 10.0.0.1" in str(outcome.error)
+    assert "receiver.example leads to an address that is not public" in str(outcome.error)
 
 
 async def test_a_certificate_of_somebody_else_or_of_an_unknown_authority_is_refused(
@@ -204,6 +207,23 @@ async def test_retry_after_in_seconds(value: str, least: float | None, most: flo
         receiver.answer = lambda delivery: (503, {"retry-after": value})
         outcome = await Courier(timeout=5).post(receiver.url, {}, b"")
         assert outcome.retry_after == least == most
+
+
+async def test_retry_after_of_no_time_at_all() -> None:
+    async with receiving() as receiver:
+        zone = "+99999999999999999999"
+        receiver.answer = lambda delivery: (503, {"retry-after": f"Mon, 01 Jan 2024 00:00:00 {zone}"})
+        outcome = await Courier(timeout=5).post(receiver.url, {}, b"")
+        assert (outcome.status, outcome.retry_after) == (503, None)
+
+
+async def test_the_url_of_a_delivery_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with receiving() as receiver, httpx2.AsyncClient() as client:
+        assert (await Courier(timeout=5).post(f"{receiver.url}&token=SECRET", {}, b"")).error is None
+        assert "SECRET" not in caplog.text
+        await client.post(f"{receiver.url}&mine", content=b"")
+        assert "mine" in caplog.text, "those of others are"
 
 
 async def test_retry_after_as_a_date() -> None:

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.catalog import Catalog
-from tidings.cursor import Cursor, told_by
+from tidings.cursor import Cursor
 from tidings.hub import Hub
 from tidings.model import Feature, Version
+from tidings.resume import resumed
 
 TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
 
@@ -22,6 +23,7 @@ nearly = st.fixed_dictionaries(
     {},
     optional={
         "epoch": st.text() | anything,
+        "asOf": anything,
         "topics": anything | st.dictionaries(st.sampled_from(["tools", "prompts", "x"]), anything),
         "uris": anything
         | st.dictionaries(st.text(), st.fixed_dictionaries({"revision": anything, "digest": anything})),
@@ -29,9 +31,15 @@ nearly = st.fixed_dictionaries(
 )
 
 
-@given(st.text(), st.dictionaries(st.sampled_from(list(Feature)) | st.text(), st.none() | versions))
-def test_a_cursor_comes_back_from_the_wire_as_it_was(epoch: str, known: dict[Feature | str, Version | None]) -> None:
-    assert Cursor.parse(Cursor(epoch, known).as_json()) == Cursor(epoch, known)
+@given(
+    st.text(),
+    st.dictionaries(st.sampled_from(list(Feature)) | st.text(), st.none() | versions),
+    st.none() | st.integers(0, 2**63 - 1),
+)
+def test_a_cursor_comes_back_from_the_wire_as_it_was(
+    epoch: str, known: dict[Feature | str, Version | None], as_of: int | None
+) -> None:
+    assert Cursor.parse(Cursor(epoch, known, as_of).as_json()) == Cursor(epoch, known, as_of)
 
 
 def test_members_without_anything_are_left_out() -> None:
@@ -47,16 +55,18 @@ def test_members_without_anything_are_left_out() -> None:
 def test_any_json_at_all_is_a_cursor_or_unknown_and_can_be_resumed_from(garbage: Any) -> None:
     hub = Hub(Catalog())
     heard: list[Any] = []
-    told = told_by(garbage, "here", [TOOLS, "file:///a"])
+    told, refetch = resumed(garbage, "here", hub, [TOOLS, "file:///a", "board://*"])
 
     hub.subscribe(heard.append, "tools", uris=["file:///a"], told=told)
 
     cursor = Cursor.parse(garbage)
     if cursor is None:
         assert told == {TOOLS: None, "file:///a": None}
+        assert refetch == ("board://*",)
         assert [(each.topic, each.complete) for each in heard] == [(TOOLS, False), ("file:///a", False)]
     else:
-        assert told.keys() == cursor.versions.keys()
+        assert told.keys() <= cursor.versions.keys()
+        assert bool(refetch) == (cursor.as_of is not None and (cursor.epoch != "here" or cursor.as_of != 0))
 
 
 @pytest.mark.parametrize(
@@ -104,3 +114,9 @@ def test_a_client_goes_on_from_what_it_read_last() -> None:
 
     assert first.then(Cursor("e", {TOOLS: Version(3, "c")})).versions == {TOOLS: (3, "c"), PROMPTS: (2, "b")}
     assert first.then(Cursor("f", {TOOLS: Version(3, "c")})) == Cursor("f", {TOOLS: Version(3, "c")})
+    watcher = first.then(Cursor("e", {}, 5))
+    assert watcher == Cursor("e", first.versions, 5)
+    assert watcher.then(Cursor("e", {"file:///a": Version(6, "d")})).as_of == 5, (
+        "one notification says nothing of others"
+    )
+    assert watcher.then(Cursor("e", {}, 9)).as_of == 9

@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
-    invariant,
     precondition,
     rule,
     run_state_machine_as_test,
 )
+from msgspec import structs
 
-from tidings import BUSY, Catalog, Feature, Hub, Journal, LimitReached, Notification, Policy, Version
-from tidings.durable import Durable, Durables, Owner
+from tidings import BUSY, Catalog, Feature, Hub, Journal, LimitReached, Notification, Policy, TidingsError, Version
+from tidings.durable import SERVER, Durable, Durables, Owner, Webhook
 from tidings.lanes.templates import read_template
+from tidings.mailbox import Filter
 from tidings.store import Batch
 from tidings.store.memory import MemoryStore
 from tidings.subscriber import Subscriber
@@ -26,6 +27,8 @@ from tidings.visit import LONGEST_HOLD, Visit
 
 TOOLS, PROMPTS, RESOURCES = Feature.TOOLS, Feature.PROMPTS, Feature.RESOURCES
 KEY = (None, "laptop")
+HALF = {"name": "\ud800"}  # half of a surrogate pair, which JSON can say and UTF-8 can't
+EXAMPLES = 150
 
 
 class Place:
@@ -46,12 +49,13 @@ class Place:
         self.batch = Batch()
         self.catalog.follow(self.batch.take)
         self.hub = Hub(self.catalog, journal=journal, clock=lambda: self.now, templates=read_template)
-        self.durables = Durables(self.hub, state.durables.values())
+        self.durables = Durables(self.hub, state.durables.values(), rouse=lambda: True)
         self.saved = self.catalog.revision
 
     def hold(self) -> None:
         """Tell nobody of what is not saved."""
         self.durables.is_saved = lambda revision: revision <= self.saved
+        self.durables.written()
 
     def save(self) -> None:
         self.batch.durables.update(self.durables.collect())
@@ -59,6 +63,7 @@ class Place:
         self.store.write(self.batch)
         self.batch.__init__()  # type: ignore[misc]
         self.saved = self.catalog.revision
+        self.durables.written()
         self.durables.release()
 
     def settle(self) -> None:
@@ -99,7 +104,7 @@ class Client:
         told: dict[Any, Version | None] = resume or {}
         if visit is not None:
             visit.watch(self.subscriber)
-            told = visit.told(resume)
+            told = {**visit.told(), **told}
         hub.subscribe(self.subscriber, *features, uris=uris, told=told)
         return visit
 
@@ -296,10 +301,24 @@ def test_what_waits_for_a_slow_reader_is_not_told_yet(place: Place) -> None:
     add(place, "b")
     assert client.keys == [("added", "a")]
     place.settle()
+    client.leave()
     place.save()
     place.die()
 
     assert Client(place).keys == [("added", "b")]
+
+
+def test_what_was_told_after_the_last_saving_is_not_forgotten(place: Place) -> None:
+    place.hold()
+    client = Client(place)
+    add(place, "a")
+    place.save()
+    assert client.keys == [("added", "a")], "when it was written down"
+    place.die()
+    place.catalog.tools.remove("a")
+
+    again = Client(place)
+    assert [(each.topic, each.complete) for each in again.heard] == [(TOOLS, False)]
 
 
 def test_what_was_told_just_before_a_connection_broke_is_told_again(place: Place) -> None:
@@ -410,7 +429,7 @@ def test_what_was_not_watched_before_is_known_as_of_now(place: Place) -> None:
 
     again = Client(place, TOOLS, PROMPTS, uris=["a://1", "a://2", "b://{+path}", "c://{+path}"])
 
-    assert again.keys == [("updated", "b://1"), ("updated", "a://1")]
+    assert again.keys == [("updated", "a://1"), ("updated", "b://1")]
     again.leave()
     place.catalog.resources.updated("a://2")
     assert Client(place, PROMPTS, uris=["a://2"]).keys == [("updated", "a://2")]
@@ -433,7 +452,7 @@ def test_more_contents_than_are_kept_one_by_one_are_known_all_the_same(place: Pl
     assert sorted(Client(place, uris=uris).keys) == [("updated", "a://5"), ("updated", "a://999")]
 
 
-def test_more_than_may_wait_is_not_owed() -> None:
+def test_of_more_than_may_wait_it_is_told_to_refetch() -> None:
     place = Place(max_pending=10)
     client = Client(place, TOOLS, uris="a://{+path}")
     client.leave()
@@ -443,7 +462,9 @@ def test_more_than_may_wait_is_not_owed() -> None:
     again = Client(place, TOOLS, uris="a://{+path}")
     assert again.subscriber is not None
     assert not again.subscriber.is_closed, "it would come back to the same"
-    assert ("updated", "a://49") in again.keys
+    assert again.keys == []
+    assert again.visit is not None
+    assert again.visit.resumed().refetch == ("a://{+path}",), "for the acknowledgement"
 
 
 @pytest.mark.parametrize(
@@ -485,10 +506,46 @@ def test_whose_client_was_there_when_the_server_died_has_its_time_to_come_back()
     assert len(place.durables) == 0, "in the store, too"
 
 
-@pytest.mark.parametrize("asked", [None, 3, "laptop", [], {}, {"name": ""}, {"name": 3}, {"name": "x" * 257}])
+def test_a_time_beyond_all_numbers_is_the_longest(place: Place) -> None:
+    visit = place.durables.enter({"name": "laptop", "ttl": 10**400}, None, [TOOLS], [], {}, lambda: None)
+    assert visit is not None
+    assert visit.ack["ttl"] == place.policy.durable_ttl
+
+
+@pytest.mark.parametrize("asked", [None, 3, "laptop", [], {}, {"name": ""}, {"name": 3}, {"name": "x" * 257}, HALF])
 def test_what_is_no_name_makes_nothing_durable(place: Place, asked: Any) -> None:
     assert place.durables.enter(asked, None, [TOOLS], [], {}, lambda: None) is None
     assert place.durables.terms(asked, None) == {}
+    assert len(place.durables) == 0
+
+
+@pytest.mark.parametrize(
+    ("uris", "terms"),
+    [(["a://\ud800"], {}), ([], {"names": ["\ud800"]}), ([f"a://{number:0100}" for number in range(10_000)], {})],
+    ids=["uri", "terms", "size"],
+)
+def test_what_could_not_be_written_down_makes_nothing_durable(place: Place, uris: list[str], terms: Any) -> None:
+    assert place.durables.enter({"name": "laptop"}, None, [TOOLS], uris, terms, lambda: None) is None
+    with pytest.raises(TidingsError):
+        place.durables.put(Durable(name="laptop", uris=tuple(uris), terms=terms))
+    assert len(place.durables) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "uris", "said"),
+    [
+        ("", (), "1 to 256 characters"),
+        ("x" * 257, (), "1 to 256 characters"),
+        ("\ud800", (), "half a character"),
+        ("laptop", ("a://{",), "not a URI template"),
+        ("laptop", ("a://\ud800*",), "half a character"),
+        ("laptop", tuple(f"a://{number}" for number in range(4)), r"Policy\.max_uris"),
+    ],
+)
+def test_what_can_not_be_is_refused_in_words(name: str, uris: tuple[str, ...], said: str) -> None:
+    place = Place(max_uris=3)
+    with pytest.raises(TidingsError, match=said):
+        place.durables.put(Durable(name=name, features=(TOOLS,), uris=uris))
     assert len(place.durables) == 0
 
 
@@ -522,6 +579,76 @@ def test_one_that_is_removed_is_ended_and_forgotten(place: Place) -> None:
     assert [each.name for each in place.durables.all()] == ["other"]
 
 
+def test_who_watches_something_else_than_what_is_put_is_ended_and_does_not_undo_it(place: Place) -> None:
+    client = Client(place, TOOLS, uris="a://1")
+    place.settle()
+    add(place, "a")
+    place.settle()
+    place.durables.put(Durable(name="laptop", features=(TOOLS, PROMPTS), uris=("b://1",), ttl=9))
+    assert client.is_ended
+    client.leave()
+    place.save()
+    place.die()
+
+    kept = place.durables.get(KEY)
+    assert kept is not None
+    assert (kept.features, kept.uris, kept.expires) == ((TOOLS, PROMPTS), ("b://1",), place.now + 9)
+    again = Client(place, TOOLS, PROMPTS, uris="b://1")
+    assert again.keys == [], "what the former one was told counts"
+
+
+def test_who_watches_what_is_put_stays(place: Place) -> None:
+    client = Client(place, TOOLS, PROMPTS)
+    place.durables.put(Durable(name="laptop", features=(PROMPTS, TOOLS), ttl=9))
+    assert not client.is_ended
+    assert place.durables.is_connected(KEY)
+    client.leave()
+    kept = place.durables.get(KEY)
+    assert kept is not None
+    assert kept.expires == place.now + 9
+
+
+def test_contents_that_are_no_longer_watched_are_forgotten(place: Place) -> None:
+    uris: tuple[str, ...] = ()
+    kept = Durable(name="laptop")
+    for number in range(3):
+        uris = ("b://1", *(f"a://{number}/{each}" for each in range(50)))
+        kept = place.durables.put(Durable(name="laptop", uris=uris, ttl=9, expires=place.now + 9))
+        for uri in uris:
+            place.catalog.resources.updated(uri)
+    assert list(kept.contents) == ["b://1"]
+
+
+def test_several_of_one_name_can_be_listed(place: Place) -> None:
+    owners: list[Owner] = [("me", None), None, ("me", "x"), SERVER]
+    for owner in owners:
+        place.durables.put(Durable(name="laptop", owner=owner, ttl=9))
+    assert {each.owner for each in place.durables.all()} == set(owners)
+
+
+def test_without_a_store_nothing_is_noted_for_it(place: Place) -> None:
+    durables = Durables(place.hub)
+    durables.put(Durable(name="laptop", ttl=9))
+    assert not durables.is_waiting
+    durables = Durables(place.hub, rouse=lambda: False)
+    durables.put(Durable(name="laptop", ttl=9))
+    assert not durables.is_waiting
+
+
+@pytest.mark.parametrize("expires", [None, 1001.0])
+def test_the_time_of_a_webhook_runs_only_when_it_was_given_up(place: Place, expires: float | None) -> None:
+    tried = Webhook(url="https://a.example/", secret="s", attempts=3, next_attempt=9000.0)
+    dead = Webhook(url="https://a.example/", secret="s", is_dead=True)
+    kept = [Durable(name="tried", ttl=5, expires=expires, webhook=tried)]
+    kept.append(Durable(name="dead", ttl=5, expires=expires, webhook=dead))
+    place.now += 0.5
+    durables = Durables(place.hub, kept)
+    ends = {each.name: each.expires for each in durables.all()}
+    assert ends == {"tried": None, "dead": 1005.5 if expires is None else expires}
+    place.now += 10
+    assert [each.name for each in durables.all()] == ["tried"]
+
+
 def test_fields_can_be_changed_and_terms_are_kept(place: Place) -> None:
     place.durables.enter({"name": "laptop"}, None, [TOOLS], [], {"operations": ["added"]}, lambda: None)
     place.durables.change(KEY, ttl=7.0)
@@ -549,6 +676,8 @@ def test_nobody_is_told_of_what_would_be_forgotten_with_the_server(place: Place)
     place.hold()
     client = Client(place, TOOLS, PROMPTS)
     add(place, "a")
+    assert client.heard == []
+    place.durables.release()
     assert client.heard == []
     place.catalog.tools.remove("a")
     add(place, "b")
@@ -603,13 +732,13 @@ class Comings(RuleBasedStateMachine):
             self.knows = {topic: self.place.catalog.version(topic).digest for topic in self.topics()}
             self.lately.clear()
         self.hear()
-        self.may_repeat.clear()
 
     def hear(self) -> None:
         assert self.client is not None
         for each in self.client.heard:
             if self.is_exact and each.topic not in self.may_repeat:
                 assert each.version.digest != self.knows[each.topic], f"told again of {each.topic}"
+            self.may_repeat.discard(each.topic)
             self.lately.setdefault(each.topic, self.knows[each.topic])
             self.knows[each.topic] = each.version.digest
         self.client.heard.clear()
@@ -664,9 +793,19 @@ class Comings(RuleBasedStateMachine):
         """With what was saved a moment ago, or without what happened since, which the sources then say again."""
         if self.client is not None:
             self.hear()
+            assert self.client.subscriber is not None
+            mailbox = self.client.subscriber.mailbox
+            self.may_repeat |= mailbox.entries.keys() if mailbox else set()  # nobody knows whether that was sent yet
         self.may_repeat |= self.lately.keys()
         if is_saved:
             self.place.save()
+        kept = self.place.store._state.durables.get(KEY)
+        if kept is not None and self.client is not None:
+            # It may have been told of what changed after this was written, for all that the next server knows.
+            for topic in self.topics():
+                version = self.place.catalog.version(topic)
+                if version.revision > kept.as_of or kept.told.get(topic, version) != version:
+                    self.may_repeat.add(topic)
         self.client = None
         items = list(self.place.catalog.tools)
         contents = self.place.catalog.resources.contents()
@@ -678,17 +817,46 @@ class Comings(RuleBasedStateMachine):
                 self.place.catalog.resources.updated(uri, etag=f"again {version}")
 
     @rule()
-    def save(self) -> None:
-        self.place.save()
-
-    @invariant()
-    def is_up_to_date(self) -> None:
-        if getattr(self, "client", None) is None or self.place.saved < self.place.catalog.revision:
+    def look(self) -> None:
+        """Once everything is saved, it has been told everything."""
+        if getattr(self, "client", None) is None:
             return
+        self.place.save()
         self.hear()
+        self.may_repeat.clear()
         for topic in self.topics():
             assert self.knows[topic] == self.place.catalog.version(topic).digest, f"never told of {topic}"
 
 
 def test_whatever_happens_a_name_is_told_of_all_and_never_twice() -> None:
-    run_state_machine_as_test(Comings, settings=settings(max_examples=150, stateful_step_count=25))
+    run_state_machine_as_test(Comings, settings=settings(max_examples=EXAMPLES, stateful_step_count=25))
+
+
+def test_what_only_the_filter_ruled_out_is_no_reason_to_refetch() -> None:
+    place = Place(journal_changes=1)
+    wanted = Filter(names=["keep*"])
+    client = Client(place, filter=wanted)
+    for name in ("other1", "other2", "other3"):
+        add(place, name)
+    client.leave()
+
+    again = Client(place, filter=wanted)
+
+    assert (client.heard, again.heard) == ([], [])
+    add(place, "keep")
+    assert again.keys == [("added", "keep")]
+
+
+def test_a_new_pattern_is_known_as_of_when_it_was_put_and_not_as_of_when_somebody_comes(place: Place) -> None:
+    Client(place, uris="a://{+path}").leave()
+    for uri in ("a://1", "b://1"):
+        place.catalog.resources.updated(uri)
+    kept = place.durables.get(KEY)
+    assert kept is not None
+    place.durables.put(structs.replace(kept, uris=("a://{+path}", "b://{+path}")))
+    for uri in ("a://2", "b://2"):
+        place.catalog.resources.updated(uri)
+
+    client = Client(place, uris=["a://{+path}", "b://{+path}"])
+
+    assert sorted(client.keys) == [("updated", "a://1"), ("updated", "a://2"), ("updated", "b://2")]

@@ -90,6 +90,38 @@ def test_the_journal_is_bounded_by_age(clock: Clock) -> None:
     assert journal.since(4, TOOLS) == []
 
 
+def test_the_journal_is_bounded_by_size(clock: Clock) -> None:
+    catalog, journal = filled(Policy(journal_bytes=1000), clock)
+    for number in range(20):
+        catalog.tools.add({"name": f"{number:02}", "title": "x" * 174})  # 200 bytes of JSON
+    for _ in range(20):
+        catalog.resources.updated("a://b", note="x" * 239)
+
+    assert [change.key for change in journal.since((catalog.version(TOOLS)).revision - 5, TOOLS) or ()] == [
+        *("15", "16", "17", "18", "19")
+    ]
+    assert journal.since(catalog.version(TOOLS).revision - 6, TOOLS) is None
+    assert len(journal.contents_since(catalog.revision - 4) or ()) == 4
+    assert journal.contents_since(catalog.revision - 5) is None
+    for number in range(20):
+        catalog.tools.remove(f"{number:02}")
+    assert len(journal.since(catalog.revision - 5, TOOLS) or ()) == 5, "what was removed is kept alive as well"
+    assert journal.since(catalog.revision - 6, TOOLS) is None
+
+
+def test_a_journal_is_restored_with_its_floors(clock: Clock) -> None:
+    catalog, journal = filled(Policy(journal_changes=3), clock)
+    for name in "abcde":
+        catalog.tools.add({"name": name})
+    restored = Journal(Policy(journal_changes=2))
+    restored.restore(journal.since(2, TOOLS) or [], journal.floors())
+
+    assert journal.floors() == {TOOLS: 2, PROMPTS: 0, Feature.RESOURCES: 0, None: 0}
+    assert revisions(restored.since(3, TOOLS)) == [4, 5], "as far as the policy still allows"
+    assert restored.since(2, TOOLS) is None
+    assert restored.since(0, PROMPTS) == []
+
+
 def test_a_journal_of_no_length_knows_only_that_nothing_changed(clock: Clock) -> None:
     catalog, journal = filled(Policy(journal_changes=0), clock)
     catalog.tools.add({"name": "a"})
@@ -134,3 +166,19 @@ def test_net_changes_lead_from_the_first_state_to_the_last_with_one_change_per_i
     assert state == {item.key: item.json for item in catalog.tools.snapshot()}
     assert len({change.key for change in seen}) == len(seen)
     assert [change.revision for change in seen] == sorted(change.revision for change in seen)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=60), st.integers(0, 8))
+def test_what_is_known_of_one_content_is_what_is_known_of_it_among_all(uris: list[str], most: int) -> None:
+    catalog = Catalog()
+    journal = Journal(Policy(journal_changes=most))
+    catalog.follow(journal.append)
+    for uri in uris:
+        catalog.resources.updated(uri)
+        kept, _ = journal.after(-1)
+        for each in "abc":
+            for revision in (-1, kept[0].revision if kept else 0, catalog.revision - 1):
+                expected = [change for change in kept if change.topic == each and change.revision > revision]
+                assert journal.after(revision, each)[0] == expected
+    trails = journal._contents._trails.values()
+    assert sum(map(len, trails)) <= 2 * (most + 3), "what is forgotten is let go of"

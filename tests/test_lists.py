@@ -492,6 +492,67 @@ async def test_a_list_that_is_served_only_later_is_found_then() -> None:
             await door.send(changed())
 
 
+# Beforehand
+
+
+@pytest.mark.parametrize("front", FRONTS)
+async def test_where_a_herd_came_before_the_answer_is_there_before_the_next_one_asks(front: str) -> None:
+    """And it is what the SDK would have said, cursor and all."""
+    async with open_door(some_server(), front) as door:
+        await warm(door)
+        for number in range(3):
+            for method in LISTS:
+                assert b"200" in (await door.send(lambda line, method=method: line.asks(method))).status
+            with counted(door, "sdk", 0), door.live.catalog.batch():  # many changes are one
+                door.live.tools.add(lambda: "", name=f"new{number}", description="100 % — grüße")
+                door.live.tools.add(lambda: "", name=f"other{number}", description="")
+                door.live.resources.add(lambda: "", uri=f"door://new{number}", name="new", description=None)
+            for method in LISTS:
+                with counted(door, "sdk", 0):
+                    told = await door.send(lambda line, method=method: line.asks(method))
+                assert told == await door.by_sdk(lambda line, method=method: line.asks(method))
+        assert b"new2" in (await door.send(changed())).body
+
+
+async def test_where_nobody_asks_nothing_is_made() -> None:
+    server = some_server()
+    async with open_door(server) as door:
+        await warm(door)
+        made: list[str] = []
+        original = door.live.answered
+
+        async def answered(method: str, version: str) -> dict[str, Any]:
+            made.append(method)
+            return await original(method, version)
+
+        door.live.answered = answered  # type: ignore[method-assign]
+        for number in range(5):
+            door.live.tools.add(lambda: "", name=f"new{number}", description="")
+            await door.send(lambda line: line.request(b"", start="GET /nothing HTTP/1.1"))
+        assert made == ["tools/list"]
+
+        own: Any = Own()
+        await warm(door)
+        server.middleware.append(own)
+        door.live.tools.add(lambda: "", name="last", description="")
+        await warm(door)
+        assert made == ["tools/list"]
+
+
+async def test_what_can_not_be_made_beforehand_is_made_for_whoever_asks(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_door(some_server()) as door:
+        await warm(door)
+
+        async def answered(method: str, version: str) -> dict[str, Any]:
+            raise RuntimeError("no")
+
+        door.live.answered = answered  # type: ignore[method-assign]
+        door.live.tools.add(lambda: "", name="new", description="")
+        with counted(door, "sdk", 1):
+            for _ in range(3):
+                assert b"new" in (await door.send(changed())).body
+
+
 # Bounds
 
 

@@ -30,7 +30,16 @@ from tests.servers.ears import (
     serving_all,
     stdio_server,
 )
-from tidings.frames import BOOKMARK_METHOD, CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, RESUME_KEY, SUBSCRIPTION_KEY
+from tidings.frames import (
+    BOOKMARK_METHOD,
+    CHANGE_KEY,
+    CURSOR_KEY,
+    EXTENSION,
+    FILTER_KEY,
+    REFETCH_KEY,
+    RESUME_KEY,
+    SUBSCRIPTION_KEY,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -136,7 +145,7 @@ async def test_every_list_and_every_resource_that_is_read_says_where_its_reader_
 
 
 @pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
-async def test_the_acknowledgement_says_it_of_all_that_is_honoured_but_patterns(
+async def test_the_acknowledgement_says_it_of_all_that_is_honoured_and_as_of_when_for_patterns(
     urls: dict[str, str], http: httpx2.AsyncClient, server: str
 ) -> None:
     wire = Wire(urls[server], http)
@@ -144,8 +153,11 @@ async def test_the_acknowledgement_says_it_of_all_that_is_honoured_but_patterns(
     async with wire.listen(1, {**LISTS, "resourceSubscriptions": [SPRINT, "board://**"]}) as stream:
         meta = (await stream.message())["params"]["_meta"]
 
+    newest = max(version["revision"] for version in (*known["topics"].values(), *known["uris"].values()))
+    assert meta[CURSOR_KEY].pop("asOf") >= newest
     assert meta[CURSOR_KEY] == known
     assert FILTER_KEY not in meta, "nobody asked"
+    assert REFETCH_KEY not in meta
 
 
 async def test_every_notification_says_it_of_its_topic(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
@@ -304,6 +316,37 @@ async def test_garbage_means_refetch_and_is_never_an_error(
         assert methods == [*lists, *["notifications/resources/updated"] * 2], garbage
 
 
+@pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
+@pytest.mark.parametrize("watched", ["parts://*", "parts://{name}", "parts://folder"])
+async def test_patterns_and_folders_can_be_come_back_to(
+    urls: dict[str, str], http: httpx2.AsyncClient, server: str, watched: str
+) -> None:
+    wire = Wire(urls[server], http)
+    part = "parts://folder/a" if watched == "parts://folder" else "parts://a"
+    wanted = {"resourceSubscriptions": [watched, MARKER]}
+    async with wire.listen(1, wanted) as stream:
+        known = (await stream.message())["params"]["_meta"][CURSOR_KEY]
+    await wire.change("updated", uri=part)
+    await wire.change("updated", uri="elsewhere://a")
+
+    async with wire.listen(2, wanted, {RESUME_KEY: known}) as stream:
+        acknowledged = (await stream.message())["params"]["_meta"]
+        assert gists(await told(stream, wire)) == [([f"updated {part}"], True)]
+    assert REFETCH_KEY not in acknowledged
+    assert part in acknowledged[CURSOR_KEY]["uris"], "it has not been told yet: the stream may break"
+    async with wire.listen(3, wanted, {RESUME_KEY: acknowledged[CURSOR_KEY]}) as stream:
+        await stream.message()
+        again = [(await stream.message())["params"]["uri"] for _ in range(2)]
+        assert sorted(again) == sorted([MARKER, part]), "it did break"
+
+    for lost in ("garbage", known | {"epoch": "of another life"}, known | {"asOf": 1 << 62}):
+        async with wire.listen(4, wanted, {RESUME_KEY: lost}) as stream:
+            refetch = set((await stream.message())["params"]["_meta"].get(REFETCH_KEY, ()))
+            refetch |= {(await stream.message())["params"]["uri"] for uri in wanted["resourceSubscriptions"]
+                        if uri not in refetch}  # fmt: skip
+            assert refetch == {*wanted["resourceSubscriptions"]}
+
+
 # Clients that can't put anything into `_meta`, and those of the other era
 
 
@@ -366,15 +409,39 @@ async def test_a_legacy_client_with_garbage_is_told_to_refetch_and_one_without_a
     urls: dict[str, str], http: httpx2.AsyncClient
 ) -> None:
     wire = Wire(urls["mcpserver"], http)
-    for meta, expected in (({RESUME_KEY: 7}, 3), (None, 0)):
+    for meta, expected in (({RESUME_KEY: 7}, 4), (None, 0)):
         legacy = LegacyWire(wire.url, http)
         result = await legacy.shake_hands(meta)
         async with legacy.stream() as stream:
-            await legacy.post("resources/subscribe", uri=MARKER)
+            refetch = [
+                (await legacy.post("resources/subscribe", uri=uri))["result"].get("_meta", {}).get(REFETCH_KEY)
+                for uri in (SPRINT, "board://*", MARKER)
+            ]
             found = await told(stream, wire)
         await legacy.end()
         assert gists(found) == [([], False)] * expected
+        assert refetch == [None, ["board://*"] if meta else None, None]
         assert (CURSOR_KEY in result.get("_meta", {})) == bool(meta)
+
+
+async def test_a_legacy_client_can_come_back_to_a_pattern(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    first = LegacyWire(wire.url, http)
+    known = (await first.shake_hands(None, extensions={EXTENSION: {}}))["_meta"][CURSOR_KEY]
+    await first.end()
+    await wire.change("updated", uri="parts://1")
+    await wire.change("updated", uri="parts://2")
+
+    legacy = LegacyWire(wire.url, http)
+    result = await legacy.shake_hands({RESUME_KEY: known})
+    async with legacy.stream() as stream:
+        for uri in ("parts://2", "parts://*", "parts://1", MARKER):
+            await legacy.post("resources/subscribe", uri=uri)
+        found = await told(stream, wire)
+    await legacy.end()
+
+    assert gists(found) == [(["updated parts://2"], True), (["updated parts://1"], True)], "each once"
+    assert result["_meta"][CURSOR_KEY]["asOf"] == known["asOf"], "it has not come to them yet"
 
 
 @pytest.mark.parametrize("kind", ["mcpserver", "lowlevel"])

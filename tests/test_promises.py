@@ -785,16 +785,16 @@ def play() -> History:
         hub.wake(slow)
     for etag in ("1", "2", "1"):  # it is told the first, and the others while it is busy
         catalog.resources.updated("b://p/1", etag=etag)
-    for _ in range(10):
-        for subscriber in (meddler, picky, silent, slow, paced):
-            hub.wake(subscriber)
-        clock.now += 1.0
-        hub.tick()
     known = hub.known(slow)
     catalog.tools.remove("p1")
     catalog.tools.update("q1", title="Q")
     hub.subscribe(lambda _: None, "tools", uris=["b://**"], told=known, label="back")
     hub.subscribe(lambda _: None, "tools", told={Feature.TOOLS: Version(9, ALIEN)}, label="lost")
+    for _ in range(10):
+        for subscriber in (meddler, picky, silent, slow, paced):
+            hub.wake(subscriber)
+        clock.now += 1.0
+        hub.tick()
     recorder.look()
     return recorder.history
 
@@ -933,5 +933,5 @@ def test_a_core_that_breaks_a_promise_is_caught(
 def test_the_machine_finds_a_broken_core_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_what_is_taken(monkeypatch)
     hunt = settings(max_examples=200, stateful_step_count=40, phases=[Phase.generate], database=None, derandomize=True)
-    with pytest.raises(PromiseBroken):
+    with pytest.raises(AssertionError):  # a promise is broken, or a bookmark says what its reader never heard
         run_state_machine_as_test(Machine, settings=hunt)

@@ -10,6 +10,8 @@ import ast
 import asyncio
 import json
 import math
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -33,7 +35,8 @@ from mcp.server.mcpserver.prompts import Prompt as SDKPrompt
 from mcp.server.mcpserver.resources import TextResource
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.subscriptions import ServerEvent, ToolsListChanged
-from mcp_types import CallToolResult, ListToolsResult, PaginatedRequestParams, TextContent
+from mcp.shared.message import SessionMessage
+from mcp_types import CallToolResult, JSONRPCRequest, ListToolsResult, PaginatedRequestParams, TextContent
 from pydantic import AnyHttpUrl
 from uvicorn.server import ServerState
 
@@ -53,6 +56,68 @@ def hello() -> str:
 
 def detail(number: str) -> str:
     return number
+
+
+# stdio
+
+
+@pytest.mark.anyio
+async def test_all_that_a_server_writes_goes_to_the_stream_that_it_was_given() -> None:
+    """In both eras, and for a connection of streams alone."""
+    found: list[object] = []
+
+    async def call(ctx: ServerRequestContext[Any, Any], params: Any) -> CallToolResult:
+        found.append(seams.write_stream_of(seams.connection_of(ctx.session)))
+        return CallToolResult(content=[])
+
+    async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
+        return ListToolsResult(tools=[])
+
+    server: Server[Any] = Server("seams", on_call_tool=call, on_list_tools=list_tools)
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "x", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    eras: list[list[tuple[str, dict[str, Any]]]] = [
+        [("initialize", hello), ("tools/call", {"name": "t"})],
+        [("tools/call", {"name": "t", "_meta": meta})],
+    ]
+    for requests in eras:
+        to_server, inbox = anyio.create_memory_object_stream[Any](8)
+        outbox, from_server = anyio.create_memory_object_stream[Any](8)
+        async with anyio.create_task_group() as tasks, to_server, from_server:
+            tasks.start_soon(server.run, inbox, outbox, server.create_initialization_options())
+            for number, (method, params) in enumerate(requests):
+                request = JSONRPCRequest(jsonrpc="2.0", id=number, method=method, params=params)
+                await to_server.send(SessionMessage(request))
+                await from_server.receive()
+            assert found.pop() is outbox
+            tasks.cancel_scope.cancel()
+
+
+def test_standard_input_and_output_are_claimed_and_given_back() -> None:
+    program = """
+import os, subprocess, sys
+from tidings import seams
+with seams.claimed_stdio() as (stdin, stdout):
+    print("stray", flush=True)
+    subprocess.run(["sh", "-c", "echo stray; cat"], check=True)
+    os.write(stdout, os.read(stdin, 100).upper())
+print("after", input(), flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"wire")
+        process.stdin.flush()
+        assert process.stdout.read(4) == b"WIRE"
+        rest, said = process.communicate(b"line\n", timeout=10)
+    assert rest == b"after line\n"
+    assert said.count(b"stray") == 2
 
 
 # Watching

@@ -354,6 +354,29 @@ def written(path: Path) -> dict[str, Any]:
     return shown
 
 
+def test_one_subscription_that_has_no_written_form_holds_back_nobody(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(SQLiteStore(path))
+    fill(server)
+    fine = Durable(name="laptop")
+    bad = [
+        Durable(name="\ud800"),
+        Durable(name="uri", uris=("a://\ud800",)),
+        Durable(name="terms", terms={"names": ["\ud800"]}),
+        Durable(name="owner", owner=("\ud800", None)),
+    ]
+    server.write({(None, "\udfff"): None, **{each.key: each for each in (*bad, fine)}})
+    shown = server.shown()
+    server.store.close()
+
+    again = Server(SQLiteStore(path))
+    assert again.shown() == shown
+    assert again.state.durables == {fine.key: fine}
+    assert "'uri' can't be saved" in caplog.text
+    again.store.close()
+
+
 def test_the_file_is_its_owners_alone_and_says_what_it_is(path: Path) -> None:
     written(path)
 

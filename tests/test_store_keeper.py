@@ -21,6 +21,7 @@ import pytest
 from mcp.server import MCPServer
 
 from tidings import Feature, Policy
+from tidings.durable import Durable
 from tidings.live import Live
 from tidings.store import Batch, State, StoreBroken, StoreError, keeper
 from tidings.store.memory import MemoryStore
@@ -168,6 +169,19 @@ def test_a_store_that_fails_is_tried_again_and_nothing_is_missing(
     assert [change.key for change in found.journal] == ["a", "b"]
 
 
+def test_for_a_store_that_is_gone_for_good_nothing_is_noted() -> None:
+    store = Moody()
+    with living(store) as live:
+        store.failures.append(StoreBroken("it is damaged"))
+        live.durables.put(Durable(name="laptop", ttl=9))
+        until(lambda: live.keeper.problem, "the store to fail")
+        live.durables.put(Durable(name="other", ttl=9))
+        assert not live.durables.is_waiting
+    with living() as live:
+        live.durables.put(Durable(name="laptop", ttl=9))
+        assert not live.durables.is_waiting
+
+
 def test_a_store_that_is_broken_is_left_alone() -> None:
     store = Moody()
     store.failures = [StoreBroken("state.db is damaged")] * 100
@@ -225,6 +239,8 @@ def test_a_server_in_the_same_process_may_have_it_next(tmp_path: Path) -> None:
         epoch, version = first.epoch, first.catalog.version(TOOLS)
     with living(tmp_path / "state.db") as second:
         assert second.epoch == epoch
+        assert "a" in second.tools, "until a client comes, it may still be added"
+        asyncio.run(second.attend())
         # The server itself has no tools, so what was there in the last life is gone now, and says so.
         changes = second.hub.journal.since(version.revision, TOOLS)
         assert changes is not None
@@ -246,6 +262,37 @@ def test_a_restart_with_the_same_items_changes_nothing(tmp_path: Path) -> None:
         live.close()
 
     assert len(set(versions)) == 1
+
+
+def test_a_restart_of_a_server_whose_decorators_come_after_it_changes_nothing(tmp_path: Path) -> None:
+    def start(*names: str) -> tuple[list[str], int]:
+        server: MCPServer = MCPServer("board")
+        live = Live(server, store=tmp_path / "state.db")
+        for name in names:
+            server.tool(name)(lambda: "")
+        asyncio.run(live.attend())
+        try:
+            return [item.key for item in live.catalog.tools.snapshot()], len(live.hub.journal)
+        finally:
+            live.close()
+
+    assert [start("a", "b", "c") for _ in range(3)] == [(["a", "b", "c"], 3)] * 3
+    assert start("a", "c", "d") == (["a", "c", "d"], 5), "b is gone, and d is new"
+    assert start() == ([], 8)
+
+
+def test_a_restored_backup_gives_no_content_a_version_that_the_other_server_gave(tmp_path: Path) -> None:
+    with living(tmp_path / "state.db"):
+        pass
+    shutil.copy(tmp_path / "state.db", tmp_path / "backup.db")
+    given = []
+    for name in ("state.db", "backup.db"):
+        with living(tmp_path / name) as live:
+            live.resources.updated("a://b")
+            given.append((live.epoch, *live.catalog.version("a://b")))
+
+    assert given[0][:2] == given[1][:2], "they can't know of each other"
+    assert given[0][2] != given[1][2]
 
 
 @contextmanager

@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.servers.ears import MODERN, Ear, open_ear, serving_all, stdio_server
+from tests.servers.ears import MODERN, Ear, Wire, open_ear, read_answer, serving_all, stdio_server
 from tests.servers.receiver import receiving, verify
 
 pytestmark = pytest.mark.anyio
@@ -136,6 +137,27 @@ async def test_bad_ones_are_refused_in_words(urls: dict[str, str]) -> None:
         for number in range(3):
             await alice.request(f"{METHOD}/remove", name=f"n{number}")
         assert await listed(alice) == {}
+
+
+async def test_half_a_character_is_refused_and_stops_nothing(urls: dict[str, str]) -> None:
+    """JSON can say it, and nothing can write it down."""
+    async with httpx2.AsyncClient(timeout=20) as http:
+        wire = Wire(urls["open"], http)
+        for put in (
+            {"subscription": "\ud800", "notifications": TOOLS},
+            {"subscription": "n", "notifications": {"resourceSubscriptions": ["a://\ud800"]}},
+        ):
+            message = wire.message(
+                f"{METHOD}/put", 1, {"name": put["subscription"], "notifications": put["notifications"]}
+            )
+            answer = await http.post(wire.url, content=json.dumps(message), headers=wire._headers(f"{METHOD}/put", {}))
+            assert read_answer(answer.text)["error"]["code"] == -32602
+        listed = await wire.post(f"{METHOD}/list")
+        assert read_answer(listed.text)["result"]["subscriptions"] == []
+        page = await wire.post("dev.tidings/history")
+        cursor = f"{read_answer(page.text)['result']['epoch']}.{'9' * 5000}"
+        page = await wire.post("dev.tidings/history", cursor=cursor)
+        assert read_answer(page.text)["error"]["code"] == -32602
 
 
 @pytest.mark.parametrize("where", ["open", "stdio"])

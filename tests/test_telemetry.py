@@ -6,7 +6,8 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import httpx2
 import mcp_types as types
@@ -268,7 +269,7 @@ async def test_an_exporter_sees_every_span_of_the_table_with_its_attributes(
         await caller.until_state(watched=[])
         seen = await spans_of(caller)
     found = {each["name"]: each for each in seen}
-    expected = SPANS.keys() - {"workspace.scan"}
+    expected = SPANS.keys() - {"workspace.scan", "store.write"}
     assert expected <= found.keys()
 
     notify = found["change_notifier.notify_list_changed"]
@@ -309,6 +310,19 @@ async def test_an_exporter_sees_every_span_of_the_table_with_its_attributes(
     # One span for each change, however many are told of it.
     told = [each for each in seen if "tidings.revision" in each["attributes"]]
     assert set(Counter((each["name"], each["attributes"]["tidings.revision"]) for each in told).values()) == {1}
+
+
+def test_each_batch_that_is_written_to_the_store_has_a_span(tmp_path: Path) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    live = Live(MCPServer("kept"), store=tmp_path / "state.db", telemetry=Telemetry(tracer_provider=provider))
+    live.catalog.tools.add({"name": "a"})
+    live.catalog.tools.add({"name": "b"})
+    live.keeper.close()
+    written = [span for span in exporter.get_finished_spans() if span.name == "store.write"]
+    assert sum(cast("int", (span.attributes or {})["tidings.changes"]) for span in written) == 2
+    assert {(span.attributes or {})["tidings.outcome"] for span in written} == {"ok"}
 
 
 async def test_an_exporter_sees_every_metric_of_the_table(urls: dict[str, str], http: httpx2.AsyncClient) -> None:

@@ -57,7 +57,8 @@ def test_who_asks_for_nothing_gets_the_defaults() -> None:
     ("member", "value"),
     [
         *(("operations", bad) for bad in ("added", ["moved"], ["added", "moved"], ["deleted"], 7, {"added": True})),
-        *(("names", bad) for bad in ("a*", [7], ["{x}"], ["a"] * 65, ["a" * 1001], ["/" * 200], {"a": "b"})),
+        *(("names", bad) for bad in ("a*", [7], ["{x}"], ["a"] * 65, ["a" * 1001], ["/" * 200], {"a": "b"},
+                                     ["\ud800"])),
         *(("uris", bad) for bad in ("a:b", [None], ["a://{x}"], ["a:b"] * 65)),
         *((name, bad) for name in ("minInterval", "quietGap", "longestWait")
           for bad in (-1, -0.001, "1", True, [1], float("nan"), float("inf"), 10**400)),
@@ -130,7 +131,7 @@ def test_a_client_applies_its_terms_within_the_servers() -> None:
         names=("public_*",),
         min_interval=1.0,
         detail="summary",
-        priorities={"file:///**": "low", "file:///a": "urgent"},
+        priorities={"file:///**": "low", "file:///a": "high"},
         bookmarks=True,
     )
     assert both.policy(Policy()).priority("file:///a") is Priority.LOW
@@ -138,3 +139,13 @@ def test_a_client_applies_its_terms_within_the_servers() -> None:
     assert client.within(Terms()) == client
     assert Terms(min_interval=2.0).within(server).min_interval == 2.0
     assert Terms(detail="none").within(server).detail == "none"
+
+
+@pytest.mark.parametrize("limit", [Terms(min_interval=3600.0), Terms(quiet_gap=5.0)])
+def test_what_a_client_calls_urgent_does_not_lift_a_limit_that_the_server_set(limit: Terms) -> None:
+    client = Terms.parse({"priorities": {"a://**": "urgent", "b://**": "low"}})
+
+    assert client.within(limit).priorities == {"a://**": "high", "b://**": "low"}
+    assert client.within(Terms(detail="none")).priorities == client.priorities, "that is no limit of this kind"
+    trusted = Terms(min_interval=limit.min_interval, quiet_gap=limit.quiet_gap, priorities={"a://**": "urgent"})
+    assert client.within(trusted).priorities == {"a://**": "urgent", "b://**": "low"}, "the server itself says so"

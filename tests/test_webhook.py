@@ -17,6 +17,7 @@ from tests.servers.receiver import DEADLINE, Delivery, Receiver, make_certificat
 from tidings import Feature, LimitReached, Live, Policy, Principal, TidingsError
 from tidings.durable import SERVER, Durable, Webhook
 from tidings.lanes.signature import new_secret
+from tidings.lanes.webhook import _Post
 
 pytestmark = pytest.mark.anyio
 
@@ -321,6 +322,119 @@ async def test_several_secrets_sign_while_one_takes_the_place_of_another() -> No
         verify(delivery, new, now=time.time())
 
 
+async def test_what_a_webhook_watches_can_be_changed_while_it_is_open() -> None:
+    async with receiving() as receiver, lively() as live:
+        await open_webhook(live, receiver, "tools", uris=["board://a"])
+        live.webhooks.put("hook", receiver.url, "prompts", uris=["board://marker"])
+        await until(lambda: any(Feature.PROMPTS in each.features for each in live.hub))
+        durable = live.durables.get((SERVER, "hook"))
+        assert durable is not None
+        assert (durable.features, durable.uris) == ((Feature.PROMPTS,), ("board://marker",))
+        live.tools.add(nothing, name="one")
+        live.resources.updated("board://a")
+        live.prompts.add(nothing, name="greet")
+        assert await marked(live, receiver) == ["prompts.list_changed added greet"]
+
+
+async def test_an_answer_that_comes_with_a_put_does_not_undo_it() -> None:
+    async with receiving() as old, receiving() as new, lively() as live:
+        await open_webhook(live, old, "tools")
+        live.tools.add(nothing, name="one")
+        await old.next()
+        secret = new_secret()
+        # In the turn in which the answer is taken in, the put comes before it.
+        taken, succeed = asyncio.Event(), _Post._succeed
+
+        def put_first(post: _Post) -> None:
+            live.webhooks.put("hook", new.url, "tools", secret=secret)
+            succeed(post)
+            taken.set()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_Post, "_succeed", put_first)
+            await asyncio.wait_for(taken.wait(), DEADLINE)
+        assert (webhook(live).url, webhook(live).secret) == (new.url, secret)
+        assert webhook(live).last_success is None
+
+
+async def test_a_name_of_several_owners_keeps_no_webhook_from_starting(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    async with receiving() as receiver:
+        async with lively(path) as live:
+            await open_webhook(live, receiver, "tools")
+            assert live.durables.enter({"name": "hook"}, None, [Feature.TOOLS], [], {}, lambda: None) is not None
+        async with lively(path) as live:
+            await until(lambda: live.durables.is_connected((SERVER, "hook")))
+
+
+@pytest.mark.parametrize(
+    ("owner", "knobs", "said"),
+    [
+        (("mallory", None), {"webhooks": "none", "webhook_private": True}, "Policy.webhooks"),
+        (None, {"webhooks": "principals", "webhook_private": True}, "Policy.webhooks"),
+        (("mallory", None), {"webhook_private": False}, "own machine"),
+    ],
+)
+async def test_what_a_policy_no_longer_allows_is_given_up_at_the_next_start(
+    tmp_path: Path, owner: Any, knobs: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / "state.db"
+    async with receiving() as receiver, receiving() as own:
+        async with lively(path, webhooks="anyone", webhook_private=True) as live:
+            hook = Webhook(url=receiver.url, secret=new_secret())
+            live.durables.put(Durable(name="hook", owner=owner, features=(Feature.TOOLS,), ttl=60.0, webhook=hook))
+            await open_webhook(live, own, "tools", name="own")
+        async with lively(path, **knobs) as live:
+            live.tools.add(nothing, name="one")
+            await own.next()
+            kept = live.durables.get((owner, "hook"))
+            assert kept is not None
+            assert kept.webhook is not None
+            assert kept.webhook.is_dead
+            assert said in (kept.webhook.last_error or "")
+            assert kept.expires is not None
+            assert receiver.connections == 0
+
+
+async def test_a_webhook_outlives_its_time_while_it_is_tried(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    async with receiving() as receiver:
+        async with lively(path) as live:
+            await open_webhook(live, receiver, "tools", ttl=0.0)
+        receiver.answers(500)
+        async with lively(path, webhook_attempts=1) as live:
+            await until(lambda: live.durables.is_connected((SERVER, "hook")))
+            live.tools.add(nothing, name="one")
+            await receiver.next()
+            await until(lambda: live.durables.get((SERVER, "hook")) is None)
+
+
+async def test_a_stream_that_comes_while_a_delivery_fails_does_not_shorten_the_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tidings.lanes.webhook._AGAIN", 0.01)
+    async with receiving() as receiver, lively(webhook_backoff=60.0) as live:
+        durable = await open_webhook(live, receiver, "tools")
+        receiver.gate.clear()
+        receiver.answers(500)
+        live.tools.add(nothing, name="one")
+        await receiver.next()
+        visit = live.durables.enter({"name": "hook"}, SERVER, durable.features, (), {}, lambda: None)
+        assert visit is not None
+        assert visit.ack["isNew"] is False
+        stream = live.hub.open(lambda notification: None)
+        visit.watch(stream)
+        live.hub.subscribe(stream, "tools", told=visit.told())
+        receiver.gate.set()
+        stream.close()
+        # One more attempt, by the timer that there is; then the pause.
+        await receiver.next()
+        await until(lambda: webhook(live).attempts == 1)
+        (post,) = live.webhooks._posts.values()
+        timers = [each for each in asyncio.get_running_loop()._scheduled if not each.cancelled()]  # type: ignore[attr-defined]
+        assert [each for each in timers if getattr(each._callback, "__self__", None) is post] == [post._timer]
+
+
 async def test_a_restart_delivers_the_difference_and_keeps_the_dead(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     async with receiving() as receiver, receiving() as broken:
@@ -422,7 +536,7 @@ async def test_who_may_no_longer_watch_is_no_longer_told() -> None:
         asked.append((principal, topic))
         return topic.value in allowed
 
-    async with receiving() as receiver, lively(authorize=authorize, webhook_attempts=2) as live:
+    async with receiving() as receiver, lively(authorize=authorize, webhook_attempts=2, webhook_private=True) as live:
         alice = Principal("alice", None, ("read",))
         hook = Webhook(url=receiver.url, secret=new_secret(), scopes=alice.scopes)
         live.durables.put(Durable(name="hook", owner=alice.who, features=(Feature.TOOLS,), ttl=60.0, webhook=hook))
@@ -448,6 +562,10 @@ async def test_what_can_not_be_a_webhook_is_refused() -> None:
         for url in ("http://receiver.example/", "nonsense"):
             with pytest.raises(TidingsError):
                 live.webhooks.put("hook", url, "tools")
+        with pytest.raises(TidingsError, match="1 to 256 characters"):
+            live.webhooks.put("x" * 300, "https://receiver.example/", "tools")
+        with pytest.raises(TidingsError, match="URI template"):
+            live.webhooks.put("hook", "https://receiver.example/", uris=["board://{"])
         with pytest.raises(TidingsError, match="to watch"):
             live.webhooks.put("hook", "https://receiver.example/")
         with pytest.raises(TidingsError, match="no feature"):

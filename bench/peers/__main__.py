@@ -132,10 +132,10 @@ class Run:
         from bench import workspace
 
         rounds = 3 if self._options.quick else 9
-        ours, bare = asyncio.run(workspace.start_times(rounds))
+        times = asyncio.run(workspace.start_times(rounds))
         heard = asyncio.run(workspace.heard_times(rounds))
-        self.samples.add("own", {"heard": heard, "start": ours})
-        self.samples.add("sdk", {"start": bare})
+        self.samples.add("own", {"heard": heard, "start": times["start"]})
+        self.samples.add("sdk", {"start": times["start_bare"]})
 
 
 def about(options: argparse.Namespace, seconds: float) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import msgspec
 
 from tidings import digest
 from tidings.errors import AlreadyExists, InvalidItem, NotFound
-from tidings.model import Change, Feature, Item, Operation, Topic, Version, operation
+from tidings.model import Change, Feature, Item, Operation, Topic, Version, is_unicode, operation
 from tidings.policy import Policy
 
 __all__ = ["UNKNOWN", "Catalog", "Items", "Resources", "Sink"]
@@ -37,10 +37,17 @@ class Catalog:
     """What a server offers: `tools`, `prompts` and `resources`, and the versions of resources' contents."""
 
     def __init__(
-        self, policy: Policy | None = None, *, clock: Callable[[], float] = time.time, origin: str = "local"
+        self,
+        policy: Policy | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        origin: str = "local",
+        life: str = "",
     ) -> None:
+        """`life` is what no other catalog has that goes on with the same revisions."""
         self.policy = policy or Policy()
         self.origin = origin
+        self.life = life
         self.trace: Callable[[], Mapping[str, str] | None] | None = None
         """Asked at each commit which trace caused it; it must not raise."""
         self.lock = threading.RLock()
@@ -86,7 +93,12 @@ class Catalog:
         return stop
 
     def restore(
-        self, items: Iterable[Item], versions: Mapping[Feature, Version], contents: Mapping[str, Version], revision: int
+        self,
+        items: Iterable[Item],
+        versions: Mapping[Feature, Version],
+        contents: Mapping[str, Version],
+        revision: int,
+        forgotten: int = 0,
     ) -> None:
         """Begin with what an earlier life of the server knew, before anything else is done here. Whatever the sources
         then list makes exactly the difference. Revisions go on after `revision`."""
@@ -96,6 +108,7 @@ class Catalog:
             for feature, version in versions.items():
                 self.items(feature)._version = version
             self.resources._contents.update(contents)
+            self.resources.forgotten = forgotten
             self._revision = revision
 
     @contextmanager
@@ -119,7 +132,8 @@ class Catalog:
         now = self._clock()
         self._cause = self.trace() if self.trace is not None else None
         for items in (self.tools, self.prompts, self.resources):
-            changes += items._net(now)
+            if items._is_touched:
+                changes += items._net(now)
         if changes:
             self._outbox.append(tuple(changes))
         # A sink may itself change the catalog. Its commit waits here, so that all sinks hear all in the same order.
@@ -160,6 +174,11 @@ class Items:
         """What was there under a key before the batch."""
 
     @property
+    def is_restored(self) -> bool:
+        """Whether they are those of an earlier life, and this one's were not read yet."""
+        return not self.was_read and bool(self._items)
+
+    @property
     def version(self) -> Version:
         """As of the last commit: a batch under way shows in the items, not here."""
         return self._version
@@ -195,9 +214,13 @@ class Items:
         return changes
 
     def replace(
-        self, definitions: Iterable[Mapping[str, Any]], *, on_invalid: Callable[[InvalidItem], None] | None = None
+        self,
+        definitions: Iterable[Mapping[str, Any]],
+        *,
+        on_invalid: Callable[[InvalidItem], None] | None = None,
+        keep: bool = False,
     ) -> Sequence[Change]:
-        """Make these the only items. What is the same stays, and nobody hears of it.
+        """Make these the only items. What is the same stays, and nobody hears of it. With `keep`, all others stay too.
 
         With `on_invalid`, one that can't be taken is left out and reported, and the others are taken all the same.
         """
@@ -214,8 +237,8 @@ class Items:
                 raise InvalidItem(f"{self.feature.value}: {item.key!r} is there twice; give each item its own key")
             items[item.key] = item
         with self._catalog.batch() as changes:
-            self.was_read = True
-            for key in [key for key in self._items if key not in items]:
+            self.was_read = self.was_read or not keep
+            for key in [] if keep else [key for key in self._items if key not in items]:
                 self._put(key, None)
             for key, item in items.items():
                 self._put(key, item)
@@ -283,6 +306,10 @@ class Items:
         if not isinstance(key, str):
             raise InvalidItem(f"{self.feature.value}: an item needs a name, a text; got {definition!r:.80}")
         return key
+
+    @property
+    def _is_touched(self) -> bool:
+        return bool(self._touched)
 
     def _net(self, now: float) -> list[Change]:
         """The difference between the batch's two ends, and a new version for each change of it."""
@@ -366,7 +393,7 @@ class Resources(Items):
         return key
 
     def _say(self, uri: str, content: str | None, metadata: Mapping[str, Any] | None) -> Sequence[Change]:
-        if not isinstance(uri, str) or not _is_unicode(uri):
+        if not isinstance(uri, str) or not is_unicode(uri):
             raise InvalidItem(f"resources: a URI is a text of whole characters, not {uri!r:.80}")
         if metadata is not None:
             # A copy in JSON's terms: what the caller does to its objects later must not reach a slow reader.
@@ -375,6 +402,10 @@ class Resources(Items):
             self._said[uri] = (content, metadata)
         return changes
 
+    @property
+    def _is_touched(self) -> bool:
+        return bool(self._said or self._touched)
+
     def _net(self, now: float) -> list[Change]:
         changes: list[Change] = []
         for uri, (content, metadata) in self._said.items():
@@ -382,7 +413,9 @@ class Resources(Items):
             if content == previous.digest:
                 continue
             revision = self._catalog._next_revision()
-            version = Version(revision, digest.revision_digest(revision) if content is None else content)
+            version = Version(
+                revision, digest.revision_digest(revision, self._catalog.life) if content is None else content
+            )
             self._contents.pop(uri, None)
             self._contents[uri] = version
             changes.append(
@@ -403,12 +436,3 @@ class Resources(Items):
             self.forgotten = self._contents.pop(next(iter(self._contents))).revision
         # Contents first: whoever hears that a resource left the list has then already heard why.
         return changes + super()._net(now)
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether there is a UTF-8 form: half of a surrogate pair has none."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -4,19 +4,20 @@ The client keeps it and the server keeps nothing: that is what makes a stateless
 back may be old, another server's, or garbage. None of it is an error; what can't be relied on counts as "unknown", and
 its reader is told to refetch.
 
-On the wire: `{"epoch": …, "topics": {"tools": {"revision": …, "digest": …}}, "uris": {"file:///a": {…}}}`. A version of
-`null` says that the client was never told of that topic; a topic that is not there is taken as known.
+On the wire: `{"epoch": …, "asOf": 7, "topics": {"tools": {"revision": …, "digest": …}}, "uris": {"file:///a": {…}}}`. A
+version of `null` says that the client was never told of that topic. Contents that are not there are known as of the
+revision `asOf`; without that, and for lists, what is not there is taken as known now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from tidings.model import Feature, Topic, Version
 
-__all__ = ["Cursor", "told_by"]
+__all__ = ["Cursor"]
 
 _FEATURES = {feature.value: feature for feature in Feature}
 _MOST_URIS = 10_000
@@ -30,6 +31,8 @@ class Cursor:
     epoch: str
     versions: Mapping[Topic, Version | None] = field(default_factory=dict)
     """None for a topic of which the client was never told, or says something that can't be read."""
+    as_of: int | None = None
+    """The revision as of which the client knows all other contents that it watches; -1 for one that can't be read."""
 
     @classmethod
     def parse(cls, given: Any) -> Cursor | None:
@@ -42,10 +45,12 @@ class Cursor:
         versions: dict[Topic, Version | None] = {
             feature: _version(topics[name]) for name, feature in _FEATURES.items() if name in topics
         }
-        return cls(epoch, versions | {uri: _version(version) for uri, version in uris.items() if isinstance(uri, str)})
+        versions |= {uri: _version(version) for uri, version in uris.items() if isinstance(uri, str)}
+        as_of = given.get("asOf")
+        return cls(epoch, versions, as_of if as_of is None or _is_revision(as_of) else -1)
 
     def as_json(self) -> dict[str, Any]:
-        written: dict[str, Any] = {"epoch": self.epoch}
+        written: dict[str, Any] = {"epoch": self.epoch} | ({} if self.as_of is None else {"asOf": self.as_of})
         for topic, version in self.versions.items():
             member, name = ("topics", topic.value) if isinstance(topic, Feature) else ("uris", topic)
             written.setdefault(member, {})[name] = None if version is None else version._asdict()
@@ -53,7 +58,10 @@ class Cursor:
 
     def then(self, newer: Cursor) -> Cursor:
         """For a client: where it stands once it has read something newer."""
-        return newer if newer.epoch != self.epoch else Cursor(self.epoch, {**self.versions, **newer.versions})
+        if newer.epoch != self.epoch:
+            return newer
+        as_of = self.as_of if newer.as_of is None else newer.as_of
+        return Cursor(self.epoch, {**self.versions, **newer.versions}, as_of)
 
     def told(self, epoch: str) -> dict[Topic, Version | None]:
         """What the client was told last, in the terms of the hub of this epoch: `hub.subscribe(told=…)`.
@@ -69,18 +77,14 @@ class Cursor:
         }
 
 
-def told_by(given: Any, epoch: str, topics: Iterable[Topic]) -> dict[Topic, Version | None]:
-    """What a client that came with any JSON value as its cursor, and watches these topics, was told last."""
-    cursor = Cursor.parse(given)
-    return dict.fromkeys(topics) if cursor is None else cursor.told(epoch)
-
-
 def _version(given: Any) -> Version | None:
     if not isinstance(given, Mapping):
         return None
     revision, digest = given.get("revision"), given.get("digest")
-    if isinstance(revision, bool) or not isinstance(revision, int) or not 0 <= revision < _LARGEST_REVISION:
-        return None
-    if not isinstance(digest, str) or len(digest) > _LONGEST_DIGEST:
+    if not _is_revision(revision) or not isinstance(digest, str) or len(digest) > _LONGEST_DIGEST:
         return None
     return Version(revision, digest)
+
+
+def _is_revision(given: Any) -> TypeGuard[int]:
+    return isinstance(given, int) and not isinstance(given, bool) and 0 <= given < _LARGEST_REVISION

@@ -64,8 +64,10 @@ def content_digest(etag: str) -> str:
     return blake2b(b"etag:" + etag.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def revision_digest(revision: int) -> str:
-    return blake2b(b"revision:%d" % revision, digest_size=16).hexdigest()
+def revision_digest(revision: int, life: str = "") -> str:
+    """Of a content of which no more is known than that it changed then, in that life of a server: two that began with
+    copies of one store number different contents alike."""
+    return blake2b(f"revision:{revision}:{life}".encode(), digest_size=16).hexdigest()
 
 
 DELETED = blake2b(b"deleted", digest_size=16).hexdigest()

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 from msgspec import structs
 
-from tidings.errors import LimitReached
+from tidings.errors import LimitReached, TidingsError
+from tidings.index import check_limit
 from tidings.model import Feature, Topic, Version
-from tidings.patterns import is_pattern
+from tidings.patterns import compile_pattern, is_pattern
+from tidings.resume import missed, watched_by
 
 if TYPE_CHECKING:
     from tidings.hub import Hub
@@ -100,6 +102,9 @@ MOST_CONTENTS = 256
 """Watched URIs whose version is kept by itself. Of more, `as_of` and the journal know enough; at worst one is told of a
 content that came to be what it was before."""
 
+_MOST_BYTES = 1 << 20
+"""Of one as it is written: what it watches is up to its client too."""
+
 _SLICE = 64
 """Subscriptions that are looked at without letting others at the hub."""
 
@@ -109,13 +114,15 @@ Sink: TypeAlias = Callable[[Key, Durable | None], None]
 class Durables:
     """The durable subscriptions of one hub, connected or not. Shares its lock, so it may be used from any thread."""
 
-    def __init__(self, hub: Hub, kept: Iterable[Durable] = (), *, rouse: Callable[[], None] | None = None) -> None:
-        """`kept` is what an earlier life left; `rouse` is called when there is something to `collect`."""
+    def __init__(self, hub: Hub, kept: Iterable[Durable] = (), *, rouse: Callable[[], bool] | None = None) -> None:
+        """`kept` is what an earlier life left; `rouse` is called when there is something to `collect`, and says whether
+        somebody will."""
         self.hub = hub
         self.rouse = rouse
         self.is_saved: Callable[[int], bool] | None = None
-        """Whether a revision is written down. With it, nobody is told here of what would be forgotten if the server
-        died in this moment: whoever was told must find its own version known when it comes back."""
+        """Whether a revision is written down, or (of any at all) there is no use in waiting for that. With it, nobody
+        is told here of what would be forgotten if the server died in this moment: whoever was told must find its own
+        version known when it comes back."""
         self.on_hold: Callable[[], None] | None = None
         """Called when somebody is not told for that, so that `release` is called in time."""
         self.held: dict[Visit, None] = {}
@@ -128,8 +135,11 @@ class Durables:
         """What is to be collected: for sure, or (False) if it is another one by then."""
         self._sinks: list[Sink] = []
         self._next_expiry = 0.0
+        self._collected: list[Visit] = []
         for durable in kept:
-            self._set(durable if durable.expires is not None else self._orphaned(durable))
+            if durable.expires is None:
+                self._marked[durable.key] = True
+            self._set(self._restored(durable))
 
     # Asking
 
@@ -138,7 +148,7 @@ class Durables:
         with self._lock:
             self._expire()
             found = [each for each in self._kept.values() if owner is ... or each.owner == owner]
-            return sorted(found, key=lambda each: (each.name, each.owner or ("", None)))
+            return sorted(found, key=lambda each: (each.name, each.owner is not None, repr(each.owner)))
 
     def get(self, key: Key) -> Durable | None:
         with self._lock:
@@ -152,6 +162,12 @@ class Durables:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def expiry(self, durable: Durable) -> float | None:
+        """When one is forgotten whose client leaves now. A webhook that is still tried is not: its receiver comes to
+        nobody."""
+        is_tried = durable.webhook is not None and not durable.webhook.is_dead
+        return None if is_tried else self._now() + durable.ttl
+
     def follow(self, sink: Sink) -> Callable[[], None]:
         """Call `sink` with each one that is put or removed (None), by whomever; returns how to stop it."""
         self._sinks.append(sink)
@@ -160,19 +176,27 @@ class Durables:
     # Changing
 
     def put(self, durable: Durable) -> Durable:
-        """Set one, new or not. A new one knows everything as of now. Raises `LimitReached`."""
+        """Set one, new or not. A new one knows everything as of now. Whoever is here under the name, and watches
+        something else, is ended. Raises `TidingsError` for one that can't be."""
         with self._lock:
             self._expire()
+            self._check(durable)
             known = self._kept.get(durable.key)
             if known is None:
                 self._check_limits(durable.owner)
                 durable = self._begun(durable)
+                former = None
             else:
+                former, known = self._taken_over(known, durable)
                 durable = self._carried_on(known, durable)
+            if former is not None and durable.expires is None:
+                durable = structs.replace(durable, expires=self.expiry(durable))
             self._set(durable)
             self._mark(durable.key)
             self._tell(durable.key, durable)
-            return durable
+        if former is not None:
+            former.end()
+        return durable
 
     def change(self, key: Key, **fields: Any) -> Durable | None:
         """Change some fields of one that is there."""
@@ -231,10 +255,13 @@ class Durables:
             "features": tuple(features),
             "uris": tuple(uris),
             "terms": dict(terms),
-            "ttl": min(float(ttl), longest) if is_number else longest,
+            "ttl": float(min(ttl, longest)) if is_number else longest,
             "expires": None,
         }
         key = (owner, name)
+        if (reason := _why_not_kept(Durable(name=name, owner=owner, **fields))) is not None:
+            logger.warning("%r is not made durable: %s", name, reason)
+            return None
         with self._lock:
             self._expire()
             former = self._visits.pop(key, None)
@@ -277,6 +304,8 @@ class Durables:
             with self._lock:
                 for key in islice(marked, start, start + _SLICE):
                     visit, before = self._visits.get(key), self._kept.get(key)
+                    if visit is not None:
+                        self._collected.append(visit)
                     is_settled = visit is None or visit.remember()
                     now = self._kept.get(key)
                     if self._marked[key] or now != before:
@@ -287,12 +316,32 @@ class Durables:
                         self._marked[key] = False
         return found
 
+    def written(self) -> None:
+        """What was collected is written down."""
+        collected, self._collected = self._collected, []
+        for visit in collected:
+            visit.is_noted = True
+
     @property
     def is_waiting(self) -> bool:
         """Whether there is something to collect that is not settled yet: a reader may not have read it."""
         return bool(self._marked)
 
     # Inside
+
+    def _taken_over(self, known: Durable, durable: Durable) -> tuple[Visit | None, Durable]:
+        """Who has to go because the one it is here for becomes another; and what it was told until now."""
+        former = self._visits.get(known.key)
+        if former is None:
+            return None, known
+        former.remember()
+        known = self._kept[known.key]
+        if all(set(getattr(known, name)) == set(getattr(durable, name)) for name in ("features", "uris")) and (
+            known.terms == durable.terms
+        ):
+            return None, known
+        former.let_go()
+        return self._visits.pop(known.key), known
 
     def _begun(self, durable: Durable) -> Durable:
         """As one that knows everything as of now."""
@@ -305,37 +354,40 @@ class Durables:
             created=durable.created or self._now(),
         )
 
+    def _restored(self, durable: Durable) -> Durable:
+        """As it begins in this life."""
+        if durable.webhook is None:
+            return durable if durable.expires is not None else self._orphaned(durable)
+        if durable.webhook.is_dead and durable.expires is not None:
+            return durable
+        # What it was told, it has confirmed.
+        return structs.replace(durable, expires=self.expiry(durable))
+
     def _orphaned(self, durable: Durable) -> Durable:
         """One whose client was there when the server was killed: it has its whole time to come back. What changed after
-        this was written it may have heard of or not, even if all is now as it was."""
-        from tidings.visit import watched_by
-
-        expires = self._now() + durable.ttl
-        if durable.webhook is not None:
-            return structs.replace(durable, expires=expires)  # what it was told, it has confirmed
+        this was written, or was on its way then, it may have heard of or not, even if all is now as it was."""
         news = self.hub.news
         lists = {
-            feature: None if news.version(feature).revision > durable.as_of else version
-            for feature, version in durable.lists.items()
+            feature: version if news.version(feature) == version else None for feature, version in durable.lists.items()
         }
+        contents = {uri: version if version == news.version(uri) else None for uri, version in durable.contents.items()}
         is_watched = watched_by(durable.uris, self.hub)
         newer = [uri for uri in news.contents_since(durable.as_of) if is_watched(uri)] if durable.uris else []
-        contents: dict[str, Version | None] = {**durable.contents, **dict.fromkeys(newer)}
-        return structs.replace(durable, lists=lists, contents=contents, expires=expires)
+        contents |= dict.fromkeys(newer)
+        return structs.replace(durable, lists=lists, contents=contents, expires=self.expiry(durable))
 
     def _carried_on(self, known: Durable, durable: Durable) -> Durable:
         """With what the former one was told; what that did not watch is known as of now."""
         news = self.hub.news
         lists = {feature: known.lists.get(feature, news.version(feature)) for feature in durable.features}
-        new = [uri for uri in durable.uris if uri not in known.uris and not is_pattern(uri)]
-        contents = {uri: news.version(uri) for uri in new[:MOST_CONTENTS]}
-        return structs.replace(
-            durable,
-            as_of=known.as_of,
-            lists=lists,
-            contents={**contents, **known.contents},
-            created=known.created,
-        )
+        as_of, contents = known.as_of, known.contents
+        if not set(durable.uris) <= set(known.uris):
+            since = missed(self.hub, known.uris, as_of)
+            if since is not None:  # else it has to refetch in any case
+                as_of, contents = news.revision, {**since, **contents}
+        is_watched = watched_by(durable.uris, self.hub)
+        contents = {uri: version for uri, version in contents.items() if is_watched(uri)}
+        return structs.replace(durable, as_of=as_of, lists=lists, contents=contents, created=known.created)
 
     def _set(self, durable: Durable) -> None:
         if durable.key not in self._kept:
@@ -345,9 +397,8 @@ class Durables:
             self._next_expiry = min(self._next_expiry or durable.expires, durable.expires)
 
     def _mark(self, key: Key) -> None:
-        self._marked[key] = True
-        if self.rouse is not None:
-            self.rouse()
+        if self.rouse is not None and self.rouse():
+            self._marked[key] = True
 
     def _tell(self, key: Key, durable: Durable | None) -> None:
         for sink in tuple(self._sinks):
@@ -355,6 +406,15 @@ class Durables:
                 sink(key, durable)
             except Exception:  # as a sink of the catalog
                 logger.exception("a sink of the durable subscriptions failed; going on")
+
+    def _check(self, durable: Durable) -> None:
+        if not 0 < len(durable.name) <= _MOST_NAME:
+            raise TidingsError(f"the name of a subscription has 1 to {_MOST_NAME} characters, not {len(durable.name)}")
+        check_limit(self.hub.policy, None, list(durable.uris))
+        for uri in filter(is_pattern, durable.uris):
+            compile_pattern(uri, self.hub.templates)
+        if (reason := _why_not_kept(durable)) is not None:
+            raise TidingsError(f"the subscription {durable.name!r:.80} can't be kept: {reason}")
 
     def _check_limits(self, owner: Owner) -> None:
         policy = self.hub.policy
@@ -377,3 +437,12 @@ class Durables:
                 self.remove(key)
         ends = [each.expires for each in self._kept.values() if each.expires is not None]
         self._next_expiry = min(ends, default=0.0)
+
+
+def _why_not_kept(durable: Durable) -> str | None:
+    """Why a store could not write it; None if it could. Whatever a client says ends up in it."""
+    try:
+        size = len(msgspec.json.encode(durable))
+    except UnicodeEncodeError:
+        return "its name, a URI or a pattern has half a character in it, which UTF-8 can't write"
+    return f"it has {size} bytes, and {_MOST_BYTES} are allowed; watch fewer URIs" if size > _MOST_BYTES else None

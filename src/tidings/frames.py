@@ -26,6 +26,7 @@ __all__ = [
     "EXTENSION",
     "FILTER_KEY",
     "KEEP_ALIVE",
+    "REFETCH_KEY",
     "RESUME_KEY",
     "SUBSCRIPTION_KEY",
     "Shape",
@@ -42,6 +43,8 @@ CHANGE_KEY = "dev.tidings/change"
 CURSOR_KEY = "dev.tidings/cursor"
 RESUME_KEY = "dev.tidings/resume"
 """Where a client that comes back puts the cursor it holds."""
+REFETCH_KEY = "dev.tidings/refetch"
+"""In the answer to that: what it watches of which nobody knows how it changed meanwhile."""
 DURABLE_KEY = "dev.tidings/durable"
 """What a client asks for, and in the acknowledgement what it has: a subscription that outlives its connection."""
 FILTER_KEY = "dev.tidings/filter"

@@ -228,10 +228,9 @@ class Hub:
 
     def known(self, subscriber: Subscriber) -> dict[Topic, Version | None]:
         """Where a subscriber stands: if it came back with just this, it would be told all that it has not heard yet.
-
         Patterns have no version; what they match is in it while it waits."""
         with self._lock:
-            exact = [topic for topic in subscriber.watched if isinstance(topic, Feature) or not is_pattern(topic)]
+            exact = (topic for topic in subscriber.watched if isinstance(topic, Feature) or not is_pattern(topic))
             known: dict[Topic, Version | None] = {topic: self.news.version(topic) for topic in exact}
             return known | (subscriber.mailbox.known() if subscriber.mailbox else {})
 
@@ -284,8 +283,7 @@ class Hub:
         previous, newest = changes[0].previous, changes[-1]
         notification = self.news.publish(topic, changes)
         paths = self._index.paths(topic)
-        watching = self._index.watching(paths)
-        asked = tuple(watching)
+        asked = tuple(self._index.watching(paths))
         telling = self.observer.telling(notification, len(asked))
         now = self._clock()
         edits = self._index.edits
@@ -295,16 +293,20 @@ class Hub:
             if edits != self._index.edits and not self._index.is_watching(subscriber, paths):
                 self.counts.set_aside(Why.UNSUBSCRIBED)
                 continue
+            said = notification
             if not subscriber.is_plain:
-                self.counts.set_aside()
-                self._note(subscriber, notification, previous, now)
-                continue
+                if isinstance(topic, Feature) and subscriber.is_only_picky:
+                    said = self.news.missed(topic, previous.revision, subscriber.filter)
+                if said is notification or not said.changes:
+                    self.counts.set_aside()
+                    self._note(subscriber, notification, previous, now)
+                    continue
             try:
-                if subscriber.deliver(notification) is BUSY:
+                if subscriber.deliver(said) is BUSY:
                     subscriber.is_ready = subscriber.is_plain = False
             except Exception as error:  # one bad subscriber must not affect another, nor the publisher
                 self.counts.set_aside()
-                self.observer.failed(subscriber, notification, error)
+                self.observer.failed(subscriber, said, error)
             if newest.operation is Operation.DELETED:
                 told.append(subscriber)
         self.observer.told(telling, notification, len(asked))
@@ -397,14 +399,12 @@ class Hub:
             self._unwatch(subscriber, [topic])
 
     def _owe(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
-        """Note what differs between what the subscriber was told last and what is true now."""
+        """Note what differs between what the subscriber was told last and what is true now. However much that is, no
+        more than it names itself or has missed: to close it for that would be to close it each time it comes."""
         for topic, version in told.items():
             if not self._index.is_watching(subscriber, self._index.paths(topic)):
                 continue
             mailbox = subscriber.mailbox = subscriber.mailbox or Mailbox()
-            if not mailbox.has_room(topic, subscriber.policy):
-                self._overflow(subscriber, mailbox)
-                return
             published, current = self.news.version(topic), self.catalog.version(topic)
             if version is not None and version.revision > published.revision and current != published:
                 mailbox.expect(topic, version, current.revision)

@@ -21,10 +21,13 @@ __all__ = ["Journal", "net"]
 
 
 class _History:
-    __slots__ = ("changes", "floor", "size")
+    __slots__ = ("_trails", "changes", "floor", "size")
 
     def __init__(self, floor: int) -> None:
         self.changes: deque[Change] = deque()
+        self._trails: dict[str, list[Change]] = {}
+        """The changes of each content by itself: a client that comes back may ask for thousands. What is forgotten may
+        still be at the start of one."""
         self.floor = floor
         """Everything after this revision is still here."""
         self.size = 0
@@ -32,11 +35,31 @@ class _History:
     def remember(self, change: Change) -> None:
         self.changes.append(change)
         self.size += _size(change)
+        if not isinstance(change.topic, Feature):
+            trail = self._trails.setdefault(change.topic, [])
+            trail.append(change)
+            # Only once half of it is forgotten, so that each change is moved a constant number of times.
+            if trail[len(trail) // 2].revision <= self.floor:
+                del trail[: len(trail) // 2]
 
     def forget_oldest(self) -> None:
         change = self.changes.popleft()
         self.size -= _size(change)
         self.floor = change.revision
+        if not isinstance(change.topic, Feature) and self._trails[change.topic][-1] is change:
+            del self._trails[change.topic]
+
+    def after(self, revision: int, topic: str | None = None) -> list[Change]:
+        """What came after a revision, oldest first, of one content or of all."""
+        # From the newest backwards: the answer is nearly always a few of many.
+        found: list[Change] = []
+        first = max(revision, self.floor)
+        for change in reversed(self.changes if topic is None else self._trails.get(topic, ())):
+            if change.revision <= first:
+                break
+            found.append(change)
+        found.reverse()
+        return found
 
 
 class Journal:
@@ -94,17 +117,15 @@ class Journal:
         """What is left of the changes after `revision`, oldest first, and whether that is all of them."""
         if topic is not None:
             history = self._history(topic)
-            found = _after(history, revision)
-            if not isinstance(topic, Feature):
-                found = [change for change in found if change.topic == topic]
+            found = history.after(revision, None if isinstance(topic, Feature) else topic)
             return found, revision >= history.floor
-        found_each = [_after(history, revision) for history in self._histories()]
+        found_each = [history.after(revision) for history in self._histories()]
         merged = heapq.merge(*found_each, key=attrgetter("revision"))
         return list(merged), all(revision >= history.floor for history in self._histories())
 
     def contents_since(self, revision: int) -> list[Change] | None:
         """The changes of all contents after `revision`, oldest first; None if some of them are forgotten."""
-        return None if revision < self._contents.floor else _after(self._contents, revision)
+        return None if revision < self._contents.floor else self._contents.after(revision)
 
     def __len__(self) -> int:
         return sum(len(history.changes) for history in self._histories())
@@ -137,14 +158,3 @@ def _size(change: Change) -> int:
     if item is not None:
         return len(item.json)
     return 0 if change.metadata is None else len(msgspec.json.encode(change.metadata))
-
-
-def _after(history: _History, revision: int) -> list[Change]:
-    # From the newest backwards: the answer is nearly always a few of many.
-    found: list[Change] = []
-    for change in reversed(history.changes):
-        if change.revision <= revision:
-            break
-        found.append(change)
-    found.reverse()
-    return found

@@ -44,8 +44,9 @@ from tidings.patterns import is_pattern
 from tidings.policy import Policy
 from tidings.sources import inquiry
 from tidings.sources.attached import Attached, attach
+from tidings.sources.definitions import distinct
 from tidings.store import State, Store
-from tidings.store.keeper import Keeper
+from tidings.store.keeper import Keeper, keeper_of
 from tidings.subscriber import Subscriber
 from tidings.telemetry import Telemetry, observe
 from tidings.terms import Terms
@@ -89,16 +90,16 @@ class Live:
         survives this process: the path of a file, or a store. `telemetry` is for OpenTelemetry: off, on (the process's
         own providers), or a `Telemetry` with others."""
         self.policy = policy or Policy()
-        self.keeper = store if isinstance(store, Keeper) else Keeper(_store(store))
+        self.keeper = keeper_of(store)
         """Writes the state down; says in `problem` why, if it does not."""
         state = self.keeper.state or State(secrets.token_hex(4), 0)
         self.epoch = state.epoch
         """Whose revisions these are, the store's or those of this life alone: a cursor from another one means nothing
         here."""
         self.templates = read_template
-        self.catalog = Catalog(self.policy)
+        self.catalog = Catalog(self.policy, life=secrets.token_hex(4))
         # Each life has its own revisions: those of one that was killed may be known to somebody, and to us no longer.
-        self.catalog.restore(state.items, state.versions, state.contents, state.life << 32)
+        self.catalog.restore(state.items, state.versions, state.contents, state.life << 32, state.forgotten)
         journal = Journal(self.policy)
         journal.restore(state.journal, state.floors)
         self._listed = {
@@ -154,6 +155,7 @@ class Live:
         self._tasks: set[asyncio.Task[None]] = set()
         self._left_out: set[str] = set()
         self._outbox: deque[tuple[Change, ...]] = deque()
+        self.keeper.observer = self.hub.observer
         self.keeper.follow(self.catalog, journal, self.durables, self.failures)
         if self.keeper.is_saving:
             self.durables.is_saved, self.durables.on_hold = self.keeper.is_saved, self._release_later
@@ -187,12 +189,14 @@ class Live:
 
     def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
         """Serve until the process is told to stop. For "http", `host` and `port` are uvicorn's, the rest the app's."""
-        from tidings.lanes import app
-
         if transport == "stdio":
-            app.run_stdio(self)
+            from tidings.lanes.stdio import run_stdio
+
+            run_stdio(self)
         elif transport == "http":
-            app.run_http(self, **options)
+            from tidings.lanes.app import run_http
+
+            run_http(self, **options)
         else:
             raise TidingsError(f"no transport {transport!r}; there are stdio and http")
 
@@ -244,7 +248,7 @@ class Live:
         if lifespan is not inquiry.UNKNOWN:
             self._lifespan = lifespan
         if (self._stale or self._being_read) and not self._is_late:
-            reading = self._keep(self._read_guarded())
+            reading = self.in_background(self._read_guarded())
             done, _ = await asyncio.wait({reading}, timeout=_READING_TIME)
             if not done:
                 logger.warning("the server's lists were not there after %s s; going on without them", _READING_TIME)
@@ -278,22 +282,24 @@ class Live:
             return (self.lowlevel.instructions, tuple(self.serves(feature) for feature in Feature))
         return self._listed[method].version
 
-    def cursor(self, topics: Iterable[Topic], told: Mapping[Topic, Version | None] | None = None) -> dict[str, Any]:
-        """Where a client stands that has just been shown these topics, or was last `told` something else of them.
-        Patterns have no version, and no part in it."""
+    def cursor(
+        self, topics: Iterable[Topic], told: Mapping[Topic, Version | None] | None = None, as_of: int | None = None
+    ) -> dict[str, Any]:
+        """Where a client stands that has just been shown these topics, or was last `told` something else. Patterns have
+        no version: who watches any knows what they cover as of a revision."""
         known: dict[Topic, Version | None] = {
             topic: self.hub.news.version(topic)
             for topic in topics
             if isinstance(topic, Feature) or not is_pattern(topic)
         }
         for topic, version in (told or {}).items():
-            if (present := known.get(topic)) is not None and (version is None or version.digest != present.digest):
+            if version is None or version.digest != self.hub.news.version(topic).digest:
                 known[topic] = version if version is not None and version.revision >= 0 else None
-        return Cursor(self.epoch, known).as_json()
+        return Cursor(self.epoch, known, as_of).as_json()
 
     def cursor_of(self, subscriber: Subscriber) -> Cursor:
         """Where a subscriber stands: bookmarks say it."""
-        return Cursor(self.epoch, self.hub.known(subscriber))
+        return Cursor(self.epoch, self.hub.known(subscriber), self.hub.news.revision if subscriber.uris else None)
 
     def terms_of(self, principal: Principal | None) -> Terms | None:
         """What this server itself sets for a caller."""
@@ -334,13 +340,15 @@ class Live:
         try:
             # Under the lock, or an older reading could overwrite a newer one.
             with self.catalog.lock:
-                if key is not None and feature not in self._stale:
+                # Decorators may stand after `Live()`: what an earlier life listed stays until a client comes.
+                is_early = self._loop is None and self.catalog.items(feature).is_restored
+                if key is not None and (is_early or feature not in self._stale):
                     self._put(feature, key)
                     return
                 listed = self.source.list_now(feature)
                 if listed is not None:
-                    self._stale.discard(feature)
-                    self._replace(feature, listed)
+                    self._stale -= set() if is_early else {feature}
+                    self._replace(feature, listed, keep=is_early)
                     return
             self._stale.add(feature)
             if (cause := self.hub.observer.cause()) is not None:
@@ -364,8 +372,8 @@ class Live:
         except InvalidItem as error:
             self._leave_out(error)
 
-    def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]]) -> None:
-        self.catalog.items(feature).replace(inquiry.distinct(feature, listed), on_invalid=self._leave_out)
+    def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]], *, keep: bool = False) -> None:
+        self.catalog.items(feature).replace(distinct(feature, listed), on_invalid=self._leave_out, keep=keep)
         self.unread.discard(feature)
 
     def _leave_out(self, error: InvalidItem) -> None:
@@ -377,12 +385,12 @@ class Live:
 
     def _read_soon(self) -> None:
         if self._stale:
-            self._keep(self._read_guarded())
+            self.in_background(self._read_guarded())
 
     def _on_time(self, reading: asyncio.Task[None]) -> None:
         self._is_late = False
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something in the background, until it is done or the server stops."""
         task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
         self._tasks.add(task)
@@ -426,6 +434,10 @@ class Live:
                     finally:
                         self._being_read.discard(feature)
 
+    async def answered(self, method: str, version: str) -> dict[str, Any]:
+        """What any modern client is answered to a list request."""
+        return await inquiry.answered(self.lowlevel, method, version, self._lifespan, f"{self.own_request_id}-list")
+
     async def _ask(self, feature: Feature) -> list[dict[str, Any]]:
         try:
             return await inquiry.listed(self.lowlevel, feature, self._lifespan, self.own_request_id)
@@ -443,7 +455,7 @@ class Live:
         self._is_late = False
         self._say("starting", f"{self.lowlevel.name} is live")
         self._drain()
-        self._keep(self.source.run())
+        self.in_background(self.source.run())
         self.webhooks.start(loop)
 
     def _publish(self, changes: tuple[Change, ...]) -> None:
@@ -457,6 +469,8 @@ class Live:
     def _drain(self) -> None:
         while self._outbox:
             self.hub.publish(self._outbox.popleft())
+        if self._loop is not None and self._loop.is_running():
+            self.lists.changed()
 
     def _release_soon(self) -> None:
         """A batch was written, or could not be: on the thread that writes."""
@@ -484,11 +498,3 @@ class Live:
         due = self.hub.next_due()
         if due is not None:
             self._alarm(due)
-
-
-def _store(given: Store | str | os.PathLike[str] | None) -> Store | None:
-    if not isinstance(given, str | os.PathLike):
-        return given
-    from tidings.store.sqlite import SQLiteStore
-
-    return SQLiteStore(os.fspath(given))

@@ -24,6 +24,7 @@ __all__ = [
     "Reason",
     "Topic",
     "Version",
+    "is_unicode",
     "operation",
     "topic_named",
 ]
@@ -207,3 +208,12 @@ class Notification:
     def __repr__(self) -> str:
         operations = ", ".join(f"{change.operation} {change.key!r}" for change in self.changes[:4])
         return f"<Notification {self.method} r{self.version.revision}: {operations or 'refetch'}>"
+
+
+def is_unicode(text: str) -> bool:
+    """Whether there is a UTF-8 form: half of a surrogate pair has none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

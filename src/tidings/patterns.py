@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Generic, TypeAlias, TypeVar
 
 from tidings.errors import InvalidPattern
+from tidings.model import is_unicode
 
 __all__ = ["Match", "PatternIndex", "Templates", "compile_pattern", "is_pattern"]
 
@@ -42,6 +43,8 @@ def is_pattern(uri: str) -> bool:
 
 def compile_pattern(pattern: str, templates: Templates | None = None) -> Match:
     """What tells whether a URI matches `pattern`. A glob also matches itself, letter by letter."""
+    if not is_unicode(pattern):
+        raise InvalidPattern(f"{pattern!r:.80} has half a character in it, which no URI has")
     if pattern.count("/") >= _MOST_SEGMENTS:
         raise InvalidPattern(f"{pattern!r:.80} has more than {_MOST_SEGMENTS} segments")
     if "{" not in pattern:

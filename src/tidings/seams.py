@@ -5,7 +5,9 @@ Each has no public equal in the versions supported. `tests/test_seams.py` fails 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -26,6 +28,7 @@ __all__ = [
     "Watched",
     "add_to_fastmcp",
     "bus_of",
+    "claimed_stdio",
     "connection_of",
     "fastmcp_endpoint",
     "fastmcp_registry",
@@ -38,12 +41,38 @@ __all__ = [
     "set_auth",
     "watch_fastmcp",
     "watch_mcpserver",
+    "write_stream_of",
 ]
 
 
 def connection_of(session: ServerSession) -> Connection:
     """The connection behind a request: its scratch state, and the stack that is unwound when it closes."""
     return session._connection
+
+
+def write_stream_of(connection: Connection) -> object:
+    """What everything for the client of a connection is written to, on a transport that is one pair of streams."""
+    outbound: Any = connection.outbound
+    return getattr(getattr(outbound, "_outbound", outbound), "_write_stream", None)
+
+
+@contextmanager
+def claimed_stdio() -> Iterator[tuple[int, int]]:
+    """Standard input and output for us alone, as the SDK's own transport claims them: meanwhile, whoever else reads
+    finds nothing there, and what others print goes to standard error."""
+    from mcp.server import stdio
+
+    stdin, release_stdin = stdio._claim_fd(0, sys.stdin, "rb", stdio._open_stdin_diversion)
+    try:
+        stdout, release_stdout = stdio._claim_fd(1, sys.stdout, "wb", stdio._open_stdout_diversion)
+        try:
+            yield stdin.fileno(), stdout.fileno()
+        finally:
+            if release_stdout is not None:
+                release_stdout()
+    finally:
+        if release_stdin is not None:
+            release_stdin()
 
 
 def lowlevel_of(server: MCPServer[Any] | FastMCP[Any]) -> Server[Any]:

@@ -133,6 +133,18 @@ class Subscriber:
         self.is_plain = True
         self.settle()
 
+    @property
+    def is_only_picky(self) -> bool:
+        """Whether nothing but its filter stands between a change and its being handed over."""
+        return (
+            self.is_ready
+            and self.mailbox is None
+            and self.filter is not None
+            and self.is_muted is None
+            and not self.policy.paces
+            and not self.is_closed
+        )
+
     def settle(self) -> None:
         """Decide whether a change can be handed over at once, without looking at anything else."""
         self.is_plain = (

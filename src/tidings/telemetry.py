@@ -52,6 +52,7 @@ SEND = {feature: f"{feature.singular}_list_changed.send" for feature in Feature}
 READ_LIST = "source.read_list"
 SCAN = "workspace.scan"
 RUN_TOOL = "source.run_tool"
+WRITE = "store.write"
 
 SPANS = {
     SUBSCRIBE: "A client, or an in-process subscriber, watches something.",
@@ -65,6 +66,7 @@ SPANS = {
     READ_LIST: "A server that only answers as it answers a client was asked what it lists.",
     SCAN: "Files of a workspace that may have changed were read.",
     RUN_TOOL: "A tool ran.",
+    WRITE: "A batch of changes and durable subscriptions was written to the store.",
 }
 
 FEATURE = "tidings.feature"
@@ -84,6 +86,7 @@ SENT = "tidings.sent"
 TOOL = "gen_ai.tool.name"
 METHOD = "mcp.method.name"
 UNITS = "tidings.units"
+CHANGES = "tidings.changes"
 
 ATTRIBUTES = {
     FEATURE: "The lists it is about: `tools`, `prompts`, `resources`.",
@@ -103,6 +106,7 @@ ATTRIBUTES = {
     TOOL: "The tool's name.",
     METHOD: "The notification's method.",
     UNITS: "How many units of a workspace were read.",
+    CHANGES: "How many changes were written.",
 }
 
 FAN_OUT = "fan-out"
@@ -276,6 +280,8 @@ class Telemetry(Observer):
         cause = (_extract(notification.trace) if notification.trace else None) or _ROOT
         is_list = isinstance(topic, Feature)
         span = self._tracer.start_span(NOTIFY_LIST if is_list else NOTIFY_CONTENT, cause, SpanKind.PRODUCER)
+        if not (span.get_span_context().is_valid or trace.get_current_span().get_span_context().is_valid):
+            return None  # nobody traces anything here
         context = trace.set_span_in_context(span, cause)
         spans = [span]
         if isinstance(topic, Feature):
@@ -320,7 +326,7 @@ def _topics(topics: Iterable[Topic]) -> dict[str, Any]:
     return ({FEATURE: features} if features else {}) | ({URI: uris} if uris else {})
 
 
-_NAMES = {"feature": FEATURE, "tool": TOOL, "units": UNITS, "server": SERVER}
+_NAMES = {"feature": FEATURE, "tool": TOOL, "units": UNITS, "changes": CHANGES, "server": SERVER}
 """What `span()` takes."""
 
 

@@ -81,6 +81,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
         operations = self.operations
         if operations is not None and bounds.operations is not None:
             operations = tuple(each for each in operations if each in bounds.operations)
+        priorities = dict(self.priorities or {})
+        if bounds.min_interval or bounds.quiet_gap:
+            # What is urgent waits for nothing, and would lift the limit.
+            priorities = {each: "high" if level == "urgent" else level for each, level in priorities.items()}
         return Terms(
             operations=_either(operations, bounds.operations),
             names=_either(self.names, bounds.names),
@@ -90,7 +94,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
             longest_wait=_larger(self.longest_wait, bounds.longest_wait),
             detail=_lesser(self.detail, bounds.detail),
             # The first that matches counts: the server's.
-            priorities={**(bounds.priorities or {}), **(self.priorities or {}), **(bounds.priorities or {})} or None,
+            priorities={**(bounds.priorities or {}), **priorities, **(bounds.priorities or {})} or None,
             bookmarks=self.bookmarks or bounds.bookmarks,
         )._settled(policy or Policy())
 

@@ -9,23 +9,22 @@ cursor.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from msgspec import structs
 
 from tidings.durable import MOST_CONTENTS, Durable, Durables
-from tidings.errors import InvalidPattern
 from tidings.model import Feature, Notification, Topic, Version
-from tidings.patterns import compile_pattern, is_pattern
+from tidings.patterns import is_pattern
+from tidings.resume import Resumed, missed, settled
 from tidings.subscriber import Subscriber
 
-if TYPE_CHECKING:
-    from tidings.hub import Hub
-
-__all__ = ["LONGEST_HOLD", "Visit", "watched_by"]
+__all__ = ["LONGEST_HOLD", "Visit"]
 
 logger = logging.getLogger(__name__)
+
+_NEVER = 1 << 62
+"""A revision that no server lives to see."""
 
 LONGEST_HOLD = 0.5
 """Seconds that a change is not told because it is not written down yet: ten times what that takes. A disk that hangs,
@@ -51,6 +50,8 @@ class Visit:
         """The same of the time before. After as long again, it is beyond doubt."""
         self._turned = durables._now()
         self._is_sure = False
+        self.is_noted = False
+        """Whether it is written down that the client is here."""
         self._held: dict[Topic, float] = {}
         """Since when it was not told of what is not written down yet."""
 
@@ -77,7 +78,8 @@ class Visit:
 
     def _is_held(self, topic: Topic) -> bool:
         durables = self._durables
-        if durables.is_saved is None or durables.is_saved(durables.hub.news.version(topic).revision):
+        revision = durables.hub.news.version(topic).revision if self.is_noted else _NEVER
+        if durables.is_saved is None or durables.is_saved(revision):
             self._held.pop(topic, None)
             return False
         now = durables._now()
@@ -99,34 +101,22 @@ class Visit:
             self._older = self._doubted if now - self._turned < 2 * self._doubt else set()
             self._doubted, self._turned = set(), now
 
-    def told(self, resume: Mapping[Topic, Version | None] | None = None) -> dict[Topic, Version | None]:
-        """What the client was last told of what it watches, for `hub.subscribe`. What it says itself counts more."""
+    def resumed(self, may: Callable[[str], bool] | None = None) -> Resumed:
+        """Where the client stands, by what is remembered of it."""
         durables = self._durables
         with durables._lock:
             durable = durables._kept.get(self.key)
-            told = {} if durable is None or self._former is None else self._missed(durable, self._former)
-        return {**told, **(resume or {})}
+            if durable is None or self._former is None:
+                return Resumed({})
+            since = missed(durables.hub, durable.uris, durable.as_of, may)
+            return settled(since, durable.told, durable.uris)
 
-    def _missed(self, durable: Durable, former: Durable) -> dict[Topic, Version | None]:
-        hub = self._durables.hub
-        told = durable.told
-        was_watched = watched_by(former.uris, hub) if former.uris != durable.uris else None
-        newer = hub.news.contents_since(durable.as_of)
-        if not durable.uris or not newer:
-            return told
-        first: dict[str, Version] = {}
-        changes = hub.journal.contents_since(durable.as_of)
-        for change in changes or ():
-            first.setdefault(change.key, change.previous)
-        room = hub.policy.max_pending - len(told)
-        for uri in newer:
-            if uri not in told and (was_watched is None or was_watched(uri)):
-                if room <= 0:
-                    logger.warning("%r has missed more than Policy.max_pending allows to tell", durable.name)
-                    break
-                room -= 1
-                told[uri] = first.get(uri)
-        return told
+    def told(self) -> dict[Topic, Version | None]:
+        """The same for `hub.subscribe`, where there is no acknowledgement that could say more."""
+        told, refetch = self.resumed()
+        if refetch:
+            logger.warning("%r was away for too long to be told what it missed of %s", self.key[1], ", ".join(refetch))
+        return {**told, **dict.fromkeys(uri for uri in refetch if not is_pattern(uri))}
 
     def remember(self) -> bool:
         """Take in what the subscriber knows for sure now. False if there will be more to take in when it has read, or
@@ -140,15 +130,16 @@ class Visit:
         if self._is_sure and not subscriber.is_ready:
             return False
         hub = durables.hub
+        # Not what it was told: what its filter ruled out needs no telling when it comes back either.
+        waiting = subscriber.mailbox.known() if subscriber.mailbox else {}
         named = [uri for uri in subscriber.uris or () if not is_pattern(uri)]
         contents: dict[str, Version | None] = {}
         for uri in named[:MOST_CONTENTS]:
-            if (version := hub.told(subscriber, uri)) is None or version.revision > 0:
+            if (version := waiting.get(uri, hub.news.version(uri))) is None or version.revision > 0:
                 contents[uri] = version
-        for topic, entry in (subscriber.mailbox.entries if subscriber.mailbox else {}).items():
-            if not isinstance(topic, Feature):
-                contents[topic] = entry.told
-        lists = {feature: hub.told(subscriber, feature) for feature in Feature if feature in subscriber.features}
+        contents |= {topic: version for topic, version in waiting.items() if not isinstance(topic, Feature)}
+        watched = [feature for feature in Feature if feature in subscriber.features]
+        lists = {feature: waiting.get(feature, hub.news.version(feature)) for feature in watched}
         self._turn()
         doubted = self._doubted | self._older
         for topic in doubted:
@@ -184,22 +175,4 @@ class Visit:
             del durables._visits[self.key]
             durable = durables._kept.get(self.key)
             if durable is not None:
-                durables.change(self.key, expires=durables._now() + durable.ttl)
-
-
-def watched_by(uris: Sequence[str], hub: Hub) -> Callable[[str], bool]:
-    """Whether a resource was watched by any of these."""
-    exact = frozenset(uris)
-    folders = tuple(uri if uri.endswith("/") else f"{uri}/" for uri in exact) if hub.policy.subresources else ()
-    matches = []
-    for uri in uris:
-        if is_pattern(uri):
-            try:
-                matches.append(compile_pattern(uri, hub.templates))
-            except InvalidPattern:
-                continue  # of a server that knew other patterns
-
-    def is_watched(uri: str) -> bool:
-        return uri in exact or uri.startswith(folders) or any(match(uri) for match in matches)
-
-    return is_watched
+                durables.change(self.key, expires=durables.expiry(durable))

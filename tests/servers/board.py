@@ -8,7 +8,8 @@ nothing of any request. It answers with JSON: what the method returned, or the e
 
 OPTIONS is a JSON object: `policy` (knobs), `deny` (topics refused by principal, "*" for nobody in particular),
 `asks` ("sync" or "async": how `authorize` is written), `auth` (tokens are needed), `shared_lists`, `middleware` (the
-server has one of its own), `only` (the features of a low-level server), `terms` (by principal, "*" for nobody in
+server has one of its own), `only` (the features of a low-level server), `late`
+(its tools are listed as they were before the next refresh), `terms` (by principal, "*" for nobody in
 particular), `app` (options of the HTTP app) and `telemetry` (a mode of `tests/servers/watched.py`, or false for none).
 On HTTP the first line of standard output is the port.
 """
@@ -19,8 +20,10 @@ import asyncio
 import contextvars
 import json
 import logging
+import os
 import queue
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
@@ -169,6 +172,38 @@ class Board:
 
     async def async_refresh(self, ctx: Any) -> None:
         await self.live.refresh()
+
+    async def async_flood(self, ctx: Any, uri: str, count: int, size: int) -> None:
+        """Go on updating a content after the answer, as fast as it goes."""
+
+        async def flood() -> None:
+            for number in range(count):
+                self.live.resources.updated(uri, number=number, padding="x" * size)
+                if number % 10 == 0:
+                    await asyncio.sleep(0)
+
+        self.flooding = asyncio.create_task(flood())
+
+    def crowd(self, count: int) -> None:
+        """Many tools."""
+        for number in range(count):
+            self.add("tools", f"tool-{number}", description=LOREM * 40)
+
+    def noise(self) -> str:
+        """What no tool should do, and many do."""
+        print("noise")  # noqa: T201  # that is the point
+        os.write(1, b"noise\n")
+        subprocess.run(["sh", "-c", "echo noise"], check=True)
+        return sys.stdin.read() + subprocess.run(["cat"], check=True, capture_output=True, text=True).stdout
+
+    async def async_mutter(self, ctx: Any) -> None:
+        """Print something from a thread, so late that the client has left."""
+
+        def mutter() -> None:
+            threading.Event().wait(0.5)
+            print("noise", flush=True)  # noqa: T201  # that is the point
+
+        asyncio.get_running_loop().run_in_executor(None, mutter)
 
     def present(self, **fields: Any) -> None:
         """Other instructions, other extensions."""
@@ -401,6 +436,7 @@ class LowLevelBoard(Board):
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
+        self.refreshed = asyncio.Event()
         self.own: dict[str, dict[str, dict[str, Any]]] = {
             "tools": {
                 "change": {"name": "change", "inputSchema": CHANGE_SCHEMA},
@@ -427,6 +463,8 @@ class LowLevelBoard(Board):
 
     async def _list_tools(self, ctx: Any, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         listed = list(self.own["tools"].values())
+        if self.options.get("late") and ctx.request_id != self.live.own_request_id:
+            await self.refreshed.wait()
         if self.options.get("page"):
             start = int(params.cursor) if params and params.cursor else 0
             end = start + int(self.options["page"])
@@ -482,6 +520,7 @@ class LowLevelBoard(Board):
     async def async_own_set_and_refresh(self, ctx: Any, **args: Any) -> None:
         self.own_set(**args)
         await self.live.refresh(Feature("resources" if args["feature"] == "templates" else args["feature"]))
+        self.refreshed.set()
 
 
 def add_function(board: Board, feature: str, key: str, description: str, replace: bool) -> None:

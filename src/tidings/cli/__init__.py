@@ -1,65 +1,31 @@
 """The command `tidings`.
 
-Here is only what is said and chosen: each command is a module, and imports what it needs when it runs. `tidings --help`
-must not wait for the SDK, and `tidings serve --stdio` for nothing else.
+A client that starts `tidings serve DIR --stdio` waits for the first answer, so that way is kept free of everything that
+it does not need, the parser of commands included. Whatever else is said goes to `commands`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
 
-import typer
+from tidings.errors import TidingsError
 
-from tidings.cli.config import config
-from tidings.cli.history import history
-from tidings.cli.new import new
-from tidings.cli.run_tool import run_tool
-from tidings.cli.serve import serve
-from tidings.cli.subscriptions import subscriptions
-from tidings.cli.validate import validate
-
-__all__ = ["app", "main"]
-
-app = typer.Typer(
-    name="tidings",
-    help="A folder is a live MCP server: drop a file into it, and every connected client has a new tool.",
-    epilog="Begin with `tidings new my-server`, then `tidings serve my-server`.",
-    no_args_is_help=True,
-    # A traceback with local variables would show tokens, and bad input gets a sentence anyway.
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("serve")(serve)
-app.command("new")(new)
-app.command("run-tool")(run_tool)
-app.command("validate")(validate)
-app.command("config")(config)
-app.command("history")(history)
-app.command("subscriptions")(subscriptions)
-
-
-def _show_version(is_wanted: bool) -> None:
-    if is_wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"tidings {version('tidings')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _common(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version, and exit.", callback=_show_version, is_eager=True)
-    ] = False,
-) -> None:
-    pass
+__all__ = ["main"]
 
 
 def main() -> None:
-    from tidings.errors import TidingsError
+    from tidings.cli.stdio import read_arguments, serve_stdio
 
     try:
-        app(prog_name="tidings")
+        plain = read_arguments(sys.argv[1:])
+        if plain is not None:
+            serve_stdio(*plain)
+        else:
+            from tidings.cli.commands import app
+
+            app(prog_name="tidings")
     except TidingsError as error:
-        typer.echo(f"tidings: {error}", err=True)
+        sys.stderr.write(f"tidings: {error}\n")
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -12,9 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
+from tidings.cli.argument import Folder
 from tidings.cli.executable import command
-from tidings.cli.folder import Folder, check_folder
-from tidings.cli.output import fail, print_json, say
+from tidings.cli.folder import check_folder
+from tidings.cli.output import fail, print_json, print_text, say
 
 __all__ = ["CLIENTS", "Client", "config"]
 
@@ -164,7 +165,7 @@ def config(
         print_json({"client": client, "where": style.where, "settings": settings})
         return
     if client is Client.CODEX:
-        typer.echo(_toml(f"{style.member}.{_toml_key(key)}", entry))
+        print_text(_toml(f"{style.member}.{_toml_key(key)}", entry))
     else:
         print_json(settings)
     say(f"For {style.where}")

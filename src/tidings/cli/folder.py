@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from tidings.cli.output import fail, stdout_is_set_aside
 from tidings.cli.startup import made_to_stay
@@ -14,16 +12,7 @@ from tidings.cli.startup import made_to_stay
 if TYPE_CHECKING:
     from tidings.sources.workspace.workspace import Workspace
 
-__all__ = ["Folder", "check_folder", "open_workspace", "state_file"]
-
-Folder = Annotated[
-    Path,
-    typer.Argument(
-        metavar="DIR",
-        help="The workspace: the folder with tools/, resources/, prompts/.",
-        readable=False,  # checked below, in one line
-    ),
-]
+__all__ = ["check_folder", "open_workspace", "state_file"]
 
 
 def check_folder(folder: Path) -> None:

@@ -16,8 +16,6 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NoReturn
 
-import typer
-
 __all__ = [
     "LogFormat",
     "LogLevel",
@@ -25,6 +23,7 @@ __all__ = [
     "fail",
     "print_json",
     "print_line",
+    "print_text",
     "say",
     "set_up_logging",
     "stdout_is_set_aside",
@@ -37,6 +36,9 @@ class LogLevel(StrEnum):
     WARNING = "warning"
     ERROR = "error"
 
+    def unless(self, quiet: bool) -> LogLevel:
+        return max(self, LogLevel.WARNING, key=list(LogLevel).index) if quiet else self
+
 
 class LogFormat(StrEnum):
     TEXT = "text"
@@ -46,21 +48,26 @@ class LogFormat(StrEnum):
 def fail(message: str, status: int = 2) -> NoReturn:
     """End the command with one clear line."""
     say(f"tidings: {message}")
-    raise typer.Exit(status)
+    raise SystemExit(status)
 
 
 def say(text: str = "") -> None:
-    typer.echo(text, err=True)
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def print_text(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=not _takes_unicode()))
+    print_text(json.dumps(value, indent=2, ensure_ascii=not _takes_unicode()))
 
 
 def print_line(value: Any) -> None:
     """JSON that is read while the command goes on."""
-    typer.echo(json.dumps(value))
-    sys.stdout.flush()
+    print_text(json.dumps(value))
 
 
 def _takes_unicode() -> bool:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from tidings.cli.folder import Folder, open_workspace
-from tidings.cli.output import fail, print_json, say, stdout_is_set_aside
+from tidings.cli.argument import Folder
+from tidings.cli.folder import open_workspace
+from tidings.cli.output import fail, print_json, print_text, say, stdout_is_set_aside
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult
@@ -61,7 +62,7 @@ def run_tool(
         for content in result.content:
             text = _shown(content)
             # An error is no result: a script that reads the output must not take it for one.
-            say(text) if result.is_error else typer.echo(text)
+            say(text) if result.is_error else print_text(text)
     raise typer.Exit(1 if result.is_error else 0)
 
 

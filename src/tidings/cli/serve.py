@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidings.cli import access
+from tidings.cli.argument import Folder
 from tidings.cli.executable import as_called
 from tidings.cli.export import exported
-from tidings.cli.folder import Folder, check_folder, open_workspace, state_file
+from tidings.cli.folder import check_folder, open_workspace
 from tidings.cli.output import LogFormat, LogLevel, counted, fail, print_line, say, set_up_logging
-from tidings.cli.startup import made_to_stay
+from tidings.cli.stdio import POLL, make_live, serve_stdio
 
 if TYPE_CHECKING:
     from tidings.lanes.health import Audience
     from tidings.live import Live
     from tidings.sources.workspace.workspace import Workspace
-    from tidings.store.keeper import Keeper
 
 __all__ = ["serve"]
 
@@ -124,7 +124,7 @@ def serve(
             metavar="SECONDS",
             min=0,
         ),
-    ] = 10.0,
+    ] = POLL,
     metrics: Annotated[
         Metrics, typer.Option(help="Who may ask for /metrics: this machine, anyone, or nobody.", rich_help_panel=_HTTP)
     ] = Metrics.LOCAL,
@@ -151,12 +151,11 @@ def serve(
     Every change in the folder is told to every connected client at once. Ctrl-C ends it.
     """
     check_folder(folder)
-    level = max(log_level, LogLevel.WARNING, key=list(LogLevel).index) if quiet else log_level
     if stdio:
         _refuse_http_options(context)
-        set_up_logging(level, log_format)
-        _serve_stdio(folder, poll, quiet, state)
+        serve_stdio(folder, poll, log_level, log_format, quiet, state)
         return
+    level = log_level.unless(quiet)
     if not path.startswith("/"):
         fail(f"--path {path}: it must begin with a slash, as /mcp does")
     if auth_token is not None and auth_token_file is not None and not _is_from_environment(context, "auth_token"):
@@ -214,7 +213,7 @@ def _serve_http(
         from tidings.cli.status import shown
         from tidings.lanes.app import serve_app
 
-        live = _live(workspace, state)
+        live = make_live(workspace, state)
         app = live.http_app(
             health=True,
             metrics=_AUDIENCES[metrics],
@@ -239,32 +238,6 @@ def _serve_http(
                 log_config=None,
                 access_log=level is LogLevel.DEBUG,
             )
-
-
-def _serve_stdio(folder: Path, poll: float, quiet: bool, state: str | None) -> None:
-    workspace = open_workspace(folder, poll=poll)
-    from tidings.cli.status import shown
-
-    live = _live(workspace, state)
-    with exported(workspace.settings.name), shown(live, workspace, is_quiet=quiet):
-        live.run("stdio")
-
-
-def _live(workspace: Workspace, state: str | None) -> Live:
-    with made_to_stay():
-        from tidings.live import Live
-
-        return Live(workspace, policy=workspace.settings.policy, store=_keeper(workspace.root, state))
-
-
-def _keeper(root: Path, state: str | None) -> Keeper | None:
-    if state == "none":
-        return None
-    from tidings.store.keeper import Keeper
-    from tidings.store.sqlite import SQLiteStore
-
-    # Every client that uses stdio starts a process of its own: that another one has the file is nothing to warn of.
-    return Keeper(SQLiteStore(state or state_file(root)), is_expected=state is not None)
 
 
 def _refuse_http_options(context: typer.Context) -> None:

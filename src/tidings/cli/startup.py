@@ -17,6 +17,9 @@ __all__ = ["made_to_stay"]
 @contextmanager
 def made_to_stay() -> Iterator[None]:
     """Keep the garbage collector from everything that is made meanwhile, and was before."""
+    if not gc.isenabled():
+        yield  # inside another one
+        return
     gc.disable()
     try:
         yield

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidings.cli.folder import Folder, open_workspace
+from tidings.cli.argument import Folder
+from tidings.cli.folder import open_workspace
 from tidings.cli.output import counted, print_json
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The processes and apps that Tidings runs: the server's own ASGI app made live, uvicorn around it, and stdio.
+"""The processes and apps that Tidings runs: the server's own ASGI app made live, and uvicorn around it.
 
 Streams end on the signal itself: uvicorn runs an app's shutdown only after it has waited for open connections, which a
 stream never closes by itself.
@@ -12,13 +12,10 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
-
-import anyio
 
 from tidings import seams
 from tidings.lanes.front import Front
@@ -27,7 +24,7 @@ from tidings.lanes.shortcut import Shortcut
 if TYPE_CHECKING:
     from tidings.live import Live
 
-__all__ = ["build_app", "run_http", "run_stdio", "serve_app"]
+__all__ = ["build_app", "run_http", "serve_app"]
 
 logger = logging.getLogger(__name__)
 
@@ -169,45 +166,3 @@ def _spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)
-
-
-def run_stdio(live: Live) -> None:
-    """Serve one client on standard input and output."""
-    try:
-        anyio.run(_serve_stdio, live)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-async def _serve_stdio(live: Live) -> None:
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    stopped: list[int] = []
-
-    def stop(number: int) -> None:
-        if stopped:
-            return
-        stopped.append(number)
-        live.stop()
-        # The results of the streams are written by their own tasks: a moment for those, then for what the server wants
-        # to clean up. The thread that reads standard input can't be interrupted, and would keep the process until the
-        # client's next line.
-        if task is not None:
-            loop.call_later(0.2, task.cancel)
-        loop.call_later(1.2, lambda: os._exit(128 + number))
-
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stop, number)
-    try:
-        if hasattr(live.server, "run_stdio_async"):
-            await live.server.run_stdio_async()
-        else:
-            from mcp.server.stdio import stdio_server
-
-            async with stdio_server() as (read_stream, write_stream):
-                options = live.lowlevel.create_initialization_options()
-                await live.lowlevel.run(read_stream, write_stream, options)
-    except asyncio.CancelledError:
-        if not stopped:
-            raise
-        os._exit(128 + stopped[0])

@@ -9,7 +9,9 @@ proxies, no more of an answer than its head.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import ipaddress
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +26,16 @@ if TYPE_CHECKING:
     import httpx2
 
 __all__ = ["Courier", "Outcome", "Resolve", "check_url", "why_not_public"]
+
+logger = logging.getLogger(__name__)
+
+_is_on_its_way: contextvars.ContextVar[bool] = contextvars.ContextVar("tidings_courier", default=False)
+"""Whether a request is a courier's: its URL may well be a secret, and httpx2 would log it."""
+
+
+def _is_no_delivery(record: logging.LogRecord) -> bool:
+    return not _is_on_its_way.get()
+
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
@@ -101,6 +113,8 @@ class Courier:
         """Deliver, or say why not. Raises nothing but a cancellation."""
         import httpx2
 
+        logging.getLogger("httpx2").addFilter(_is_no_delivery)  # once, however often
+        token = _is_on_its_way.set(True)
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._post(_parse(url), headers, body)
@@ -110,6 +124,8 @@ class Courier:
             return Outcome(error=str(error))
         except (httpx2.HTTPError, OSError, ValueError) as error:
             return Outcome(error=f"{type(error).__name__}: {error}"[:300])
+        finally:
+            _is_on_its_way.reset(token)
 
     async def _post(self, url: httpx2.URL, headers: Mapping[str, str], body: bytes) -> Outcome:
         import httpx2
@@ -158,10 +174,12 @@ class Courier:
             if is_local and address.is_loopback:
                 continue
             if is_local or (reason := why_not_public(address)) is not None:
+                # Whoever put the webhook is not told the address: it would learn the names and numbers of our network.
                 reason = "not the loopback address" if is_local else reason
-                raise TidingsError(
-                    f"{host} leads to {each}, {reason}; nothing was sent (Policy.webhook_private allows it)"
+                logger.warning(
+                    "%s leads to %s, %s; nothing was sent (Policy.webhook_private allows it)", host, each, reason
                 )
+                raise TidingsError(f"{host} leads to an address that is not public; nothing was sent")
         return found
 
 
@@ -182,9 +200,9 @@ def _seconds(retry_after: str | None) -> float | None:
 
     try:
         moment = parsedate_to_datetime(retry_after)
-    except ValueError:
+        return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    except (ValueError, OverflowError):
         return None
-    return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
 
 
 def _parse(url: str) -> httpx2.URL:

@@ -47,6 +47,9 @@ _PAGE_BYTES = 1 << 20
 _MOST_ASKED = 1_000
 """Resources that `authorize` is asked for in one answer: a caller that may see none of 10,000 must not hold up all."""
 
+_MOST_DIGITS = 20
+"""Of a revision."""
+
 Ctx = ServerRequestContext[Any, Any]
 Params = TypeVar("Params")
 
@@ -140,7 +143,7 @@ class ExtensionLane:
     def _after(self, cursor: str) -> int:
         """Where the next page begins."""
         epoch, _, revision = cursor.rpartition(".")
-        if epoch != self._live.epoch or not revision.isdecimal():
+        if epoch != self._live.epoch or not revision.isdecimal() or len(revision) > _MOST_DIGITS:
             raise TidingsError(f"the cursor {cursor!r:.80} is not of this server's life; ask again without it")
         return int(revision)
 
@@ -152,7 +155,7 @@ class ExtensionLane:
             "subscriptions": [
                 as_subscription(each, is_connected=durables.is_connected(each.key))
                 for each in durables.all(_owner(principal))
-                if each.webhook is None or self._may_have_webhooks(principal)
+                if each.webhook is None or self._live.webhooks.may_have(_owner(principal))
             ]
         }
 
@@ -160,7 +163,7 @@ class ExtensionLane:
         """Set one, new or not. What is left out stays as it was; a webhook that was given up is tried again."""
         live = self._live
         known = live.durables.get((_owner(principal), params.name))
-        if (params.webhook or (known and known.webhook)) and not self._may_have_webhooks(principal):
+        if (params.webhook or (known and known.webhook)) and not self._live.webhooks.may_have(_owner(principal)):
             raise TidingsError("this server has no webhooks for this caller (Policy.webhooks)")
         if params.notifications is None and known is None:
             raise TidingsError(f"there is no {params.name!r}; a new one says in `notifications` what it watches")
@@ -194,13 +197,9 @@ class ExtensionLane:
     async def _remove(self, principal: Principal | None, params: _NameParams) -> dict[str, Any]:
         key = (_owner(principal), params.name)
         known = self._live.durables.get(key)
-        if known is None or (known.webhook is not None and not self._may_have_webhooks(principal)):
+        if known is None or (known.webhook is not None and not self._live.webhooks.may_have(_owner(principal))):
             return {"removed": False}
         return {"removed": self._live.durables.remove(key)}
-
-    def _may_have_webhooks(self, principal: Principal | None) -> bool:
-        allowed = self._live.policy.webhooks
-        return allowed == "anyone" or (allowed == "principals" and principal is not None)
 
 
 def _owner(principal: Principal | None) -> Owner:

@@ -23,7 +23,7 @@ from tidings.gate import Principal, Ticket
 from tidings.index import check_limit
 from tidings.lanes.channel import NOWHERE, PARK, Channel, Outlet, Receive, Scope, Send, dismiss
 from tidings.lanes.wish import Wish
-from tidings.model import Feature, Notification, Reason, Topic
+from tidings.model import Feature, Notification, Reason, Topic, is_unicode
 from tidings.patterns import compile_pattern, is_pattern
 from tidings.policy import Policy
 from tidings.subscriber import BUSY, Kind, Subscriber
@@ -113,7 +113,7 @@ def _can_be_matched(uri: str, live: Live) -> bool:
             return live.gate.knows_patterns
     except InvalidPattern:
         return False
-    return True
+    return is_unicode(uri)
 
 
 class ListenLane:

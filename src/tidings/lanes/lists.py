@@ -1,7 +1,8 @@
 """HTTP: lists and `server/discover`, from bytes that were made once per revision.
 
 The real cost of a notification is the herd of refetches that it causes. The SDK words the first answer after a change,
-for each version of the protocol; everyone else gets the same bytes with their own request id in them. Only for servers
+for each version of the protocol; everyone else gets the same bytes with their own request id in them. Where a herd came
+the last time, the lane itself is the first to ask, before any of the notifications can be answered. Only for servers
 whose lists are the same for every caller, and never for a request with a cursor: `front` sees to both. The SDK is asked
 again from time to time, and when it answers otherwise although nobody noticed a change, everybody is told of it.
 """
@@ -9,11 +10,15 @@ again from time to time, and when it answers otherwise although nobody noticed a
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from mcp_types import JSONRPCResponse
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from tidings.lanes.channel import Message, Receive, Scope, Send
 from tidings.model import Feature
@@ -23,7 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Kept", "ListsLane"]
 
+logger = logging.getLogger(__name__)
+
 _JSON_HEAD = b'{"jsonrpc":"2.0","id":'
+_TAIL = b',"result":%b}'
 _SSE_HEAD = b"event: message\r\ndata: " + _JSON_HEAD
 
 _FEATURES = {
@@ -33,6 +41,9 @@ _FEATURES = {
     "resources/templates/list": Feature.RESOURCES,
 }
 
+_MOST_KEPT = 64
+"""Answers. A few dozen at most are ever in use; on stdio, a client decides how many there could be."""
+
 
 class _Answer(msgspec.Struct):
     result: msgspec.Raw
@@ -41,7 +52,7 @@ class _Answer(msgspec.Struct):
 class Kept:
     """An answer of the SDK's, but for the request id and, in the legacy era, the session id."""
 
-    __slots__ = ("_headers", "_length_at", "_session_at", "head", "lines", "state", "tail", "until")
+    __slots__ = ("_length_at", "_session_at", "head", "headers", "is_used", "lines", "state", "tail", "until")
 
     def __init__(
         self, state: Hashable, until: float, headers: list[tuple[bytes, bytes]], head: bytes, tail: bytes
@@ -50,7 +61,9 @@ class Kept:
         self.until = until
         self.head = head
         self.tail = tail
-        self._headers = headers
+        self.is_used = False
+        """Whether anybody got it but the one for whom it was made."""
+        self.headers = headers
         names = [name.lower() for name, _ in headers]
         self._length_at = names.index(b"content-length") if b"content-length" in names else None
         self._session_at = names.index(b"mcp-session-id") if b"mcp-session-id" in names else None
@@ -62,7 +75,7 @@ class Kept:
 
     async def send(self, send: Send, tag: bytes, session_id: bytes = b"") -> None:
         body = self.head + tag + self.tail
-        headers = self._headers.copy()
+        headers = self.headers.copy()
         if self._length_at is not None:
             headers[self._length_at] = (b"content-length", b"%d" % len(body))
         if self._session_at is not None:
@@ -77,6 +90,7 @@ class ListsLane:
         self._kept: dict[tuple[str, str], Kept] = {}
         """By method and version of the protocol, which tells the eras apart as well."""
         self._asked: dict[tuple[str, str], tuple[Hashable, asyncio.Future[bool | None]]] = {}
+        self._is_renewing = False
 
     def find(self, method: str, version: str) -> Kept | None:
         """The answer of this moment, if it is known. An old one goes on until whoever asks anew has been answered."""
@@ -84,7 +98,10 @@ class ListsLane:
         kept = self._kept.get(key)
         if kept is None or not self.knows(method) or kept.state != self._live.state_of(method):
             return None
-        return kept if time.monotonic() < kept.until or key in self._asked else None
+        if time.monotonic() >= kept.until and key not in self._asked:
+            return None
+        kept.is_used = True
+        return kept
 
     def knows(self, method: str) -> bool:
         """Whether the state that an answer depends on is known. While the server is being read, it may be an old one,
@@ -103,15 +120,8 @@ class ListsLane:
     ) -> None:
         """Let the SDK answer this caller, and keep what it said."""
         key, state = (method, version), self._live.state_of(method)
-        future: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
-        self._asked[key] = (state, future)
+        settle = self._begin(key, state)
         start: Message | None = None
-
-        def settle(is_known: bool | None) -> None:
-            if self._asked.get(key) == (state, future):
-                del self._asked[key]
-            if not future.done():
-                future.set_result(is_known)
 
         async def listen_in(message: Message) -> None:
             nonlocal start
@@ -130,6 +140,47 @@ class ListsLane:
         finally:
             settle(None)
 
+    def changed(self) -> None:
+        """A change is being told. Those who asked before will ask again: what they get is made before they can."""
+        if not self._is_renewing and any(self._is_due(key, kept) for key, kept in self._kept.items()):
+            self._is_renewing = True
+            self._live.in_background(self._renew())
+
+    def _is_due(self, key: tuple[str, str], kept: Kept) -> bool:
+        return kept.is_used and key[1] in MODERN_PROTOCOL_VERSIONS and kept.state != self._live.state_of(key[0])
+
+    async def _renew(self) -> None:
+        self._is_renewing = False
+        live = self._live
+        for key, kept in list(self._kept.items()):
+            if not self._is_due(key, kept) or self.asked(*key) or live.steps_aside or not live.shares_lists:
+                continue
+            state = live.state_of(key[0])
+            settle = self._begin(key, state)
+            try:
+                result = await live.answered(*key)
+                if "nextCursor" not in result and live.state_of(key[0]) == state:
+                    tail = _TAIL % _encode(result)
+                    self.keep(key, state, _JSON_HEAD, tail, kept.headers)
+                    settle(True)
+            except Exception as error:  # whoever asks gets the SDK's own answer
+                logger.debug("%s could not be made beforehand: %r", key[0], error)
+            finally:
+                settle(None)
+
+    def _begin(self, key: tuple[str, str], state: Hashable) -> Callable[[bool | None], None]:
+        """The SDK is being asked; the function returned says how it ended, and only the first time."""
+        future: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+        self._asked[key] = (state, future)
+
+        def settle(is_known: bool | None) -> None:
+            if self._asked.get(key) == (state, future):
+                del self._asked[key]
+            if not future.done():
+                future.set_result(is_known)
+
+        return settle
+
     def _learn(self, key: tuple[str, str], state: Hashable, start: Message, message: Message, tag: bytes) -> bool:
         """Keep an answer that is whole, and whose result is everybody's: neither an error nor a page is."""
         body = message.get("body", b"")
@@ -138,7 +189,6 @@ class ListsLane:
         end = b"\r\n\r\n" if is_sse else b""
         if (
             start["status"] != 200
-            or not self.knows(key[0])
             or self._live.state_of(key[0]) != state
             or not body.startswith(head + tag + b',"result":{')
             or not body.endswith(b"}" + end)
@@ -151,9 +201,25 @@ class ListsLane:
                 return False
         except msgspec.DecodeError:
             return False
-        before = self._kept.get(key)
-        until = time.monotonic() + self._live.policy.list_memory
-        kept = self._kept[key] = Kept(state, until, list(start["headers"]), head, body[len(head) + len(tag) :])
-        if before is not None and before.state == state and before.tail != kept.tail and key[0] != "server/discover":
-            self._live.wake(_FEATURES[key[0]])
+        self.keep(key, state, head, body[len(head) + len(tag) :], list(start["headers"]))
         return True
+
+    def keep(
+        self, key: tuple[str, str], state: Hashable, head: bytes, tail: bytes, headers: list[tuple[bytes, bytes]]
+    ) -> None:
+        """What the SDK said in this state, before the request's id and after it."""
+        if not self.knows(key[0]):
+            return
+        before = self._kept.pop(key, None)
+        if len(self._kept) >= _MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[key] = Kept(state, time.monotonic() + self._live.policy.list_memory, headers, head, tail)
+        if before is not None and before.state == state and before.tail != tail and key[0] != "server/discover":
+            self._live.wake(_FEATURES[key[0]])
+
+
+def _encode(result: dict[str, Any]) -> bytes:
+    """As the SDK writes it: those who compare texts find the same one."""
+    answer = JSONRPCResponse(jsonrpc="2.0", id=0, result=result)
+    plain = answer.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return json.dumps(plain["result"], separators=(",", ":")).encode()

@@ -21,14 +21,24 @@ from pydantic import BaseModel, ValidationError
 
 from tidings import seams
 from tidings.errors import InvalidPattern, LimitReached
-from tidings.frames import BOOKMARK_METHOD, CURSOR_KEY, EXTENSION, SUBSCRIPTION_KEY, Shape, encode_tag, write
+from tidings.frames import (
+    BOOKMARK_METHOD,
+    CURSOR_KEY,
+    EXTENSION,
+    REFETCH_KEY,
+    SUBSCRIPTION_KEY,
+    Shape,
+    encode_tag,
+    write,
+)
 from tidings.gate import Principal
 from tidings.lanes.front import principal_of
 from tidings.lanes.listen import Honoured, Wanted, honour
 from tidings.lanes.splice import SplicedSession
+from tidings.lanes.stdio import Wire
 from tidings.lanes.wish import Wish
 from tidings.mailbox import IsMuted
-from tidings.model import Feature, Notification, Reason, Topic, Version
+from tidings.model import Feature, Notification, Reason, Topic, Version, is_unicode
 from tidings.observer import nickname
 from tidings.patterns import is_pattern
 from tidings.subscriber import BUSY, Kind, Subscriber
@@ -201,7 +211,7 @@ class SessionLane:
         # A session can't be ended without its client's losing more than that: it goes on, by no name.
         wish.enter(allowed, lambda: None)
         wish.watch(subscriber)
-        acknowledged = wish.acknowledged(allowed) if wish.is_special else {}
+        acknowledged = wish.acknowledged(allowed, is_session=True) if wish.is_special else {}
         told = wish.told(allowed)
         chosen = Honoured(allowed)
         if live.policy.announce:
@@ -213,6 +223,8 @@ class SessionLane:
     async def _subscribe(self, ctx: Ctx, params: types.SubscribeRequestParams) -> types.EmptyResult:
         uri = str(params.uri)
         gate = self._live.gate
+        if not is_unicode(uri):
+            raise MCPError(types.INVALID_PARAMS, "A URI is a text of whole characters", {"uri": ascii(uri)})
         if (is_pattern(uri) and not gate.knows_patterns) or not await gate.allowed(_principal(ctx), [uri]):
             raise MCPError(types.INVALID_PARAMS, "This caller may not watch that URI", {"uri": uri})
         state = seams.connection_of(ctx.session).state
@@ -221,13 +233,15 @@ class SessionLane:
             why = state.get(_REFUSED, "this connection has no stream on which it could be told")
             raise MCPError(types.INTERNAL_ERROR, f"No subscription: {why}", {"uri": uri})
         wish: Wish = state[_WISH]
-        told = wish.told_once(uri)
-        cursor = self._live.cursor([uri], told)
+        told, refetch = wish.told_once(uri, session.subscriber)
+        said: dict[str, Any] = {CURSOR_KEY: self._live.cursor([uri], told)}
+        if refetch:
+            said[REFETCH_KEY] = refetch
         try:
             self._live.hub.subscribe(session.subscriber, uris=[uri], told=told)
         except (InvalidPattern, LimitReached) as error:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri}) from None
-        return types.EmptyResult(_meta={CURSOR_KEY: cursor} if wish.is_special else None)
+        return types.EmptyResult(_meta=said if wish.is_special else None)
 
     async def _unsubscribe(self, ctx: Ctx, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
         session = seams.connection_of(ctx.session).state.get(_STATE)
@@ -283,19 +297,23 @@ class SessionLane:
 
 
 class _Pipe:
-    """A legacy session on a duplex pipe: one notification is written at a time, the rest waits in the mailbox."""
+    """A legacy session on a duplex pipe: as many notifications as it takes, or through the SDK one at a time; the rest
+    waits in the mailbox."""
 
-    __slots__ = ("_connection", "_live", "_shape", "_task", "subscriber")
+    __slots__ = ("_connection", "_live", "_shape", "_task", "_wire", "subscriber")
 
     def __init__(self, live: Live, connection: Connection) -> None:
         self._live = live
         self._connection = connection
+        self._wire = _wire_of(connection)
         self._shape = Shape()
         self._task: asyncio.Task[None] | None = None
         self.subscriber: Subscriber | None = None
 
     def open(self, wish: Wish, label: str, is_muted: IsMuted | None) -> Subscriber:
         self._shape = wish.shape()
+        if self._wire is not None:
+            self._wire.renew()
         kind = Kind("legacy", "stdio")
         self.subscriber = self._live.hub.open(
             self._deliver, label=label, kind=kind, policy=wish.policy, filter=wish.filter, is_muted=is_muted
@@ -322,6 +340,8 @@ class _Pipe:
     def _deliver(self, notification: Notification) -> object:
         frame = write(notification, self._shape)
         self._live.hub.counts.bytes += len(frame)
+        if self._wire is not None:
+            return None if self._wire.write(frame, self.start) else BUSY
         message = msgspec.json.decode(frame)
         self._begin(message["method"], message["params"])
         return BUSY
@@ -340,11 +360,13 @@ class _Pipe:
 
 
 class _Pump:
-    """One listen stream inside the SDK: its own request's task writes, and sleeps in between."""
+    """One listen stream inside the SDK: its own request's task writes, and sleeps in between. Where the pipe is ours,
+    notifications need no task."""
 
     def __init__(self, live: Live, ctx: Ctx, wish: Wish) -> None:
         self._live = live
         self._ctx = ctx
+        self._wire = _wire_of(seams.connection_of(ctx.session))
         self._shape = wish.shape(is_tagged=True)
         self._tag = encode_tag(ctx.request_id if ctx.request_id is not None else "")
         self._notification: Notification | None = None
@@ -363,6 +385,8 @@ class _Pump:
             on_close=lambda reason: self.close(),
         )
         self._subscriber.may = may
+        self._subscriber.is_ready = False  # until the acknowledgement is written
+        self._subscriber.settle()
         wish.watch(self._subscriber)
         told = wish.told(honoured.topics)
         self._live.hub.subscribe(self._subscriber, *honoured.features, uris=honoured.uris, told=told)
@@ -377,6 +401,7 @@ class _Pump:
         self._roused.set()
 
     async def run(self) -> None:
+        self._wake()
         while not self._is_closed:
             await self._roused.wait()
             self._roused.clear()
@@ -386,8 +411,7 @@ class _Pump:
                 self._live.hub.counts.bytes += len(frame)
                 message = msgspec.json.decode(frame)
                 await self.send(message["method"], message["params"])
-                if self._subscriber is not None:
-                    self._live.hub.wake(self._subscriber)
+                self._wake()
             elif self._owes_bookmark and self._subscriber is not None:
                 cursor = self._live.cursor_of(self._subscriber).as_json()
                 await self.send(
@@ -399,7 +423,15 @@ class _Pump:
         raw: Any = _Raw(method=method, params=params)
         await self._ctx.session.send_notification(raw, related_request_id=self._ctx.request_id)
 
+    def _wake(self) -> None:
+        if self._subscriber is not None:
+            self._live.hub.wake(self._subscriber)
+
     def _deliver(self, notification: Notification) -> object:
+        if self._wire is not None:
+            frame = write(notification, self._shape, self._tag)
+            self._live.hub.counts.bytes += len(frame)
+            return None if self._wire.write(frame, self._wake) else BUSY
         self._notification = notification
         self._roused.set()
         return BUSY
@@ -407,6 +439,12 @@ class _Pump:
     def _bookmark(self) -> None:
         self._owes_bookmark = True
         self._roused.set()
+
+
+def _wire_of(connection: Connection) -> Wire | None:
+    """The lines of this process's standard output, if those are what this connection writes to and are ours."""
+    stream = seams.write_stream_of(connection)
+    return stream if isinstance(stream, Wire) else None
 
 
 def _listen_params(ctx: Ctx) -> types.SubscriptionsListenRequestParams | None:

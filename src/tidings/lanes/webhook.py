@@ -28,7 +28,7 @@ from tidings.gate import Principal
 from tidings.history import moment
 from tidings.lanes.courier import Courier, Outcome, check_url
 from tidings.lanes.signature import check_secret, new_secret, sign
-from tidings.lanes.wish import Wish
+from tidings.lanes.wish import Wish, from_any_thread
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.subscriber import BUSY, Kind, Subscriber
 from tidings.visit import Visit
@@ -78,7 +78,11 @@ class WebhookLane:
         self.at_once = asyncio.Semaphore(_AT_ONCE)
         for durable in self._live.durables.all():
             if durable.webhook is not None:
-                self._look(durable.key)
+                try:
+                    self._look(durable.key)
+                except Exception:  # of one that was kept: the others, and the server, start all the same
+                    logger.exception("the webhook %r can't be started", durable.name)
+                    self._live.failures["webhook"] += 1
 
     def stop(self) -> None:
         for post in self._posts.values():
@@ -113,8 +117,8 @@ class WebhookLane:
             ttl=longest if ttl is None else min(ttl, longest),
             webhook=Webhook(url=url, secret=check_secret(secret)),
         )
-        if not name or not (durable.features or durable.uris):
-            raise TidingsError("a webhook has a name, and a list or a URI to watch")
+        if not durable.features and not durable.uris:
+            raise TidingsError("a webhook has a list or a URI to watch")
         return self._live.durables.put(durable)
 
     def revive(self, name: str, owner: Owner = SERVER) -> Durable | None:
@@ -141,13 +145,30 @@ class WebhookLane:
         if (post := self._posts.pop(key, None)) is not None:
             post.close()
         durable = self._live.durables.get(key)
-        if (
-            self._loop is not None
-            and durable is not None
-            and durable.webhook is not None
-            and not durable.webhook.is_dead
-        ):
-            self._posts[key] = _Post(self._live, self, durable, durable.webhook, self._loop)
+        if self._loop is None or durable is None or durable.webhook is None or durable.webhook.is_dead:
+            return
+        try:
+            self._check(durable.owner, durable.webhook.url)
+        except TidingsError as error:
+            # One that an earlier life of the server allowed, and this one does not.
+            logger.warning(
+                "the webhook %r is given up: Policy.webhooks or Policy.webhook_private no longer allows it",
+                durable.name,
+            )
+            dead = structs.replace(durable.webhook, is_dead=True, next_attempt=None, last_error=str(error))
+            self._live.durables.change(key, webhook=dead, expires=self._live.catalog.now() + durable.ttl)
+            return
+        self._posts[key] = _Post(self._live, self, durable, durable.webhook, self._loop)
+
+    def may_have(self, owner: Owner) -> bool:
+        """Whether this owner may have webhooks at all."""
+        allowed = self._live.policy.webhooks
+        return owner == SERVER or allowed == "anyone" or (allowed == "principals" and owner is not None)
+
+    def _check(self, owner: Owner, url: str) -> None:
+        if not self.may_have(owner):
+            raise TidingsError("this server has no webhooks for its owner (Policy.webhooks)")
+        check_url(url, allow_loopback=owner == SERVER or self._live.policy.webhook_private)
 
 
 class _Post:
@@ -181,6 +202,8 @@ class _Post:
     # Opening
 
     def _again(self, delay: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = self._loop.call_later(max(0.0, delay), self._begin)
 
     def _begin(self) -> None:
@@ -208,9 +231,10 @@ class _Post:
         self._shape = wish.shape()
         asked = {"name": durable.name, "ttl": durable.ttl}
         visit = live.durables.enter(
-            asked, durable.owner, durable.features, durable.uris, durable.terms, self._pushed_out
+            asked, durable.owner, durable.features, durable.uris, durable.terms, from_any_thread(self._pushed_out)
         )
         if visit is None:
+            self._fail(Outcome(error="the server can't keep it now; its log says why"))
             return
         self._visit = visit
         subscriber = self._subscriber = live.hub.open(
@@ -227,14 +251,22 @@ class _Post:
 
     def _pushed_out(self) -> None:
         """Somebody came under the same name, with a stream."""
-        self._leave(Reason.DISCONNECTED)
         if not self._is_over:
+            self._cut_off()
+            self._leave(Reason.DISCONNECTED)
             self._again(_AGAIN)
 
     def _on_close(self, reason: Reason) -> None:
         self._subscriber = None
         if reason is Reason.OVERFLOW and not self._is_over:
+            self._cut_off()
             self._again(_AGAIN)
+
+    def _cut_off(self) -> None:
+        """Whatever comes of the request under way, it is no longer ours: it would set a second timer."""
+        task, self._task = self._task, None
+        if task is not None and task is not asyncio.current_task(self._loop):
+            task.cancel()
 
     def _leave(self, reason: Reason) -> None:
         if self._subscriber is not None:
@@ -314,14 +346,21 @@ class _Post:
         if is_dead:
             logger.warning("the webhook %r is given up after %d attempts: %s", self._key[1], attempts, outcome.error)
             return
-        # It is still being tried, so its time does not run.
-        self._live.durables.change(self._key, expires=None)
         logger.info("the webhook %r failed, and is tried again in %.1f s: %s", self._key[1], delay, outcome.error)
         self._again(delay)
 
     def _note(self, **fields: Any) -> None:
-        self._webhook = structs.replace(self._webhook, **fields)
-        self._live.durables.change(self._key, webhook=self._webhook)
+        """How it goes, unless it has become another one meanwhile: that has a post of its own, soon."""
+        live, ours = self._live, self._webhook
+        self._webhook = structs.replace(ours, **fields)
+        with live.catalog.lock:
+            durable = live.durables.get(self._key)
+            if durable is None or (kept := durable.webhook) is None:
+                return
+            if (kept.url, kept.secret) == (ours.url, ours.secret):
+                kept = structs.replace(kept, **fields)
+                expires = live.durables.expiry(structs.replace(durable, webhook=kept))
+                live.durables.change(self._key, webhook=kept, expires=expires)
 
     def _spawn(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         # In nobody's context: whoever publishes has one, with a caller in it perhaps.

@@ -7,13 +7,16 @@ Python SDK's `Client` for one) says the same in its settings of the extension: `
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidings.cursor import told_by
+from tidings.cursor import Cursor
 from tidings.durable import Owner
-from tidings.frames import CURSOR_KEY, DURABLE_KEY, EXTENSION, FILTER_KEY, RESUME_KEY, Shape
+from tidings.frames import CURSOR_KEY, DURABLE_KEY, EXTENSION, FILTER_KEY, REFETCH_KEY, RESUME_KEY, Shape
 from tidings.model import Feature, Topic, Version
+from tidings.resume import Resumed, resumed, watched_by
 from tidings.subscriber import Subscriber
 from tidings.terms import Terms
 from tidings.visit import Visit
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from tidings.gate import Principal
     from tidings.live import Live
 
-__all__ = ["Wish"]
+__all__ = ["Wish", "from_any_thread"]
 
 _ABSENT: Any = object()
 
@@ -32,8 +35,9 @@ class Wish:
 
     __slots__ = (
         "_durable",
-        "_later",
         "_live",
+        "_may",
+        "_once",
         "_owner",
         "_resume",
         "_says_terms",
@@ -51,7 +55,9 @@ class Wish:
         self.is_extended = settings is not None
         """Whether the client declared `dev.tidings/changes`."""
         self._live = live
-        self._later: dict[Topic, Version | None] | None = None
+        self._may = live.gate.predicate(principal)
+        self._once: set[str] = set()
+        """What a session has come back to."""
         self._resume = asked.get(RESUME_KEY, (settings or {}).get("resume", _ABSENT))
         self._durable = asked.get(DURABLE_KEY, (settings or {}).get("durable", _ABSENT))
         self._owner: Owner = principal.who if principal is not None else None
@@ -92,7 +98,12 @@ class Wish:
         features = [topic for topic in topics if isinstance(topic, Feature)]
         uris = [topic for topic in topics if not isinstance(topic, Feature)]
         self._visit = self._live.durables.enter(
-            self._durable, self._owner, features, uris, self.terms.as_json() if self._says_terms else {}, end
+            self._durable,
+            self._owner,
+            features,
+            uris,
+            self.terms.as_json() if self._says_terms else {},
+            from_any_thread(end),
         )
 
     def watch(self, subscriber: Subscriber) -> None:
@@ -102,27 +113,66 @@ class Wish:
 
     def told(self, topics: Iterable[Topic]) -> dict[Topic, Version | None] | None:
         """What the client was told last of what it watches, if it comes back: for `hub.subscribe(told=…)`."""
-        resumed = self._resumed(topics)
-        return self._visit.told(resumed) if self._visit is not None else resumed
+        return self._resumed(topics).told if self._comes_back else None
 
-    def told_once(self, uri: str) -> dict[Topic, Version | None]:
-        """The same for a content that a session subscribes to later: afterwards, the hub knows better."""
-        if self._later is None:
-            told = self._resumed(()) or {}
-            self._later = {topic: told[topic] for topic in told if isinstance(topic, str)}
-        return {uri: self._later.pop(uri)} if uri in self._later else {}
+    def told_once(self, uri: str, subscriber: Subscriber) -> Resumed:
+        """Where a session stands that subscribes to contents later. What it watches already, the hub knows better."""
+        told, refetch = self._by_cursor([uri])
+        is_watched = watched_by(subscriber.uris or (), self._live.hub, self._may)
+        new = {topic: told[topic] for topic in told if topic not in self._once and not is_watched(str(topic))}
+        is_new = uri not in self._once and not is_watched(uri)
+        self._once |= {uri, *map(str, new)}
+        return Resumed(new, refetch if is_new else ())
 
-    def acknowledged(self, topics: Iterable[Topic]) -> dict[str, Any]:
+    def acknowledged(self, topics: Iterable[Topic], *, is_session: bool = False) -> dict[str, Any]:
         """What the `_meta` of the acknowledgement says: where the client stands, and what was honoured."""
         topics = list(topics)
+        told, refetch = self._resumed(topics)
         # What it is about to be told, it does not know yet: its stream may break before.
-        said: dict[str, Any] = {CURSOR_KEY: self._live.cursor(topics, self.told(topics))}
+        said: dict[str, Any] = {CURSOR_KEY: self._live.cursor(topics, told, self._as_of(topics, is_session))}
+        if refetch:
+            said[REFETCH_KEY] = refetch
         if self._visit is not None:
             said[DURABLE_KEY] = self._visit.ack
         return said | {FILTER_KEY: self.terms.as_json()} if self._says_terms else said
 
-    def _resumed(self, topics: Iterable[Topic]) -> dict[Topic, Version | None] | None:
-        return told_by(self._resume, self._live.epoch, topics) if self._resume is not _ABSENT else None
+    @property
+    def _comes_back(self) -> bool:
+        return self._resume is not _ABSENT or self._visit is not None
+
+    def _as_of(self, topics: list[Topic], is_session: bool) -> int | None:
+        if not is_session:
+            return None if all(isinstance(topic, Feature) for topic in topics) else self._live.hub.news.revision
+        # It comes to what it watches only later, and may leave before.
+        cursor = Cursor.parse(self._resume)
+        is_ours = cursor is not None and cursor.epoch == self._live.epoch
+        return cursor.as_of if cursor and is_ours and cursor.as_of is not None else self._live.hub.news.revision
+
+    def _resumed(self, topics: Iterable[Topic]) -> Resumed:
+        """By the cursor, and else by what is remembered under the durable name."""
+        said = self._by_cursor(topics)
+        if self._visit is None:
+            return said
+        kept = self._visit.resumed(self._may)
+        return Resumed({**kept.told, **said.told}, tuple(dict.fromkeys((*said.refetch, *kept.refetch))))
+
+    def _by_cursor(self, topics: Iterable[Topic]) -> Resumed:
+        if self._resume is _ABSENT:
+            return Resumed({})
+        return resumed(self._resume, self._live.epoch, self._live.hub, topics, self._may)
+
+
+def from_any_thread(end: Callable[[], None]) -> Callable[[], None]:
+    """How to end, from whatever thread, what lives on this event loop: on this one at once, from another one soon."""
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+
+    def end_there() -> None:
+        if threading.get_ident() == thread:
+            end()
+        elif not loop.is_closed():
+            loop.call_soon_threadsafe(end)
+
+    return end_there
 
 
 def _settings(capabilities: object) -> Mapping[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import mcp_types as types
@@ -11,8 +12,9 @@ from mcp.server.mcpserver.tools.base import Tool
 from pydantic import BaseModel
 
 from tidings.errors import InvalidItem
+from tidings.model import Feature
 
-__all__ = ["definition_of", "dump", "key_of"]
+__all__ = ["definition_of", "distinct", "dump", "key_of"]
 
 
 def definition_of(component: Any) -> dict[str, Any]:
@@ -81,3 +83,12 @@ def key_of(item: Any) -> str:
 
 def dump(model: BaseModel) -> dict[str, Any]:
     return model.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+
+def distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """The first of each key: a server may list a thing twice, and its clients take the first."""
+    key = "uri" if feature is Feature.RESOURCES else "name"
+    seen: dict[Any, dict[str, Any]] = {}
+    for definition in listed:
+        seen.setdefault(definition.get(key, definition.get("uriTemplate")), definition)
+    return seen.values()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -19,7 +19,7 @@ from tidings.model import Feature
 if TYPE_CHECKING:
     from mcp.server import Server
 
-__all__ = ["UNKNOWN", "distinct", "listed"]
+__all__ = ["UNKNOWN", "answered", "listed"]
 
 UNKNOWN: Final = object()
 """In place of a lifespan's state, before any client came through it."""
@@ -32,6 +32,13 @@ _METHODS = {
 
 _MOST_PAGES = 10_000
 """A paginator that never ends must not become ours."""
+
+
+async def answered(server: Server[Any], method: str, version: str, lifespan: Any, request_id: str) -> dict[str, Any]:
+    """The result that a modern client without any capabilities gets."""
+    params = {"_meta": {PROTOCOL_VERSION_META_KEY: version, CLIENT_CAPABILITIES_META_KEY: {}}}
+    connection = Connection.from_envelope(version, None, {})
+    return await serve_one(server, _Inquiry(request_id), method, params, connection=connection, lifespan_state=lifespan)
 
 
 async def listed(server: Server[Any], feature: Feature, lifespan: Any, request_id: str) -> list[dict[str, Any]]:
@@ -62,15 +69,6 @@ async def _pages(server: Server[Any], method: str, member: str, lifespan: Any, r
             return items
         params["cursor"] = result["nextCursor"]
     raise TidingsError(f"{method} did not end after {_MOST_PAGES} pages")
-
-
-def distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """The first of each key: a server may list a thing twice, and its clients take the first."""
-    key = "uri" if feature is Feature.RESOURCES else "name"
-    seen: dict[Any, dict[str, Any]] = {}
-    for definition in listed:
-        seen.setdefault(definition.get(key, definition.get("uriTemplate")), definition)
-    return seen.values()
 
 
 class _Inquiry:

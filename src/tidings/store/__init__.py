@@ -1,7 +1,7 @@
 """Where a server's state survives it: the catalog, the journal and the durable subscriptions.
 
 A store is told of batches and gives back, once at a start, all that it was told. It is called from one thread at a
-time, may block, and knows no event loop: `Writer` stands between it and the server. What is in a batch becomes lasting
+time, may block, and knows no event loop: `Keeper` stands between it and the server. What is in a batch becomes lasting
 altogether or not at all.
 """
 
@@ -46,6 +46,8 @@ class State:
     versions: dict[Feature, Version] = field(default_factory=dict)
     contents: dict[str, Version] = field(default_factory=dict)
     """The one longest unchanged first."""
+    forgotten: int = 0
+    """The revision until which contents may have been forgotten."""
     journal: list[Change] = field(default_factory=list)
     """In the order of their revisions."""
     floors: dict[History, int] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 import weakref
@@ -16,15 +17,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from tidings.counts import Counts
 from tidings.durable import Durable, Key
 from tidings.model import Change, Feature
+from tidings.observer import Observer
 from tidings.store import Batch, History, State, Store, StoreBroken, StoreBusy, StoreError
 
 if TYPE_CHECKING:
     from tidings.catalog import Catalog
     from tidings.journal import Journal
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "keeper_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +56,12 @@ class Notes(Protocol):
 
     def collect(self) -> Mapping[Key, Durable | None]: ...
 
+    def written(self) -> None:
+        """What was collected last is written."""
+
     @property
     def is_waiting(self) -> bool:
-        """Whether there will be something that can't be collected yet."""
+        """Whether there is, or will be, something to collect."""
 
 
 class Keeper:
@@ -84,10 +90,12 @@ class Keeper:
         self._forgotten = 0
         self._saved = 0
         """The revision until which all changes are written."""
+        self.observer = Observer(Counts())
         self.on_written: Callable[[], None] | None = None
         """Called after each batch, written or not, on the thread that writes."""
         self._roused = threading.Event()
         self._is_closing = threading.Event()
+        self._is_broken = False
         self._is_idle = threading.Condition(self._lock)
         self._is_writing = False
         self._thread: threading.Thread | None = None
@@ -126,6 +134,8 @@ class Keeper:
         self._saved = catalog.revision
         self.state = State(self.state.epoch, self.state.life)  # the rest is the catalog's now
         self._stop_following = catalog.follow(self.take)
+        if notes.is_waiting:
+            self.rouse()
         close = weakref.WeakMethod(self.close)
         atexit.register(lambda: (found := close()) and found())
 
@@ -140,14 +150,17 @@ class Keeper:
         if not self._roused.is_set():
             self.rouse()
 
-    def rouse(self) -> None:
-        """There is something to write."""
-        if self.state is None or self._is_closing.is_set():
-            return
+    def rouse(self) -> bool:
+        """There is something to write; whether anybody will."""
+        if self.state is None or self._is_broken:
+            return False
+        if self._is_closing.is_set():
+            return True  # with the last batch
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tidings-store", daemon=True)
             self._thread.start()
         self._roused.set()
+        return True
 
     def flush(self, timeout: float = _FAREWELL) -> bool:
         """Write what there is, now, and wait for it; whether it was written in time. Not for an event loop."""
@@ -238,8 +251,10 @@ class Keeper:
             new_floors = {history: floor for history, floor in floors.items() if floor != self._floors.get(history, 0)}
             batch.forget(new_floors, forgotten if forgotten != self._forgotten else 0)
             if batch:
-                self.store.write(batch)
+                with self.observer.span("store.write", changes=len(batch.changes)):
+                    self.store.write(batch)
                 self._batch = Batch()
+                self._notes.written()
                 self._floors, self._forgotten = floors, forgotten
             self._saved = revision
             if self.problem is not None:
@@ -263,7 +278,19 @@ class Keeper:
     def _fail(self, error: StoreError) -> None:
         self._failures["store"] += 1
         if isinstance(error, StoreBroken):
+            self._is_broken = True
             self._is_closing.set()
         if self.problem != str(error):
             self.problem = str(error)
             logger.error("%s. What changes now is in memory only, until that is mended", error)
+
+
+def keeper_of(given: Keeper | Store | str | os.PathLike[str] | None) -> Keeper:
+    """For a store, for the path of a file, or for none at all."""
+    if isinstance(given, Keeper):
+        return given
+    if not isinstance(given, str | os.PathLike):
+        return Keeper(given)
+    from tidings.store.sqlite import SQLiteStore
+
+    return Keeper(SQLiteStore(os.fspath(given)))

@@ -47,6 +47,7 @@ class MemoryStore:
             state.contents.pop(uri, None)
             state.contents[uri] = version
         state.contents = {uri: each for uri, each in state.contents.items() if each.revision > batch.forgotten}
+        state.forgotten = max(state.forgotten, batch.forgotten)
         state.journal += batch.changes
         state.floors.update(batch.floors)
         state.journal = [

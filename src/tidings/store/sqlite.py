@@ -11,6 +11,7 @@ Only the count of lives is also forced to the disk, since a revision must never 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 import sqlite3
@@ -30,6 +31,8 @@ from tidings.store import Batch, History, State, StoreBroken, StoreBusy, StoreEr
 from tidings.store.lock import FileLock
 
 __all__ = ["SQLiteStore", "peek"]
+
+logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 """Counts up with every change of the tables that an older version could not read."""
@@ -132,6 +135,7 @@ class SQLiteStore:
         db = self._opened()
         count = self._count + len(batch.changes)
         newest = max(self._newest, *(version.revision for version in _versions(batch)), 0)
+        durables = _durable_rows(batch)
         is_due = count >= _SETTLE or batch.is_whole or any(floor > self._settled for floor in batch.floors.values())
         with _explained(self.path), _transaction(db):
             _append(db, batch.changes)
@@ -142,7 +146,7 @@ class SQLiteStore:
             if batch.forgotten:
                 db.execute("DELETE FROM contents WHERE revision <= ?", (batch.forgotten,))
                 db.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten', ?)", (batch.forgotten,))
-            _write_durables(db, batch)
+            _write_durables(db, durables)
         # Only now: what could not be written is given again.
         self._newest = newest
         if is_due:
@@ -272,7 +276,8 @@ def _read(db: sqlite3.Connection) -> tuple[State, int]:
     for uri, version in newer.contents.items():
         state.contents.pop(uri, None)
         state.contents[uri] = version
-    state.contents = {uri: each for uri, each in state.contents.items() if each.revision > int(meta["forgotten"])}
+    state.forgotten = int(meta["forgotten"])
+    state.contents = {uri: each for uri, each in state.contents.items() if each.revision > state.forgotten}
     state.journal = [change for change in changes if change.revision > state.floors.get(history_of(change), 0)]
     return state, settled
 
@@ -341,14 +346,25 @@ def _settle(db: sqlite3.Connection, fresh: Batch, revision: int) -> None:
     db.execute("INSERT OR REPLACE INTO meta VALUES ('settled', ?)", (revision,))
 
 
-def _write_durables(db: sqlite3.Connection, batch: Batch) -> None:
+def _durable_rows(batch: Batch) -> list[tuple[str, str, str | None]]:
+    """Owner, name and state of each. One that has no written form is left out: it must not hold back the others."""
+    rows: list[tuple[str, str, str | None]] = []
     for (owner, name), durable in batch.durables.items():
-        where = (msgspec.json.encode(owner).decode(), name)
-        if durable is None:
-            db.execute("DELETE FROM durables WHERE owner = ? AND name = ?", where)
+        try:
+            name.encode()
+            state = None if durable is None else msgspec.json.encode(durable).decode()
+            rows.append((msgspec.json.encode(owner).decode(), name, state))
+        except (ValueError, TypeError, OverflowError) as error:
+            logger.error("the durable subscription %r can't be saved: %s", name, error)
+    return rows
+
+
+def _write_durables(db: sqlite3.Connection, rows: Iterable[tuple[str, str, str | None]]) -> None:
+    for owner, name, state in rows:
+        if state is None:
+            db.execute("DELETE FROM durables WHERE owner = ? AND name = ?", (owner, name))
         else:
-            text = msgspec.json.encode(durable).decode()
-            db.execute("INSERT OR REPLACE INTO durables VALUES (?, ?, ?)", (*where, text))
+            db.execute("INSERT OR REPLACE INTO durables VALUES (?, ?, ?)", (owner, name, state))
 
 
 def _give_back(db: sqlite3.Connection) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from tidings.mailbox import Filter
 from tidings.model import Feature, Operation, Topic, Version
-from tidings.testing.history import Changed, History, Subscribed, Told
+from tidings.testing.history import Changed, Closed, History, Subscribed, Told, Unsubscribed
 from tidings.testing.reading import Ear, broken, is_deletion, net_operation, passes, ruled_out
 
 __all__ = ["check_resumable"]
@@ -44,8 +46,9 @@ def check_resumable(history: History, *, journal: int | None = None) -> None:
                     knows[who, topic] = version
         else:
             ear.follow(event, index)
-        for lost in [each for each in knows if each[0] == who and not ear.hears(each[1])]:
-            del knows[lost]
+        if isinstance(event, Unsubscribed | Closed) or (isinstance(event, Told) and is_deletion(event)):
+            for lost in [each for each in knows if each[0] == who and not ear.hears(each[1])]:
+                del knows[lost]
 
 
 class _Record:
@@ -65,6 +68,8 @@ class _Record:
                 self._digests.add((event.topic, event.version.digest))
                 if event.operation is not None:
                     self._changes.setdefault(event.topic, []).append((index, event))
+        for found in self._changes.values():
+            found.sort(key=_revision)
 
     def has(self, topic: Topic, version: Version) -> bool:
         return (topic, version) in self._seen
@@ -86,11 +91,9 @@ class _Record:
             return ""  # the wire does not say
         if known is None or not self.has(told.topic, known):
             return "nobody knows its cursor, and it was not told to refetch" if told.is_complete else ""
-        missed = [
-            change
-            for _, change in self._changes.get(told.topic, ())
-            if known.revision < change.version.revision <= told.version.revision
-        ]
+        changes = self._changes.get(told.topic, [])
+        start, end = (bisect_right(changes, each.revision, key=_revision) for each in (known, told.version))
+        missed = [change for _, change in changes[start:end]]
         if isinstance(told.topic, Feature) and any(change.before is change.after is None for change in missed):
             return ""  # the history does not say enough
         if not told.is_complete and not told.changes:
@@ -115,6 +118,10 @@ class _Record:
             if each == topic or (isinstance(each, str) and isinstance(topic, str))
             for at, change in found
         )
+
+
+def _revision(recorded: tuple[int, Changed]) -> int:
+    return recorded[1].version.revision
 
 
 def _starts(missed: list[Changed], chosen: Filter | None) -> list[int]:

@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jsonschema
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools.base import Tool
 from pydantic import Field, ValidationError
@@ -54,6 +53,8 @@ class ExecutableTool(Tool):
         return self.schema_of_output
 
     async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:
+        import jsonschema
+
         try:
             jsonschema.validate(arguments, self.parameters)
         except jsonschema.ValidationError as error:
@@ -206,6 +207,8 @@ def _command(path: Path) -> list[str]:
 
 def _own_env(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
     env = meta.get("env") or {}
+    if env == {}:
+        return {}
     if not isinstance(env, dict):
         raise Broken(path, f"env is {env!r:.60}; it must be names and values")
     try:
@@ -216,14 +219,51 @@ def _own_env(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_schema(path: Path, member: str, schema: Any) -> None:
-    if schema is None:
+    if schema is None or _is_plain_schema(schema):
         return
     if not isinstance(schema, dict):
         raise Broken(path, f"{member} is {schema!r:.60}; it must be a JSON schema")
+    import jsonschema
+
     try:
         jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator).check_schema(schema)
     except jsonschema.SchemaError as error:
         raise Broken(path, f"{member} is not a JSON schema: {error.message}") from None
+
+
+_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+
+
+def _is_plain_schema(schema: Any) -> bool:
+    """Whether it is a schema of the kind that most tools have, which needs no library to tell: importing that takes
+    longer than reading a whole workspace."""
+    if not isinstance(schema, dict):
+        return False
+    for keyword, value in schema.items():
+        match keyword:
+            case "type":
+                is_plain = isinstance(value, str) and value in _TYPES
+            case "properties":
+                is_plain = isinstance(value, dict) and all(map(_is_plain_schema, value.values()))
+            case "required":
+                is_plain = _is_list_of_names(value) and len(set(value)) == len(value)
+            case "enum":
+                is_plain = _is_list_of_names(value)
+            case "items":
+                is_plain = _is_plain_schema(value)
+            case "title" | "description":
+                is_plain = isinstance(value, str)
+            case "additionalProperties":
+                is_plain = isinstance(value, bool) or _is_plain_schema(value)
+            case _:
+                is_plain = keyword == "default"
+        if not is_plain:
+            return False
+    return True
+
+
+def _is_list_of_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 @cache

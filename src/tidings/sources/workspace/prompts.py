@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 from mcp.server.mcpserver.prompts.base import AssistantMessage, Message, Prompt, PromptArgument, UserMessage
 
 from tidings.sources.workspace.layout import META
@@ -84,6 +83,8 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def _front_matter(path: Path, text: str) -> dict[str, Any]:
+    import yaml
+
     try:
         front = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:

@@ -16,12 +16,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import mcp_types as types
 import pydantic
-from jsonschema.validators import validator_for
 from mcp import MCPError
-from referencing.jsonschema import EMPTY_REGISTRY
 
 from tidings.sources.workspace.process import Outcome
 
@@ -188,6 +185,10 @@ def _as_result(value: dict[str, Any]) -> types.CallToolResult | None:
 
 
 def _problem(value: Any, schema: Mapping[str, Any]) -> str | None:
+    import jsonschema
+    from jsonschema.validators import validator_for
+    from referencing.jsonschema import EMPTY_REGISTRY
+
     # A registry without retrieval: a reference in a schema must not make this process open a URL.
     validator = validator_for(schema, default=jsonschema.Draft202012Validator)(schema, registry=EMPTY_REGISTRY)
     try:

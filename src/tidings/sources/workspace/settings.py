@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +55,8 @@ def load_settings(root: Path) -> Settings:
 
 
 def _from_toml(path: Path, root: Path) -> Settings:
+    import tomllib
+
     try:
         text = path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:

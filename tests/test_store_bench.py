@@ -1,0 +1,19 @@
+"""That the store's bench measures what it says it does. How much anything costs is the bench's to say."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parent.parent / "bench" / "store.py"
+
+
+def test_every_figure_has_its_target_and_the_bounds_hold() -> None:
+    command = [sys.executable, str(BENCH), "--quick", "--changes", "20000", "--json"]
+    printed = subprocess.run(command, check=True, capture_output=True, encoding="utf-8", timeout=300).stdout
+    rows = {row["key"]: row for row in json.loads(printed)}
+
+    ratios = [rows[f"store_{what}_{readers}_process"] for what in ("tools", "contents") for readers in (0, 1, 100)]
+    assert all(row["target"] == "≤ 1.3" and row["value"] > 0.5 for row in ratios)
+    assert rows["store_file"]["met"]
+    assert rows["store_journal"]["met"]
