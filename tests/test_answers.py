@@ -292,8 +292,11 @@ JSON: Any = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
     max_leaves=4,
 )
-METAS = st.just(META) | st.dictionaries(st.sampled_from([*META, "progressToken", "x"]), JSON, max_size=3).map(
-    lambda meta: {**META, **meta}
+TRACES = st.sampled_from(["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "vendor=1", "x"]) | JSON
+METAS = st.just(META) | st.builds(
+    lambda meta, traces: {**META, **meta, **traces},
+    st.dictionaries(st.sampled_from([*META, "progressToken", "x"]), JSON, max_size=3),
+    st.just({}) | st.dictionaries(st.sampled_from(["traceparent", "tracestate"]), TRACES),
 )
 PARAMS = st.builds(
     lambda meta, more: {"_meta": meta, **more},

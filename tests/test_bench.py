@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,8 +18,9 @@ from bench.core import machine
 from bench.peers import plots
 from bench.peers.figures import TARGETS, Samples, Verdict
 from bench.peers.plots import bars, lines
-from bench.peers.programs import compiler
+from bench.peers.programs import PEERS, compile_c, compiler
 from bench.peers.report import targets
+from bench.peers.work import SITTINGS, Scale, sit
 
 BENCH = Path(__file__).resolve().parent.parent / "bench" / "core.py"
 
@@ -119,6 +121,18 @@ def test_a_server_that_does_not_start_is_named_and_the_others_are_measured(tmp_p
 
 
 @needs_linux
+@needs_compiler
+def test_the_parts_of_every_sitting_can_share_a_process(tmp_path: Path) -> None:
+    """That of the client above all: what one part leaves there must not be in the way of the next."""
+    compile_c("load", tmp_path)
+    scale = Scale(streams=(1, 10), legacy=(10,), herds=(10,), others=100, busy=0.01, listing=0.1)
+    for sitting in SITTINGS:
+        notes: dict[str, float] = {}
+        sit(replace(sitting, tools=min(sitting.tools, 20)), list(sitting.parts), PEERS["asgi"], scale, tmp_path, notes)
+        assert len(notes) >= len(sitting.parts)
+
+
+@needs_linux
 def test_without_a_compiler_the_bench_says_what_is_missing(tmp_path: Path) -> None:
     done = peers("--quick", "--only", "lists,sdk", PATH=str(tmp_path))
 
@@ -174,6 +188,20 @@ def test_a_target_is_held_against_the_medians_and_shows_the_rounds() -> None:
     assert verdict == Verdict(value=10, low=8, high=12, is_met=True)
     assert "10.0×" in targets(samples_of_two_rounds())
     assert target.verdict(Samples()) is None
+
+
+def test_a_target_may_be_about_one_figure_alone() -> None:
+    samples = Samples()
+    for kilobytes, ratio in ((3.0, 1.1), (3.4, 1.5), (5.0, 1.3)):
+        samples.add("own", {"memory/5000": kilobytes, "others": ratio})
+    found = {
+        target.requirement: target.verdict(samples)
+        for target in TARGETS
+        if target.over[0] == "own" and not target.under
+    }
+
+    assert found == {"S43": Verdict(3.4, 3.0, 5.0, is_met=True), "S58": Verdict(1.3, 1.1, 1.5, is_met=False)}
+    assert re.search(r"S43 .* 3\.40 kB .* ≤ 4 kB +\| met", targets(samples))
 
 
 def test_plots_are_whole_and_name_every_peer_that_was_measured() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -14,6 +13,8 @@ import httpx2
 import mcp_types as types
 import pytest
 from mcp.server import Server, ServerRequestContext
+from mcp.server.auth.middleware.auth_context import get_access_token
+from mcp.server.mcpserver import MCPServer
 from mcp.server.streamable_http import EventStore
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -24,7 +25,7 @@ from starlette.routing import Mount, Route
 from tests.servers.board import Own, authentication
 from tests.servers.door import FRONTS, META, Answer, Door, Line, modern, open_door, some_server
 from tests.servers.ears import DEADLINE, LEGACY, MODERN
-from tidings import Live, Policy, seams
+from tidings import Live, seams
 from tidings.lanes import answers, verdicts
 from tidings.lanes.shortcut import front_of
 
@@ -246,6 +247,43 @@ async def test_lists_that_each_caller_may_be_shown_otherwise_are_never_kept() ->
 # Authentication, and what else stands before the front
 
 
+class PerCaller(MCPServer[Any]):
+    """Shows a tool to alice alone, in a method that the SDK lets one override."""
+
+    async def list_tools(self) -> list[types.Tool]:
+        token = get_access_token()
+        is_hers = token is not None and token.client_id == "alice"
+        return [tool for tool in await super().list_tools() if is_hers or tool.name != "hers"]
+
+
+@pytest.mark.parametrize("front", FRONTS)
+async def test_a_method_of_the_users_that_lists_for_each_caller_is_asked_for_each(front: str) -> None:
+    server = PerCaller("each", log_level="CRITICAL", **authentication())
+    for name in ("hers", "everybodys"):
+        server.add_tool(lambda: "", name=name)
+
+    def names(answer: Answer) -> list[str]:
+        text = answer.body.partition(b"data: ")[2] or answer.body
+        return [tool["name"] for tool in json.loads(text)["result"]["tools"]]
+
+    async with open_door(server, front) as door, door.line() as line:
+        sessions = {who: await line.shake_hands(LEGACY[-1], Authorization=f"Bearer {who}") for who in ("alice", "bob")}
+        for who in ("alice", "alice", "bob", "alice", "bob"):
+            shown = ["everybodys", "hers"] if who == "alice" else ["everybodys"]
+            assert names(await door.send(changed(Authorization=f"Bearer {who}"))) == shown
+            assert names(await door.send(listed(**sessions[who]))) == shown
+
+        # And nobody is told of what only she is shown.
+        line.writer.write(line.listens(1, Authorization="Bearer bob"))
+        with anyio.fail_after(DEADLINE):
+            await line.reader.readuntil(b"acknowledged")
+        server.remove_tool("hers")
+        for name in ("hers", "new"):
+            server.add_tool(lambda: "", name=name)
+        with anyio.fail_after(DEADLINE):
+            assert b"hers" not in await line.reader.readuntil(b'"name":"new"')
+
+
 async def test_no_list_without_the_token_and_none_at_the_connection() -> None:
     async with open_door(some_server(**authentication()), "connection") as door:
         for _ in range(3):
@@ -297,8 +335,13 @@ async def test_a_route_that_is_put_before_it_later_is_asked_first(front: str) ->
         async def refuse(request: Any) -> Response:
             return Response(status_code=418)
 
-        door.app.router.routes.insert(0, Route("/mcp", endpoint=refuse, methods=["POST"]))
-        assert b"418" in (await door.send(changed())).status
+        async with door.line() as line:
+            assert b"200" in (await line.send(line.asks("tools/list"))).status
+            door.app.router.routes.insert(0, Route("/mcp", endpoint=refuse, methods=["POST"]))
+            assert b"418" in (await door.send(changed())).status
+            # On a connection that was open before, too: of a form that was seen, and of another.
+            assert b"418" in (await line.send(line.asks("tools/list"))).status
+            assert b"418" in (await line.send(line.asks("tools/list", X_New="yes"))).status
 
 
 async def test_an_app_that_is_mounted_elsewhere_answers_there_alone() -> None:
@@ -434,130 +477,22 @@ async def test_a_list_that_is_kept_keeps_its_session_from_idling_out() -> None:
             assert b"404" in (await line.send(listed(**named)(line))).status
 
 
-# The herd
+async def test_a_list_that_is_served_only_later_is_found_then() -> None:
+    async def list_tools(ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[])
+
+    server: Server[Any] = Server("later")
+    async with open_door(server, shared_lists=True) as door:
+        assert b"404" in (await door.send(changed())).status
+        server.add_request_handler("tools/list", types.PaginatedRequestParams, list_tools)
+        await door.live.refresh()
+        for _ in range(2):
+            assert b"200" in (await door.send(changed())).status
+        with counted(door, "sdk", 0):
+            await door.send(changed())
 
 
-class Slow:
-    """A low-level server whose list is made when the test says so."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.begun = asyncio.Event()
-        self.may = asyncio.Event()
-        self.description = ""
-        self.server: Server[Any] = Server("slow", on_list_tools=self._list)
-
-    async def _list(self, ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:
-        if ctx.request is not None:  # and not Live, which reads it as nobody
-            self.asked += 1
-            self.begun.set()
-            await self.may.wait()
-        tool = types.Tool(name="slow", description=self.description, input_schema={"type": "object"})
-        return types.ListToolsResult(tools=[tool])
-
-
-@asynccontextmanager
-async def herd(slow: Slow, size: int, **options: Any) -> AsyncIterator[tuple[Door, list[asyncio.Task[Answer]]]]:
-    """Requests that all wait for the list, each in a task of its own that can be cancelled."""
-    async with open_door(slow.server, shared_lists=True, **options) as door:
-        tasks = []
-        waiting: list[int] = []
-        original = door.live.lists.asked
-
-        def asked(method: str, version: str) -> Any:
-            waiting.append(1)
-            return original(method, version)
-
-        door.live.lists.asked = asked  # type: ignore[method-assign]
-        for number in range(size):
-            tasks.append(asyncio.ensure_future(call(door, number)))
-            with anyio.fail_after(DEADLINE):
-                await slow.begun.wait()
-                while len(waiting) <= number:
-                    await anyio.lowlevel.checkpoint()
-        yield door, tasks
-
-
-async def call(door: Door, number: int) -> Answer:
-    """A request straight into the ASGI app: its task can be cancelled, as by a middleware with a time limit."""
-    head, _, body = Line(door.port, None, None).asks("tools/list", number).partition(b"\r\n\r\n")  # type: ignore[arg-type]
-    lines = [line.partition(b": ") for line in head.split(b"\r\n")[1:]]
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/mcp",
-        "root_path": "",
-        "query_string": b"",
-        "headers": [(name.lower(), value) for name, _, value in lines],
-    }
-    messages = [{"type": "http.request", "body": body}]
-    said: list[Any] = []
-
-    async def receive() -> Any:
-        if messages:
-            return messages.pop()
-        return await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        said.append(message)
-
-    await door.app(scope, receive, send)
-    return Answer(b"%d" % said[0]["status"], said[0]["headers"], said[1]["body"])
-
-
-async def finish(tasks: list[asyncio.Task[Answer]]) -> list[int]:
-    with anyio.fail_after(DEADLINE):
-        told = await asyncio.gather(*tasks)
-    assert all(b"slow" in answer.body for answer in told)
-    return [json.loads(answer.body)["id"] for answer in told]
-
-
-async def test_a_herd_asks_once() -> None:
-    slow = Slow()
-    async with herd(slow, 5) as (_, tasks):
-        slow.may.set()
-        assert await finish(tasks) == [0, 1, 2, 3, 4]
-        assert slow.asked == 1
-
-
-async def test_one_that_gives_up_waiting_takes_nobody_with_it() -> None:
-    slow = Slow()
-    async with herd(slow, 5) as (_, tasks):
-        tasks[2].cancel()
-        with anyio.fail_after(DEADLINE):
-            await asyncio.wait([tasks[2]])
-        slow.may.set()
-        assert await finish([*tasks[:2], *tasks[3:]]) == [0, 1, 3, 4]
-        assert slow.asked == 1
-
-
-async def test_when_the_one_who_asked_leaves_one_other_asks() -> None:
-    slow = Slow()
-    async with herd(slow, 5) as (_, tasks):
-        slow.begun.clear()
-        tasks[0].cancel()
-        with anyio.fail_after(DEADLINE):
-            await slow.begun.wait()
-        slow.may.set()
-        assert await finish(tasks[1:]) == [1, 2, 3, 4]
-        assert slow.asked == 2
-
-
-async def test_nobody_waits_for_the_one_who_asked_to_read() -> None:
-    """Its client sends two requests and reads neither answer; the second one asks the SDK."""
-    slow = Slow()
-    slow.description = "x" * 900_000
-    slow.may.set()
-    async with open_door(slow.server, "asgi", shared_lists=True) as door, door.line() as deaf:
-        deaf.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        for number in range(20):
-            deaf.writer.write(deaf.asks("tools/list", number))
-        with anyio.fail_after(DEADLINE):
-            while not any(each.cycle and each.flow.write_paused for each in door.server.server_state.connections):  # type: ignore[union-attr]
-                await anyio.lowlevel.checkpoint()
-        door.live.lists._kept.clear()  # as after a change
-        for _ in range(3):
-            assert b"slow" in (await door.send(changed())).body
+# Beforehand
 
 
 @pytest.mark.parametrize("front", FRONTS)
@@ -618,44 +553,12 @@ async def test_what_can_not_be_made_beforehand_is_made_for_whoever_asks(caplog: 
                 assert b"new" in (await door.send(changed())).body
 
 
-async def test_an_old_answer_goes_on_while_one_asks_anew() -> None:
-    slow = Slow()
-    slow.may.set()
-    async with open_door(slow.server, shared_lists=True, policy=Policy(list_memory=0.0)) as door:
-        assert b"slow" in (await door.send(changed())).body
-        slow.may.clear()
-        slow.begun.clear()
-        slow.description = "anew"
-        asker = asyncio.ensure_future(door.send(changed()))
-        with anyio.fail_after(DEADLINE):
-            await slow.begun.wait()
-        assert b"anew" not in (await door.send(changed())).body
-        slow.may.set()
-        assert b"anew" in (await asker).body
-
-
-async def test_what_can_not_be_shared_is_asked_for_by_each() -> None:
-    """A page: with it, a herd is no herd."""
-
-    class Pages(Slow):
-        async def _list(self, ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:
-            result = await super()._list(ctx, params)
-            return result.model_copy(update={"next_cursor": None if params and params.cursor else "2"})
-
-    slow = Pages()
-    async with herd(slow, 4) as (_, tasks):
-        slow.may.set()
-        assert await finish(tasks) == [0, 1, 2, 3]
-        assert slow.asked == 4
-
-
 # Bounds
 
 
 @pytest.mark.parametrize("front", FRONTS)
 async def test_what_is_remembered_of_requests_is_bounded(front: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdicts, "_MOST", 8)
-    monkeypatch.setattr(answers, "_MOST", 8)
     async with open_door(some_server(), front) as door:
         said = await door.send(changed())
         memos: list[dict[Any, Any]] = [door.front.verdicts._claims, door.front.verdicts._plain]
@@ -674,6 +577,13 @@ async def test_what_is_remembered_of_requests_is_bounded(front: str, monkeypatch
                 doors = [each for each in answers._doors.values() if each.front is door.front]
                 assert len(doors) == 1
                 assert len(doors[0]._heads) <= 8
+
+        # Who is traced says something else in each request, and no more than one is remembered of it.
+        last = next(reversed(memos[1]))
+        for number in range(1, 30):
+            traced = {"traceparent": f"00-{number:032x}-{number:016x}-01", "tracestate": f"vendor={number}"}
+            assert await door.send(posted(modern("tools/list", params={"_meta": {**META, **traced}}))) == said
+        assert list(memos[1])[-2] == last
 
         # And nothing large is remembered at all.
         await door.send(changed())

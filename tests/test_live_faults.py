@@ -186,20 +186,28 @@ async def test_a_stream_behind_a_middleware_that_hides_the_connection_is_cut_off
             assert all(await asyncio.gather(*map(is_cut, silent)))
 
 
-async def test_a_stream_that_the_sdk_carries_is_cut_off_too_and_keeps_no_process() -> None:
-    """Where the user's own middleware must see every request, the SDK writes to the stream, and waits for a reader."""
-    settings = Settings(policy={"write_deadline": 1.0, "journal_changes": 20}, has_middleware=True)
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [({"has_middleware": True}, ALL), ({}, {"toolsListChanged": 1})],
+    ids=["middleware", "a loose request"],
+)
+async def test_a_stream_that_the_sdk_carries_is_cut_off_too_and_keeps_no_process(
+    options: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    """Where the user's own middleware must see every request, and where only the SDK takes it for a request: the SDK
+    writes to the stream then, and waits for a reader."""
+    settings = Settings(policy={"write_deadline": 1.0, "journal_changes": 20}, **options)
     async with serve("uvicorn", settings) as server:
         base, fds = await server.state(is_deep=True), server.fds()
-        with sockets(await fill_carried(server, 10)) as silent:
+        with sockets(await fill_carried(server, 10, wanted)) as silent:
             await server.logged("listen stream was not read for 1.0 s; cutting it off", times=10)
             assert all(await asyncio.gather(*map(is_cut, silent)))
             await server.until(lambda state: state["objects"] == base["objects"], is_deep=True)
             await server.until(lambda _: server.fds() <= fds)
-    async with serve("uvicorn", Settings(policy={"journal_changes": 20}, has_middleware=True)) as server:
-        stream = await listen(server.port, 1)
+    async with serve("uvicorn", Settings(policy={"journal_changes": 20}, **options)) as server:
+        stream = await listen(server.port, 1, wanted)
         resting = asyncio.ensure_future(stream.rest())
-        with sockets(await fill_carried(server, 10)):
+        with sockets(await fill_carried(server, 10, wanted)):
             server.send_signal(signal.SIGTERM)
             assert await server.ended(within=PATIENCE) < 2
             assert (await resting)[-1]["id"] == 1

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.readers import Clock, Reader, add
 from tidings import (
     Catalog,
+    Change,
     Feature,
     Filter,
     Hub,
@@ -538,3 +539,20 @@ def test_a_session_with_too_much_pending_is_told_to_refetch_in_place_of_being_cl
 
     assert not subscriber.is_closed
     assert [(told.topic, told.complete) for told in reader.heard] == [("a://0", True), (RESOURCES, False)]
+
+
+def test_who_must_refetch_is_told_so_though_its_filter_rules_out_what_changed() -> None:
+    """Its cursor is from the future, so it may know what is yet to be published; when that is out, it does not."""
+    catalog = Catalog()
+    unpublished: list[tuple[Change, ...]] = []
+    catalog.follow(unpublished.append)
+    hub = Hub(catalog, follow=False)
+    heard: list[Notification] = []
+    catalog.tools.add({"name": "other"})
+    subscriber = hub.open(heard.append, filter=Filter(names=["mine"]))
+
+    hub.subscribe(subscriber, "tools", told={Feature.TOOLS: Version(7, "of another life")})
+    for changes in unpublished:
+        hub.publish(changes)
+
+    assert [(told.topic, told.complete) for told in heard] == [(Feature.TOOLS, False)]

@@ -60,6 +60,9 @@ class Owner:
     def end(self) -> None:
         self._note("end")
 
+    def give_way(self) -> None:
+        self._note("give way")
+
     def _note(self, what: str) -> None:
         self.heard.append(what)
         self._telling = asyncio.get_running_loop().create_task(self._tell())
@@ -237,6 +240,19 @@ async def test_past_the_deadline_the_owner_hears_of_it_and_the_connection_is_cut
         assert stream.outlet.is_over
         assert stream.outlet.is_cut
         await stream.until_closed()
+
+
+async def test_who_does_not_read_the_end_is_cut_off_however_little_it_is() -> None:
+    """Elsewhere it is the server's to keep: here, nobody else would."""
+    async with opened("parked", write_deadline=0.2) as stream:
+        transport = stream.outlet._transport  # type: ignore[attr-defined]
+        while not transport.get_write_buffer_size():  # until the kernel takes no more
+            assert stream.outlet.write(b"x" * 10_000)
+            await asyncio.sleep(0.001)
+        assert not stream.outlet.is_busy
+        stream.outlet.write(b"", is_last=True)
+        await stream.owner.until("slow")
+        await stream.owner.until("lost")
 
 
 async def test_abort_drops_the_connection_whatever_was_still_to_be_read(front: str) -> None:

@@ -25,16 +25,17 @@ from mcp.server.mcpserver import MCPServer
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from tests.faults.wire import ALL, Stream, listen_request, modern_request
-from tidings import Feature, Live
+from tidings import Feature, Live, Reason
+from tidings.lanes.app import _protocol
 from tidings.lanes.channel import Channel
-from tidings.lanes.parked import Parked, ParkingProtocol
+from tidings.lanes.parked import Parked
 
 pytestmark = pytest.mark.anyio
 
 DEADLINE = 20.0
 KINDS = (
     *("Parked", "ListenStream", "Subscriber"),
-    *("Channel", "ParkingProtocol", "RequestResponseCycle", "HttpRequestParser"),
+    *("Channel", "Connection", "RequestResponseCycle", "HttpRequestParser"),
 )
 
 
@@ -76,7 +77,7 @@ async def serving(*middleware: Any, **options: Any) -> AsyncIterator[Server]:
     app = live.http_app()
     for each in middleware:
         app.add_middleware(each)
-    options = {"port": 0, "http": ParkingProtocol, **options}
+    options = {"port": 0, "http": _protocol(), **options}
     config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, **options)
     server = Server(live, uvicorn.Server(config))
     # Not `serve()`, which would take the signals of the tests' own process.
@@ -157,6 +158,39 @@ async def test_a_parked_stream_keeps_neither_task_nor_cycle_nor_parser_nor_proto
 def kept() -> dict[str, int]:
     kinds = Counter(type(each).__name__ for each in gc.get_objects())
     return {kind: kinds[kind] for kind in KINDS if kinds[kind]}
+
+
+class Receiving:
+    """A middleware that receives in a task of its own, and waits for it at the end."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        received: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def pass_on() -> None:
+            message = None
+            while message is None or message["type"] != "http.disconnect":
+                message = await receive()
+                await received.put(message)
+
+        passing = asyncio.create_task(pass_on())
+        await self._app(scope, received.get, send)
+        await passing
+
+
+async def test_a_middleware_that_still_receives_is_let_go() -> None:
+    async with serving(Receiving) as server:
+        before = len(asyncio.all_tasks())
+        async with connected(server, listen_request(1)) as (stream, _):
+            await check_told(server, stream)
+            assert [type(outlet) for outlet in server.outlets] == [Parked]
+            await server.until(lambda: not server.uvicorn.server_state.tasks)
+            assert len(asyncio.all_tasks()) == before
 
 
 async def test_the_server_goes_on_counting_requests_and_connections() -> None:
@@ -271,6 +305,18 @@ async def test_a_request_that_comes_in_later_ends_the_stream_and_the_connection(
         assert stream.is_terminated
         await server.until(lambda: not server.outlets)
         assert server.live.gate.count == 0
+        assert dict(server.live.hub.counts.closed) == {Reason.REPLACED: 1}
+
+
+async def test_the_connection_that_loses_its_name_to_another_is_no_shutdown() -> None:
+    durable = {"dev.tidings/durable": {"name": "mine", "ttl": 60}}
+    async with serving() as server, connected(server, listen_request(1, meta=durable)) as (older, _):
+        await event(older)
+        async with connected(server, listen_request(2, meta=durable)) as (newer, _):
+            await check_told(server, newer)
+            (result,) = await rest(older)
+            assert result["id"] == 1
+            assert dict(server.live.hub.counts.closed) == {Reason.REPLACED: 1}
 
 
 async def test_a_line_break_after_the_request_is_none() -> None:

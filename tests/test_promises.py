@@ -51,6 +51,7 @@ from tidings.index import WatchIndex
 from tidings.journal import Journal
 from tidings.mailbox import Entry, Mailbox
 from tidings.news import News
+from tidings.resume import resumed
 from tidings.testing import PROMISES, Changed, Closed, History, PromiseBroken, Recorder, check_all, check_reliable
 from tidings.testing.reading import changes_since, is_ruled_out
 
@@ -531,22 +532,47 @@ class Machine(RuleBasedStateMachine):
         self.close(self.reader(number))
 
     @precondition(lambda self: self.readers)
-    @rule(number=st.integers(0, 9), epoch=st.sampled_from(("here", "here", "elsewhere")))
-    def come_back(self, number: int, epoch: str) -> None:
+    @rule(
+        number=st.integers(0, 9),
+        epoch=st.sampled_from(("here", "here", "elsewhere")),
+        meanwhile=st.lists(steps, max_size=3),
+    )
+    def come_back(self, number: int, epoch: str, meanwhile: list[Step]) -> None:
         """It had a bookmark, lost its connection, and goes on from there: in this life of the server, or the next."""
         reader = self.reader(number)
         if reader.subscriber is None or reader.closed is not None:
             return
         known = self.hub.known(reader.subscriber)
         self.a_bookmark_is_what_its_reader_knows(reader, known)
-        cursor = Cursor.parse(Cursor("here", known).as_json())
-        assert cursor is not None
-        assert cursor.versions == known
+        cursor = Cursor("here", known, self.hub.news.revision)
+        assert Cursor.parse(cursor.as_json()) == cursor
+        held = {uri: known.get(uri, self.hub.news.version(uri)) for uri in URIS}
         paths = tuple(reader.paths)
         self.close(reader)
+        for step in meanwhile:
+            step.do(self.catalog)
+        told, refetch = resumed(cursor.as_json(), epoch, self.hub, paths)
+        self.nothing_is_missed(paths, held, told, refetch if epoch == "here" else URIS)
         successor = Reader(self, "open", reader.policy, reader.filter)
         self.readers.append(successor)
-        self.subscribe(successor, Wish(paths, None, ()), cursor.told(epoch))
+        self.subscribe(successor, Wish(paths, None, ()), told)
+
+    def nothing_is_missed(
+        self,
+        paths: tuple[Topic, ...],
+        held: Mapping[str, Version | None],
+        told: Mapping[Topic, Version | None],
+        refetch: tuple[str, ...],
+    ) -> None:
+        """Of all that it covers, by the index, and that is another than it held, it is told or has to refetch it."""
+        index, anyone = WatchIndex(None, self.hub.policy.subresources), Subscriber(self.hub, print, self.hub.policy)
+        for path in paths:
+            index.add(anyone, path, index.compiled([path] if isinstance(path, str) else []))
+        for uri, version in held.items():
+            differs = version is None or version.digest != self.hub.news.version(uri).digest
+            if differs and not refetch and index.is_watching(anyone, index.paths(uri)):
+                assert uri in told, f"{uri} changed, and it is not told"
+                assert told[uri] is None or version is None or told[uri].digest == version.digest  # type: ignore[union-attr]
 
     def a_bookmark_is_what_its_reader_knows(self, reader: Reader, known: Mapping[Topic, Version | None]) -> None:
         assert reader.subscriber is not None

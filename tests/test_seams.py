@@ -36,12 +36,14 @@ from mcp.server.mcpserver.resources import TextResource
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.subscriptions import ServerEvent, ToolsListChanged
 from mcp.shared.message import SessionMessage
-from mcp_types import CallToolResult, JSONRPCRequest, ListToolsResult, TextContent
+from mcp_types import CallToolResult, JSONRPCRequest, ListToolsResult, PaginatedRequestParams, TextContent
 from pydantic import AnyHttpUrl
 from uvicorn.server import ServerState
 
 import tidings
+from tests.servers.door import open_door, some_server
 from tidings import seams
+from tidings.lanes.answers import QuickAnswers
 from tidings.lanes.channel import PARK
 from tidings.lanes.parked import ParkingProtocol
 
@@ -274,6 +276,42 @@ def test_the_low_level_server_is_the_one_that_answers() -> None:
 
 
 @pytest.mark.anyio
+async def test_an_mcpserver_lists_its_registries_by_the_methods_that_are_looked_at() -> None:
+    """To ask it, is to go through the handler, then the method: whoever replaces one of both is seen."""
+    called: list[str] = []
+
+    def noting(name: str) -> Any:
+        async def note(self: Any, *args: Any) -> Any:
+            called.append(name)
+            return await getattr(MCPServer, name)(self, *args)
+
+        return note
+
+    names = ["list_tools", "list_prompts", "list_resources", "list_resource_templates"]
+    every = [*names, *(f"_handle_{name}" for name in names)]
+    assert seams.lists_registries(MCPServer("seams"))
+    for name in every:
+        overridden: Any = type("Overridden", (MCPServer,), {name: noting(name)})
+        assert not seams.lists_registries(overridden("seams")), name
+        assert seams.lists_registries(type("Other", (MCPServer,), {"hello": hello})("seams"))
+        set_on_it: Any = MCPServer("seams")
+        setattr(set_on_it, name, hello)
+        assert not seams.lists_registries(set_on_it), name
+        async with Client(overridden("seams")) as client:
+            for ask in names:
+                await getattr(client, ask)()
+        assert called == [name], "the SDK no longer lists by this method"
+        called.clear()
+
+    async def own(ctx: Any, params: Any) -> ListToolsResult:
+        return ListToolsResult(tools=[])
+
+    server = MCPServer("seams")
+    seams.lowlevel_of(server).add_request_handler("tools/list", PaginatedRequestParams, own)
+    assert not seams.lists_registries(server)
+
+
+@pytest.mark.anyio
 async def test_a_running_session_manager_knows_what_the_lifespan_gave() -> None:
     server: Server[Any] = Server("seams")
     server.streamable_http_app()
@@ -393,6 +431,7 @@ class Nobody:
     def on_slow(self) -> None: ...
     def on_lost(self) -> None: ...
     def end(self) -> None: ...
+    def give_way(self) -> None: ...
 
 
 @pytest.mark.anyio
@@ -445,6 +484,30 @@ async def test_a_uvicorn_without_those_parts_is_left_alone() -> None:
 
     async with connected(Other, app) as reader:
         assert b"None" in await reader.readuntil(b"None")
+
+
+PARTS = ("pipeline", "cycle", "headers", "parser", "loop", "access_log", "access_logger")
+CLOCK = ("timeout_keep_alive", "timeout_keep_alive_task")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("missing", [None, *PARTS, *CLOCK])
+async def test_only_a_uvicorn_with_all_the_parts_has_lists_answered_at_the_connection(missing: str | None) -> None:
+    class Other(QuickAnswers):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+            part = self.__dict__.pop(missing) if missing is not None else None  # under another name, it would say
+            super().connection_made(transport)
+            if missing is not None:
+                setattr(self, missing, part)
+            found.append(self._door is not None)
+
+    found: list[bool] = []
+    async with open_door(some_server()) as door:
+        door.server.config.http_protocol_class = Other
+        for _ in range(3):
+            answer = await door.send(lambda line: line.asks("tools/list"))
+            assert b"200" in answer.status
+    assert found == [missing is None] * 3, "uvicorn has moved what answers.py uses; see `_name_parts` there"
 
 
 # Nowhere else

@@ -147,26 +147,31 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Target:
-    """One median over another, and what it has to be."""
+    """One median over another, or one alone, and what it has to be."""
 
     requirement: str
     """Its id in docs/requirements.md."""
     what: str
     over: tuple[str, str]
-    under: tuple[str, str]
+    under: tuple[str, str] | None
     least: float | None = None
     most: float | None = None
+    unit: str = "×"
 
     @property
     def bound(self) -> str:
-        return f"≥ {self.least:g}×" if self.least is not None else f"≤ {self.most:g}×"
+        number = f"≥ {self.least:g}" if self.least is not None else f"≤ {self.most:g}"
+        return number + (self.unit if self.unit == "×" else f" {self.unit}")
 
     def verdict(self, samples: Samples) -> Verdict | None:
-        """None if one of both was not measured."""
-        value = samples.ratio(self.over, self.under)
+        """None if something of it was not measured."""
+        if self.under is None:
+            value, each = samples.median(*self.over), samples.values.get(self.over[0], {}).get(self.over[1], [])
+        else:
+            value, each = samples.ratio(self.over, self.under), samples.ratios(self.over, self.under)
         if value is None:
             return None
-        each = samples.ratios(self.over, self.under) or [value]
+        each = each or [value]
         return Verdict(value, min(each), max(each), self._is_met(value))
 
     def _is_met(self, value: float) -> bool:
@@ -209,6 +214,7 @@ TARGETS = (
     _cheaper("S42", "own process: the floor's time for the last of 1,000 over ours", "own", "last/1000", 0.75, "floor"),
     _cheaper("S42", "own process: the floor's CPU per delivery over ours", "own", "delivery/1000", 0.75, "floor"),
     _cheaper("S44", "own process: the same, 15,000 streams", "own", "delivery/15000", 0.75, "floor"),
+    Target("S43", "own process: memory of a parked stream", ("own", "memory/5000"), None, most=4, unit="kB"),
     _faster("S45", "own process: opens/s", "own", "opens/1000", 8),
     _faster("S51", "own process: tools/list rate, 10 tools", "own", "lists/10", 40),
     _faster("S52", "own process: tools/list rate, 100 tools", "own", "lists/100", 120),
@@ -218,6 +224,9 @@ TARGETS = (
     _faster("S56", "stdio: lists/s", "own", "stdio-lists", 3),
     Target("S57", "own process: CPU per delivery, 5,000 streams over 1,000", ("own", "delivery/5000"),
            ("own", "delivery/1000"), most=1.25),
+    Target("S58", "plain ASGI: CPU per delivery beside 10,000 other streams, over alone", ("asgi", "others"),
+           None, most=1.2),
+    Target("S58", "own process: the same", ("own", "others"), None, most=1.2),
     _cheaper("S59", "start to the first answer on stdio, the bare SDK's over ours", "own", "start", 1),
     *_ahead(
         (
@@ -231,6 +240,7 @@ TARGETS = (
             ("lists/100", True),
             ("lists/1000", True),
             ("legacy-lists/10", True),
+            ("legacy-lists/100", True),
             ("herd-10/1000", False),
             ("herd-100/1000", False),
         )

@@ -10,7 +10,8 @@
  *     burst COUNT x SECONDS     COUNT changes in one request, until all streams were told of each, or nothing comes any more
  *     touch R URI SECONDS       R times: the content of URI is another one, until one stream was told
  *     list K ERA SECONDS        K connections ask for tools/list for SECONDS, each anew when it was answered
- *     herd x ERA SECONDS        one change; every stream, when told, asks for tools/list on a connection of its own, until
+ *     gather x ERA SECONDS      a connection for each stream, on which tools/list is asked for once
+ *     herd x ERA SECONDS        after it: one change; every stream, when told, asks for tools/list on a connection of its own, until
  *                               all of them hold the new list
  *
  * Streams stay open until standard input ends. Ids have seven digits, so that all servers write as many bytes.
@@ -435,11 +436,19 @@ static void list(int connections, double seconds) {
     printf("%.6f],\"answers\":%d,\"client\":%.6f,\"rest\":[", now() - start, answers, cpu() - cpu_start);
 }
 
-static void herd(double deadline) {
-    char path[100];
+/* What a herd of clients has done before a change: no server has connections to accept when the clock starts. */
+static void gather(double deadline) {
     add_askers(stream_count, 0, deadline);
     if (era_is_legacy) /* the same session as its stream's */
         for (int i = 0; i < stream_count; i++) strcpy(askers[i]->session, streams[i]->session);
+    answers = 0;
+    for (int i = 0; i < stream_count; i++) ask_list(askers[i]);
+    wait_for(&answers, stream_count, deadline, "clients hold a list");
+}
+
+static void herd(double deadline) {
+    char path[100];
+    if (asker_count < stream_count) fail("a herd has to gather first");
     goal_of(1);
     held = stale = 0;
     is_herd = 1;
@@ -477,7 +486,10 @@ int main(int argc, char **argv) {
         else if (!strcmp(name, "touch")) touch(number, text, deadline);
         else if (!strcmp(name, "burst")) burst(number, deadline);
         else if (!strcmp(name, "list")) list(number, seconds);
-        else if (!strcmp(name, "herd")) herd(deadline);
+        else if (!strcmp(name, "gather")) {
+            gather(deadline);
+            printf("%.6f", now() - begin);
+        } else if (!strcmp(name, "herd")) herd(deadline);
         else fail("there is no command %s", name);
         printf("],\"streams\":%d,\"notifications\":%ld,\"cpu\":%.6f,\"error\":\"%s\"}\n", stream_count, notifications, cpu() - start, failure);
         fflush(stdout);

@@ -59,7 +59,7 @@ def tables(samples: Samples) -> Iterator[tuple[str, str]]:
 
 
 def targets(samples: Samples) -> str:
-    """Each target with its ratio of medians, the ratios of the rounds, and whether it is met."""
+    """Each target with its median or ratio of medians, those of the rounds, and whether it is met."""
     rows = []
     for target in TARGETS:
         verdict = target.verdict(samples)
@@ -68,19 +68,8 @@ def targets(samples: Samples) -> str:
             continue
         spread = f"{written(verdict.low)} … {written(verdict.high)}" if verdict.low != verdict.high else ""
         met = "met" if verdict.is_met else "MISSED"
-        rows.append([target.requirement, target.what, written(verdict.value, "×"), spread, target.bound, met])
-    for what, figure, most in (("memory of a parked stream, kB", ("own", "memory/5000"), 4.0),):
-        value = samples.median(*figure)
-        rows.append(["S43", f"own process: {what}", written(value), "", f"≤ {most:g}", _met(value, most)])
-    for peer in ("asgi", "own"):
-        value = samples.median(peer, "others")
-        what = f"{PEERS[peer].name}: CPU per delivery beside 10,000 other streams"
-        rows.append(["S58", what, written(value, "×"), "", "≤ 1.2×", _met(value, 1.2)])
-    return _table(["", "target", "ratio", "rounds", "bound", ""], rows)
-
-
-def _met(value: float | None, most: float) -> str:
-    return "not measured" if value is None else "met" if value <= most else "MISSED"
+        rows.append([target.requirement, target.what, written(verdict.value, target.unit), spread, target.bound, met])
+    return _table(["", "target", "value", "rounds", "bound", ""], rows)
 
 
 def failures(found: Iterable[str]) -> str:

@@ -105,10 +105,8 @@ def listed(watch: Watch, key: str, era: str, scale: Scale) -> None:
 
 def herd(watch: Watch, key: str, streams: int, era: str) -> None:
     tools = watch.tools
+    watch.ask("gather", 0, era, 120)
     found, cpu = watch.ask("herd", 0, era, 120)
-    # A second one where it is cheap: the first has connections to accept.
-    if found["times"][0] < 1:
-        found, cpu = watch.ask("herd", 0, era, 120)
     watch.put(f"{key}herd-{tools}/{streams}", 1e3 * found["times"][0])
     watch.put(f"{key}herd-{tools}-cpu/{streams}", 1e6 * cpu / streams)
     watch.put(f"{key}herd-{tools}-stale/{streams}", found["stale"])

@@ -147,8 +147,7 @@ class Hub:
             subscriber.end_at(topics, None if ttl is None else now + ttl)
             if ttl is not None:
                 self._arm(subscriber, now + ttl)
-            if told:
-                self._owe(subscriber, told, now)
+            self._owe(subscriber, told or {}, now)
             # Last, since whatever a hook changes is then told as to anybody else.
             for topic in started:
                 self._start(topic)
@@ -292,8 +291,7 @@ class Hub:
         paths = self._index.paths(topic)
         asked = tuple(self._index.watching(paths))
         telling = self.observer.telling(notification, len(asked))
-        now = self._clock()
-        edits = self._index.edits
+        now, edits = self._clock(), self._index.edits
         told: list[Subscriber] = []
         for subscriber in chain.from_iterable(self.counts.batches(asked, changes, self.catalog.now)):
             # A callback may have closed or unsubscribed others meanwhile.
@@ -409,12 +407,16 @@ class Hub:
             self._unwatch(subscriber, [topic])
 
     def _owe(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
-        """Note what differs between what the subscriber was told last and what is true now. However much that is, no
-        more than it names itself or has missed: to close it for that would be to close it each time it comes."""
+        """Note what differs between what the subscriber was told last and what is true now."""
         for topic, version in told.items():
+            if subscriber.mailbox and not subscriber.mailbox.has_room(topic, subscriber.policy):
+                self._serve_in_turn(subscriber, now)  # who is owed more than may wait must not be closed each time
             if not self._index.is_watching(subscriber, self._index.paths(topic)):
                 continue
             mailbox = subscriber.mailbox = subscriber.mailbox or Mailbox()
+            if not mailbox.has_room(topic, subscriber.policy):
+                self._overflow(subscriber, mailbox)
+                return
             published, current = self.news.version(topic), self.catalog.version(topic)
             if version is not None and version.revision > published.revision and current != published:
                 mailbox.expect(topic, version, current.revision)

@@ -46,7 +46,7 @@ from tidings.sources import inquiry
 from tidings.sources.attached import Attached, attach
 from tidings.sources.definitions import distinct
 from tidings.store import State, Store
-from tidings.store.keeper import Keeper
+from tidings.store.keeper import Keeper, keeper_of
 from tidings.subscriber import Subscriber
 from tidings.telemetry import Telemetry, observe
 from tidings.terms import Terms
@@ -90,7 +90,7 @@ class Live:
         survives this process: the path of a file, or a store. `telemetry` is for OpenTelemetry: off, on (the process's
         own providers), or a `Telemetry` with others."""
         self.policy = policy or Policy()
-        self.keeper = store if isinstance(store, Keeper) else Keeper(_store(store))
+        self.keeper = keeper_of(store)
         """Writes the state down; says in `problem` why, if it does not."""
         state = self.keeper.state or State(secrets.token_hex(4), 0)
         self.epoch = state.epoch
@@ -145,6 +145,7 @@ class Live:
         self._stale: set[Feature] = set(Feature)
         self._causes: dict[Feature, Mapping[str, str]] = {}
         """The traces of those who changed what is stale."""
+        self._being_read: set[Feature] = set()
         self.unread: set[Feature] = set(Feature)
         """The lists that could not be read, or were not yet."""
         self._reading = asyncio.Lock()
@@ -246,7 +247,7 @@ class Live:
             self._bind(running)
         if lifespan is not inquiry.UNKNOWN:
             self._lifespan = lifespan
-        if self._stale and not self._is_late:
+        if (self._stale or self._being_read) and not self._is_late:
             reading = self.in_background(self._read_guarded())
             done, _ = await asyncio.wait({reading}, timeout=_READING_TIME)
             if not done:
@@ -257,7 +258,11 @@ class Live:
     @property
     def is_attended(self) -> bool:
         """Whether `attend()` would find nothing to do."""
-        return not self._stale and self._loop is asyncio.get_running_loop()
+        return not self._stale and not self._being_read and self._loop is asyncio.get_running_loop()
+
+    def knows(self, feature: Feature) -> bool:
+        """Whether the catalog has what the server lists now, as far as anybody noticed."""
+        return feature not in self._stale and feature not in self._being_read and feature not in self.unread
 
     def serves(self, feature: Feature) -> bool:
         return self.lowlevel.get_request_handler(_LIST_METHODS[feature]) is not None
@@ -420,15 +425,18 @@ class Live:
                     if self._lifespan is inquiry.UNKNOWN:
                         break
                     # Before asking: what changes while the answer is made is then read again.
+                    self._being_read.add(feature)
                     self._stale.discard(feature)
                     cause = self._causes.pop(feature, None)
-                    with self.hub.observer.span("source.read_list", cause=cause, feature=feature.value):
-                        self._replace(feature, await self._ask(feature))
+                    try:
+                        with self.hub.observer.span("source.read_list", cause=cause, feature=feature.value):
+                            self._replace(feature, await self._ask(feature))
+                    finally:
+                        self._being_read.discard(feature)
 
     async def answered(self, method: str, version: str) -> dict[str, Any]:
         """What any modern client is answered to a list request."""
-        request_id = f"{self.own_request_id}-list"
-        return await inquiry.answered(self.lowlevel, method, version, self._lifespan, request_id)
+        return await inquiry.answered(self.lowlevel, method, version, self._lifespan, f"{self.own_request_id}-list")
 
     async def _ask(self, feature: Feature) -> list[dict[str, Any]]:
         try:
@@ -489,11 +497,3 @@ class Live:
         self.hub.tick()
         if (due := self.hub.next_due()) is not None:
             self._alarm(due)
-
-
-def _store(given: Store | str | os.PathLike[str] | None) -> Store | None:
-    if not isinstance(given, str | os.PathLike):
-        return given
-    from tidings.store.sqlite import SQLiteStore
-
-    return SQLiteStore(os.fspath(given))

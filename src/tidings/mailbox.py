@@ -147,7 +147,12 @@ class Mailbox:
         if not isinstance(topic, Feature):
             # Who was to be told to refetch still has to, and must not take the last change for all there was.
             entry.content = notification.incomplete() if entry.since < 0 else notification
-        elif filter is not None and entry.due == NEVER and not any(map(filter.passes, notification.changes)):
+        elif (
+            filter is not None
+            and entry.due == NEVER
+            and entry.since >= 0  # else it has to refetch, whatever this change is
+            and not any(map(filter.passes, notification.changes))
+        ):
             self.skip(topic, entry, now)
             return NEVER
         return self._schedule(topic, entry, policy, now, delay)

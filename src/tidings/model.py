@@ -95,6 +95,9 @@ class Reason(StrEnum):
     """Nobody refers to the in-process subscriber any more."""
     OVERFLOW = "overflow"
     """More topics were pending than `Policy.max_pending` allows: the client must come back and refetch."""
+    REPLACED = "replaced"
+    """Its client put something else in its place: another connection of the same durable subscription, or another
+    request on this one. Or it removed that subscription."""
     SLOW = "slow"
     SHUTDOWN = "shutdown"
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -109,10 +109,10 @@ async def readers(server: Process, count: int) -> AsyncIterator[Readers]:
             stream.close()
 
 
-async def fill_carried(server: Process, count: int) -> list[socket.socket]:
+async def fill_carried(server: Process, count: int, wanted: Mapping[str, Any] = ALL) -> list[socket.socket]:
     """As `deafen`, but here every subscriber is busy for a moment after each change, so that only much is enough."""
     before = await server.state()
-    opened = [deaf(server.port, listen_request(number)) for number in range(count)]
+    opened = [deaf(server.port, listen_request(number, wanted)) for number in range(count)]
     await server.until(lambda state: state["subscribers"] == before["subscribers"] + count)
     for number in range(100):
         await server.change(update(number, 60_000))

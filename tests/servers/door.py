@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.servers.ears import DEADLINE, MODERN
 from tidings import Live, Policy
-from tidings.lanes.answers import QuickAnswers
+from tidings.lanes.app import _protocol
 from tidings.lanes.front import Front
 
 __all__ = ["FRONTS", "Answer", "Door", "Line", "modern", "open_door", "some_server"]
@@ -91,10 +91,20 @@ class Line:
         start = headers.pop("start", None) or "POST /mcp HTTP/1.1"
         return self.head(body, {name.replace("_", "-"): value for name, value in headers.items()}, start) + body
 
-    def asks(self, method: str, request_id: Any = 1, **headers: str | None) -> bytes:
+    def asks(self, method: str, request_id: Any = 1, params: Any = None, /, **headers: str | None) -> bytes:
         """The bytes of a modern request."""
         named = {"MCP_Protocol_Version": MODERN, "Mcp_Method": method, **headers}
-        return self.request(modern(method, request_id), **named)
+        if params and "name" in params:
+            named["Mcp_Name"] = params["name"]
+        return self.request(modern(method, request_id, params=params), **named)
+
+    def listens(self, request_id: Any = 1, wanted: Any = None, **headers: str | None) -> bytes:
+        """The bytes of a listen request, by default for the list of tools."""
+        params = {"notifications": {"toolsListChanged": True} if wanted is None else wanted}
+        return self.asks("subscriptions/listen", request_id, params, **headers)
+
+    def calls(self, name: str, request_id: Any = 1) -> bytes:
+        return self.asks("tools/call", request_id, {"name": name, "arguments": {}})
 
     async def send(self, data: bytes) -> Answer:
         self.writer.write(data)
@@ -174,19 +184,22 @@ async def open_door(
     *,
     policy: Policy | None = None,
     shared_lists: bool | None = None,
+    authorize: Any = None,
     app: dict[str, Any] | None = None,
     prepare: Any = None,
     **config: Any,
 ) -> AsyncIterator[Door]:
     """`app` are the options of the app, `config` those of uvicorn; `prepare` is called with the app before it runs."""
-    live = Live(server, policy=policy or Policy(list_memory=3600), shared_lists=shared_lists)
+    live = Live(server, policy=policy or Policy(list_memory=3600), shared_lists=shared_lists, authorize=authorize)
     built = live.http_app(**(app or {}))
     if prepare is not None:
         prepare(built)
     listener = socket.create_server(("127.0.0.1", 0))
     door = Door(live, built, listener.getsockname()[1])
 
-    class Counting(QuickAnswers):
+    connection = _protocol()
+
+    class Counting(connection):  # type: ignore[misc, valid-type]  # mypy does not know what it is
         def _respond(self, *args: Any) -> None:
             door.counts["connection"] += 1
             super()._respond(*args)

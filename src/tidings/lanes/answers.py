@@ -5,11 +5,13 @@ body is there. Either way the same verdicts and the same bytes are used as by th
 uvicorn would have written. When anything is missing or in doubt, the request goes on as if nothing had happened.
 
 Only for an app that has nothing between the connection and the front: no authentication, no middleware of anybody's.
+Every part of uvicorn that this relies on is named in this module, and shown to be there by `tests/test_seams.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -20,15 +22,14 @@ from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 from tidings.lanes.front import Front
 from tidings.lanes.lists import Kept
 from tidings.lanes.shortcut import front_of
-from tidings.lanes.verdicts import LISTS, Claim, Form, form_of
+from tidings.lanes.verdicts import LISTS, Claim, Form, form_of, remember
 
 __all__ = ["QuickAnswers"]
 
+logger = logging.getLogger(__name__)
+
 _LARGEST: Final = 16_384
 """Bytes of a request that is held back. A list request has a few hundred."""
-
-_MOST: Final = 1024
-"""Heads of requests that are remembered; past it they vary for some reason, and all are forgotten."""
 
 _LONGEST_HEAD: Final = 2048
 """Bytes of a head that is remembered."""
@@ -41,26 +42,34 @@ _FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
 class _Door:
     """What all connections of one server share."""
 
-    def __init__(self, path: str, front: Front) -> None:
+    def __init__(self, app: Any, path: str, front: Front) -> None:
         self.path = path.encode()
         self.front = front
+        self._app = app
+        self._route = app.routes[0]
         self._heads: dict[bytes, tuple[Form, int]] = {}
         """All the bytes of a request before its body, what of them is looked at, and how long the body is."""
         self._defaults: list[tuple[bytes, bytes]] | None = None
         self._start = b""
 
+    @property
+    def is_first(self) -> bool:
+        """Whether still nothing stands before the front: a route may be put there at any time."""
+        routes = self._app.routes
+        return bool(routes) and routes[0] is self._route
+
     def recognize(self, head: bytes, body: bytes) -> Claim | None:
         """The claim of a request that was seen before, if this is all of it."""
         form, length = self._heads.get(head, (None, 0))
-        return None if form is None or len(body) != length else self.front.verdicts.known(form)
+        if form is None or len(body) != length or not self.is_first:
+            return None
+        return self.front.verdicts.known(form)
 
     def remember(self, data: bytes, form: Form, body: bytes) -> None:
         """The same bytes will be parsed in the same way: next time they need not be."""
         head, _, rest = data.partition(b"\r\n\r\n")
         if rest == body and body and len(head) <= _LONGEST_HEAD:
-            if len(self._heads) >= _MOST:
-                self._heads.clear()
-            self._heads[head] = (form, len(body))
+            remember(self._heads, head, (form, len(body)))
 
     def response(self, kept: Kept, tag: bytes, defaults: list[tuple[bytes, bytes]]) -> bytes:
         if self._defaults is not defaults:  # uvicorn makes a new list when the date has changed
@@ -89,7 +98,7 @@ class QuickAnswers(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
-        self._door = _door_of(self.config)
+        self._door = _door_of(self)
 
     def data_received(self, data: bytes) -> None:
         door = self._door
@@ -109,8 +118,9 @@ class QuickAnswers(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._is_between = False
-        # A request behind one that was answered here, in the same piece: the connection is not idle after all.
-        self._unset_keepalive_if_required()
+        if self._door is not None:
+            # A request behind one that was answered here, in the same piece: the connection is not idle after all.
+            self._unset_keepalive_if_required()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -163,7 +173,7 @@ class QuickAnswers(HttpToolsProtocol):
 
     def _is_free(self) -> bool:
         """Whether an answer may be written here and now: nobody's is under way, and the client reads."""
-        is_answered = self.cycle is None or self.cycle.response_complete
+        is_answered = self.cycle is None or getattr(self.cycle, "response_complete", False)
         return is_answered and not self.pipeline and not self.flow.write_paused and not self.transport.is_closing()
 
     def _find_claim(self) -> Claim | None:
@@ -174,7 +184,8 @@ class QuickAnswers(HttpToolsProtocol):
             return None
         if (
             door is None
-            or self.url != door.path
+            or getattr(self, "url", b"") != door.path
+            or not door.is_first
             or self.parser.get_method() != b"POST"
             or self.parser.get_http_version() != "1.1"
             or not self.parser.should_keep_alive()
@@ -205,7 +216,8 @@ class QuickAnswers(HttpToolsProtocol):
             self._answered = self.loop.time()
 
 
-def _door_of(config: Config) -> _Door | None:
+def _door_of(protocol: QuickAnswers) -> _Door | None:
+    config = protocol.config
     if config.root_path or config.limit_concurrency is not None:
         return None
     found = front_of(config.app)
@@ -213,5 +225,21 @@ def _door_of(config: Config) -> _Door | None:
         return None
     door = _doors.get(config)
     if door is None:
-        door = _doors[config] = _Door(*found)
+        try:
+            _name_parts(protocol)
+        except AttributeError as error:
+            logger.debug("this version of uvicorn is another than we know (%s); the app answers every list", error)
+            return None
+        door = _doors[config] = _Door(config.app, *found)
     return door
+
+
+def _name_parts(protocol: QuickAnswers) -> tuple[object, ...]:
+    """All that is used of uvicorn and is there before a request is. None of it is promised, and half of it would be
+    worse than nothing."""
+    return (
+        (protocol.parser, protocol.headers, protocol.cycle, protocol.pipeline, protocol.flow.write_paused),
+        (protocol.timeout_keep_alive, protocol.timeout_keep_alive_task, protocol._unset_keepalive_if_required),
+        (protocol.on_response_complete, protocol.server_state.default_headers, protocol.server_state.total_requests),
+        (protocol.access_log, protocol.access_logger, protocol.client, protocol.loop, protocol.transport),
+    )

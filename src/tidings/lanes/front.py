@@ -18,7 +18,7 @@ from tidings.gate import Principal
 from tidings.lanes.channel import Message, Receive, Scope, Send
 from tidings.lanes.listen import ListenStream, Wanted
 from tidings.lanes.lists import Kept
-from tidings.lanes.verdicts import LISTEN, LISTS, Claim, Verdicts, form_of
+from tidings.lanes.verdicts import LISTEN, LISTS, Claim, Verdicts, form_of, tidied
 from tidings.lanes.wish import Wish
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Front:
         if not live.is_attended:
             await live.attend()
         method, tag = question
-        while (kept := live.lists.find(method, version)) is None:
+        while (kept := live.lists.find(method, version)) is None and live.lists.knows(method):
             asked = live.lists.asked(method, version)
             if asked is None:
                 replayed = _replay(messages, receive)
@@ -146,7 +146,7 @@ class Front:
             wanted = msgspec.convert(envelope["params"].get("notifications"), Wanted)
         except msgspec.ValidationError:
             # The SDK words the error; or it takes what we don't, and then carries a stream.
-            await live.listen.carry(self._app, _tidy(scope), _replay(messages, receive), send)
+            await live.listen.carry(self._app, _tidy(scope), receive, send, _replay(messages, receive))
             return None
         await live.attend()
         live.hub.observer.take_up(envelope["params"].get("_meta"))
@@ -189,9 +189,8 @@ def _session_id(scope: Scope) -> bytes | None:
 
 
 def _tidy(scope: Scope) -> Scope:
-    # HTTP allows whitespace after a value; httptools, unlike h11, leaves it there, and the SDK compares.
     if any(value[-1:] in (b" ", b"\t") for _, value in scope["headers"]):
-        return {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
+        return {**scope, "headers": tidied(scope["headers"])}
     return scope
 
 

@@ -189,7 +189,7 @@ class ListenLane:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             # From here to the subscription nothing waits: no change can fall in between, and the ack is first.
             if honoured:
-                wish.enter(honoured.topics, stream.end)
+                wish.enter(honoured.topics, stream.give_way)
             acknowledged = self._acknowledgement(honoured, wish, stream.tag)
             channel.write(acknowledged)
             if not honoured or live.is_stopping:
@@ -217,14 +217,17 @@ class ListenLane:
             kept = self._acknowledged[features] = (state, head, tail)
         return kept[1] + tag + kept[2]
 
-    async def carry(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the SDK carry a stream, and see to it that a reader who does not read is cut off here too."""
+    async def carry(
+        self, app: Any, scope: Scope, receive: Receive, send: Send, replayed: Receive | None = None
+    ) -> None:
+        """Let the SDK carry a stream, and see to it that a reader who does not read is cut off here too. `replayed` is
+        for a request that has been read."""
         self._loop = asyncio.get_running_loop()
         channel = Channel(send, receive, self.live.policy, self._loop)
         channel.owner = _Carried(self.live)
         self._carried[channel] = None
         try:
-            await app(scope, receive, partial(channel.relay, send))
+            await app(scope, replayed or receive, partial(channel.relay, send))
         finally:
             del self._carried[channel]
 
@@ -322,13 +325,17 @@ class ListenStream:
         if not self.channel.write(beat):
             self.subscriber.pause()
 
-    def end(self) -> None:
+    def end(self, reason: Reason = Reason.SHUTDOWN) -> None:
         """Send the result, which completes the response. A busy stream ends when it is free."""
         if self.channel.is_over:
             return
-        self._close(Reason.SHUTDOWN)
+        self._close(reason)
         if not self.channel.is_busy:
             self.channel.write(listen_result(self._lane.live.result_meta, self.tag), is_last=True)
+
+    def give_way(self) -> None:
+        """Its client has something else in its place."""
+        self.end(Reason.REPLACED)
 
     # What the channel calls
 

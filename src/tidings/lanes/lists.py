@@ -34,6 +34,13 @@ _JSON_HEAD = b'{"jsonrpc":"2.0","id":'
 _TAIL = b',"result":%b}'
 _SSE_HEAD = b"event: message\r\ndata: " + _JSON_HEAD
 
+_FEATURES = {
+    "tools/list": Feature.TOOLS,
+    "prompts/list": Feature.PROMPTS,
+    "resources/list": Feature.RESOURCES,
+    "resources/templates/list": Feature.RESOURCES,
+}
+
 _MOST_KEPT = 64
 """Answers. A few dozen at most are ever in use; on stdio, a client decides how many there could be."""
 
@@ -89,12 +96,18 @@ class ListsLane:
         """The answer of this moment, if it is known. An old one goes on until whoever asks anew has been answered."""
         key = (method, version)
         kept = self._kept.get(key)
-        if kept is None or kept.state != self._live.state_of(method):
+        if kept is None or not self.knows(method) or kept.state != self._live.state_of(method):
             return None
         if time.monotonic() >= kept.until and key not in self._asked:
             return None
         kept.is_used = True
         return kept
+
+    def knows(self, method: str) -> bool:
+        """Whether the state that an answer depends on is known. While the server is being read, it may be an old one,
+        and each caller has to ask for itself."""
+        feature = _FEATURES.get(method)
+        return feature is None or self._live.knows(feature)
 
     def asked(self, method: str, version: str) -> asyncio.Future[bool | None] | None:
         """Somebody has just asked the SDK for the same: a herd asks once. Whether the answer is now known; None if
@@ -195,12 +208,14 @@ class ListsLane:
         self, key: tuple[str, str], state: Hashable, head: bytes, tail: bytes, headers: list[tuple[bytes, bytes]]
     ) -> None:
         """What the SDK said in this state, before the request's id and after it."""
+        if not self.knows(key[0]):
+            return
         before = self._kept.pop(key, None)
         if len(self._kept) >= _MOST_KEPT:
             del self._kept[next(iter(self._kept))]
         self._kept[key] = Kept(state, time.monotonic() + self._live.policy.list_memory, headers, head, tail)
         if before is not None and before.state == state and before.tail != tail and key[0] != "server/discover":
-            self._live.wake(Feature(key[0].partition("/")[0]))
+            self._live.wake(_FEATURES[key[0]])
 
 
 def _encode(result: dict[str, Any]) -> bytes:

@@ -37,7 +37,10 @@ class ParkedOwner(Owner, Protocol):
         """The connection is gone."""
 
     def end(self) -> None:
-        """The stream has to end, as soon as it can."""
+        """The server stops: the stream has to end, as soon as it can."""
+
+    def give_way(self) -> None:
+        """The same, for another request behind it."""
 
 
 class Parked(asyncio.Protocol):
@@ -64,6 +67,7 @@ class Parked(asyncio.Protocol):
         if is_last:
             self.is_over = True
             self._transport.write((b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunk else b"") + b"0\r\n\r\n")
+            self._limit_rest()
             self._transport.close()  # once all of it is read
         elif chunk:  # an empty one would be the last
             self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
@@ -90,16 +94,16 @@ class Parked(asyncio.Protocol):
         # never ends: its client does better to be told now.
         if data.strip(b"\r\n") and not self.is_over:
             logger.debug("a request came in behind a listen stream; ending the stream")
-            self._owner.end()
+            self._owner.give_way()
 
     def pause_writing(self) -> None:
         self.is_busy = True
-        self._deadline = asyncio.get_running_loop().call_later(
-            self._limit, self._give_up, context=contextvars.Context()
-        )
+        self._arm()
 
     def resume_writing(self) -> None:
         self._rest()
+        if self.is_over:
+            self._limit_rest()
         self._owner.on_free()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -108,6 +112,16 @@ class Parked(asyncio.Protocol):
         if self._connections is not None:
             self._connections.discard(self)
         self._owner.on_lost()
+
+    def _limit_rest(self) -> None:
+        """Nothing more will be written, so that nothing else would notice a reader who leaves the last of it."""
+        if self._deadline is None and self._transport.get_write_buffer_size():
+            self._arm()
+
+    def _arm(self) -> None:
+        self._deadline = asyncio.get_running_loop().call_later(
+            self._limit, self._give_up, context=contextvars.Context()
+        )
 
     def _rest(self) -> None:
         self.is_busy = False

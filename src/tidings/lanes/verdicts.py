@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -19,12 +19,13 @@ from mcp.server.transport_security import TransportSecurityMiddleware
 from mcp.shared.inbound import InboundModernRoute, classify_inbound_request, find_duplicated_routing_header
 from mcp_types.methods import validate_client_request
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+from pydantic import BaseModel
 from starlette.requests import Request
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-__all__ = ["LISTEN", "LISTS", "Claim", "Form", "Question", "Verdicts", "form_of"]
+__all__ = ["LISTEN", "LISTS", "Claim", "Form", "Question", "Verdicts", "form_of", "remember", "tidied"]
 
 LISTS = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "server/discover"})
 LISTEN = "subscriptions/listen"
@@ -40,13 +41,20 @@ _LEGACY = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
 _OURS = frozenset(method.encode() for method in (*LISTS, LISTEN))
 
 _MOST = 1024
-"""Verdicts of each kind. Clients of one make send the same bytes, so there are dozens at most; past it somebody varies
-theirs on purpose, and all are forgotten."""
+"""Of each kind that are remembered. Clients of one make send the same bytes, so there are dozens at most; past it
+somebody varies theirs, and the oldest are forgotten."""
 _LARGEST = 4096
 """Bytes of what is remembered, of headers and of params: nothing but the client's own description is in there."""
 
 _PLAIN_ID: Final = re.compile(rb'0|-?[1-9][0-9]{0,17}|"[ !#-\[\]-~]{0,128}"')
 """Ids that look the same however they are encoded, so that they can be spliced in as they came."""
+
+
+_TRACE: Final = {
+    "traceparent": re.compile(rb'"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"'),
+    "tracestate": re.compile(rb'"[ !#-\[\]-~]{0,512}"'),
+}
+"""Members of `_meta` that differ with every request of a client that is traced, and change nothing about the answer."""
 
 
 class Claim(NamedTuple):
@@ -75,7 +83,12 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
     params: msgspec.Raw = msgspec.Raw(b"")
 
 
+class _Params(msgspec.Struct, forbid_unknown_fields=True):
+    meta: dict[str, msgspec.Raw] = msgspec.field(name="_meta")
+
+
 _decoder = msgspec.json.Decoder(_Envelope)
+_params_decoder = msgspec.json.Decoder(_Params)
 
 
 def form_of(headers: Iterable[tuple[bytes, bytes]]) -> Form:
@@ -89,7 +102,7 @@ class Verdicts:
         self._rules: tuple[bool, list[str], list[str]] | None = None
         """The Host and Origin rules by which the claims were made."""
         self._claims: dict[Form, Claim] = {}
-        self._plain: dict[tuple[str, str, bytes], bool] = {}
+        self._plain: dict[tuple[str, str, Hashable], bool] = {}
 
     def known(self, form: Form) -> Claim | None:
         """The claim, if these headers have been looked at before and the rules are still the same."""
@@ -109,12 +122,11 @@ class Verdicts:
         """What a POST with these headers is, or None if it is nothing to us."""
         claim = await self._examine(form)
         if claim is not None and sum(len(value) for _, value in form) <= _LARGEST:
-            _remember(self._claims, form, claim)
+            remember(self._claims, form, claim)
         return claim
 
     async def _examine(self, form: Form) -> Claim | None:
-        # HTTP allows whitespace after a value; httptools, unlike h11, leaves it there, and the SDK compares.
-        headers = [(name, value.strip(b" \t")) for name, value in form]
+        headers = tidied(form)
         first = dict(reversed(headers))
         version, method = first.get(b"mcp-protocol-version"), first.get(b"mcp-method", b"")
         if version in _MODERN:
@@ -150,34 +162,57 @@ class Verdicts:
         tag, asked = bytes(envelope.id), envelope.method
         if (asked != method if method else asked not in LISTS) or _PLAIN_ID.fullmatch(tag) is None:
             return None
+        handler = self._manager.app.get_request_handler(asked)  # which may come and go
         params = bytes(envelope.params)
-        is_plain = self._plain.get((asked, version, params))
+        if handler is None or len(params) > _LARGEST:
+            return None
+        key = (asked, version, _untraced(params) if b'"traceparent"' in params else params)
+        is_plain = self._plain.get(key)
         if is_plain is None:
-            is_plain = len(params) <= _LARGEST and self._is_plain(asked, version, params)
-            if len(params) <= _LARGEST:
-                _remember(self._plain, (asked, version, params), is_plain)
+            is_plain = _is_plain(handler.params_type, asked, version, params)
+            remember(self._plain, key, is_plain)
         return Question(asked, tag) if is_plain else None
 
-    def _is_plain(self, method: str, version: str, raw: bytes) -> bool:
-        """Whether the SDK would accept these params, and they ask for nothing in particular: no page, no progress."""
-        handler = self._manager.app.get_request_handler(method)
-        try:
-            params = json.loads(raw) if raw else None
-            if handler is None or not (params is None or (isinstance(params, dict) and params.keys() <= {"_meta"})):
-                return False
-            if version in MODERN_PROTOCOL_VERSIONS:
-                body = {"method": method, "params": params}
-                headers = {"mcp-protocol-version": version, "mcp-method": method}
-                if not isinstance(classify_inbound_request(body, headers=headers), InboundModernRoute):
-                    return False
-            validate_client_request(method, version, params)
-            handler.params_type.model_validate(params or {}, by_name=False)
-        except (ValueError, KeyError, RecursionError):  # the first is the root of JSON's and of pydantic's errors
+
+def _is_plain(params_type: type[BaseModel], method: str, version: str, raw: bytes) -> bool:
+    """Whether the SDK would accept these params, and they ask for nothing in particular: no page, no progress."""
+    try:
+        params = json.loads(raw) if raw else None
+        if not (params is None or (isinstance(params, dict) and params.keys() <= {"_meta"})):
             return False
-        return "progressToken" not in ((params or {}).get("_meta") or {})
+        if version in MODERN_PROTOCOL_VERSIONS:
+            body = {"method": method, "params": params}
+            headers = {"mcp-protocol-version": version, "mcp-method": method}
+            if not isinstance(classify_inbound_request(body, headers=headers), InboundModernRoute):
+                return False
+        validate_client_request(method, version, params)
+        params_type.model_validate(params or {}, by_name=False)
+    except (ValueError, KeyError, RecursionError):  # the first is the root of JSON's and of pydantic's errors
+        return False
+    return "progressToken" not in ((params or {}).get("_meta") or {})
 
 
-def _remember(memo: dict[Any, Any], key: object, verdict: object) -> None:
+def _untraced(params: bytes) -> Hashable:
+    """Params but for their trace context, if it is one."""
+    try:
+        meta = _params_decoder.decode(params).meta
+    except (msgspec.DecodeError, RecursionError):
+        return params
+    return tuple(
+        [
+            (name, bytes(value))
+            for name, value in meta.items()
+            if name not in _TRACE or _TRACE[name].fullmatch(value) is None
+        ]
+    )
+
+
+def tidied(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """HTTP allows whitespace after a value; httptools, unlike h11, leaves it there, and the SDK compares."""
+    return [(name, value.strip(b" \t")) for name, value in headers]
+
+
+def remember(memo: dict[Any, Any], key: object, value: object) -> None:
     if len(memo) >= _MOST:
-        memo.clear()
-    memo[key] = verdict
+        del memo[next(iter(memo))]
+    memo[key] = value

@@ -1,8 +1,8 @@
 """A server that the user already has, as a source: what it lists, and how to change that.
 
 Three kinds of server, one seam. Noticing a change is only a wake-up: the truth is what the server lists. An `MCPServer`
-can be asked at once and from any thread; the others answer only as they would answer a client, which takes an event
-loop.
+whose lists are the SDK's own can be asked at once and from any thread; the others answer only as they would answer a
+client, which takes an event loop.
 """
 
 from __future__ import annotations
@@ -97,11 +97,14 @@ class MCPServerSource:
     def __init__(self, server: MCPServer[Any]) -> None:
         self.server = server
         self.lowlevel = seams.lowlevel_of(server)
-        # A method or handler of the user's own may look at who asks.
+        # A method or handler of the user's own may look at who asks: it is asked as nobody then, and nobody is told of
+        # what only some are shown.
         self.lists_are_shared = seams.lists_registries(server)
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
-        seams.watch_mcpserver(self.server, lambda name, key: wake(Feature(name), key))
+        seams.watch_mcpserver(
+            self.server, lambda name, key: wake(Feature(name), key if self.lists_are_shared else None)
+        )
 
         def on_event(event: ServerEvent) -> None:
             if isinstance(event, ResourceUpdated):
@@ -116,7 +119,9 @@ class MCPServerSource:
     async def run(self) -> None:
         return None
 
-    def list_now(self, feature: Feature) -> list[dict[str, Any]]:
+    def list_now(self, feature: Feature) -> list[dict[str, Any]] | None:
+        if not self.lists_are_shared:
+            return None
         match feature:
             case Feature.TOOLS:
                 return _dump(_step(self.server.list_tools()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 import weakref
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tidings.catalog import Catalog
     from tidings.journal import Journal
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "keeper_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -282,3 +283,14 @@ class Keeper:
         if self.problem != str(error):
             self.problem = str(error)
             logger.error("%s. What changes now is in memory only, until that is mended", error)
+
+
+def keeper_of(given: Keeper | Store | str | os.PathLike[str] | None) -> Keeper:
+    """For a store, for the path of a file, or for none at all."""
+    if isinstance(given, Keeper):
+        return given
+    if not isinstance(given, str | os.PathLike):
+        return Keeper(given)
+    from tidings.store.sqlite import SQLiteStore
+
+    return Keeper(SQLiteStore(os.fspath(given)))

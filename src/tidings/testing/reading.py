@@ -157,7 +157,9 @@ def knowledge(
         if isinstance(event, Subscribed):
             for topic in changes:
                 if topic in event.told and ear.hears(topic, surely=True):
-                    cursor = event.told[topic]
+                    cursor, now = event.told[topic], present[topic]
+                    if cursor is not None and now is not None and cursor.digest == now.digest:
+                        cursor = now  # of another life, where the same list had another revision
                     asked_only.discard(topic)
                     knows[topic] = () if cursor is None else (cursor,)
                 elif topic not in knows and ear.hears(topic, surely=True):
