@@ -271,6 +271,7 @@ async def test_one_receiver_that_hangs_holds_up_nobody_else() -> None:
             live.tools.add(nothing, name=f"t{number}")
             await until(lambda: quick.came.qsize() or webhook(live, "quick").last_success)
         await until(lambda: any("t4" in quick.came.get_nowait().gist for _ in range(quick.came.qsize())))
+        await until(lambda: slow.connections)
         assert slow.connections == 1
 
 
