@@ -14,8 +14,8 @@ SOURCE = Path(tidings.__file__).parent
 CORE_NAMES = frozenset(
     {
         *("agenda", "catalog", "counts", "cursor", "delta", "digest", "durable", "errors", "frames", "hub", "index"),
-        *("journal", "mailbox", "model", "news", "observer", "patterns", "policy", "resume", "subscriber", "terms"),
-        "visit",
+        *("journal", "logged", "mailbox", "model", "news", "observer", "patterns", "policy", "resume", "subscriber"),
+        *("terms", "visit"),
     }
 )
 CORE = [SOURCE / f"{name}.py" for name in sorted(CORE_NAMES)]

@@ -683,6 +683,8 @@ def test_nobody_is_told_of_what_would_be_forgotten_with_the_server(place: Place)
     add(place, "b")
     place.save()
     assert client.keys == [("added", "b")]
+    counts = place.hub.counts
+    assert (counts.sent["tools"], counts.coalesced, dict(counts.suppressed)) == (1, 2, {}), "held is not muted"
     add(place, "c")
     place.now += LONGEST_HOLD
     place.durables.release()

@@ -13,7 +13,9 @@ import httpx2
 import mcp_types as types
 import pytest
 from mcp.server import Server
+from mcp.server.mcpserver import MCPServer
 from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from tests.servers.ears import DEADLINE, KINDS, serving_all
 from tidings import Live
@@ -72,6 +74,48 @@ async def test_a_server_is_ready_when_its_lists_were_read_and_not_before() -> No
         assert (await client.get("/health/ready")).json()["waiting for"] == ["tools"]
         live.stop()
         assert (await client.get("/health/ready")).status_code == 503
+
+
+async def test_they_can_stand_in_an_app_of_ones_own() -> None:
+    """As the documents have it."""
+    live = Live(MCPServer("mine"))
+    app = live.http_app()
+    own = Starlette(routes=[*routes(live), Mount("/", app)], lifespan=lambda _: app.router.lifespan_context(app))
+    async with asked(own) as client:
+        for path in ("/health/live", "/health/ready", "/metrics"):
+            assert (await client.get(path)).status_code == 200, path
+        assert (await client.post("/mcp", json={})).status_code != 404
+
+
+@pytest.mark.parametrize(
+    ("address", "headers", "status"),
+    [
+        ("127.0.0.1", {}, 200),
+        ("::1", {}, 200),
+        ("::ffff:127.0.0.1", {}, 200),
+        ("::ffff:203.0.113.9", {}, 403),
+        ("203.0.113.9", {}, 403),
+        ("127.0.0.1", {"x-real-ip": "203.0.113.9"}, 403),
+        ("127.0.0.1", {"via": "1.1 proxy"}, 403),
+        ("127.0.0.1", {"x-forwarded-proto": "https"}, 403),
+    ],
+)
+async def test_metrics_are_for_who_comes_straight_from_this_machine(
+    address: str, headers: dict[str, str], status: int
+) -> None:
+    app = Starlette(routes=routes(Live(MCPServer("mine"))))
+    transport = httpx2.ASGITransport(app, client=(address, 1))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        assert (await client.get("/metrics", headers=headers)).status_code == status
+
+
+async def test_where_there_is_a_token_local_metrics_need_it() -> None:
+    app = Starlette(routes=routes(Live(MCPServer("mine")), token="s3cret"))
+    async with asked(app) as client:
+        for sent, status in (("", 401), ("Bearer s3cre", 401), ("Bearer ü", 401), ("Bearer s3cret", 200)):
+            headers = [(b"authorization", sent.encode())]
+            assert (await client.get("/metrics", headers=headers)).status_code == status, sent
+        assert (await client.get("/health/live")).status_code == 200
 
 
 async def test_a_workspace_whose_folder_is_gone_is_not_ready(tmp_path: Path) -> None:

@@ -23,8 +23,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.servers.ears import LegacyWire
 from tests.test_cli import DEADLINE, EXAMPLE, HELLO, TOKEN, serving, started
 from tidings import Catalog, Feature, Hub, Reason
+from tidings.cli.export import _endpoint as endpoint
+from tidings.cli.export import _package as package
+from tidings.cli.output import _Plain
+from tidings.gate import Gate
+from tidings.logged import shown
 from tidings.metrics import METRICS
-from tidings.observer import shown
 
 pytestmark = pytest.mark.anyio
 
@@ -56,12 +60,12 @@ def test_the_life_of_a_subscription_is_logged_at_info_and_debug(caplog: pytest.L
 
     assert lines(caplog) == [
         ("debug", "nobody to tell: tools added lonely (revision 1)"),
-        ("info", "listen 7 subscribed to tools, resources"),
+        ("debug", "listen 7 subscribed to tools, resources"),
         ("debug", "listen 7 subscribed to 1 URI"),
         ("info", "told 1 client: tools added deploy (revision 2)"),
         ("debug", "told 1 client: contents updated https://example.org/notes/1 (revision 3)"),
         ("debug", "listen 7 unsubscribed from 1 URI"),
-        ("info", "listen 7 is gone (disconnected): cleaned 2 subscriptions and 0 pending"),
+        ("debug", "listen 7 is gone (disconnected): cleaned 2 subscriptions and 0 pending"),
     ]
     parts: list[dict[str, Any]] = [vars(record)["tidings"] for record in caplog.records]
     assert [each["event"] for each in parts] == [
@@ -77,7 +81,9 @@ def test_the_life_of_a_subscription_is_logged_at_info_and_debug(caplog: pytest.L
     ("uri", "said"),
     [
         ("deploy", "deploy"),
-        ("what?", "what?"),
+        ("db:users?password=hunter2", "db:users"),
+        ("//u:p@host/a", "//host/a"),
+        ("file:///{path}{?token}", "file:///{path}"),
         ("file:///a/b", "file:///a/b"),
         ("https://u:p@host/a@b?x=1#y", "https://host/a@b"),
         ("https://host?next=a://u@b", "https://host"),
@@ -86,6 +92,65 @@ def test_the_life_of_a_subscription_is_logged_at_info_and_debug(caplog: pytest.L
 )
 def test_what_people_hide_in_a_uri_is_not_shown(uri: str, said: str) -> None:
     assert shown(uri) == said
+
+
+def test_a_stream_costs_no_line_at_info_unless_it_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tidings.subscriptions")
+    hub = Hub(Catalog())
+    for reason in (Reason.DISCONNECTED, Reason.SLOW):
+        client = hub.open(lambda notification: None)
+        hub.subscribe(client, Feature.TOOLS)
+        hub.close(client, reason)
+    assert lines(caplog) == [("info", "a subscriber is gone (slow): cleaned 1 subscriptions and 0 pending")]
+
+
+def test_no_client_can_forge_a_line_or_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "tidings.subscriptions")
+    catalog = Catalog()
+    hub = Hub(catalog)
+    client = hub.open(lambda notification: None, label="listen x\n12:00:00 error: \u001b[2J\u202e" + "y" * 1_000_000)
+    hub.subscribe(client, Feature.TOOLS, uris=["a://b\nc"])
+    catalog.tools.add({"name": "z" * 500 + "\n"})
+    catalog.resources.updated("a://b\nc" + "d" * 1_000)
+    catalog.resources.updated("a://b\nc")
+    client.close()
+    assert len(client.label) < 200
+    for _, line in lines(caplog):
+        assert len(line) < 400
+        assert line.isprintable()
+    assert lines(caplog)[0][1].startswith(r"listen x\n12:00:00 error: \x1b[2J\u202eyyy")
+
+
+def test_a_logged_line_is_one_line_whoever_said_it() -> None:
+    record = logging.LogRecord("other", logging.INFO, "", 0, "two\nlines \u001b[2J", (), None)
+    assert _Plain("%(message)s").format(record) == r"two\nlines \x1b[2J"
+
+
+def test_no_secret_of_a_uri_is_in_what_is_logged_of_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """Of all that the user may hand in and that may fail: a subscriber, a hook, a mute, an authorization."""
+    uri = f"db:users?password={SECRET}"
+
+    def fail(*_: object) -> Any:
+        raise RuntimeError("no")
+
+    catalog = Catalog()
+    hub = Hub(catalog, first=fail, last=fail)
+    hub.subscribe(hub.open(fail, label="a"), uris=[uri])
+    hub.subscribe(hub.open(print, label="b", is_muted=fail), uris=[uri])
+    hub.subscribe(hub.open(fail, label="c"), Feature.RESOURCES)
+    catalog.resources.updated(uri)
+    catalog.resources.add({"uri": uri, "name": "x"})
+    for each in hub:
+        each.close()
+    gate = Gate(hub.policy, authorize=fail)
+    assert asyncio.run(gate.allowed(None, [uri])) == []
+    may = gate.predicate(None)
+    assert may is not None
+    assert not may(uri)
+    assert "db:users" in caplog.text
+    said = {record.getMessage() for record in caplog.records}
+    assert len(said) >= 5
+    assert not [each for each in said if SECRET in each]
 
 
 async def test_json_lines_tell_the_life_of_a_server_without_a_secret(board: Path) -> None:
@@ -104,6 +169,8 @@ async def test_json_lines_tell_the_life_of_a_server_without_a_secret(board: Path
                     heard = await stream.heard()
             await session.end()
             assert (await http.get(url.replace("/mcp", "/metrics"))).status_code == 200
+            refused = await http.get(url.replace("/mcp", "/metrics"), headers={"Authorization": "none"})
+            assert refused.status_code == 401
         process.terminate()
         said = (await process.stderr.read()).decode()
         assert await process.wait() == 0
@@ -111,7 +178,7 @@ async def test_json_lines_tell_the_life_of_a_server_without_a_secret(board: Path
     found = [json.loads(line) for line in said.splitlines()]
     for each in found:
         assert each.keys() >= {"time", "level", "logger", "message"}
-    events = [each["event"] for each in found if "event" in each and each["level"] == "info"]
+    events = [each["event"] for each in found if "event" in each and each.get("clients") != 0]
     expected = ["serving", "starting", "subscribed", "told", "gone", "stopping"]
     assert sorted(set(expected), key=events.index) == expected
     told = [each for each in found if each.get("event") == "told" and "added late" in each["changes"]]
@@ -168,6 +235,7 @@ async def test_a_served_folder_sends_its_traces_and_metrics_to_a_collector(board
             "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
             "OTEL_BSP_SCHEDULE_DELAY": "50",
             "OTEL_METRIC_EXPORT_INTERVAL": "200",
+            "OTEL_RESOURCE_ATTRIBUTES": "service.name=mine",
         }
         async with serving(board, env=env) as server:
             line = await server.line_with("telemetry goes to")
@@ -191,7 +259,7 @@ async def test_a_served_folder_sends_its_traces_and_metrics_to_a_collector(board
                     for reading in ExportMetricsServiceRequest.FromString(body).resource_metrics:
                         metrics |= {metric.name for scope in reading.scope_metrics for metric in scope.metrics}
             assert await server.end(signal.SIGTERM) == 0
-    assert services == {"board"}
+    assert services == {"mine"}
     # The change's span lies in that of the look through the folder which found it.
     assert spans["change_notifier.notify_list_changed"][1] == spans["workspace.scan"][0]
 
@@ -203,6 +271,48 @@ async def test_a_collector_that_is_away_keeps_nobody(board: Path) -> None:
         (board / "tools" / "late.py").write_text(HELLO.replace("hello()", "late()"))
         await server.line_with("tool late added")
         assert await server.end(signal.SIGTERM) == 0
+
+
+async def test_a_collector_that_is_away_is_mentioned_once_and_counted_each_time(board: Path) -> None:
+    env = {
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"http://127.0.0.1:9/v1/traces?key={SECRET}",
+        "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "1",
+        "OTEL_BSP_SCHEDULE_DELAY": "50",
+    }
+    async with serving(board, env=env) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
+        failed = number = 0.0
+        async with asyncio.timeout(DEADLINE):
+            while failed < 2:
+                number += 1
+                (board / "tools" / "late.py").write_text(HELLO.replace("Say hello.", f"Say {number}."))
+                text = (await http.get(server.url.replace("/mcp", "/metrics"))).text
+                failed = float(text.partition('tidings_failures_total{what="telemetry"} ')[2].split()[0])
+        assert await server.end(signal.SIGTERM) == 0
+        assert server.process.stderr is not None
+        said = (await server.process.stderr.read()).decode()
+    assert SECRET not in said
+    assert said.count("the collector does not take what it is sent") == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "sent"),
+    [
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1"}, {"TRACES": "http", "METRICS": "http"}),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:1"}, {"TRACES": "http"}),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", "OTEL_METRICS_EXPORTER": "none"}, {"TRACES": "http"}),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", "OTEL_TRACES_EXPORTER": "none"}, {"METRICS": "http"}),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"},
+            {"TRACES": "grpc", "METRICS": "http"},
+        ),
+    ],
+)
+def test_each_signal_goes_where_its_own_variables_say(
+    env: dict[str, str], sent: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert {each: package(each) for each in ("TRACES", "METRICS") if endpoint(each) is not None} == sent
 
 
 async def test_the_switch_of_opentelemetry_is_honoured(board: Path) -> None:

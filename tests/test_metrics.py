@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +15,16 @@ from typing import Any
 
 import httpx2
 import pytest
+from mcp.server.mcpserver import MCPServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.servers.ears import DEADLINE, MUTED, LegacyWire, Stream, Wire, serving
-from tidings import Catalog, Live
+from tidings import Catalog, Hub, Live, Policy
 from tidings.counts import BOUNDS, Counts, Latency
+from tidings.mailbox import Filter
 from tidings.metrics import METRICS, render
 from tidings.sources.workspace.workspace import Workspace
+from tidings.subscriber import BUSY
 
 pytestmark = pytest.mark.anyio
 
@@ -131,8 +135,8 @@ async def test_the_counters_add_up_with_what_fifty_recorded_clients_saw(url: str
         assert grown(now, "subscribers", era="modern", transport="http") == MODERN_STREAMS
         assert grown(now, "subscribers", era="legacy", transport="http") == LEGACY_STREAMS + MUTED_STREAMS + ABSENT
         assert now["tidings_subscribers", frozenset({("era", "none"), ("transport", "process")})] == 2
-        # A session without a stream has two lists pending, a muted one too, and the paced one has one.
-        assert grown(now, "mailbox_depth") == 2 * (ABSENT + MUTED_STREAMS) + 1
+        # A session without a stream has two lists pending, and the paced one has one.
+        assert grown(now, "mailbox_depth") == 2 * ABSENT + 1
 
         await absent[0].end()
         for session in absent[1:]:
@@ -264,13 +268,91 @@ def test_looks_through_a_folder_and_its_problems_are_counted(tmp_path: Path) -> 
     (tools / "broken.py").write_text("def broken(")
     workspace.rescan()
     workspace.rescan()
+    found = samples()
+    assert found["tidings_workspace_problems"] == 1
     tmp_path.rename(tmp_path.with_name("elsewhere"))
+    workspace.rescan()
     assert samples() == {
-        "tidings_workspace_problems": 1,
-        "tidings_workspace_rescans_total/failed": 0,
+        "tidings_workspace_problems": 0,  # there is no file any more that could have one
+        "tidings_workspace_rescans_total/failed": 1,
         "tidings_workspace_rescans_total/read": 1,
         "tidings_workspace_rescans_total/unchanged": 2,
     }
+
+
+def test_what_waited_for_its_reader_or_its_filter_has_a_latency_too() -> None:
+    now = 100.0
+    catalog = Catalog()
+    hub = Hub(catalog, clock=lambda: now)
+
+    def slow(notification: Any) -> None:
+        nonlocal now
+        now += 0.3
+
+    hub.subscribe(slow, "tools", is_muted=lambda topic: False)
+    catalog.tools.add({"name": "a"})
+    assert sum(hub.counts.latency.sums) == pytest.approx(0.3)
+
+
+def test_what_only_the_rate_limit_keeps_is_not_said_to_wait() -> None:
+    live = Live(MCPServer("x"))
+    live.hub.subscribe(lambda notification: None, "tools", policy=Policy(min_interval=3600))
+    live.hub.subscribe(lambda notification: False, "tools", is_muted=lambda topic: True)
+    live.tools.add(print, name="a")
+    assert "\ntidings_mailbox_depth 0\n" in render(live)
+    live.tools.add(print, name="b")
+    assert "\ntidings_mailbox_depth 1\n" in render(live)
+    assert 'suppressed_total{reason="muted"} 2\n' in render(live)
+
+
+def test_each_commit_is_sent_suppressed_coalesced_failed_or_pending() -> None:
+    def fail(notification: Any) -> None:
+        raise RuntimeError("no")
+
+    catalog = Catalog()
+    hub = Hub(catalog)
+    options: list[dict[str, Any]] = [{}, {"filter": Filter(names=["a*"])}, {"is_muted": lambda topic: True}]
+    ears = [hub.open(lambda notification: BUSY, **each) for each in options]
+    ears.append(hub.open(lambda notification: BUSY, policy=Policy(max_pending=3)))
+    ears[-1].collapses = True
+    ears.append(hub.open(fail))
+    for ear in ears:
+        ear.subscribe("tools", "resources", uris=["x://*"])
+    commits = 0
+
+    def commit(change: Callable[[], object]) -> None:
+        nonlocal commits
+        change()
+        commits += len(ears)
+        counts = hub.counts
+        done = counts.sent.total() + counts.suppressed.total() + counts.coalesced + counts.failures["delivery"]
+        assert done + sum(ear.waiting for ear in ears) == commits
+
+    for name in ("a1", "b1", "a2", "b2", "b3"):
+        commit(lambda name=name: catalog.tools.add({"name": name}))  # type: ignore[misc]
+    for number in range(8):
+        commit(lambda number=number: catalog.resources.updated(f"x://{number}"))  # type: ignore[misc]
+    commit(lambda: catalog.resources.add({"uri": "x://1", "name": "x"}))
+    for number in range(8):
+        commit(lambda number=number: catalog.resources.updated(f"x://{number}"))  # type: ignore[misc]
+
+
+def test_subscriptions_are_counted_without_anybody_waiting_for_it() -> None:
+    live = Live(MCPServer("x"))
+    live.hub.subscribe(lambda notification: None, "tools", uris=["a://b", "a://*"])
+    live.hub.subscribe(lambda notification: True, uris=["a://b"])
+    text = ""
+
+    def scrape() -> None:
+        nonlocal text
+        text = render(live)
+
+    with live.catalog.lock:
+        thread = threading.Thread(target=scrape)
+        thread.start()
+        thread.join(DEADLINE)
+    assert 'tidings_subscriptions{topic="contents"} 3\n' in text
+    assert 'tidings_subscriptions{topic="tools"} 1\n' in text
 
 
 def test_a_latency_is_in_the_bucket_that_ends_at_it_and_never_below_none() -> None:

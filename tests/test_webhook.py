@@ -14,7 +14,7 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 
 from tests.servers.receiver import DEADLINE, Delivery, Receiver, make_certificates, receiving, verify
-from tidings import Feature, LimitReached, Live, Policy, Principal, TidingsError
+from tidings import Feature, LimitReached, Live, Notification, Policy, Principal, TidingsError
 from tidings.durable import SERVER, Durable, Webhook
 from tidings.lanes.signature import new_secret
 from tidings.lanes.webhook import _Post
@@ -144,6 +144,8 @@ async def test_a_delivery_that_failed_is_made_again_under_the_same_id_until_it_i
         assert len({each.body for each in attempts}) == 1
         assert attempts[0].gist == "tools.list_changed added one"
         await until(lambda: webhook(live).last_success)
+        counts = live.hub.counts
+        assert (counts.sent["tools"], counts.failures["webhook"], sum(counts.latency.counts)) == (1, 2, 1)
         assert (webhook(live).attempts, webhook(live).last_error, webhook(live).next_attempt) == (0, None, None)
         live.tools.add(nothing, name="two")
         assert (await receiver.next()).gist == "tools.list_changed added two"
@@ -345,9 +347,9 @@ async def test_an_answer_that_comes_with_a_put_does_not_undo_it() -> None:
         # In the turn in which the answer is taken in, the put comes before it.
         taken, succeed = asyncio.Event(), _Post._succeed
 
-        def put_first(post: _Post) -> None:
+        def put_first(post: _Post, notification: Notification) -> None:
             live.webhooks.put("hook", new.url, "tools", secret=secret)
-            succeed(post)
+            succeed(post, notification)
             taken.set()
 
         with pytest.MonkeyPatch.context() as patch:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from tidings.errors import LimitReached
+from tidings.logged import shown, topic_name
 from tidings.model import Topic
 from tidings.policy import Policy
 
@@ -98,7 +99,7 @@ class Gate:
                 if answer:
                     may.append(topic)
             except Exception:  # the user's function; in doubt nobody is let in
-                logger.exception("authorize() failed for %r; refusing", topic)
+                logger.exception("authorize() failed for %r; refusing", topic_name(topic))
         return may
 
     @staticmethod
@@ -122,7 +123,7 @@ class _May:
         try:
             answer = self._authorize(self._principal, uri)
         except Exception:  # as in `allowed`
-            logger.exception("authorize() failed for %r; refusing", uri)
+            logger.exception("authorize() failed for %r; refusing", shown(uri))
             return False
         if inspect.iscoroutine(answer):
             answer.close()

@@ -24,13 +24,14 @@ from tidings.catalog import Catalog
 from tidings.counts import Counts, Why
 from tidings.index import WatchIndex, check_limit
 from tidings.journal import Journal
+from tidings.logged import shown
 from tidings.mailbox import NEVER, Entry, Filter, IsMuted, Mailbox
 from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version, topic_named
 from tidings.news import News
 from tidings.observer import Observer
 from tidings.patterns import Templates, is_pattern
 from tidings.policy import Policy
-from tidings.subscriber import BUSY, LOCAL, Callbacks, Deliver, Kind, OnClose, Subscriber, check_callback
+from tidings.subscriber import BUSY, LOCAL, Busy, Callbacks, Deliver, Kind, OnClose, Subscriber, check_callback
 
 if TYPE_CHECKING:
     from tidings.lanes.local import Listener
@@ -143,7 +144,9 @@ class Hub:
             started = [topic for topic in topics if self._index.add(subscriber, topic, matches)]
             self.observer.subscribed(subscriber, topics)
             now = self._clock()
-            self._date(subscriber, topics, None if ttl is None else now + ttl)
+            subscriber.end_at(topics, None if ttl is None else now + ttl)
+            if ttl is not None:
+                self._arm(subscriber, now + ttl)
             self._owe(subscriber, told or {}, now)
             # Last, since whatever a hook changes is then told as to anybody else.
             for topic in started:
@@ -216,6 +219,10 @@ class Hub:
         with self._lock:
             self._sweep()
             return [(topic, list(watchers)) for topic, watchers in self._index.watchers.items()]
+
+    def watching(self) -> list[tuple[Topic, int]]:
+        """The same by how many, for whoever asks often: without the lock."""
+        return [(topic, len(watchers)) for topic, watchers in list(self._index.watchers.items())]
 
     def told(self, subscriber: Subscriber, topic: Topic) -> Version | None:
         """The version that a subscriber was last told, or knew when it came; None if it was never told."""
@@ -300,8 +307,10 @@ class Hub:
                     self._note(subscriber, notification, previous, now)
                     continue
             try:
-                if subscriber.deliver(said) is BUSY:
-                    subscriber.is_ready = subscriber.is_plain = False
+                taken = subscriber.deliver(said)
+                if isinstance(taken, Busy):
+                    subscriber.pause()
+                    self.counts.aside += not taken.is_told
             except Exception as error:  # one bad subscriber must not affect another, nor the publisher
                 self.counts.set_aside()
                 self.observer.failed(subscriber, said, error)
@@ -335,7 +344,7 @@ class Hub:
             return
         was_waiting = mailbox.is_waiting(notification.topic)
         due = mailbox.note(notification, previous, subscriber.policy, subscriber.filter, now, subscriber.delay)
-        self.observer.noted(subscriber, notification.topic, due, was_waiting=was_waiting)
+        self.observer.noted(subscriber, notification, due, was_waiting=was_waiting)
         if not subscriber.is_ready:
             return
         if due <= now or due == NEVER:
@@ -345,25 +354,26 @@ class Hub:
 
     def _overflow(self, subscriber: Subscriber, mailbox: Mailbox) -> None:
         collapses = subscriber.collapses and Feature.RESOURCES in subscriber.features
-        self.observer.overflowed(subscriber, len(mailbox.entries), is_closed=not collapses)
+        waiting = subscriber.waiting + 1
         if collapses:
             mailbox.collapse(self.news.missed(Feature.RESOURCES, -1), subscriber.policy, self._clock())
-        else:
+        self.observer.overflowed(subscriber, waiting - subscriber.waiting, is_closed=not collapses)
+        if not collapses:
             self.close(subscriber, Reason.OVERFLOW)
 
     def _serve(self, subscriber: Subscriber, now: float) -> None:
         """Hand over whatever is due, for as long as the subscriber takes it."""
         if subscriber.expiries is not None:
-            self._expire(subscriber, now)
+            self._unwatch(subscriber, [topic for topic, end in subscriber.expiries.items() if end <= now])
         while subscriber.is_ready and subscriber.mailbox is not None:
-            taken = subscriber.mailbox.take(now, subscriber.is_muted)
+            taken = subscriber.mailbox.take(now, subscriber.is_silent)
             if taken is None:
                 break
             self._tell(subscriber, *taken, now)
         if subscriber.is_closed:
             return
         if subscriber.mailbox is not None:
-            if subscriber.is_ready and (due := subscriber.mailbox.next_due(now, subscriber.is_muted)) != NEVER:
+            if subscriber.is_ready and (due := subscriber.mailbox.next_due(now, subscriber.is_silent)) != NEVER:
                 self._arm(subscriber, due)
             if not subscriber.mailbox.entries:
                 subscriber.mailbox = None
@@ -383,16 +393,16 @@ class Hub:
             self.counts.suppress(Why.FILTERED)
             mailbox.skip(topic, entry, now)
             return
-        waited = now - entry.first
         # Remember before delivering: whatever `deliver` does, it does to a subscriber that has been told.
         mailbox.tell(topic, entry, subscriber.policy, now)
         try:
-            if subscriber.deliver(notification) is BUSY:
-                subscriber.is_ready = False
+            is_told = subscriber.hand(notification)
         except Exception as error:  # as in the fan-out
             self.observer.failed(subscriber, notification, error)
         else:
-            self.counts.tell(topic, waited)
+            if is_told:
+                # Not from the change: one that came back is owed changes older than its coming.
+                self.counts.tell(topic, max(self._clock(), now) - entry.first)
         if any(change.operation is Operation.DELETED for change in notification.changes):
             self._unwatch(subscriber, [topic])
 
@@ -442,19 +452,6 @@ class Hub:
             if self.last is not None:
                 self._guarded(self.last, topic)
 
-    def _date(self, subscriber: Subscriber, topics: list[Topic], end: float | None) -> None:
-        """Let subscriptions run out at a time, or never."""
-        expiries = subscriber.expiries or {}
-        for topic in topics:
-            expiries.pop(topic, None)
-        if end is not None:
-            expiries.update(dict.fromkeys(topics, end))
-            self._arm(subscriber, end)
-        subscriber.expiries = expiries or None
-
-    def _expire(self, subscriber: Subscriber, now: float) -> None:
-        self._unwatch(subscriber, [topic for topic, end in (subscriber.expiries or {}).items() if end <= now])
-
     def _forget_unwatched(self, subscriber: Subscriber) -> None:
         if subscriber.mailbox is not None:
             for topic in list(subscriber.mailbox.entries):
@@ -497,4 +494,5 @@ class Hub:
             hook(argument)
         except Exception:  # a hook is the user's; the hub must stay whole
             self.failures["hook"] += 1
-            logger.exception("a hook of the hub failed on %r; going on", argument)
+            what = shown(argument) if isinstance(argument, str) else argument
+            logger.exception("a hook of the hub failed on %r; going on", what)

@@ -479,7 +479,7 @@ class Live:
 
     def _release_later(self) -> None:
         if self._loop is not None and threading.get_ident() == self._thread and not self._loop.is_closed():
-            self._loop.call_later(LONGEST_HOLD, self.durables.release)
+            self._loop.call_later(LONGEST_HOLD, self.durables.release, context=self._context.copy())
 
     def _alarm(self, when: float) -> None:
         if self._loop is None or self._loop.is_closed():
@@ -490,11 +490,10 @@ class Live:
         delay = max(0.0, when - time.monotonic())
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(delay, self._tick)
+        self._timer = self._loop.call_later(delay, self._tick, context=self._context.copy())
 
     def _tick(self) -> None:
         self._timer = None
         self.hub.tick()
-        due = self.hub.next_due()
-        if due is not None:
+        if (due := self.hub.next_due()) is not None:
             self._alarm(due)

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+from tidings.logged import topic_name
 from tidings.model import Change, Feature, Notification, Operation, Priority, Topic, Version
 from tidings.patterns import Match, compile_pattern
 from tidings.policy import Policy
@@ -227,7 +228,7 @@ class Mailbox:
 
     def waiting(self, is_muted: IsMuted | None) -> int:
         """Of how many topics there is something to say."""
-        return sum(self.is_waiting(topic, is_muted) for topic in self.entries)
+        return sum(self.is_waiting(topic, is_muted) for topic in tuple(self.entries))
 
     def drop(self, topic: Topic) -> None:
         """The subscriber no longer watches this topic."""
@@ -285,7 +286,7 @@ def is_silent(is_muted: IsMuted | None, topic: Topic) -> bool:
     try:
         return is_muted(topic)
     except Exception:  # the user's function; in doubt nothing is said, and nothing is lost by that
-        logger.exception("a mute predicate failed on %s; saying nothing for now", topic)
+        logger.exception("a mute predicate failed on %s; saying nothing for now", topic_name(topic))
         return True
 
 

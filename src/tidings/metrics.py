@@ -68,8 +68,8 @@ def _open(live: Live) -> Values:
 
 def _subscriptions(live: Live) -> Counter[str]:
     found: Counter[str] = Counter()
-    for topic, watchers in live.hub.subscriptions():
-        found[kind_of(topic)] += len(watchers)
+    for topic, watchers in live.hub.watching():
+        found[kind_of(topic)] += watchers
     return found
 
 
@@ -156,7 +156,7 @@ METRICS = (
         "{topic}",
         "Topics that wait in mailboxes, over all subscribers.",
         (),
-        _one(lambda live: sum(each.pending for each in live.hub)),
+        _one(lambda live: sum(each.waiting for each in live.hub)),
     ),
     Metric(
         "tidings.mailbox.deepest",
@@ -164,7 +164,7 @@ METRICS = (
         "{topic}",
         "Topics that wait in the fullest mailbox.",
         (),
-        _one(lambda live: max((each.pending for each in live.hub), default=0)),
+        _one(lambda live: max((each.waiting for each in live.hub), default=0)),
     ),
     Metric(
         "tidings.readers.slow",
@@ -220,7 +220,7 @@ METRICS = (
         "{failure}",
         "What failed inside Tidings, and was survived.",
         ("what",),
-        _each(lambda live: live.failures, "delivery", "reading", "telemetry"),
+        _each(lambda live: live.failures, "delivery", "reading", "telemetry", "webhook"),
     ),
 )
 

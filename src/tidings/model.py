@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from tidings.errors import InvalidFeature
+from tidings.logged import change_name
 
 __all__ = [
     "Change",
@@ -206,7 +207,7 @@ class Notification:
         return Notification(self.topic, self.version, self.changes, since=-1, complete=False)
 
     def __repr__(self) -> str:
-        operations = ", ".join(f"{change.operation} {change.key!r}" for change in self.changes[:4])
+        operations = ", ".join(f"{change.operation} {change_name(change)!r}" for change in self.changes[:4])
         return f"<Notification {self.method} r{self.version.revision}: {operations or 'refetch'}>"
 
 

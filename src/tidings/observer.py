@@ -8,21 +8,20 @@ A log line names clients, lists, items and revisions. What an item says, and wha
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from tidings.counts import Counts, Why, kind_of
+from tidings.logged import change_name, topic_name
 from tidings.mailbox import NEVER, is_silent
 from tidings.model import Feature, Notification, Reason, Topic
 
 if TYPE_CHECKING:
     from tidings.subscriber import Subscriber
 
-__all__ = ["CUT_OFF", "Observer", "Outcome", "nickname", "shown", "topic_name"]
+__all__ = ["CUT_OFF", "Observer", "Outcome"]
 
 logger = logging.getLogger("tidings.subscriptions")
 
@@ -71,15 +70,15 @@ class Observer:
 
     def subscribed(self, subscriber: Subscriber, topics: list[Topic]) -> None:
         """It watches these too."""
-        is_first = len(subscriber.features) + len(subscriber.uris or ()) <= len(topics)
-        level = logging.INFO if is_first and topics else logging.DEBUG
-        if logger.isEnabledFor(level):
-            _log(level, "subscribed", f"{subscriber.label} subscribed to {summary(topics)}", subscriber, topics=topics)
+        # A line at info for each stream would cost more than the stream: most handlers take a millisecond for one.
+        if logger.isEnabledFor(logging.DEBUG):
+            said = f"{_who(subscriber)} subscribed to {summary(topics)}"
+            _log(logging.DEBUG, "subscribed", said, subscriber, topics=topics)
 
     def unsubscribed(self, subscriber: Subscriber, topics: list[Topic]) -> None:
         """It has ended these subscriptions by itself."""
         if logger.isEnabledFor(logging.DEBUG):
-            said = f"{subscriber.label} unsubscribed from {summary(topics)}"
+            said = f"{_who(subscriber)} unsubscribed from {summary(topics)}"
             _log(logging.DEBUG, "unsubscribed", said, subscriber, topics=topics)
 
     def closed(self, subscriber: Subscriber, reason: Reason) -> None:
@@ -91,39 +90,52 @@ class Observer:
             counts.cut_off[reason] += 1
         waiting = subscriber.mailbox.waiting(subscriber.is_muted) if subscriber.mailbox else 0
         counts.suppress(Why.UNSUBSCRIBED, waiting)
-        if logger.isEnabledFor(logging.INFO):
+        level = logging.INFO if reason in CUT_OFF else logging.DEBUG
+        if logger.isEnabledFor(level):
             watched = len(subscriber.features) + len(subscriber.uris or ())
-            said = f"{subscriber.label} is gone ({reason}): cleaned {watched} subscriptions and {waiting} pending"
-            _log(logging.INFO, "gone", said, subscriber, reason=reason, cleaned=watched, pending=waiting)
+            said = f"{_who(subscriber)} is gone ({reason}): cleaned {watched} subscriptions and {waiting} pending"
+            _log(level, "gone", said, subscriber, reason=reason, cleaned=watched, pending=waiting)
 
-    def noted(self, subscriber: Subscriber, topic: Topic, due: float, *, was_waiting: bool) -> None:
+    def noted(self, subscriber: Subscriber, notification: Notification, due: float, *, was_waiting: bool) -> None:
         """A change waits in its mailbox, or needs no telling. `was_waiting`: as an earlier one of the topic did."""
         assert subscriber.mailbox is not None
-        counts = self.counts
+        counts, topic, filter = self.counts, notification.topic, subscriber.filter
         if due == NEVER:
             entry = subscriber.mailbox.entries.get(topic)
             is_known = entry is None or entry.awaits or entry.is_true_still
             counts.suppress(Why.SAME_DIGEST if is_known else Why.FILTERED)
         elif is_silent(subscriber.is_muted, topic):
             counts.suppress(Why.MUTED)
-        elif was_waiting and subscriber.is_ready:
+        elif (
+            was_waiting and filter and isinstance(topic, Feature) and not any(map(filter.passes, notification.changes))
+        ):
+            counts.suppress(Why.FILTERED)
+        elif was_waiting and subscriber.is_ready and subscriber.policy.paces:
             counts.suppress(Why.RATE)
         elif was_waiting:
             counts.coalesced += 1
 
-    def overflowed(self, subscriber: Subscriber, pending: int, *, is_closed: bool) -> None:
-        """More topics wait for it than the policy allows. It is closed for it, or told to refetch all resources."""
+    def overflowed(self, subscriber: Subscriber, merged: int, *, is_closed: bool) -> None:
+        """More topics wait for it than the policy allows. It is closed for it, or told to refetch all resources, which
+        says as much as so many notifications more."""
         if is_closed:
             self.counts.suppress(Why.UNSUBSCRIBED)
         else:
-            self.counts.coalesced += pending
+            self.counts.coalesced += merged
         what = "closing it" if is_closed else "it will be told to refetch all resources"
-        _log(logging.WARNING, "overflow", f"{subscriber.label} has too many topics pending; {what}", subscriber)
+        _log(logging.WARNING, "overflow", f"{_who(subscriber)} has too many topics pending; {what}", subscriber)
 
     def failed(self, subscriber: Subscriber, notification: Notification, error: Exception) -> None:
         """It raised, in place of taking what it was told."""
         self.counts.failures["delivery"] += 1
         logger.error("%r failed to take %r; going on", subscriber, notification, exc_info=error)
+
+    def enter(self, notification: Notification) -> object:
+        """One is about to be told by itself, by nobody in particular. What this returns is given to `leave`."""
+        return None
+
+    def leave(self, entered: object) -> None:
+        pass
 
     def telling(self, notification: Notification, watching: int) -> object:
         """A change is about to be told. What this returns is given back to `told`."""
@@ -136,16 +148,12 @@ class Observer:
         is_list = isinstance(notification.topic, Feature)
         level = logging.INFO if watching and is_list else logging.DEBUG
         if logger.isEnabledFor(level):
-            changes = [f"{change.operation} {shown(change.key)}" for change in notification.changes[:_MOST_SHOWN]]
+            changes = [f"{change.operation} {change_name(change)}" for change in notification.changes[:_MOST_SHOWN]]
             what = ", ".join(changes) + (", …" if len(notification.changes) > _MOST_SHOWN else "")
             who = f"told {watching} {'client' if watching == 1 else 'clients'}" if watching else "nobody to tell"
             said = f"{who}: {kind_of(notification.topic)} {what} (revision {notification.version.revision})"
             fields = {"clients": watching, "revision": notification.version.revision, "changes": changes}
             _log(level, "told", said, None, topics=[notification.topic], **fields)
-
-
-def topic_name(topic: Topic) -> str:
-    return topic.value if isinstance(topic, Feature) else shown(topic)
 
 
 def summary(topics: Iterable[Topic]) -> str:
@@ -155,18 +163,8 @@ def summary(topics: Iterable[Topic]) -> str:
     return ", ".join([*features, *([f"{uris} {'URI' if uris == 1 else 'URIs'}"] if uris else [])]) or "nothing"
 
 
-def shown(uri: str) -> str:
-    """A name, or a URI without what people hide in one: a password, a query, a fragment."""
-    return _HIDDEN.sub("", _USER.sub(r"\1", uri)) if "://" in uri else uri
-
-
-def nickname(secret: str) -> str:
-    """What a session is called: whoever knows its id may speak for it, so the id itself is in no log."""
-    return hashlib.sha256(secret.encode()).hexdigest()[:8]
-
-
-_USER = re.compile(r"^([^/?#]*://)[^/?#]*@")
-_HIDDEN = re.compile(r"[?#].*", re.DOTALL)
+def _who(subscriber: Subscriber) -> str:
+    return subscriber.label or "a subscriber"
 
 
 def _log(level: int, event: str, said: str, subscriber: Subscriber | None, **fields: Any) -> None:

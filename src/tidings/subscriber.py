@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from tidings.logged import LONGEST, plain, topic_name
 from tidings.mailbox import Filter, IsMuted, Mailbox
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.policy import Policy
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BUSY",
     "LOCAL",
+    "UNDER_WAY",
+    "Busy",
     "Callbacks",
     "Deliver",
     "Kind",
@@ -31,16 +34,25 @@ __all__ = [
 ]
 
 
-class _Busy:
+class Busy:
+    __slots__ = ("is_told",)
+
+    def __init__(self, is_told: bool) -> None:
+        self.is_told = is_told
+
     def __repr__(self) -> str:
-        return "BUSY"
+        return "BUSY" if self.is_told else "UNDER_WAY"
 
 
-BUSY: Final = _Busy()
+BUSY: Final = Busy(is_told=True)
 """What `deliver` returns when it took the notification but can take no further one until `hub.wake(subscriber)`.
 
 An object of its own: a callback that happens to return False or None must not fall silent for it.
 """
+
+
+UNDER_WAY: Final = Busy(is_told=False)
+"""The same of one that learns later whether what it took has arrived, and counts it then."""
 
 
 class Kind(NamedTuple):
@@ -77,6 +89,7 @@ class Subscriber:
         "filter",
         "hub",
         "is_closed",
+        "is_held",
         "is_muted",
         "is_plain",
         "is_ready",
@@ -106,11 +119,13 @@ class Subscriber:
         self.hub = hub
         self.deliver = deliver
         self.policy = policy
-        self.label = label
+        self.label = plain(label, LONGEST)
         """What it is called in logs and traces: never a secret, as a session's id is one."""
         self.kind = kind
         self.filter = filter
         self.is_muted = is_muted
+        self.is_held: IsMuted | None = None
+        """What is not to be told just yet, though nobody has muted it. Only the mailbox asks: it has effects."""
         self.on_close = on_close
         self.may: Callable[[str], bool] | None = None
         """Whether it may be told of a resource that it did not name itself, but by a pattern or as part of another."""
@@ -141,9 +156,18 @@ class Subscriber:
             and self.mailbox is None
             and self.filter is not None
             and self.is_muted is None
+            and self.is_held is None
             and not self.policy.paces
             and not self.is_closed
         )
+
+    @property
+    def is_silent(self) -> IsMuted | None:
+        """What the mailbox asks before it lets a topic be told."""
+        held, muted = self.is_held, self.is_muted
+        if held is None or muted is None:
+            return held or muted
+        return lambda topic: held(topic) or muted(topic)
 
     def settle(self) -> None:
         """Decide whether a change can be handed over at once, without looking at anything else."""
@@ -152,9 +176,33 @@ class Subscriber:
             and self.mailbox is None
             and self.filter is None
             and self.is_muted is None
+            and self.is_held is None
             and not self.policy.paces
             and not self.is_closed
         )
+
+    def hand(self, notification: Notification) -> bool:
+        """Tell it; whether that can be counted as told by now."""
+        observer = self.hub.observer
+        entered = observer.enter(notification)
+        try:
+            taken = self.deliver(notification)
+        finally:
+            observer.leave(entered)
+        if not isinstance(taken, Busy):
+            return True
+        self.pause()
+        return taken.is_told
+
+    def end_at(self, topics: Iterable[Topic], end: float | None) -> None:
+        """Let subscriptions run out at a time, or never."""
+        expiries = self.expiries or {}
+        for topic in topics:
+            if end is None:
+                expiries.pop(topic, None)
+            else:
+                expiries[topic] = end
+        self.expiries = expiries or None
 
     def pause(self) -> None:
         """It can be told nothing until `hub.wake(subscriber)`."""
@@ -181,8 +229,13 @@ class Subscriber:
 
     @property
     def pending(self) -> int:
-        """How many topics wait for it."""
+        """How many topics are kept for it."""
         return len(self.mailbox.entries) if self.mailbox else 0
+
+    @property
+    def waiting(self) -> int:
+        """Of how many topics it will be told, as things are."""
+        return mailbox.waiting(self.is_muted) if (mailbox := self.mailbox) else 0
 
     def __enter__(self) -> Subscriber:
         return self
@@ -191,8 +244,8 @@ class Subscriber:
         self.close()
 
     def __repr__(self) -> str:
-        watched = [topic.value if isinstance(topic, Feature) else topic for topic in self.watched]
-        shown = ", ".join(watched[:4]) + (", …" if len(watched) > 4 else "")
+        watched = self.watched
+        shown = ", ".join(map(topic_name, watched[:4])) + (", …" if len(watched) > 4 else "")
         state = ", closed" if self.is_closed else ""
         return f"<Subscriber {self.label or hex(id(self))} of {shown or 'nothing'}{state}>"
 

@@ -25,9 +25,10 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tidings.counts import BOUNDS, Counts, kind_of
+from tidings.logged import shown
 from tidings.metrics import LATENCY, METRICS, Labels, Metric
 from tidings.model import Feature, Notification, Reason, Topic
-from tidings.observer import CUT_OFF, Observer, Outcome, shown
+from tidings.observer import CUT_OFF, Observer, Outcome
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
@@ -113,6 +114,8 @@ FAN_OUT = "fan-out"
 
 _W3C = TraceContextTextMapPropagator()
 _ROOT = Context()
+_LONGEST_STATE = 512
+"""Characters of a `tracestate`, which goes out again with every notification: what W3C has everybody take at least."""
 
 
 def context_of(params: Any) -> Context | None:
@@ -132,6 +135,8 @@ def _extract(carrier: Mapping[str, Any]) -> Context | None:
     known = {key: carrier[key] for key in ("traceparent", "tracestate") if isinstance(carrier.get(key), str)}
     if "traceparent" not in known:
         return None
+    if len(known.get("tracestate", "")) > _LONGEST_STATE:
+        del known["tracestate"]
     found = _W3C.extract(known, Context())
     return found if trace.get_current_span(found).get_span_context().is_valid else None
 
@@ -154,42 +159,47 @@ def _guarded(method: Callable[P, R]) -> Callable[P, R | None]:
             return method(*args, **kwargs)
         except Exception as error:
             owner = args[0]
-            assert isinstance(owner, Telemetry)
+            assert isinstance(owner, Tracing)
             owner.trouble(error)
             return None
 
     return call
 
 
-class Telemetry(Observer):
-    """The hub's observer that makes spans. `Live(server)` has one of its own, on the process's global providers;
-    `Live(server, telemetry=Telemetry(tracer_provider=…, meter_provider=…))` uses others."""
+class Telemetry:
+    """Where spans and metrics go. `Live(server)` takes the process's global providers, and
+    `Live(server, telemetry=Telemetry(tracer_provider=…, meter_provider=…))` others. May be shared by servers."""
 
     def __init__(
         self, *, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
     ) -> None:
-        super().__init__(Counts())
         self._tracer_provider = tracer_provider
         self._meter_provider = meter_provider
-        self._tracer: trace.Tracer = trace.NoOpTracer()
-        self._server = ""
-        self._has_complained = False
 
     def attach(self, live: Live) -> None:
         """Observe a server from now on."""
-        self.counts = live.hub.counts
-        self._server = live.lowlevel.name
-        live.hub.observer = self
-        live.catalog.trace = self.cause
+        observer = Tracing(live.hub.counts, live.lowlevel.name)
+        live.hub.observer = observer
+        live.catalog.trace = observer.cause
         if hasattr(live.source, "observer"):
-            live.source.observer = self
-        self._bind(live)
+            live.source.observer = observer
+        observer.bind(live, self._tracer_provider, self._meter_provider)
+
+
+class Tracing(Observer):
+    """The observer of one hub that makes spans."""
+
+    def __init__(self, counts: Counts, server: str) -> None:
+        super().__init__(counts)
+        self._tracer: trace.Tracer = trace.NoOpTracer()
+        self._server = server
+        self._has_complained = False
 
     @_guarded
-    def _bind(self, live: Live) -> None:
+    def bind(self, live: Live, tracers: TracerProvider | None, meters: MeterProvider | None) -> None:
         # Without a provider yet, both stand for the one that the process sets later.
-        self._tracer = trace.get_tracer("tidings", tracer_provider=self._tracer_provider)
-        _instruments(self._meter_provider).follow(live)
+        self._tracer = trace.get_tracer("tidings", tracer_provider=tracers)
+        _instruments(meters).follow(live)
 
     def trouble(self, error: Exception) -> None:
         """Said once: a tracer that fails, fails often."""
@@ -218,17 +228,22 @@ class Telemetry(Observer):
     def _enter(self, name: str, cause: Mapping[str, str] | None, attributes: dict[str, Any]) -> tuple[Span, Any]:
         context = _extract(cause) if cause is not None else None
         span = self._tracer.start_span(name, context)
-        if span.is_recording():
-            span.set_attributes({_NAMES[key]: value for key, value in attributes.items()})
+        try:
+            if span.is_recording():
+                span.set_attributes({_NAMES[key]: value for key, value in attributes.items()})
+        except Exception as error:
+            self.trouble(error)
         return span, contexts.attach(trace.set_span_in_context(span, context))
 
     @_guarded
     def _leave(self, span: Span, token: Any, outcome: Outcome) -> None:
         contexts.detach(token)
-        if span.is_recording():
-            span.set_attribute(OUTCOME, outcome.text)
-            span.set_status(Status(StatusCode.ERROR if outcome.is_error else StatusCode.OK))
-        span.end()
+        try:
+            if span.is_recording():
+                span.set_attribute(OUTCOME, outcome.text)
+                span.set_status(Status(StatusCode.ERROR if outcome.is_error else StatusCode.OK))
+        finally:
+            span.end()
 
     @_guarded
     def take_up(self, meta: Any) -> None:
@@ -252,7 +267,7 @@ class Telemetry(Observer):
 
     def closed(self, subscriber: Subscriber, reason: Reason) -> None:
         watched = len(subscriber.features) + len(subscriber.uris or ())
-        said = {OUTCOME: reason.value, CLEANED: watched, PENDING: subscriber.pending}
+        said = {OUTCOME: reason.value, CLEANED: watched, PENDING: subscriber.waiting}
         super().closed(subscriber, reason)
         self._mark(CLEANUP, subscriber, [*subscriber.features], said, is_error=reason in CUT_OFF)
 
@@ -261,13 +276,27 @@ class Telemetry(Observer):
         self, name: str, subscriber: Subscriber, topics: list[Topic], said: dict[str, Any], is_error: bool = False
     ) -> None:
         span = self._tracer.start_span(name, kind=SpanKind.INTERNAL)
-        if span.is_recording():
-            era, transport = subscriber.kind
-            own: dict[str, Any] = {CLIENT: subscriber.label, ERA: era, TRANSPORT: transport, SERVER: self._server}
-            own |= {SUBSCRIBERS: sum(self.counts.open.values()), OUTCOME: "ok"}
-            span.set_attributes(own | _topics(topics) | said)
-            span.set_status(Status(StatusCode.ERROR if is_error else StatusCode.OK))
-        span.end()
+        try:
+            if span.is_recording():
+                era, transport = subscriber.kind
+                own: dict[str, Any] = {CLIENT: subscriber.label, ERA: era, TRANSPORT: transport, SERVER: self._server}
+                own |= {SUBSCRIBERS: sum(self.counts.open.values()), OUTCOME: "ok"}
+                span.set_attributes(own | _topics(topics) | said)
+                span.set_status(Status(StatusCode.ERROR if is_error else StatusCode.OK))
+        finally:
+            span.end()
+
+    def enter(self, notification: Notification) -> object:
+        return self._go_on(notification) if notification.trace else None
+
+    @_guarded
+    def _go_on(self, notification: Notification) -> object:
+        context = _extract(notification.trace or {})
+        return None if context is None else contexts.attach(context)
+
+    def leave(self, entered: Any) -> None:
+        if entered is not None:
+            contexts.detach(entered)
 
     def telling(self, notification: Notification, watching: int) -> object:
         super().telling(notification, watching)
@@ -287,8 +316,11 @@ class Telemetry(Observer):
         if isinstance(topic, Feature):
             spans.append(self._tracer.start_span(SEND[topic], context))
         for each in spans:
-            if each.is_recording():
-                each.set_attributes(self._described(notification, watching))
+            try:
+                if each.is_recording():
+                    each.set_attributes(self._described(notification, watching))
+            except Exception as error:
+                self.trouble(error)
         notification.trace = _carried(context) or notification.trace
         return spans, contexts.attach(context), self.counts.sent[kind_of(topic)]
 
@@ -302,10 +334,13 @@ class Telemetry(Observer):
         spans, token, before = telling
         contexts.detach(token)
         sent = self.counts.sent[kind_of(notification.topic)] - before
-        spans[0].add_event(FAN_OUT, {SUBSCRIBERS: watching, SENT: sent})
-        for span in reversed(spans):
-            span.set_status(Status(StatusCode.OK))
-            span.end()
+        try:
+            spans[0].add_event(FAN_OUT, {SUBSCRIBERS: watching, SENT: sent})
+            for span in spans:
+                span.set_status(Status(StatusCode.OK))
+        finally:
+            for span in reversed(spans):
+                span.end()
 
     def _described(self, notification: Notification, watching: int) -> dict[str, Any]:
         return {

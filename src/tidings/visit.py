@@ -14,6 +14,7 @@ from collections.abc import Callable
 from msgspec import structs
 
 from tidings.durable import MOST_CONTENTS, Durable, Durables
+from tidings.logged import topic_name
 from tidings.model import Feature, Notification, Topic, Version
 from tidings.patterns import is_pattern
 from tidings.resume import Resumed, missed, settled
@@ -72,8 +73,7 @@ class Visit:
 
         subscriber.deliver = deliver_and_mark
         if self._durables.is_saved is not None:
-            own = subscriber.is_muted
-            subscriber.is_muted = lambda topic: self._is_held(topic) or (own is not None and own(topic))
+            subscriber.is_held = self._is_held
             subscriber.settle()
 
     def _is_held(self, topic: Topic) -> bool:
@@ -115,7 +115,8 @@ class Visit:
         """The same for `hub.subscribe`, where there is no acknowledgement that could say more."""
         told, refetch = self.resumed()
         if refetch:
-            logger.warning("%r was away for too long to be told what it missed of %s", self.key[1], ", ".join(refetch))
+            names = ", ".join(map(topic_name, refetch))
+            logger.warning("%r was away for too long to be told what it missed of %s", self.key[1], names)
         return {**told, **dict.fromkeys(uri for uri in refetch if not is_pattern(uri))}
 
     def remember(self) -> bool:

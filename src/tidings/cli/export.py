@@ -1,7 +1,8 @@
 """Traces and metrics to a collector, where the environment names one and the extra `otlp` is installed.
 
-What is sent where is told by OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `…_HEADERS`, `…_PROTOCOL`,
-`OTEL_SERVICE_NAME`, …). A process that has providers already, as under `opentelemetry-instrument`, keeps them.
+What is sent where is told by OpenTelemetry's own variables, for each of the two signals by itself
+(`OTEL_EXPORTER_OTLP_ENDPOINT`, `…_TRACES_ENDPOINT`, `…_PROTOCOL`, `OTEL_METRICS_EXPORTER`, `OTEL_SERVICE_NAME`, …). A
+process that has providers already, as under `opentelemetry-instrument`, keeps them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -22,20 +24,23 @@ __all__ = ["exported"]
 
 logger = logging.getLogger("tidings.serve")
 
-_ENDPOINTS = (
-    "OTEL_EXPORTER_OTLP_ENDPOINT",
-    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-    "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
-)
 _FAREWELL = 0.3
 """Seconds for what is still to be sent when the server ends: a collector that is away must not keep it."""
+_OUTAGE = 300.0
+"""Seconds after which a failure to send counts as a new outage, and is mentioned again."""
+_EXPORTERS = ("opentelemetry.exporter", "opentelemetry.sdk")
 
 
 @contextmanager
-def exported(service: str) -> Iterator[None]:
+def exported(service: str, failures: Counter[str] | None = None) -> Iterator[None]:
     """Send traces and metrics meanwhile. `service` is the name under which, unless the environment has another."""
     with made_to_stay():
         shut_down = _set_up(service)
+    complaints = _Complaints(Counter() if failures is None else failures)
+    # A filter of a logger is not asked for what its children say, but that of a handler is.
+    handlers = list(logging.getLogger().handlers) if shut_down else []
+    for handler in handlers:
+        handler.addFilter(complaints)
     try:
         yield
     finally:
@@ -46,45 +51,99 @@ def exported(service: str) -> Iterator[None]:
         end = time.monotonic() + _FAREWELL
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
+        for handler in handlers:
+            handler.removeFilter(complaints)
+
+
+class _Complaints(logging.Filter):
+    """What exporters have to say of a collector that does not take what it is sent: counted, and said once, without
+    their own words, which hold the endpoint with all that is secret in it."""
+
+    def __init__(self, failures: Counter[str]) -> None:
+        super().__init__()
+        self._failures = failures
+        self._last = -_OUTAGE
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(_EXPORTERS) or record.levelno < logging.WARNING:
+            return True
+        self._failures["telemetry"] += 1
+        now = time.monotonic()
+        is_new, self._last = now - self._last >= _OUTAGE, now
+        record.msg = "the collector does not take what it is sent; this is not said again while it goes on"
+        record.args = ()
+        record.exc_info = record.exc_text = None
+        return is_new
 
 
 def _set_up(service: str) -> list[Callable[[], object]]:
-    endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), None)
-    if endpoint is None or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return []
+    places = {signal: place for signal in ("TRACES", "METRICS") if (place := _endpoint(signal)) is not None}
+    if not places:
+        return []
+    said = " and ".join(sorted({_place(place) for place in places.values()}))
     try:
         from opentelemetry import metrics, trace
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        package = f"opentelemetry.exporter.otlp.proto.{_protocol()}"
-        spans: Any = import_module(f"{package}.trace_exporter").OTLPSpanExporter
-        readings: Any = import_module(f"{package}.metric_exporter").OTLPMetricExporter
+        exporters: dict[str, Any] = {signal: _exporter(signal) for signal in places}
     except ImportError as error:
-        logger.warning("telemetry is not sent to %s: %s; install tidings[otlp]", _place(endpoint), error)
+        logger.warning("telemetry is not sent to %s: %s; install tidings[otlp]", said, error)
         return []
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         logger.info("telemetry goes where this process already sends it")
         return []
+    shut_down: list[Callable[[], object]] = []
+    tracers: TracerProvider | None = None
+    meters: MeterProvider | None = None
     try:
-        resource = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service})
-        tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        tracer_provider.add_span_processor(BatchSpanProcessor(spans()))
-        meter_provider = MeterProvider([PeriodicExportingMetricReader(readings())], resource, shutdown_on_exit=False)
+        is_named = SERVICE_NAME in OTELResourceDetector().detect().attributes
+        resource = Resource.create({} if is_named else {SERVICE_NAME: service})
+        if "TRACES" in exporters:
+            tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+            tracers.add_span_processor(BatchSpanProcessor(exporters["TRACES"]()))
+            shut_down.append(tracers.shutdown)
+        if "METRICS" in exporters:
+            reader = PeriodicExportingMetricReader(exporters["METRICS"]())
+            meters = MeterProvider([reader], resource, shutdown_on_exit=False)
+            shut_down.append(meters.shutdown)
     except Exception as error:  # whatever an exporter dislikes of its settings; the server does not depend on it
-        logger.warning("telemetry is not sent to %s: %s", _place(endpoint), error)
-        return []
-    trace.set_tracer_provider(tracer_provider)
-    metrics.set_meter_provider(meter_provider)
-    logger.info("telemetry goes to %s", _place(endpoint))
-    return [tracer_provider.shutdown, meter_provider.shutdown]
+        logger.warning("telemetry is not sent to %s: %s", said, error)
+        return shut_down
+    if tracers is not None:
+        trace.set_tracer_provider(tracers)
+    if meters is not None:
+        metrics.set_meter_provider(meters)
+    logger.info("telemetry goes to %s", said)
+    return shut_down
 
 
-def _protocol() -> str:
-    return "grpc" if os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "").strip().lower() == "grpc" else "http"
+def _endpoint(signal: str) -> str | None:
+    """Where a signal goes; None if nobody said, or said that it goes nowhere."""
+    if os.environ.get(f"OTEL_{signal}_EXPORTER", "").strip().lower() == "none":
+        return None
+    return _variable(signal, "ENDPOINT") or None
+
+
+def _exporter(signal: str) -> Any:
+    module, name = {"TRACES": ("trace", "Span"), "METRICS": ("metric", "Metric")}[signal]
+    found = import_module(f"opentelemetry.exporter.otlp.proto.{_package(signal)}.{module}_exporter")
+    return getattr(found, f"OTLP{name}Exporter")
+
+
+def _package(signal: str) -> str:
+    return "grpc" if _variable(signal, "PROTOCOL").strip().lower() == "grpc" else "http"
+
+
+def _variable(signal: str, name: str) -> str:
+    """A setting of one signal, or of both."""
+    own = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_{name}", "")
+    return own or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}", "")
 
 
 def _place(endpoint: str) -> str:

@@ -121,7 +121,7 @@ def _is_no_cancellation(record: logging.LogRecord) -> bool:
 def _hide_sessions(record: logging.LogRecord) -> bool:
     """The SDK logs the ids of sessions, with which anybody may speak for them."""
     if record.name.startswith("mcp."):
-        from tidings.observer import nickname
+        from tidings.logged import nickname
 
         record.msg = _SESSION.sub(lambda found: found[1] + nickname(found[2]), record.getMessage())
         record.args = ()
@@ -144,6 +144,9 @@ class _Lines(logging.Handler):
 
 class _Plain(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's own name
+        from tidings.logged import plain
+
+        record.message = plain(record.message)
         if record.levelno >= logging.WARNING:
             record.message = f"{record.levelname.lower()}: {record.message}"
         return super().formatMessage(record)

@@ -212,15 +212,11 @@ def _serve_http(
             access.require_token(workspace.server, door.token, url)
         from tidings.cli.status import shown
         from tidings.lanes.app import serve_app
+        from tidings.lanes.health import add_routes
 
         live = make_live(workspace, state)
-        app = live.http_app(
-            health=True,
-            metrics=_AUDIENCES[metrics],
-            host=door.host,
-            streamable_http_path=door.path,
-            transport_security=security,
-        )
+        app = live.http_app(host=door.host, streamable_http_path=door.path, transport_security=security)
+        add_routes(app, live, health=True, metrics=_AUDIENCES[metrics], token=door.token)
         if door.origins:
             access.allow_origins(app, door.origins)
         if as_json:
@@ -230,7 +226,7 @@ def _serve_http(
         elif not quiet:
             _greet(workspace, live, door, url)
         title = None if is_plain else f"{workspace.settings.name}  {url}"
-        with exported(workspace.settings.name), shown(live, workspace, title=title, is_quiet=quiet):
+        with exported(workspace.settings.name, live.failures), shown(live, workspace, title=title, is_quiet=quiet):
             serve_app(
                 app,
                 sockets=[listener],

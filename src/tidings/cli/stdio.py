@@ -75,7 +75,7 @@ def serve_stdio(folder: Path, poll: float, level: LogLevel, form: LogFormat, qui
         live = make_live(workspace, state)
         from tidings.cli.export import exported
         from tidings.cli.status import shown
-    with exported(workspace.settings.name), shown(live, workspace, is_quiet=quiet):
+    with exported(workspace.settings.name, live.failures), shown(live, workspace, is_quiet=quiet):
         live.run("stdio")
 
 

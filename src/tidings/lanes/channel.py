@@ -11,6 +11,7 @@ deadline; until it is done the channel is busy, and whoever wants to write waits
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import socket
 import types
@@ -124,7 +125,8 @@ class Channel:
             self.is_over = True
             return True
         self._task = self._loop.create_task(self._finish(coroutine, waits_for))
-        self._deadline = self._loop.call_later(self._limit, self._give_up)
+        # In nobody's context: whoever publishes has a trace of their own.
+        self._deadline = self._loop.call_later(self._limit, self._give_up, context=contextvars.Context())
         return False
 
     async def relay(self, send: Send, message: Message) -> None:

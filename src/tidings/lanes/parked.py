@@ -15,6 +15,7 @@ Every part of uvicorn that this relies on is named in this module, and shown to 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import weakref
 from functools import partial
@@ -118,7 +119,10 @@ class Parked(asyncio.Protocol):
             self._arm()
 
     def _arm(self) -> None:
-        self._deadline = asyncio.get_running_loop().call_later(self._limit, self._give_up)
+        # In nobody's context: whoever wrote last has nothing to do with who does not read.
+        self._deadline = asyncio.get_running_loop().call_later(
+            self._limit, self._give_up, context=contextvars.Context()
+        )
 
     def _rest(self) -> None:
         self.is_busy = False

@@ -37,9 +37,9 @@ from tidings.lanes.listen import Honoured, Wanted, honour
 from tidings.lanes.splice import SplicedSession
 from tidings.lanes.stdio import Wire
 from tidings.lanes.wish import Wish
+from tidings.logged import nickname
 from tidings.mailbox import IsMuted
 from tidings.model import Feature, Notification, Reason, Topic, Version, is_unicode
-from tidings.observer import nickname
 from tidings.patterns import is_pattern
 from tidings.subscriber import BUSY, Kind, Subscriber
 

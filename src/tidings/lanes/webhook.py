@@ -29,8 +29,9 @@ from tidings.history import moment
 from tidings.lanes.courier import Courier, Outcome, check_url
 from tidings.lanes.signature import check_secret, new_secret, sign
 from tidings.lanes.wish import Wish, from_any_thread
+from tidings.logged import topic_name
 from tidings.model import Feature, Notification, Reason, Topic
-from tidings.subscriber import BUSY, Kind, Subscriber
+from tidings.subscriber import UNDER_WAY, Kind, Subscriber
 from tidings.visit import Visit
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ class _Post:
         if self._is_over:
             return
         if refused := [topic for topic in topics if topic not in allowed]:
-            self._fail(Outcome(error=f"its owner may no longer watch {', '.join(map(_name, refused[:3]))}"))
+            self._fail(Outcome(error=f"its owner may no longer watch {', '.join(map(topic_name, refused[:3]))}"))
             return
         wish = Wish(live, {FILTER_KEY: durable.terms} if durable.terms else None, None, principal)
         self._shape = wish.shape()
@@ -277,7 +278,7 @@ class _Post:
 
     def _deliver(self, notification: Notification) -> object:
         self._task = self._spawn(partial(self._send, notification))
-        return BUSY
+        return UNDER_WAY
 
     async def _send(self, notification: Notification) -> None:
         message = self._message(notification)
@@ -296,7 +297,7 @@ class _Post:
         if self._is_over:
             return
         if outcome.error is None:
-            self._succeed()
+            self._succeed(notification)
         else:
             self._fail(outcome)
 
@@ -315,8 +316,11 @@ class _Post:
         told = (self._live.epoch, self._key, _name(notification.topic), notification.since, notification.version)
         return f"msg_{hashlib.sha256(repr(told).encode()).hexdigest()[:32]}"
 
-    def _succeed(self) -> None:
+    def _succeed(self, notification: Notification) -> None:
         self._task = None
+        now = self._live.catalog.now()
+        happened = notification.changes[-1].time if notification.changes else now
+        self._live.hub.counts.tell(notification.topic, now - happened)
         self._note(attempts=0, next_attempt=None, last_error=None, last_success=self._lane.clock())
         live, subscriber = self._live, self._subscriber
         if subscriber is None:
@@ -330,6 +334,7 @@ class _Post:
 
     def _fail(self, outcome: Outcome) -> None:
         self._task = None
+        self._live.failures["webhook"] += 1
         policy = self._live.policy
         attempts = self._webhook.attempts + 1
         is_dead = outcome.status == _GONE or attempts >= policy.webhook_attempts
@@ -371,8 +376,9 @@ class _Post:
             await work()
         except Exception as error:  # ours; the webhook's owner sees it, and everybody else goes on
             logger.exception("the webhook %r failed", self._key[1])
-            self._live.failures["webhook"] += 1
-            if not self._is_over:
+            if self._is_over:
+                self._live.failures["webhook"] += 1
+            else:
                 self._fail(Outcome(error=f"{type(error).__name__}: {error}"))
 
 

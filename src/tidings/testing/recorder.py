@@ -97,7 +97,8 @@ class Recorder:
     def _look_whether_muted(self, subscriber: Subscriber, name: str, topic: Topic) -> None:
         muted = self._muted[subscriber]
         try:
-            is_muted = subscriber.is_muted is not None and subscriber.is_muted(topic)
+            silent = subscriber.is_silent
+            is_muted = silent is not None and silent(topic)
         except Exception:  # the user's; one that fails is taken as muted
             is_muted = True
         if is_muted and topic not in muted:

@@ -224,7 +224,7 @@ class Workspace:
                     gone.update(self._units[unit].files)
                     del touched[unit]
         outcome = "read" if self._reload(touched, paths is not None) else "unchanged"
-        self.rescans[outcome] += 1
+        self.rescans[outcome if self.is_answering else "failed"] += 1
         return gone
 
     def _touched(self, paths: Iterable[Path]) -> dict[Unit, list[Path]]:
