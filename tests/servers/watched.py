@@ -10,14 +10,19 @@ from typing import Any
 
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import (
+    InMemoryMetricReader,
+    MetricExporter,
+    MetricExportResult,
+    PeriodicExportingMetricReader,
+)
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 __all__ = ["BROKEN", "Watched", "set_up"]
 
-BROKEN = ("provider", "tracer", "spans", "processor", "exporter", "meter")
+BROKEN = ("provider", "tracer", "spans", "processor", "exporter", "meter", "instruments", "histogram", "readings")
 
 
 class Watched:
@@ -91,6 +96,15 @@ def set_up(mode: str) -> Watched:
         trace.set_tracer_provider(provider)
     elif mode == "meter":
         metrics.set_meter_provider(_BrokenMeters())
+    elif mode == "instruments":
+        metrics.set_meter_provider(_BrokenInstruments())
+    elif mode in ("histogram", "readings"):
+        exporter = _BrokenReadings() if mode == "readings" else _Readings()
+        reader = PeriodicExportingMetricReader(exporter, export_interval_millis=20)
+        meters = MeterProvider([reader], shutdown_on_exit=False)
+        if mode == "histogram":
+            _break_record(meters)
+        metrics.set_meter_provider(meters)
     else:
         raise ValueError(mode)
     return watched
@@ -163,6 +177,58 @@ class _BrokenProcessor(SpanProcessor):
 class _BrokenExporter(SpanExporter):
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         raise Broke("not exported")
+
+
+class _Readings(MetricExporter):
+    """One that takes everything, and keeps nothing."""
+
+    def export(self, metrics_data: Any, timeout_millis: float = 0, **kwargs: Any) -> MetricExportResult:
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, timeout_millis: float = 0) -> bool:
+        return True
+
+    def shutdown(self, timeout_millis: float = 0, **kwargs: Any) -> None:
+        pass
+
+
+class _BrokenReadings(_Readings):
+    def export(self, metrics_data: Any, timeout_millis: float = 0, **kwargs: Any) -> MetricExportResult:
+        raise Broke("no readings")
+
+
+class _BrokenInstruments(metrics.NoOpMeterProvider):
+    def get_meter(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return _BrokenMeter(name) if _is_ours(name) else metrics.NoOpMeter(name)
+
+
+class _BrokenMeter(metrics.NoOpMeter):
+    def create_observable_counter(self, *args: Any, **kwargs: Any) -> Any:
+        raise Broke("no counter")
+
+
+def _break_record(provider: MeterProvider) -> None:
+    """Let its histograms fail when they are told something, which is in the midst of a collection."""
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise Broke("not recorded")
+
+    get_meter = provider.get_meter
+
+    def get(name: str, *args: Any, **kwargs: Any) -> Any:
+        meter = get_meter(name, *args, **kwargs)
+        if _is_ours(name):
+            create = meter.create_histogram
+
+            def create_histogram(*args: Any, **kwargs: Any) -> Any:
+                histogram = create(*args, **kwargs)
+                histogram.record = fail  # type: ignore[method-assign]
+                return histogram
+
+            meter.create_histogram = create_histogram  # type: ignore[method-assign]
+        return meter
+
+    provider.get_meter = get  # type: ignore[method-assign]
 
 
 class _BrokenMeters(metrics.NoOpMeterProvider):
