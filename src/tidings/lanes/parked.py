@@ -119,6 +119,7 @@ class Parked(asyncio.Protocol):
             self._arm()
 
     def _arm(self) -> None:
+        # In nobody's context: whoever wrote last has nothing to do with who does not read.
         self._deadline = asyncio.get_running_loop().call_later(
             self._limit, self._give_up, context=contextvars.Context()
         )
