@@ -309,7 +309,8 @@ class Tracing(Observer):
         cause = (_extract(notification.trace) if notification.trace else None) or _ROOT
         is_list = isinstance(topic, Feature)
         span = self._tracer.start_span(NOTIFY_LIST if is_list else NOTIFY_CONTENT, cause, SpanKind.PRODUCER)
-        if not (span.get_span_context().is_valid or trace.get_current_span().get_span_context().is_valid):
+        is_traced = span.get_span_context().is_valid or trace.get_current_span().get_span_context().is_valid
+        if not is_traced and not span.is_recording():
             return None  # nobody traces anything here
         context = trace.set_span_in_context(span, cause)
         spans = [span]
