@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from mcp.client.client import Client
 
 from tidings.live import Live
+from tidings.model import Feature
 from tidings.sources.workspace.workspace import ERRORS, Workspace
 
 Told = tuple[str, dict[str, Any]]
@@ -461,3 +463,18 @@ def _check_told(told: list[tuple[str, str, str]], before: tuple[dict[str, str], 
         elif resources.get(name) != model.resources[name]:
             expected.append((UPDATED, "updated", uri))
     assert sorted(each for each in told if each[2] != ERRORS) == sorted(expected)
+
+
+def test_a_folder_that_is_being_loaded_keeps_nobody_who_asks_for_its_lists(tmp_path: Path) -> None:
+    """Loading takes the catalog's lock last, and whoever reads the lists takes it first."""
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "slow.py").write_text("def slow() -> str:\n    return 'slow'\n")
+    workspace = Workspace(tmp_path)
+    live = Live(workspace)
+    asking = threading.Thread(target=live.wake, args=[Feature.TOOLS], daemon=True)
+    with workspace._lock:
+        asking.start()
+        asking.join(10)
+        assert not asking.is_alive()
+    asyncio.run(live.attend(None))
+    assert "slow" in live.catalog.tools

@@ -141,14 +141,27 @@ class Workspace:
             if self._problems or resources.content(ERRORS).revision:
                 resources.updated(ERRORS, etag=_etag_of(self._problems))
 
-    def list_now(self, feature: Feature) -> list[dict[str, Any]]:
+    def listed(self, feature: Feature) -> list[dict[str, Any]]:
         with self._lock:
-            served = (self._served(key) for key in self._claims if key[0] is feature)
-            listed = [piece.definition for piece in served if piece is not None]
+            return self._listed(feature)
+
+    def list_now(self, feature: Feature) -> list[dict[str, Any]] | None:
+        # Whoever asks may hold the catalog's lock, which loading takes while it holds ours: they would wait for each
+        # other. What is being loaded is told when it is.
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._listed(feature)
+        finally:
+            self._lock.release()
+
+    def _listed(self, feature: Feature) -> list[dict[str, Any]]:
+        served = (self._served(key) for key in self._claims if key[0] is feature)
+        listed = [piece.definition for piece in served if piece is not None]
         return listed + ([self._errors.definition] if feature is Feature.RESOURCES else [])
 
     def list_one(self, feature: Feature, key: str) -> dict[str, Any] | None:
-        return next((each for each in self.list_now(feature) if key in (each.get("name"), each.get("uri"))), None)
+        return next((each for each in self.listed(feature) if key in (each.get("name"), each.get("uri"))), None)
 
     def has_own_middleware(self) -> bool:
         return False
