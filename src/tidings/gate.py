@@ -55,6 +55,8 @@ class Gate:
         self._authorize = authorize
         self.knows_patterns = authorize is None or not inspect.iscoroutinefunction(authorize)
         """Whether a pattern can be honoured: what it matches has to be asked for when it changes, without waiting."""
+        self._waits = not self.knows_patterns
+        """Whether the function's answers have to be waited for, as far as is known."""
         self._principals: Counter[tuple[str, str | None]] = Counter()
         self._addresses: Counter[str] = Counter()
         self.count = 0
@@ -87,18 +89,38 @@ class Gate:
 
     async def allowed(self, principal: Principal | None, topics: Iterable[Topic]) -> list[Topic]:
         """Those of the topics that the principal may watch."""
-        authorize = self._authorize
-        if authorize is None:
+        if self._authorize is None:
             return list(topics)
         may: list[Topic] = []
         for topic in topics:
             try:
-                answer = authorize(principal, topic)
+                answer = self._authorize(principal, topic)
                 if not isinstance(answer, bool) and inspect.isawaitable(answer):
                     answer = await answer
                 if answer:
                     may.append(topic)
             except Exception:  # the user's function; in doubt nobody is let in
+                logger.exception("authorize() failed for %r; refusing", topic_name(topic))
+        return may
+
+    def allowed_at_once(self, principal: Principal | None, topics: Iterable[Topic]) -> list[Topic] | None:
+        """The same where nobody can wait; None if somebody has to."""
+        if self._authorize is None:
+            return list(topics)
+        if self._waits:
+            return None
+        may: list[Topic] = []
+        for topic in topics:
+            try:
+                answer = self._authorize(principal, topic)
+                if not isinstance(answer, bool) and inspect.isawaitable(answer):
+                    self._waits = True
+                    if inspect.iscoroutine(answer):
+                        answer.close()
+                    return None
+                if answer:
+                    may.append(topic)
+            except Exception:  # as in `allowed`
                 logger.exception("authorize() failed for %r; refusing", topic_name(topic))
         return may
 

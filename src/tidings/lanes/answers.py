@@ -24,7 +24,7 @@ from tidings.lanes.lists import Kept
 from tidings.lanes.shortcut import front_of
 from tidings.lanes.verdicts import LISTS, Claim, Form, form_of, remember
 
-__all__ = ["QuickAnswers"]
+__all__ = ["FORWARDED", "Door", "QuickAnswers"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +35,11 @@ _LONGEST_HEAD: Final = 2048
 """Bytes of a head that is remembered."""
 
 _ASIDE: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
-_FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
+FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
 """Of which uvicorn makes the client's address in its log."""
 
 
-class _Door:
+class Door:
     """What all connections of one server share."""
 
     def __init__(self, app: Any, path: str, front: Front) -> None:
@@ -65,27 +65,30 @@ class _Door:
             return None
         return self.front.verdicts.known(form)
 
-    def remember(self, data: bytes, form: Form, body: bytes) -> None:
+    def remember(self, head: bytes, form: Form, length: int) -> None:
         """The same bytes will be parsed in the same way: next time they need not be."""
-        head, _, rest = data.partition(b"\r\n\r\n")
-        if rest == body and body and len(head) <= _LONGEST_HEAD:
-            remember(self._heads, head, (form, len(body)))
+        if length and len(head) <= _LONGEST_HEAD:
+            remember(self._heads, head, (form, length))
 
     def response(self, kept: Kept, tag: bytes, defaults: list[tuple[bytes, bytes]]) -> bytes:
+        length = len(kept.head) + len(tag) + len(kept.tail)
+        return b"".join((self.start(defaults), kept.lines % length, b"\r\n", kept.head, tag, kept.tail))
+
+    def start(self, defaults: list[tuple[bytes, bytes]]) -> bytes:
+        """What every response begins with."""
         if self._defaults is not defaults:  # uvicorn makes a new list when the date has changed
             self._defaults = defaults
             self._start = STATUS_LINE[200] + b"".join(b"%b: %b\r\n" % (name.lower(), value) for name, value in defaults)
-        length = len(kept.head) + len(tag) + len(kept.tail)
-        return b"".join((self._start, kept.lines % length, b"\r\n", kept.head, tag, kept.tail))
+        return self._start
 
 
-_doors: WeakKeyDictionary[Config, _Door] = WeakKeyDictionary()
+_doors: WeakKeyDictionary[Config, Door] = WeakKeyDictionary()
 
 
 class QuickAnswers(HttpToolsProtocol):
     """Cooperative: may stand before another subclass of uvicorn's protocol."""
 
-    _door: _Door | None = None
+    _door: Door | None = None
     _claim: Claim | None = None
     """Of the request that is held back, if one is."""
     _body = b""
@@ -107,11 +110,8 @@ class QuickAnswers(HttpToolsProtocol):
             return
         head, _, body = data.partition(b"\r\n\r\n")
         claim = door.recognize(head, body)
-        if claim is not None and self._is_free():
-            found = door.front.answer(claim, body)
-            if found is not None:
-                self._respond(door, *found)
-                return
+        if claim is not None and self._is_free() and self._settle(door, claim, body, is_alone=True):
+            return
         self._data = data
         super().data_received(data)
         self._data = None
@@ -142,15 +142,15 @@ class QuickAnswers(HttpToolsProtocol):
         if claim is None or door is None:
             super().on_message_complete()
             return
-        found = door.front.answer(claim, body) if self._is_free() else None
-        if found is None:
+        head, _, rest = (self._data or b"").partition(b"\r\n\r\n")
+        is_alone = rest == body
+        if not self._is_free() or not self._settle(door, claim, body, is_alone=is_alone):
             self._let_go()
             super().on_message_complete()
             return
         self._claim = None
-        if self._data is not None:
-            door.remember(self._data, form_of(self.headers), body)
-        self._respond(door, *found)
+        if is_alone:
+            door.remember(head, form_of(self.headers), len(body))
 
     def timeout_keep_alive_handler(self) -> None:
         rest = self._answered + self.timeout_keep_alive - self.loop.time()
@@ -194,18 +194,31 @@ class QuickAnswers(HttpToolsProtocol):
             return None
         names = {name for name, _ in self.headers}
         length = next((value for name, value in self.headers if name == b"content-length"), b"")
-        if names & _ASIDE or (self.access_log and names & _FORWARDED) or not length.isdigit():
+        if names & _ASIDE or not length.isdigit():
             return None
         claim = door.front.verdicts.known(form_of(self.headers))
-        if claim is None or not claim.is_clear or claim.method not in LISTS or int(length) > _LARGEST:
+        if claim is None or not claim.is_clear or int(length) > _LARGEST or not self._may_settle(claim, names):
             return None
         return claim
 
-    def _respond(self, door: _Door, kept: Kept, tag: bytes) -> None:
+    def _may_settle(self, claim: Claim, headers: set[bytes]) -> bool:
+        return claim.method in LISTS and not (self.access_log and headers & FORWARDED)
+
+    def _settle(self, door: Door, claim: Claim, body: bytes, *, is_alone: bool) -> bool:
+        """Answer a request here, if that is possible. `is_alone`: it came in one piece, and nothing behind it."""
+        found = door.front.answer(claim, body)
+        if found is not None:
+            self._respond(door, *found)
+        return found is not None
+
+    def _log_access(self, door: Door) -> None:
         if self.access_log:
             scope: Any = {"client": self.client, "path": door.path.decode(), "query_string": b""}
             path = get_path_with_query_string(scope)
             self.access_logger.info('%s - "%s %s HTTP/%s" %d', get_client_addr(scope), "POST", path, "1.1", 200)
+
+    def _respond(self, door: Door, kept: Kept, tag: bytes) -> None:
+        self._log_access(door)
         self.transport.write(door.response(kept, tag, self.server_state.default_headers))
         if self.timeout_keep_alive_task is None:
             self.on_response_complete()
@@ -216,7 +229,7 @@ class QuickAnswers(HttpToolsProtocol):
             self._answered = self.loop.time()
 
 
-def _door_of(protocol: QuickAnswers) -> _Door | None:
+def _door_of(protocol: QuickAnswers) -> Door | None:
     config = protocol.config
     if config.root_path or config.limit_concurrency is not None:
         return None
@@ -230,7 +243,7 @@ def _door_of(protocol: QuickAnswers) -> _Door | None:
         except AttributeError as error:
             logger.debug("this version of uvicorn is another than we know (%s); the app answers every list", error)
             return None
-        door = _doors[config] = _Door(config.app, *found)
+        door = _doors[config] = Door(config.app, *found)
     return door
 
 

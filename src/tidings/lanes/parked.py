@@ -149,6 +149,16 @@ class ParkingProtocol(HttpToolsProtocol):
         extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
         extensions[PARK] = self._offer
 
+    def park(self, owner: ParkedOwner, limit: float) -> Parked:
+        """Make the connection an outlet, and let go of everything else that it has."""
+        self.flow.resume_reading()
+        self.connections.discard(self)
+        self.server_state.total_requests += 1
+        parked = Parked(self.transport, owner, limit, self.connections)
+        self.transport.set_protocol(parked)
+        self.parser = None  # type: ignore[assignment]  # as uvicorn does: each of the two holds the other
+        return parked
+
 
 class Witness:
     """Stands between a request and its connection while the response begins, and holds back what arrives: it is known
@@ -196,16 +206,11 @@ class Witness:
             or transport.is_closing()
         ):
             return None
-        protocol.flow.resume_reading()
-        protocol.connections.discard(protocol)
-        protocol.server_state.total_requests += 1
-        parked = Parked(transport, owner, limit, protocol.connections)
-        transport.set_protocol(parked)
+        parked = protocol.park(owner, limit)
         # The request's task finds its response complete, and whoever still asks for more of the request hears that
         # nobody is there.
         cycle.response_complete = True
         cycle.message_event.set()
-        protocol.parser = None  # type: ignore[assignment]  # as uvicorn does: each of the two holds the other
         return parked
 
 

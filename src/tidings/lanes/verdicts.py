@@ -22,10 +22,12 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from pydantic import BaseModel
 from starlette.requests import Request
 
+from tidings.lanes.wanted import Wanted
+
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-__all__ = ["LISTEN", "LISTS", "Claim", "Form", "Question", "Verdicts", "form_of", "remember", "tidied"]
+__all__ = ["LISTEN", "LISTS", "Claim", "Form", "ListenRequest", "Question", "Verdicts", "form_of", "remember", "tidied"]
 
 LISTS = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "server/discover"})
 LISTEN = "subscriptions/listen"
@@ -76,6 +78,16 @@ class Question(NamedTuple):
     """The request id as it came."""
 
 
+class ListenRequest(NamedTuple):
+    """What a client wants to listen to, and says of itself."""
+
+    id: str | int
+    wanted: Wanted
+    meta: dict[str, Any]
+    """Shared by all who sent the same, as are the capabilities: only to be read."""
+    capabilities: Any
+
+
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
     jsonrpc: Literal["2.0"]
     id: msgspec.Raw
@@ -83,11 +95,19 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
     params: msgspec.Raw = msgspec.Raw(b"")
 
 
+class _Request(msgspec.Struct):
+    jsonrpc: Literal["2.0"]
+    id: str | int
+    method: str
+    params: msgspec.Raw
+
+
 class _Params(msgspec.Struct, forbid_unknown_fields=True):
     meta: dict[str, msgspec.Raw] = msgspec.field(name="_meta")
 
 
 _decoder = msgspec.json.Decoder(_Envelope)
+_request_decoder = msgspec.json.Decoder(_Request)
 _params_decoder = msgspec.json.Decoder(_Params)
 
 
@@ -103,6 +123,7 @@ class Verdicts:
         """The Host and Origin rules by which the claims were made."""
         self._claims: dict[Form, Claim] = {}
         self._plain: dict[tuple[str, str, Hashable], bool] = {}
+        self._wanted: dict[tuple[str, bytes], tuple[Wanted, dict[str, Any], Any]] = {}
 
     def known(self, form: Form) -> Claim | None:
         """The claim, if these headers have been looked at before and the rules are still the same."""
@@ -173,6 +194,23 @@ class Verdicts:
             remember(self._plain, key, is_plain)
         return Question(asked, tag) if is_plain else None
 
+    def listen_request(self, version: str, body: bytes) -> ListenRequest | None:
+        """What a body asks to listen to, or None if the SDK should word the error."""
+        try:
+            request = _request_decoder.decode(str(body, "utf-8"))
+            if request.method != LISTEN:
+                return None
+            params = bytes(request.params)
+            known = self._wanted.get((version, params))
+            if known is None:
+                known = _read_params(version, params)
+                # What differs with every request would only drive out what is sent by many.
+                if len(params) <= _LARGEST and b'"traceparent"' not in params:
+                    remember(self._wanted, (version, params), known)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        return ListenRequest(request.id, *known)
+
 
 def _is_plain(params_type: type[BaseModel], method: str, version: str, raw: bytes) -> bool:
     """Whether the SDK would accept these params, and they ask for nothing in particular: no page, no progress."""
@@ -190,6 +228,16 @@ def _is_plain(params_type: type[BaseModel], method: str, version: str, raw: byte
     except (ValueError, KeyError, RecursionError):  # the first is the root of JSON's and of pydantic's errors
         return False
     return "progressToken" not in ((params or {}).get("_meta") or {})
+
+
+def _read_params(version: str, raw: bytes) -> tuple[Wanted, dict[str, Any], Any]:
+    """What listen params want, and what their client says of itself. Raises if the SDK would not take them."""
+    params = msgspec.json.decode(raw, type=dict[str, Any])
+    headers = {"mcp-protocol-version": version, "mcp-method": LISTEN}
+    route = classify_inbound_request({"method": LISTEN, "params": params}, headers=headers)
+    if not isinstance(route, InboundModernRoute):
+        raise msgspec.ValidationError(route.message)
+    return msgspec.convert(params.get("notifications"), Wanted), params["_meta"], route.client_capabilities
 
 
 def _untraced(params: bytes) -> Hashable:
