@@ -197,12 +197,15 @@ async def open_door(
     listener = socket.create_server(("127.0.0.1", 0))
     door = Door(live, built, listener.getsockname()[1])
 
-    connection = _protocol()
+    doorstep = _protocol()
 
-    class Counting(connection):  # type: ignore[misc, valid-type]  # mypy does not know what it is
+    class Counting(doorstep.connection):  # type: ignore[misc, name-defined]  # mypy does not know what it is
         def _respond(self, *args: Any) -> None:
             door.counts["connection"] += 1
             super()._respond(*args)
+
+    class Counted(doorstep):  # type: ignore[misc, valid-type]
+        connection = Counting
 
     if hasattr(live.server, "session_manager"):
         sdk = door.front._app
@@ -212,7 +215,7 @@ async def open_door(
             await sdk(scope, receive, send)
 
         door.front._app = counting  # type: ignore[assignment]
-    protocol: type[HttpToolsProtocol] = Counting if front == "connection" else HttpToolsProtocol
+    protocol: Any = Counted if front == "connection" else HttpToolsProtocol
     config = {"log_config": None, "access_log": False, "timeout_graceful_shutdown": 1, **config}
     door.server = uvicorn.Server(uvicorn.Config(built, http=protocol, **config))
     serving = asyncio.ensure_future(door.server.serve(sockets=[listener]))

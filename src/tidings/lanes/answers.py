@@ -24,7 +24,7 @@ from tidings.lanes.lists import Kept
 from tidings.lanes.shortcut import front_of
 from tidings.lanes.verdicts import LISTS, Claim, Form, form_of, remember
 
-__all__ = ["FORWARDED", "Door", "QuickAnswers"]
+__all__ = ["FORWARDED", "Door", "QuickAnswers", "known_door"]
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +212,7 @@ class QuickAnswers(HttpToolsProtocol):
         return found is not None
 
     def _log_access(self, door: Door) -> None:
-        if self.access_log:
+        if self.access_log and self.access_logger.isEnabledFor(logging.INFO):
             scope: Any = {"client": self.client, "path": door.path.decode(), "query_string": b""}
             path = get_path_with_query_string(scope)
             self.access_logger.info('%s - "%s %s HTTP/%s" %d', get_client_addr(scope), "POST", path, "1.1", 200)
@@ -227,6 +227,11 @@ class QuickAnswers(HttpToolsProtocol):
             # it rings.
             self.server_state.total_requests += 1
             self._answered = self.loop.time()
+
+
+def known_door(config: Config) -> Door | None:
+    """That of a server which had a connection before, if it has one at all."""
+    return _doors.get(config)
 
 
 def _door_of(protocol: QuickAnswers) -> Door | None:

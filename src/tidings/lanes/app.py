@@ -148,10 +148,10 @@ def serve_app(
 def _protocol() -> Any:
     """One that answers lists and opens streams at the connection, if the parser that it needs is there."""
     try:
-        from tidings.lanes.streams import Connection
+        from tidings.lanes.streams import Doorstep
     except ImportError:
         return "auto"
-    return Connection
+    return Doorstep
 
 
 def _spare_the_collector() -> None:
