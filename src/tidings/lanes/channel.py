@@ -24,6 +24,7 @@ __all__ = [
     "NOWHERE",
     "PARK",
     "Channel",
+    "Held",
     "Message",
     "Outlet",
     "Owner",
@@ -31,6 +32,7 @@ __all__ = [
     "Scope",
     "Send",
     "dismiss",
+    "hold",
     "limit_silence",
 ]
 
@@ -186,6 +188,44 @@ class Channel:
         if self.owner is not None:
             self.owner.on_slow()
         self.abort()
+
+
+class Held:
+    """Stands between a request and its connection while the response begins, and holds back what arrives: it goes out
+    in one piece, for which the reader is woken once."""
+
+    __slots__ = ("_cycle", "_transport", "_written")
+
+    def __init__(self, cycle: Any) -> None:
+        """Of uvicorn's, which writes to its `transport`."""
+        self._cycle = cycle
+        self._transport: asyncio.Transport = cycle.transport
+        self._written: list[bytes] = []
+        cycle.transport = self
+
+    def write(self, data: bytes) -> None:
+        self._written.append(data)
+
+    def close(self) -> None:
+        """The response is over already: what was held back of it goes first."""
+        self.leave()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def leave(self) -> None:
+        self._cycle.transport = self._transport
+        if self._written:
+            written, self._written = self._written, []
+            self._transport.write(b"".join(written))
+
+
+def hold(receive: Receive) -> Held | None:
+    """Hold back what is written of a response, if it is uvicorn that has to be asked for that."""
+    cycle = getattr(receive, "__self__", None)
+    is_known = type(cycle).__module__.startswith("uvicorn.protocols.http.") and hasattr(cycle, "transport")
+    return Held(cycle) if is_known else None
 
 
 class _Nowhere:

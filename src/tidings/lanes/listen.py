@@ -20,7 +20,7 @@ import msgspec
 from tidings.errors import LimitReached
 from tidings.frames import KEEP_ALIVE, Shape, acknowledgement, bookmark, encode_tag, listen_result, render
 from tidings.gate import Principal, Ticket
-from tidings.lanes.channel import NOWHERE, PARK, Channel, Outlet, Receive, Scope, Send, dismiss
+from tidings.lanes.channel import NOWHERE, PARK, Channel, Outlet, Receive, Scope, Send, dismiss, hold
 from tidings.lanes.wanted import Honoured, honour, honour_at_once
 from tidings.lanes.wish import Wish
 from tidings.model import Feature, Notification, Reason
@@ -146,6 +146,7 @@ class ListenLane:
         channel = stream.channel = Channel(send, receive, live.policy, asyncio.get_running_loop())
         channel.owner = stream
         witness = _watch(scope)
+        held = witness or hold(receive)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             acknowledged = self._acknowledge(stream, honoured, wish)
@@ -156,8 +157,8 @@ class ListenLane:
             if witness is not None:
                 stream.channel = witness.park(acknowledged, stream, live.policy.write_deadline) or channel
         finally:
-            if witness is not None:
-                witness.leave()
+            if held is not None:
+                held.leave()
         self._begin(stream, honoured, wish, label)
         return True
 

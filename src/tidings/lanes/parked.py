@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from tidings.lanes.channel import PARK, Owner
+from tidings.lanes.channel import PARK, Held, Owner
 
 __all__ = ["Parked", "ParkedOwner", "ParkingProtocol", "Witness"]
 
@@ -160,35 +160,14 @@ class ParkingProtocol(HttpToolsProtocol):
         return parked
 
 
-class Witness:
-    """Stands between a request and its connection while the response begins, and holds back what arrives: it is known
-    to be whole then, and goes out in one piece."""
+class Witness(Held):
+    """Sees what of a response reaches its connection: it is known to be whole then."""
 
-    __slots__ = ("_cycle", "_protocol", "_transport", "_written")
+    __slots__ = ("_protocol",)
 
     def __init__(self, protocol: ParkingProtocol, cycle: RequestResponseCycle) -> None:
+        super().__init__(cycle)
         self._protocol = protocol
-        self._cycle = cycle
-        self._transport = cycle.transport
-        self._written: list[bytes] = []
-        cycle.transport = self  # type: ignore[assignment]
-
-    def write(self, data: bytes) -> None:
-        self._written.append(data)
-
-    def close(self) -> None:
-        """The response is over before it could be parked: what was held back of it goes first."""
-        self.leave()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def leave(self) -> None:
-        self._cycle.transport = self._transport
-        if self._written:
-            self._transport.write(b"".join(self._written))
-            self._written = []
 
     def park(self, chunk: bytes, owner: ParkedOwner, limit: float) -> Parked | None:
         """Park, if the connection got the start of the response, then this chunk, and nothing else."""
