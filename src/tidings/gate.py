@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tidings.errors import LimitReached
 from tidings.logged import shown, topic_name
@@ -41,8 +41,7 @@ Authorize: TypeAlias = Callable[[Principal | None, Topic], bool | Awaitable[bool
 """Whether a principal (None: nobody in particular) may watch a feature, or the URI or pattern of a resource."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(NamedTuple):
     """One open stream, for `leave`."""
 
     principal: Principal | None
@@ -55,6 +54,8 @@ class Gate:
         self._authorize = authorize
         self.knows_patterns = authorize is None or not inspect.iscoroutinefunction(authorize)
         """Whether a pattern can be honoured: what it matches has to be asked for when it changes, without waiting."""
+        self._asked = authorize if self.knows_patterns else None
+        self._anyone = _May(self._asked, None)
         self._waits = not self.knows_patterns
         """Whether the function's answers have to be waited for, as far as is known."""
         self._principals: Counter[tuple[str, str | None]] = Counter()
@@ -85,7 +86,9 @@ class Gate:
 
     def predicate(self, principal: Principal | None) -> Callable[[str], bool] | None:
         """Whether a principal may be told of a resource that it watches by a pattern, or as part of another."""
-        return None if self._authorize is None else _May(self._authorize if self.knows_patterns else None, principal)
+        if self._authorize is None:
+            return None
+        return self._anyone if principal is None else _May(self._asked, principal)
 
     async def allowed(self, principal: Principal | None, topics: Iterable[Topic]) -> list[Topic]:
         """Those of the topics that the principal may watch."""

@@ -36,6 +36,13 @@ _access = logging.getLogger("uvicorn.access")
 class Connection(QuickAnswers, ParkingProtocol):
     """uvicorn's own, and what is quicker."""
 
+    has_tried = False
+    """Whether the request that has just come could not be opened here: nobody is asked twice whether it may be."""
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.has_tried = False
+
     def _may_settle(self, claim: Claim, headers: set[bytes]) -> bool:
         # Who is behind a proxy is counted by the address that the proxy names, which is for uvicorn to find out.
         return super()._may_settle(claim, headers) or (claim.method == LISTEN and not headers & FORWARDED)
@@ -43,7 +50,10 @@ class Connection(QuickAnswers, ParkingProtocol):
     def _settle(self, door: Door, claim: Claim, body: bytes, *, is_alone: bool) -> bool:
         if claim.method != LISTEN:
             return super()._settle(door, claim, body, is_alone=is_alone)
-        return is_alone and _open(door, claim, body, self.client, partial(self._begin, door))
+        if self.has_tried or not is_alone:
+            return False
+        self.has_tried = True
+        return _open(door, claim, body, self.client, partial(self._begin, door))
 
     def _begin(self, door: Door, acknowledged: bytes, stream: ListenStream, policy: Policy) -> Parked:
         self._log_access(door)
@@ -79,15 +89,19 @@ class Doorstep(asyncio.Protocol):
         self._state.connections.add(self)  # type: ignore[arg-type]  # all that is asked of it is here
 
     def data_received(self, data: bytes) -> None:
+        has_tried = False
         door = known_door(self._config)
         if door is not None and not _access.isEnabledFor(logging.INFO):
             head, _, body = data.partition(b"\r\n\r\n")
             claim = door.recognize(head, body)
             if claim is not None and claim.method == LISTEN and not self._transport.is_closing():
+                has_tried = True
                 client = get_remote_addr(self._transport)
                 if _open(door, claim, body, client, partial(self._begin, door)):
                     return
-        self._step_in().data_received(data)
+        connection = self._step_in()
+        connection.has_tried = has_tried
+        connection.data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)

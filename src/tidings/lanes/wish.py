@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Wish", "from_any_thread"]
 
 _ABSENT: Any = object()
+_NO_TERMS = Terms()
 
 
 class Wish:
@@ -67,6 +68,9 @@ class Wish:
         wanted = asked.get(FILTER_KEY, (settings or {}).get("filter", kept))
         bounds = live.terms_of(principal)
         self._says_terms = wanted is not _ABSENT or bounds is not None
+        if not self._says_terms:
+            self.terms, self.filter, self.policy = _NO_TERMS, None, live.policy
+            return
         self.terms = Terms.parse(wanted, live.policy)
         self.filter = self.terms.filter
         if bounds is not None:
