@@ -12,7 +12,6 @@ import json
 import math
 import subprocess
 import sys
-import types
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -45,7 +44,7 @@ import tidings
 from tests.servers.door import open_door, some_server
 from tidings import seams
 from tidings.lanes.answers import QuickAnswers
-from tidings.lanes.channel import PARK, hold
+from tidings.lanes.channel import PARK
 from tidings.lanes.parked import ParkingProtocol
 
 SOURCE = Path(tidings.__file__).parent
@@ -485,31 +484,6 @@ async def test_a_uvicorn_without_those_parts_is_left_alone() -> None:
 
     async with connected(Other, app) as reader:
         assert b"None" in await reader.readuntil(b"None")
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("http", ["h11", "httptools"])
-async def test_what_uvicorn_writes_of_a_response_can_be_held_back(http: str) -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        held = hold(receive)
-        assert held is not None, "uvicorn's request has no transport any more; see `hold` in channel.py"
-        written = []
-        transport = held._transport
-        held._transport = types.SimpleNamespace(write=written.append, close=transport.close)  # type: ignore[assignment]
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
-        await send({"type": "http.response.body", "body": b"first", "more_body": True})
-        assert not written
-        held.leave()
-        held._cycle.transport = transport
-        transport.write(written.pop())
-        await send({"type": "http.response.body", "body": b"last"})
-
-    config = uvicorn.Config(app, http=http, lifespan="off", log_level="critical")  # type: ignore[arg-type]
-    config.load()
-    async with connected(config.http_protocol_class, app) as reader:  # type: ignore[arg-type]
-        answer = await reader.read()
-        assert answer.startswith(b"HTTP/1.1 200")
-        assert b"5\r\nfirst\r\n4\r\nlast\r\n0\r\n" in answer
 
 
 PARTS = ("pipeline", "cycle", "headers", "parser", "loop", "access_log", "access_logger")

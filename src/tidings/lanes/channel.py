@@ -18,13 +18,16 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, MutableMapping
 from typing import Any, Final, Protocol, TypeAlias, cast
 
+from tidings.counts import Counts
+from tidings.frames import Press
+from tidings.model import Notification
 from tidings.policy import Policy
+from tidings.subscriber import BUSY, Deliver
 
 __all__ = [
     "NOWHERE",
     "PARK",
     "Channel",
-    "Held",
     "Message",
     "Outlet",
     "Owner",
@@ -32,7 +35,6 @@ __all__ = [
     "Scope",
     "Send",
     "dismiss",
-    "hold",
     "limit_silence",
 ]
 
@@ -79,8 +81,15 @@ class Outlet(Protocol):
     def is_read(self) -> bool:
         """Whether all that was written has left for the reader, as far as is known."""
 
+    @property
+    def frames_chunks(self) -> bool:
+        """Whether it is here that a chunk is given its length, and not in the server: `Press` can do so for many."""
+
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
         """Write a chunk, unless busy or over. False if the reader has to be waited for: `on_free` is called then."""
+
+    def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
+        """The shortest way for notifications. Not for use while the outlet is busy or over."""
 
     def abort(self) -> None:
         """Drop the connection without waiting for what is still to be read."""
@@ -90,17 +99,24 @@ class Channel:
     """An outlet that is an ASGI response."""
 
     __slots__ = (
+        "_counts",
         "_deadline",
         "_limit",
         "_loop",
+        "_press",
         "_request",
         "_send",
+        "_tag",
         "_task",
         "_transport",
         "is_cut",
         "is_over",
         "owner",
     )
+    frames_chunks = False
+    _counts: Counts
+    _press: Press
+    _tag: bytes
 
     def __init__(self, send: Send, receive: Receive, policy: Policy, loop: asyncio.AbstractEventLoop) -> None:
         self._send = send
@@ -141,6 +157,18 @@ class Channel:
         # In nobody's context: whoever publishes has a trace of their own.
         self._deadline = self._loop.call_later(self._limit, self._give_up, context=contextvars.Context())
         return False
+
+    def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
+        self._tag, self._press, self._counts = tag, press, counts
+        return self._tell
+
+    def _tell(self, notification: Notification) -> object:
+        press = self._press
+        if press.notification is not notification:
+            press.turn_to(notification)
+        frame = press.head + self._tag + press.tail
+        self._counts.bytes += len(frame)
+        return None if self.write(frame) else BUSY
 
     async def relay(self, send: Send, message: Message) -> None:
         """Let somebody else write a chunk of theirs, between ours."""
@@ -190,53 +218,18 @@ class Channel:
         self.abort()
 
 
-class Held:
-    """Stands between a request and its connection while the response begins, and holds back what arrives: it goes out
-    in one piece, for which the reader is woken once."""
-
-    __slots__ = ("_cycle", "_transport", "_written")
-
-    def __init__(self, cycle: Any) -> None:
-        """Of uvicorn's, which writes to its `transport`."""
-        self._cycle = cycle
-        self._transport: asyncio.Transport = cycle.transport
-        self._written: list[bytes] = []
-        cycle.transport = self
-
-    def write(self, data: bytes) -> None:
-        self._written.append(data)
-
-    def close(self) -> None:
-        """The response is over already: what was held back of it goes first."""
-        self.leave()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def leave(self) -> None:
-        self._cycle.transport = self._transport
-        if self._written:
-            written, self._written = self._written, []
-            self._transport.write(b"".join(written))
-
-
-def hold(receive: Receive) -> Held | None:
-    """Hold back what is written of a response, if it is uvicorn that has to be asked for that."""
-    cycle = getattr(receive, "__self__", None)
-    is_known = type(cycle).__module__.startswith("uvicorn.protocols.http.") and hasattr(cycle, "transport")
-    return Held(cycle) if is_known else None
-
-
 class _Nowhere:
     """The outlet of a stream that has none, yet or any more."""
 
     __slots__ = ()
     is_over = is_read = True
-    is_cut = is_busy = False
+    is_cut = is_busy = frames_chunks = False
 
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
         return False
+
+    def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
+        return lambda notification: None
 
     def abort(self) -> None:
         pass

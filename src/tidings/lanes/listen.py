@@ -2,7 +2,7 @@
 
 The acknowledgement is the first event and names only what this server can ever send and this caller may watch; nothing
 else is ever sent; an end on purpose sends the result as the last event. Whoever publishes writes to the stream
-directly. On plain ASGI there is a task per stream, asleep until the client is gone; in a process of ours, there is not.
+directly. On plain ASGI there is a task per stream, asleep until the client is gone; under uvicorn, there is not.
 """
 
 from __future__ import annotations
@@ -10,22 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import sys
 from collections.abc import Callable, Hashable
 from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from tidings.errors import LimitReached
-from tidings.frames import KEEP_ALIVE, Shape, acknowledgement, bookmark, encode_tag, listen_result, render
+from tidings.frames import KEEP_ALIVE, Press, Shape, acknowledgement, bookmark, encode_tag, listen_result
 from tidings.gate import Principal, Ticket
-from tidings.lanes.channel import NOWHERE, PARK, Channel, Outlet, Receive, Scope, Send, dismiss, hold
+from tidings.lanes.channel import NOWHERE, PARK, Channel, Outlet, Receive, Scope, Send, dismiss
 from tidings.lanes.wanted import Honoured, honour, honour_at_once
 from tidings.lanes.wish import Wish
-from tidings.model import Feature, Notification, Reason
+from tidings.model import Feature, Reason
 from tidings.policy import Policy
-from tidings.subscriber import BUSY, Kind, Subscriber
+from tidings.subscriber import Kind, Subscriber
 
 if TYPE_CHECKING:
     from tidings.lanes.parked import Witness
@@ -52,6 +54,8 @@ _SLOTS = 16
 Park: TypeAlias = Callable[[bytes, "ListenStream", Policy], Outlet]
 """Begins a response at its connection with an event, and makes the connection the stream's outlet."""
 
+_UVICORN = "uvicorn.protocols.http.httptools_impl"
+
 _MARK = encode_tag(f"tag {secrets.token_hex(8)}")
 """Stands where a stream's own id will be."""
 
@@ -68,7 +72,7 @@ class ListenLane:
         self._slot = 0
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._shapes: dict[Shape, Shape] = {}
+        self._presses: WeakValueDictionary[tuple[Shape, int | None], Press] = WeakValueDictionary()
         self._acknowledged: dict[tuple[Feature, ...], tuple[Hashable, bytes, bytes]] = {}
 
     async def serve(
@@ -83,7 +87,7 @@ class ListenLane:
         except LimitReached as error:
             await refuse(send, request.id, str(error))
             return None
-        stream = self._make(ticket, request, wish)
+        stream = ListenStream(self, ticket, encode_tag(request.id), has_bookmarks=wish.terms.bookmarks)
         is_open = False
         try:
             honoured = await honour(live, request.wanted, principal)
@@ -110,7 +114,7 @@ class ListenLane:
             ticket = live.gate.enter(None, address)
         except LimitReached:
             return False
-        stream = self._make(ticket, request, wish)
+        stream = ListenStream(self, ticket, encode_tag(request.id), has_bookmarks=wish.terms.bookmarks)
         is_open = False
         try:
             honoured = honour_at_once(live, request.wanted, None)
@@ -126,11 +130,6 @@ class ListenLane:
                 stream.on_lost()
         return is_open
 
-    def _make(self, ticket: Ticket, request: ListenRequest, wish: Wish) -> ListenStream:
-        shape = wish.shape(is_sse=True, is_tagged=True)
-        shape = self._shapes.setdefault(shape, shape)  # one for all who want the same
-        return ListenStream(self, ticket, encode_tag(request.id), shape, has_bookmarks=wish.terms.bookmarks)
-
     async def _open(
         self,
         stream: ListenStream,
@@ -145,8 +144,7 @@ class ListenLane:
         live = self.live
         channel = stream.channel = Channel(send, receive, live.policy, asyncio.get_running_loop())
         channel.owner = stream
-        witness = _watch(scope)
-        held = witness or hold(receive)
+        witness = _watch(scope, receive)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             acknowledged = self._acknowledge(stream, honoured, wish)
@@ -157,8 +155,8 @@ class ListenLane:
             if witness is not None:
                 stream.channel = witness.park(acknowledged, stream, live.policy.write_deadline) or channel
         finally:
-            if held is not None:
-                held.leave()
+            if witness is not None:
+                witness.leave()
         self._begin(stream, honoured, wish, label)
         return True
 
@@ -219,6 +217,13 @@ class ListenLane:
         ours = sum(stream.channel.is_busy for streams in self._streams for stream in tuple(streams))
         return ours + sum(channel.is_busy for channel in tuple(self._carried))
 
+    def press(self, shape: Shape, tag_length: int | None = None) -> Press:
+        """One for all who are told the same."""
+        found = self._presses.get((shape, tag_length))
+        if found is None:
+            found = self._presses[shape, tag_length] = Press(shape, tag_length)
+        return found
+
     def leave(self, stream: ListenStream) -> None:
         self._streams[stream.slot].pop(stream, None)
 
@@ -244,12 +249,11 @@ class ListenLane:
 class ListenStream:
     """One listen stream, for as long as its connection. Small on purpose: there may be tens of thousands."""
 
-    __slots__ = ("_has_bookmarks", "_lane", "_shape", "_ticket", "channel", "slot", "subscriber", "tag")
+    __slots__ = ("_has_bookmarks", "_lane", "_ticket", "channel", "slot", "subscriber", "tag")
 
-    def __init__(self, lane: ListenLane, ticket: Ticket, tag: bytes, shape: Shape, *, has_bookmarks: bool) -> None:
+    def __init__(self, lane: ListenLane, ticket: Ticket, tag: bytes, *, has_bookmarks: bool) -> None:
         self._lane = lane
         self._ticket: Ticket | None = ticket
-        self._shape = shape
         self._has_bookmarks = has_bookmarks
         self.tag = tag
         self.slot = 0
@@ -257,9 +261,11 @@ class ListenStream:
         self.subscriber: Subscriber | None = None
 
     def listen(self, honoured: Honoured, wish: Wish, label: str) -> None:
-        hub = self._lane.live.hub
+        hub, tag, channel = self._lane.live.hub, self.tag, self.channel
+        shape = wish.shape(is_sse=True, is_tagged=True)
+        press = self._lane.press(shape, len(tag) if channel.frames_chunks else None)
         self.subscriber = hub.open(
-            self.deliver,
+            channel.teller(tag, press, hub.counts),
             label=f"listen {label}",
             kind=_KIND,
             policy=wish.policy,
@@ -267,7 +273,7 @@ class ListenStream:
             on_close=self._on_close,
         )
         self.subscriber.may = wish.may
-        if self.channel.is_busy:
+        if channel.is_busy:
             self.subscriber.pause()
         wish.watch(self.subscriber)
         hub.subscribe(self.subscriber, *honoured.features, uris=honoured.uris, told=wish.told(honoured.topics))
@@ -279,12 +285,6 @@ class ListenStream:
                 pass
         finally:
             self.on_lost()
-
-    def deliver(self, notification: Notification) -> object:
-        head, tail = notification.frames.get(self._shape) or render(notification, self._shape)
-        frame = head + self.tag + tail
-        self._lane.live.hub.counts.bytes += len(frame)
-        return None if self.channel.write(frame) else BUSY
 
     def keep_alive(self) -> None:
         if self.channel.is_busy or self.subscriber is None:
@@ -339,11 +339,17 @@ class ListenStream:
             self.end()
 
 
-def _watch(scope: Scope) -> Witness | None:
+def _watch(scope: Scope, receive: Receive) -> Witness | None:
     """Look at what becomes of this request's response, if it may be parked then."""
     offer = (scope.get("extensions") or {}).get(PARK)
-    witness: Witness | None = offer["watch"]() if offer else None
-    return witness
+    if offer:
+        witness: Witness | None = offer["watch"]()
+        return witness
+    if _UVICORN not in sys.modules:
+        return None
+    from tidings.lanes.parked import watch
+
+    return watch(receive)
 
 
 class _Carried:

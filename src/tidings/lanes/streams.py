@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 from tidings.lanes.answers import FORWARDED, Door, QuickAnswers, known_door
 from tidings.lanes.channel import limit_silence
 from tidings.lanes.listen import STREAM_HEADERS, ListenStream
-from tidings.lanes.parked import Parked, ParkingProtocol
+from tidings.lanes.parked import Parked, ParkingProtocol, take_over
 from tidings.lanes.verdicts import LISTEN, Claim
 from tidings.policy import Policy
 
@@ -59,7 +59,7 @@ class Connection(QuickAnswers, ParkingProtocol):
         self._log_access(door)
         self._unset_keepalive_if_required()
         # Before it is written to, since it hears of it if the reader has to be waited for.
-        parked = self.park(stream, policy.write_deadline)
+        parked = take_over(self, stream, policy.write_deadline)
         _write(door, self.transport, self.server_state, acknowledged, policy)
         return parked
 
