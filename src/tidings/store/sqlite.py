@@ -16,7 +16,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,9 @@ _PAGE = 8192
 """Bytes that are written at a time. Half as many calls as with SQLite's own 4096, which is a quarter of what a storm
 costs; with more than this, a change by itself costs more."""
 
-_WAL_BYTES = 4 << 20
-"""What the write-ahead log shrinks to after a storm."""
+_LOG_BYTES = 8 << 20
+"""Of the write-ahead log: before a batch would make it larger, it is taken into the file. A page that was written often
+meanwhile is then written there once."""
 
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -105,6 +106,7 @@ class SQLiteStore:
         """The revision of the last of them."""
         self._settled = 0
         """The revision as of which the tables are up to date."""
+        self._log = Path()
 
     def __repr__(self) -> str:
         return str(self.path)
@@ -117,6 +119,8 @@ class SQLiteStore:
                 # Its owner's alone, from the first byte on: who may read a state may read all of it.
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
                 self._db = _connect(str(self.path))
+                # As SQLite does: a link is followed, and the process may go to another folder.
+                self._log = Path(f"{os.path.realpath(self.path)}-wal")
                 _check(self._db, self.path)
                 self._set_up()
                 # Before the first write to it: a damaged file stays as it is.
@@ -135,29 +139,34 @@ class SQLiteStore:
         db = self._opened()
         count = self._count + len(batch.changes)
         newest = max(self._newest, *(version.revision for version in _versions(batch)), 0)
-        durables = _durable_rows(batch)
+        rows, durables = _journal_rows(batch.changes), _durable_rows(batch)
         is_due = count >= _SETTLE or batch.is_whole or any(floor > self._settled for floor in batch.floors.values())
-        with _explained(self.path), _transaction(db):
-            _append(db, batch.changes)
-            _forget(db, batch)
-            if is_due:
-                _settle(db, self._fresh, newest)
-                _settle(db, batch, newest)
-            if batch.forgotten:
-                db.execute("DELETE FROM contents WHERE revision <= ?", (batch.forgotten,))
-                db.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten', ?)", (batch.forgotten,))
-            _write_durables(db, durables)
+        with _explained(self.path):
+            self._limit_log(sum(len(row[-1]) for row in rows) + (_settle_bytes(self._fresh, batch) if is_due else 0))
+            with _transaction(db):
+                # First, so that what comes has its room.
+                _forget(db, batch)
+                db.executemany("INSERT INTO journal (history, last, changes) VALUES (?, ?, ?)", rows)
+                if is_due:
+                    _settle(db, self._fresh, newest)
+                    _settle(db, batch, newest)
+                if batch.forgotten:
+                    db.execute("DELETE FROM contents WHERE revision <= ?", (batch.forgotten,))
+                    db.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten', ?)", (batch.forgotten,))
+                _write_durables(db, durables)
         # Only now: what could not be written is given again.
         self._newest = newest
         if is_due:
             self._fresh, self._count, self._settled = Batch(), 0, newest
-            with _explained(self.path):
-                _give_back(db)
         else:
             self._count = count
             self._fresh.items |= batch.items
             self._fresh.contents |= batch.contents
             self._fresh.versions |= batch.versions
+        with suppress(sqlite3.Error, OSError):  # the batch is written, and must not be once more; room can wait
+            if is_due:
+                _give_back(db)
+            self._limit_log(0)
 
     def close(self) -> None:
         db, self._db = self._db, None
@@ -172,6 +181,19 @@ class SQLiteStore:
         finally:
             self._count = 0
             self._lock.release()
+
+    def _limit_log(self, coming: int) -> None:
+        """Empty the log if it would be too large with so many bytes more."""
+        try:
+            size = self._log.stat().st_size
+        except FileNotFoundError:
+            return
+        if size and size + coming > _LOG_BYTES:
+            db = self._opened()
+            # Without waiting for somebody who reads: it is tried again with the next batch.
+            db.execute("PRAGMA busy_timeout = 0")
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            db.execute(f"PRAGMA busy_timeout = {int(1000 * _PATIENCE)}")
 
     def _opened(self) -> sqlite3.Connection:
         if self._db is None:
@@ -193,7 +215,9 @@ class SQLiteStore:
             db.execute(f"PRAGMA page_size = {_PAGE}")
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before there are tables
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+        db.execute("PRAGMA wal_autocheckpoint = 0")  # but see `_limit_log`
+        # Some builds of SQLite write all that is deleted once more, as zeroes: a third of what a storm costs.
+        db.execute("PRAGMA secure_delete = FAST").fetchall()
         if is_new:
             with _transaction(db):
                 for statement in _TABLES.split(";"):
@@ -216,19 +240,25 @@ class SQLiteStore:
 def peek(path: Path | str) -> State:
     """What is in a file, without taking hold of it: a server may have it meanwhile."""
     path = Path(path)
-    if not path.is_file():
-        raise StoreError(f"{path}: there is no such file; a server makes it when it first has something to keep")
-    with _explained(path):
+    with _explained(path, "read"):
+        if not path.is_file():
+            raise StoreError(f"{path}: there is no such file; a server makes it when it first has something to keep")
         location = f"file:{quote(str(path.resolve()))}"
         try:
-            with closing(_connect(f"{location}?mode=ro")) as db:
-                _check(db, path)
-                return _load(db)[0]
-        except sqlite3.OperationalError:
+            return _look(f"{location}?mode=ro", path)
+        except sqlite3.OperationalError as error:
             # Where not even the files beside it may be made; then nobody writes to it either.
-            with closing(_connect(f"{location}?immutable=1")) as db:
-                _check(db, path)
-                return _load(db)[0]
+            log = Path(f"{path.resolve()}-wal")
+            if _primary(error) not in _NOT_ALLOWED or (log.exists() and log.stat().st_size):
+                raise
+            return _look(f"{location}?immutable=1", path)
+
+
+def _look(location: str, path: Path) -> State:
+    with closing(_connect(location)) as db:
+        if not _check(db, path):
+            raise StoreError(f"{path} is empty; a server that is started with it writes to it what it has to keep")
+        return _load(db)[0]
 
 
 # Reading
@@ -241,6 +271,10 @@ def _load(db: sqlite3.Connection) -> tuple[State, int]:
             state, settled = _read(db)
     except (msgspec.MsgspecError, LookupError, ValueError, TypeError) as error:
         raise sqlite3.DatabaseError(str(error)) from None
+    except sqlite3.OperationalError as error:
+        if _primary(error) == sqlite3.SQLITE_ERROR:  # a table is not there, or is another one
+            raise sqlite3.DatabaseError(str(error)) from None
+        raise
     _verify(state)
     return state, settled
 
@@ -312,15 +346,16 @@ def _verify(state: State) -> None:
 # Writing
 
 
-def _append(db: sqlite3.Connection, changes: Iterable[Change]) -> None:
+def _journal_rows(changes: Iterable[Change]) -> list[tuple[str, int, bytes]]:
     histories: dict[History, list[Change]] = {}
     for change in changes:
         histories.setdefault(history_of(change), []).append(change)
-    for history, found in histories.items():
-        for start in range(0, len(found), _CHUNK):
-            chunk = found[start : start + _CHUNK]
-            row = (history.value if history else "", chunk[-1].revision, _encode(chunk))
-            db.execute("INSERT INTO journal (history, last, changes) VALUES (?, ?, ?)", row)
+    chunks = [
+        (history.value if history else "", found[start : start + _CHUNK])
+        for history, found in histories.items()
+        for start in range(0, len(found), _CHUNK)
+    ]
+    return [(name, chunk[-1].revision, _encode(chunk)) for name, chunk in chunks]
 
 
 def _forget(db: sqlite3.Connection, batch: Batch) -> None:
@@ -344,6 +379,12 @@ def _settle(db: sqlite3.Connection, fresh: Batch, revision: int) -> None:
     contents = [(uri, *version) for uri, version in fresh.contents.items()]
     db.executemany("INSERT OR REPLACE INTO contents VALUES (?, ?, ?)", contents)
     db.execute("INSERT OR REPLACE INTO meta VALUES ('settled', ?)", (revision,))
+
+
+def _settle_bytes(*batches: Batch) -> int:
+    """About what `_settle` writes."""
+    items = sum(len(item.json) for batch in batches for item in batch.items.values() if item is not None)
+    return items + 256 * sum(len(batch.items) + len(batch.contents) for batch in batches)
 
 
 def _durable_rows(batch: Batch) -> list[tuple[str, str, str | None]]:
@@ -392,12 +433,12 @@ def _connect(location: str) -> sqlite3.Connection:
     )
 
 
-def _check(db: sqlite3.Connection, path: Path) -> None:
-    """Refuse what is not ours, before anything is changed about it."""
+def _check(db: sqlite3.Connection, path: Path) -> bool:
+    """Refuse what is not ours, before anything is changed about it; whether there is anything in it."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not tables and not version:
-        return
+        return False
     if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
         raise StoreBroken(f"{path} is a database of something else; name another file")
     if version > SCHEMA:
@@ -405,6 +446,7 @@ def _check(db: sqlite3.Connection, path: Path) -> None:
             f"{path} was written by a newer Tidings (format {version}, this one knows {SCHEMA}); update this one, or "
             "name another file"
         )
+    return True
 
 
 @contextmanager
@@ -419,8 +461,11 @@ def _transaction(db: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[No
         raise
 
 
+_NOT_ALLOWED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
+
+
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explained(path: Path, what: str = "written") -> Iterator[None]:
     """Say of a failure which file, why, and what to do."""
     try:
         yield
@@ -428,21 +473,26 @@ def _explained(path: Path) -> Iterator[None]:
         raise StoreBusy(f"{path} is in use by another server; stop that one, or name another file") from None
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise StoreError(f"{path} may not be written by this user; allow it, or name another file") from None
-        raise StoreError(f"{path} can't be used: {error.strerror or error}") from None
+            raise StoreError(f"{path} may not be {what} by this user; allow it, or name another file") from None
+        reason = error.strerror or error
+        raise StoreError(f"{path} can't be {what}: {reason}; mend that, or name another file") from None
     except sqlite3.Error as error:
-        raise _translated(path, error) from None
+        raise _translated(path, error, what) from None
 
 
-def _translated(path: Path, error: sqlite3.Error) -> StoreError:
-    code = getattr(error, "sqlite_errorcode", None)
-    primary = code & 0xFF if isinstance(code, int) else None
+def _translated(path: Path, error: sqlite3.Error, what: str) -> StoreError:
+    primary = _primary(error)
     if primary == sqlite3.SQLITE_FULL:
         return StoreError(f"{path}: the disk is full; make room")
-    if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return StoreError(f"{path} may not be written by this user; allow it, or name another file")
+    if primary in _NOT_ALLOWED:
+        return StoreError(f"{path} may not be {what} by this user; allow it, or name another file")
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StoreBusy(f"{path} is locked by another program; end that one")
+        return StoreError(f"{path} is locked by another program; end that one")
     if isinstance(error, sqlite3.OperationalError):
-        return StoreError(f"{path} can't be written for now: {error}")
+        return StoreError(f"{path} can't be {what} for now: {error}")
     return StoreBroken(f"{path} is damaged ({error}); move it away to begin anew")
+
+
+def _primary(error: sqlite3.Error) -> int | None:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code & 0xFF if isinstance(code, int) else None
