@@ -248,9 +248,11 @@ def peek(path: Path | str) -> State:
             return _look(f"{location}?mode=ro", path)
         except sqlite3.OperationalError as error:
             # Where not even the files beside it may be made; then nobody writes to it either.
-            log = Path(f"{path.resolve()}-wal")
-            if _primary(error) not in _NOT_ALLOWED or (log.exists() and log.stat().st_size):
+            if _primary(error) not in _NOT_ALLOWED:
                 raise
+            log = Path(f"{path.resolve()}-wal")
+            if log.exists() and log.stat().st_size:
+                raise StoreError(f"{path} has a log beside it; copy both to a folder where you may write") from None
             return _look(f"{location}?immutable=1", path)
 
 
