@@ -19,16 +19,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
 from tidings.digest import EMPTY, ListDigest
 from tidings.durable import Durable
-from tidings.model import Change, Feature, Item, Operation, Version
+from tidings.model import Change, Feature, Item, Version
 from tidings.store import Batch, History, State, StoreBroken, StoreBusy, StoreError, history_of
 from tidings.store.lock import FileLock
+from tidings.store.packed import packed, unpacked
 
 __all__ = ["SQLiteStore", "peek"]
 
@@ -43,9 +43,6 @@ _APPLICATION = 0x54494447
 _SETTLE = 8192
 """Changes after which the tables are brought up to date: so many are replayed at a start, in hundredths of a second."""
 
-_CHUNK = 256
-"""Changes in a row of the journal: it is forgotten as a whole, and encoded without letting others run."""
-
 _PATIENCE = 2.0
 """Seconds to wait for somebody who reads the file at a bad moment, as a backup may."""
 
@@ -55,7 +52,10 @@ costs; with more than this, a change by itself costs more."""
 
 _LOG_BYTES = 8 << 20
 """Of the write-ahead log: before a batch would make it larger, it is taken into the file. A page that was written often
-meanwhile is then written there once."""
+meanwhile is then written there once. Its own file stays, since it costs less to write over than to make."""
+
+_COMMIT = 8 * _PAGE
+"""Bytes that a commit logs besides what it is for: pages that are written whole, however little changes in them."""
 
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -70,24 +70,6 @@ CREATE TABLE durables (owner TEXT, name TEXT, state TEXT, PRIMARY KEY (owner, na
 """
 
 
-class _Kept(msgspec.Struct, array_like=True):
-    """A `Change` as it is written: what kind of topic it has is the row's to say."""
-
-    topic: str
-    operation: Operation
-    key: str
-    version: Version
-    previous: Version
-    time: float
-    origin: str
-    item: Item | None
-    before: Item | None
-    metadata: dict[str, Any] | None
-    trace: dict[str, str] | None = None
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[_Kept]).decode
 _decode_durable = msgspec.json.Decoder(Durable).decode
 
 
@@ -106,7 +88,8 @@ class SQLiteStore:
         """The revision of the last of them."""
         self._settled = 0
         """The revision as of which the tables are up to date."""
-        self._log = Path()
+        self._logged = _LOG_BYTES
+        """Bytes that are in the log, about: of what an earlier life left there, nothing is known."""
 
     def __repr__(self) -> str:
         return str(self.path)
@@ -119,8 +102,6 @@ class SQLiteStore:
                 # Its owner's alone, from the first byte on: who may read a state may read all of it.
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
                 self._db = _connect(str(self.path))
-                # As SQLite does: a link is followed, and the process may go to another folder.
-                self._log = Path(f"{os.path.realpath(self.path)}-wal")
                 _check(self._db, self.path)
                 self._set_up()
                 # Before the first write to it: a damaged file stays as it is.
@@ -140,9 +121,12 @@ class SQLiteStore:
         count = self._count + len(batch.changes)
         newest = max(self._newest, *(version.revision for version in _versions(batch)), 0)
         rows, durables = _journal_rows(batch.changes), _durable_rows(batch)
+        coming = _COMMIT + sum(len(row[-1]) for row in rows)
         is_due = count >= _SETTLE or batch.is_whole or any(floor > self._settled for floor in batch.floors.values())
+        if is_due:
+            coming += _settle_bytes(self._fresh, batch)
         with _explained(self.path):
-            self._limit_log(sum(len(row[-1]) for row in rows) + (_settle_bytes(self._fresh, batch) if is_due else 0))
+            self._limit_log(coming)
             with _transaction(db):
                 # First, so that what comes has its room.
                 _forget(db, batch)
@@ -166,7 +150,8 @@ class SQLiteStore:
         with suppress(sqlite3.Error, OSError):  # the batch is written, and must not be once more; room can wait
             if is_due:
                 _give_back(db)
-            self._limit_log(0)
+            if coming > _LOG_BYTES:
+                self._limit_log(0, "TRUNCATE")
 
     def close(self) -> None:
         db, self._db = self._db, None
@@ -182,18 +167,17 @@ class SQLiteStore:
             self._count = 0
             self._lock.release()
 
-    def _limit_log(self, coming: int) -> None:
-        """Empty the log if it would be too large with so many bytes more."""
-        try:
-            size = self._log.stat().st_size
-        except FileNotFoundError:
-            return
-        if size and size + coming > _LOG_BYTES:
+    def _limit_log(self, coming: int, kind: str = "RESTART") -> None:
+        """So many bytes are about to be logged: let the log begin anew if it would become too large."""
+        if self._logged and self._logged + coming > _LOG_BYTES:
             db = self._opened()
             # Without waiting for somebody who reads: it is tried again with the next batch.
             db.execute("PRAGMA busy_timeout = 0")
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            is_busy = db.execute(f"PRAGMA wal_checkpoint({kind})").fetchone()[0]
             db.execute(f"PRAGMA busy_timeout = {int(1000 * _PATIENCE)}")
+            if not is_busy:
+                self._logged = 0
+        self._logged += coming
 
     def _opened(self) -> sqlite3.Connection:
         if self._db is None:
@@ -216,6 +200,7 @@ class SQLiteStore:
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before there are tables
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA wal_autocheckpoint = 0")  # but see `_limit_log`
+        db.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
         # Some builds of SQLite write all that is deleted once more, as zeroes: a third of what a storm costs.
         db.execute("PRAGMA secure_delete = FAST").fetchall()
         if is_new:
@@ -295,9 +280,9 @@ def _read(db: sqlite3.Connection) -> tuple[State, int]:
     for history, revision in db.execute("SELECT history, revision FROM floors"):
         state.floors[Feature(history) if history else None] = revision
     changes = [
-        _restored(kept, Feature(history) if history else None)
-        for history, packed in db.execute("SELECT history, changes FROM journal")
-        for kept in _decode(packed)
+        change
+        for history, row in db.execute("SELECT history, changes FROM journal")
+        for change in unpacked(row, Feature(history) if history else None)
     ]
     for (text,) in db.execute("SELECT state FROM durables"):
         durable = _decode_durable(text)
@@ -318,22 +303,6 @@ def _read(db: sqlite3.Connection) -> tuple[State, int]:
     return state, settled
 
 
-def _restored(kept: _Kept, history: History) -> Change:
-    return Change(
-        kept.topic if history is None else history,
-        kept.operation,
-        kept.key,
-        kept.version,
-        kept.previous,
-        kept.time,
-        kept.origin,
-        kept.item,
-        kept.before,
-        kept.metadata,
-        kept.trace,
-    )
-
-
 def _verify(state: State) -> None:
     """The lists' digests are over their items, so they tell whether those are the right ones."""
     sums = {feature: ListDigest() for feature in Feature}
@@ -352,12 +321,11 @@ def _journal_rows(changes: Iterable[Change]) -> list[tuple[str, int, bytes]]:
     histories: dict[History, list[Change]] = {}
     for change in changes:
         histories.setdefault(history_of(change), []).append(change)
-    chunks = [
-        (history.value if history else "", found[start : start + _CHUNK])
+    return [
+        (history.value if history else "", last, row)
         for history, found in histories.items()
-        for start in range(0, len(found), _CHUNK)
+        for last, row in packed(found)
     ]
-    return [(name, chunk[-1].revision, _encode(chunk)) for name, chunk in chunks]
 
 
 def _forget(db: sqlite3.Connection, batch: Batch) -> None:
