@@ -134,6 +134,28 @@ def test_a_life_goes_on_where_the_last_one_ended_and_tells_only_what_differs(mak
     assert Server(make()).shown() == shown
 
 
+def test_what_an_item_was_before_each_change_is_known_in_one_batch_and_over_several(make: Callable[[], Store]) -> None:
+    server = Server(make())
+    tools = server.catalog.tools
+    tools.add({"name": "a"})
+    server.write()
+    tools.update("a", title="1")
+    server.write()
+    for title in "23":
+        tools.update("a", title=title)
+    tools.remove("a")
+    tools.add({"name": "a"})
+    tools.update("a", title="4")
+    server.write()
+    shown = server.shown()
+    server.store.close()
+
+    again = Server(make())
+    assert again.shown() == shown
+    befores = [change.before and change.before.definition.get("title", "") for change in again.state.journal]
+    assert befores == [None, "", "1", "2", "3", None, ""]
+
+
 def test_each_opening_is_a_life_of_its_own(make: Callable[[], Store]) -> None:
     lives = []
     for _ in range(3):
