@@ -40,7 +40,8 @@ from tests.servers.watched import BROKEN
 from tidings import Catalog, Feature, Hub, Live, Notification, Policy
 from tidings.frames import Shape, write
 from tidings.metrics import METRICS
-from tidings.telemetry import ATTRIBUTES, SPANS, Telemetry, context_of
+from tidings.spans import ATTRIBUTES, SPANS
+from tidings.telemetry import Telemetry, context_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:resources/.*subscribe is removed")]
 

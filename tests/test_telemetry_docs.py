@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import yaml
 
 from tidings.metrics import METRICS
-from tidings.telemetry import ATTRIBUTES, SPANS
+from tidings.spans import ATTRIBUTES, SPANS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/telemetry.md").read_text(encoding="utf-8")
@@ -43,6 +44,17 @@ def labels_of(query: str) -> set[str]:
 def test_the_tables_of_spans_and_attributes_are_the_codes_own() -> None:
     assert {name.strip("`"): said for name, said in rows("| span | what it covers |")} == SPANS
     assert {name.strip("`"): said for name, said in rows("| attribute | what it says |")} == ATTRIBUTES
+
+
+def test_the_name_of_a_span_stands_in_one_place() -> None:
+    written = [
+        (path.name, node.value)
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in SPANS
+    ]
+    assert {name for name, _ in written} == {"spans.py"}
+    assert len(set(written)) == len(written)
 
 
 def test_the_table_of_metrics_is_the_codes_own() -> None:

@@ -45,6 +45,7 @@ from tidings.policy import Policy
 from tidings.sources import inquiry
 from tidings.sources.attached import Attached, attach
 from tidings.sources.definitions import distinct
+from tidings.spans import READ_LIST
 from tidings.store import State, Store
 from tidings.store.keeper import Keeper, keeper_of
 from tidings.subscriber import Subscriber
@@ -429,7 +430,7 @@ class Live:
                     self._stale.discard(feature)
                     cause = self._causes.pop(feature, None)
                     try:
-                        with self.hub.observer.span("source.read_list", cause=cause, feature=feature.value):
+                        with self.hub.observer.span(READ_LIST, cause=cause, feature=feature.value):
                             self._replace(feature, await self._ask(feature))
                     finally:
                         self._being_read.discard(feature)

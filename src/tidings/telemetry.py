@@ -1,4 +1,4 @@
-"""Traces and metrics for OpenTelemetry: every name, the spans, and the instruments.
+"""Traces and metrics for OpenTelemetry: the spans and the instruments.
 
 Only OpenTelemetry's API is used here: without an SDK in the process all of it does next to nothing, and which exporter
 there is is its owner's choice. A change has one trace, that of the call which caused it, and goes on into the
@@ -24,6 +24,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from tidings import spans as names
 from tidings.counts import BOUNDS, Counts, kind_of
 from tidings.logged import shown
 from tidings.metrics import LATENCY, METRICS, Labels, Metric
@@ -37,80 +38,12 @@ if TYPE_CHECKING:
     from tidings.live import Live
     from tidings.subscriber import Subscriber
 
-__all__ = ["ATTRIBUTES", "SPANS", "Telemetry", "context_of", "observe"]
+__all__ = ["Telemetry", "context_of", "observe"]
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-SUBSCRIBE = "change_notifier.subscribe"
-UNSUBSCRIBE = "change_notifier.unsubscribe"
-CLEANUP = "change_notifier.cleanup_client"
-NOTIFY_LIST = "change_notifier.notify_list_changed"
-NOTIFY_CONTENT = "change_notifier.notify_resource_updated"
-SEND = {feature: f"{feature.singular}_list_changed.send" for feature in Feature}
-READ_LIST = "source.read_list"
-SCAN = "workspace.scan"
-RUN_TOOL = "source.run_tool"
-WRITE = "store.write"
-
-SPANS = {
-    SUBSCRIBE: "A client, or an in-process subscriber, watches something.",
-    UNSUBSCRIBE: "It has ended subscriptions by itself.",
-    CLEANUP: "It is gone, and nothing is left of it.",
-    NOTIFY_LIST: "A list changed: from the change until everybody was told who could be.",
-    NOTIFY_CONTENT: "The same for the content of a resource.",
-    SEND[Feature.TOOLS]: "The fan-out of a change of the tools.",
-    SEND[Feature.PROMPTS]: "The fan-out of a change of the prompts.",
-    SEND[Feature.RESOURCES]: "The fan-out of a change of the resources.",
-    READ_LIST: "A server that only answers as it answers a client was asked what it lists.",
-    SCAN: "Files of a workspace that may have changed were read.",
-    RUN_TOOL: "A tool ran.",
-    WRITE: "A batch of changes and durable subscriptions was written to the store.",
-}
-
-FEATURE = "tidings.feature"
-URI = "tidings.uri"
-OPERATION = "tidings.operation"
-CLIENT = "tidings.client"
-ERA = "tidings.era"
-TRANSPORT = "tidings.transport"
-SUBSCRIBERS = "tidings.subscribers"
-REVISION = "tidings.revision"
-DIGEST = "tidings.digest"
-OUTCOME = "tidings.outcome"
-SERVER = "tidings.server"
-CLEANED = "tidings.cleaned"
-PENDING = "tidings.pending"
-SENT = "tidings.sent"
-TOOL = "gen_ai.tool.name"
-METHOD = "mcp.method.name"
-UNITS = "tidings.units"
-CHANGES = "tidings.changes"
-
-ATTRIBUTES = {
-    FEATURE: "The lists it is about: `tools`, `prompts`, `resources`.",
-    URI: "The resource, without user, query and fragment.",
-    OPERATION: "`added`, `removed`, `updated`, `deleted`: each that occurs.",
-    CLIENT: "The subscriber's label, which is never a secret.",
-    ERA: "`modern`, `legacy` or `none`.",
-    TRANSPORT: "`http`, `stdio`, `webhook` or `process`.",
-    SUBSCRIBERS: "How many there are; of a change, how many watch its topic.",
-    REVISION: "The topic's, after the change.",
-    DIGEST: "The topic's, after the change.",
-    OUTCOME: "How it ended: `ok`, why a client was closed, or how a tool or a reading failed.",
-    SERVER: "The server's name.",
-    CLEANED: "Subscriptions that went with a client.",
-    PENDING: "Topics that still waited for it.",
-    SENT: "Notifications handed over, on the event `fan-out`.",
-    TOOL: "The tool's name.",
-    METHOD: "The notification's method.",
-    UNITS: "How many units of a workspace were read.",
-    CHANGES: "How many changes were written.",
-}
-
-FAN_OUT = "fan-out"
 
 _W3C = TraceContextTextMapPropagator()
 _ROOT = Context()
@@ -240,7 +173,7 @@ class Tracing(Observer):
         contexts.detach(token)
         try:
             if span.is_recording():
-                span.set_attribute(OUTCOME, outcome.text)
+                span.set_attribute(names.OUTCOME, outcome.text)
                 span.set_status(Status(StatusCode.ERROR if outcome.is_error else StatusCode.OK))
         finally:
             span.end()
@@ -259,17 +192,17 @@ class Tracing(Observer):
 
     def subscribed(self, subscriber: Subscriber, topics: list[Topic]) -> None:
         super().subscribed(subscriber, topics)
-        self._mark(SUBSCRIBE, subscriber, topics, {})
+        self._mark(names.SUBSCRIBE, subscriber, topics, {})
 
     def unsubscribed(self, subscriber: Subscriber, topics: list[Topic]) -> None:
         super().unsubscribed(subscriber, topics)
-        self._mark(UNSUBSCRIBE, subscriber, topics, {})
+        self._mark(names.UNSUBSCRIBE, subscriber, topics, {})
 
     def closed(self, subscriber: Subscriber, reason: Reason) -> None:
         watched = len(subscriber.features) + len(subscriber.uris or ())
-        said = {OUTCOME: reason.value, CLEANED: watched, PENDING: subscriber.waiting}
+        said = {names.OUTCOME: reason.value, names.CLEANED: watched, names.PENDING: subscriber.waiting}
         super().closed(subscriber, reason)
-        self._mark(CLEANUP, subscriber, [*subscriber.features], said, is_error=reason in CUT_OFF)
+        self._mark(names.CLEANUP, subscriber, [*subscriber.features], said, is_error=reason in CUT_OFF)
 
     @_guarded
     def _mark(
@@ -279,8 +212,13 @@ class Tracing(Observer):
         try:
             if span.is_recording():
                 era, transport = subscriber.kind
-                own: dict[str, Any] = {CLIENT: subscriber.label, ERA: era, TRANSPORT: transport, SERVER: self._server}
-                own |= {SUBSCRIBERS: sum(self.counts.open.values()), OUTCOME: "ok"}
+                own: dict[str, Any] = {
+                    names.CLIENT: subscriber.label,
+                    names.ERA: era,
+                    names.TRANSPORT: transport,
+                    names.SERVER: self._server,
+                }
+                own |= {names.SUBSCRIBERS: sum(self.counts.open.values()), names.OUTCOME: "ok"}
                 span.set_attributes(own | _topics(topics) | said)
                 span.set_status(Status(StatusCode.ERROR if is_error else StatusCode.OK))
         finally:
@@ -308,14 +246,14 @@ class Tracing(Observer):
         # Never below the span that is current: a change may be told by somebody else than who made it.
         cause = (_extract(notification.trace) if notification.trace else None) or _ROOT
         is_list = isinstance(topic, Feature)
-        span = self._tracer.start_span(NOTIFY_LIST if is_list else NOTIFY_CONTENT, cause, SpanKind.PRODUCER)
+        span = self._tracer.start_span(names.NOTIFY_LIST if is_list else names.NOTIFY_CONTENT, cause, SpanKind.PRODUCER)
         is_traced = span.get_span_context().is_valid or trace.get_current_span().get_span_context().is_valid
         if not is_traced and not span.is_recording():
             return None  # nobody traces anything here
         context = trace.set_span_in_context(span, cause)
         spans = [span]
         if isinstance(topic, Feature):
-            spans.append(self._tracer.start_span(SEND[topic], context))
+            spans.append(self._tracer.start_span(names.SEND[topic], context))
         for each in spans:
             try:
                 if each.is_recording():
@@ -336,7 +274,7 @@ class Tracing(Observer):
         contexts.detach(token)
         sent = self.counts.sent[kind_of(notification.topic)] - before
         try:
-            spans[0].add_event(FAN_OUT, {SUBSCRIBERS: watching, SENT: sent})
+            spans[0].add_event(names.FAN_OUT, {names.SUBSCRIBERS: watching, names.SENT: sent})
             for span in spans:
                 span.set_status(Status(StatusCode.OK))
         finally:
@@ -346,23 +284,29 @@ class Tracing(Observer):
     def _described(self, notification: Notification, watching: int) -> dict[str, Any]:
         return {
             **_topics([notification.topic]),
-            OPERATION: sorted({change.operation.value for change in notification.changes}),
-            SUBSCRIBERS: watching,
-            REVISION: notification.version.revision,
-            DIGEST: notification.version.digest,
-            OUTCOME: "ok",
-            METHOD: notification.method,
-            SERVER: self._server,
+            names.OPERATION: sorted({change.operation.value for change in notification.changes}),
+            names.SUBSCRIBERS: watching,
+            names.REVISION: notification.version.revision,
+            names.DIGEST: notification.version.digest,
+            names.OUTCOME: "ok",
+            names.METHOD: notification.method,
+            names.SERVER: self._server,
         }
 
 
 def _topics(topics: Iterable[Topic]) -> dict[str, Any]:
     features = sorted(topic.value for topic in topics if isinstance(topic, Feature))
     uris = [shown(topic) for topic in topics if not isinstance(topic, Feature)][:16]
-    return ({FEATURE: features} if features else {}) | ({URI: uris} if uris else {})
+    return ({names.FEATURE: features} if features else {}) | ({names.URI: uris} if uris else {})
 
 
-_NAMES = {"feature": FEATURE, "tool": TOOL, "units": UNITS, "changes": CHANGES, "server": SERVER}
+_NAMES = {
+    "feature": names.FEATURE,
+    "tool": names.TOOL,
+    "units": names.UNITS,
+    "changes": names.CHANGES,
+    "server": names.SERVER,
+}
 """What `span()` takes."""
 
 
