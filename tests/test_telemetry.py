@@ -17,8 +17,6 @@ import msgspec
 import pytest
 from mcp.server.mcpserver import MCPServer
 from opentelemetry import trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -418,16 +416,6 @@ def test_a_span_ends_whatever_it_could_not_be_told() -> None:
         pass
     assert [span.ended for span in provider.spans] == [1] * 5
     assert live.failures["telemetry"] > 0
-
-
-def test_two_servers_may_share_one_telemetry() -> None:
-    reader = InMemoryMetricReader()
-    telemetry = Telemetry(meter_provider=MeterProvider([reader], shutdown_on_exit=False))
-    one, two = (Live(MCPServer(name), telemetry=telemetry) for name in ("one", "two"))
-    one.hub.subscribe(lambda notification: None, Feature.TOOLS)
-    assert (sum(one.hub.counts.open.values()), sum(two.hub.counts.open.values())) == (1, 0)
-    one.tools.add(print, name="p")
-    assert (one.hub.counts.changes.total(), two.hub.counts.changes.total()) == (1, 0)
 
 
 def test_a_tracestate_of_any_length_is_not_handed_on() -> None:

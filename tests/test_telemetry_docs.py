@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from mcp.server.mcpserver import MCPServer
 
-from tidings.metrics import METRICS
+from tidings import Live
+from tidings.metrics import METRICS, render
 from tidings.spans import ATTRIBUTES, SPANS
 
 ROOT = Path(__file__).parent.parent
@@ -64,6 +66,14 @@ def test_the_table_of_metrics_is_the_codes_own() -> None:
         for m in METRICS
     ]
     assert [[cell.strip() for cell in row] for row in written] == expected
+
+
+def test_every_failure_that_is_counted_has_a_zero_to_grow_from() -> None:
+    counted: set[str] = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        counted |= set(re.findall(r'failures\["([^"]+)"\] \+=', path.read_text(encoding="utf-8")))
+    samples = re.findall(r'^tidings_failures_total{what="([^"]+)"} 0$', render(Live(MCPServer("x"))), re.MULTILINE)
+    assert set(samples) == counted
 
 
 def test_every_name_in_a_query_is_a_metrics() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -25,9 +24,9 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tidings import spans as names
-from tidings.counts import BOUNDS, Counts, kind_of
+from tidings.counts import BOUNDS, Counts, Latency, kind_of
 from tidings.logged import shown
-from tidings.metrics import LATENCY, METRICS, Labels, Metric
+from tidings.metrics import LATENCY, METRICS, Labels, Metric, Seen
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.observer import CUT_OFF, Observer, Outcome
 
@@ -337,9 +336,15 @@ def _instruments(provider: MeterProvider | None) -> _Instruments:
 
 
 class _Instruments:
+    """One set for all servers that share a provider."""
+
     def __init__(self, meter: Meter) -> None:
-        self._seen: WeakKeyDictionary[Live, tuple[list[int], list[float]]] = WeakKeyDictionary()
-        """What of each server's latencies was recorded."""
+        self._lock = threading.Lock()  # each reader of the provider collects on a thread of its own
+        self._seen: dict[Seen, Latency] = {}
+        """The servers, and what of their latencies was recorded."""
+        self._gone: dict[str, dict[Labels, float]] = {}
+        """What servers have counted that are gone: a counter never goes back."""
+        self._has_complained = False
         self._latency = meter.create_histogram(
             LATENCY.name, LATENCY.unit, LATENCY.help, explicit_bucket_boundaries_advisory=BOUNDS
         )
@@ -353,40 +358,73 @@ class _Instruments:
                 makers[metric.kind](metric.name, [self._callback(metric)], metric.unit, metric.help)
 
     def follow(self, live: Live) -> None:
-        self._seen[live] = ([0] * (len(BOUNDS) + 1), [0.0] * (len(BOUNDS) + 1))
+        with self._lock:
+            self._bury()
+            self._seen[Seen(live)] = Latency()
 
     def _callback(self, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observe(options: CallbackOptions) -> Iterable[Observation]:
             from opentelemetry.metrics import Observation
 
-            if metric is METRICS[0]:
-                self._record_latencies()
-            found: Counter[Labels] = Counter()
-            for live in list(self._seen):
-                for labels, value in metric.read(live).items():
-                    found[labels] += value  # type: ignore[assignment]  # a Counter adds any numbers up
+            with self._lock:
+                self._bury()
+                if metric is METRICS[0]:
+                    for seen in self._seen:
+                        self._record_latencies(seen)
+                found = dict(self._gone.get(metric.name, {}))
+                followed = list(self._seen)
+            for seen in followed:
+                try:
+                    _combine(metric, found, seen)
+                except Exception as error:
+                    self._trouble(seen, error)
+                    return []  # none this time, rather than a sum without it
             return [
                 Observation(value, dict(zip(metric.labels, labels, strict=True))) for labels, value in found.items()
             ]
 
         return observe
 
-    def _record_latencies(self) -> None:
+    def _bury(self) -> None:
+        """Keep what those have counted that are gone, and nothing else of them."""
+        for seen in [each for each in self._seen if each.live is None]:
+            self._record_latencies(seen)
+            del self._seen[seen]
+            for metric in METRICS:
+                if metric.kind == "counter":
+                    _combine(metric, self._gone.setdefault(metric.name, {}), seen)
+
+    def _record_latencies(self, seen: Seen) -> None:
         """Hand over what came since the last collection, which is the one moment when somebody wants to know."""
-        for live, (counts, sums) in list(self._seen.items()):
-            latency = live.hub.counts.latency
-            fresh = [now - before for now, before in zip(latency.counts, counts, strict=True)]
-            total = sum(fresh)
-            share = min(1.0, _MOST_RECORDED / total) if total else 0.0
+        latency, recorded = seen.counts.latency, self._seen[seen]
+        fresh = [now - before for now, before in zip(latency.counts, recorded.counts, strict=True)]
+        total = sum(fresh)
+        share = min(1.0, _MOST_RECORDED / total) if total else 0.0
+        try:
             for bucket, number in enumerate(fresh):
                 if number:
-                    mean = (latency.sums[bucket] - sums[bucket]) / number
+                    mean = (latency.sums[bucket] - recorded.sums[bucket]) / number
                     low = BOUNDS[bucket - 1] * 1.000001 if bucket else 0.0
                     value = min(max(mean, low), BOUNDS[bucket]) if bucket < len(BOUNDS) else max(mean, low)
                     for _ in range(max(1, round(number * share))):
                         self._latency.record(value)
-                counts[bucket] += number
-                sums[bucket] = latency.sums[bucket]
+                recorded.counts[bucket] += number
+                recorded.sums[bucket] = latency.sums[bucket]
+        except Exception as error:
+            self._trouble(seen, error)
+
+    def _trouble(self, seen: Seen, error: Exception) -> None:
+        """Said once, as of tracing."""
+        seen.counts.failures["telemetry"] += 1
+        if not self._has_complained:
+            self._has_complained = True
+            logger.warning("a metric failed, and will not be mentioned again: %r", error, exc_info=error)
+
+
+def _combine(metric: Metric, found: dict[Labels, float], seen: Seen) -> None:
+    for labels, value in metric.read(seen).items():
+        before = found.get(labels, 0)
+        found[labels] = max(before, value) if metric.kind == "gauge" else before + value
 
 
 def observe(live: Live, telemetry: bool | Telemetry) -> None:
