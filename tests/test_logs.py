@@ -77,6 +77,32 @@ def test_the_life_of_a_subscription_is_logged_at_info_and_debug(caplog: pytest.L
     assert SECRET not in str(parts)
 
 
+def test_subscriptions_that_run_out_or_end_with_their_resource_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "tidings.subscriptions")
+    catalog = Catalog()
+    hub = Hub(catalog)
+    clients = [hub.open(lambda notification: None, label=f"listen {number}") for number in range(3)]
+    for client in clients:
+        client.subscribe(uris=["a://b"])
+    clients[0].subscribe("tools", uris=["a://c"], ttl=5)
+    caplog.clear()
+
+    due = hub.next_due()
+    assert due is not None
+    hub.tick(due)
+    catalog.resources.deleted("a://b")
+    clients[0].unsubscribe("tools", uris=["a://b"])  # is over long ago
+
+    assert lines(caplog) == [
+        ("debug", "listen 0 unsubscribed from tools, 1 URI (expired)"),
+        ("debug", "told 3 clients: contents deleted a://b (revision 1)"),
+        ("debug", "3 clients unsubscribed from 1 URI (deleted)"),
+    ]
+    expired, _, deleted = [vars(record)["tidings"] for record in caplog.records]
+    assert expired.items() >= {"event": "unsubscribed", "reason": "expired", "client": "listen 0"}.items()
+    assert deleted.items() >= {"reason": "deleted", "clients": 3, "topics": ["a://b"]}.items()
+
+
 @pytest.mark.parametrize(
     ("uri", "said"),
     [

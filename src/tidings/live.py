@@ -63,8 +63,6 @@ logger = logging.getLogger(__name__)
 _READING_TIME = 1.0
 """Seconds that a request may wait until the server's lists are read: a list handler that hangs must hang no more."""
 
-_LIST_METHODS = {feature: f"{feature.value}/list" for feature in Feature}
-
 _RETRY = 1.0
 """Seconds until a list that could not be read is asked for again."""
 
@@ -266,7 +264,7 @@ class Live:
         return feature not in self._stale and feature not in self._being_read and feature not in self.unread
 
     def serves(self, feature: Feature) -> bool:
-        return self.lowlevel.get_request_handler(_LIST_METHODS[feature]) is not None
+        return self.lowlevel.get_request_handler(f"{feature.value}/list") is not None
 
     @property
     def steps_aside(self) -> bool:

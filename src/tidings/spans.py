@@ -22,7 +22,7 @@ WRITE = "store.write"
 
 SPANS = {
     SUBSCRIBE: "A client, or an in-process subscriber, watches something.",
-    UNSUBSCRIBE: "It has ended subscriptions by itself.",
+    UNSUBSCRIBE: "Subscriptions have ended of one who stays: by itself, by their time to live, or with their resource.",
     CLEANUP: "It is gone, and nothing is left of it.",
     NOTIFY_LIST: "A list changed: from the change until everybody was told who could be.",
     NOTIFY_CONTENT: "The same for the content of a resource.",
@@ -64,9 +64,9 @@ ATTRIBUTES = {
     SUBSCRIBERS: "How many there are; of a change, how many watch its topic.",
     REVISION: "The topic's, after the change.",
     DIGEST: "The topic's, after the change.",
-    OUTCOME: "How it ended: `ok`, why a client was closed, or how a tool or a reading failed.",
+    OUTCOME: "How it ended: `ok`, why a client was closed or a subscription ended, or how a tool or a reading failed.",
     SERVER: "The server's name.",
-    CLEANED: "Subscriptions that went with a client.",
+    CLEANED: "Subscriptions that ended, or went with a client.",
     PENDING: "Topics that still waited for it.",
     SENT: "Notifications handed over, on the event `fan-out`.",
     TOOL: "The tool's name.",

@@ -28,7 +28,7 @@ from tidings.counts import BOUNDS, Counts, Latency, kind_of
 from tidings.logged import shown
 from tidings.metrics import LATENCY, METRICS, Labels, Metric, Seen
 from tidings.model import Feature, Notification, Reason, Topic
-from tidings.observer import CUT_OFF, Observer, Outcome
+from tidings.observer import CUT_OFF, Observer, Outcome, distinct
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
@@ -158,7 +158,7 @@ class Tracing(Observer):
 
     @_guarded
     def _enter(self, name: str, cause: Mapping[str, str] | None, attributes: dict[str, Any]) -> tuple[Span, Any]:
-        context = _extract(cause) if cause is not None else None
+        context = (_extract(cause) or _ROOT) if cause is not None else None
         span = self._tracer.start_span(name, context)
         try:
             if span.is_recording():
@@ -191,33 +191,50 @@ class Tracing(Observer):
 
     def subscribed(self, subscriber: Subscriber, topics: list[Topic]) -> None:
         super().subscribed(subscriber, topics)
-        self._mark(names.SUBSCRIBE, subscriber, topics, {})
+        self._mark(names.SUBSCRIBE, [subscriber], topics, {})
 
-    def unsubscribed(self, subscriber: Subscriber, topics: list[Topic]) -> None:
-        super().unsubscribed(subscriber, topics)
-        self._mark(names.UNSUBSCRIBE, subscriber, topics, {})
+    def unsubscribed(
+        self, ended: list[tuple[Subscriber, Topic]], reason: Reason, cause: Notification | None = None
+    ) -> None:
+        super().unsubscribed(ended, reason, cause)
+        self._end(ended, reason, cause)
+
+    @_guarded
+    def _end(self, ended: list[tuple[Subscriber, Topic]], reason: Reason, cause: Notification | None) -> None:
+        """One span for a resource that is gone, however many watched it. What nobody asked for is in nobody's trace."""
+        who, topics = distinct(ended)
+        said: dict[str, Any] = {names.CLEANED: len(ended)}
+        context = None
+        if reason is not Reason.UNSUBSCRIBED:
+            said[names.OUTCOME] = reason.value
+            context = (_extract(cause.trace) if cause is not None and cause.trace else None) or _ROOT
+        self._mark(names.UNSUBSCRIBE, who, topics, said, context=context)
 
     def closed(self, subscriber: Subscriber, reason: Reason) -> None:
         watched = len(subscriber.features) + len(subscriber.uris or ())
         said = {names.OUTCOME: reason.value, names.CLEANED: watched, names.PENDING: subscriber.waiting}
         super().closed(subscriber, reason)
-        self._mark(names.CLEANUP, subscriber, [*subscriber.features], said, is_error=reason in CUT_OFF)
+        self._mark(names.CLEANUP, [subscriber], [*subscriber.features], said, is_error=reason in CUT_OFF)
 
     @_guarded
     def _mark(
-        self, name: str, subscriber: Subscriber, topics: list[Topic], said: dict[str, Any], is_error: bool = False
+        self,
+        name: str,
+        who: list[Subscriber],
+        topics: list[Topic],
+        said: dict[str, Any],
+        *,
+        context: Context | None = None,
+        is_error: bool = False,
     ) -> None:
-        span = self._tracer.start_span(name, kind=SpanKind.INTERNAL)
+        span = self._tracer.start_span(name, context, SpanKind.INTERNAL)
         try:
             if span.is_recording():
-                era, transport = subscriber.kind
-                own: dict[str, Any] = {
-                    names.CLIENT: subscriber.label,
-                    names.ERA: era,
-                    names.TRANSPORT: transport,
-                    names.SERVER: self._server,
-                }
-                own |= {names.SUBSCRIBERS: sum(self.counts.open.values()), names.OUTCOME: "ok"}
+                own: dict[str, Any] = {names.SERVER: self._server, names.OUTCOME: "ok"}
+                own[names.SUBSCRIBERS] = sum(self.counts.open.values())
+                if len(who) == 1:
+                    own |= {names.CLIENT: who[0].label, names.ERA: who[0].kind.era}
+                    own[names.TRANSPORT] = who[0].kind.transport
                 span.set_attributes(own | _topics(topics) | said)
                 span.set_status(Status(StatusCode.ERROR if is_error else StatusCode.OK))
         finally:
@@ -300,6 +317,7 @@ def _topics(topics: Iterable[Topic]) -> dict[str, Any]:
 
 
 _NAMES = {
+    "client": names.CLIENT,
     "feature": names.FEATURE,
     "tool": names.TOOL,
     "units": names.UNITS,
