@@ -294,6 +294,27 @@ def test_what_waited_for_its_reader_or_its_filter_has_a_latency_too() -> None:
     assert sum(hub.counts.latency.sums) == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize("policy", [{"min_interval": 5.0}, {"quiet_gap": 5.0, "longest_wait": 8.0}, {"spread": 30.0}])
+def test_what_the_policy_holds_back_is_not_late_but_what_comes_later_than_that_is(policy: dict[str, Any]) -> None:
+    """Else the alert LateNotifications would tell of every server with a pace."""
+    now = 100.0
+    catalog = Catalog()
+    hub = Hub(catalog, clock=lambda: now)
+    heard: list[float] = []
+    for _ in range(2):  # the first one's part of the spread is none
+        subscriber = hub.open(lambda notification: heard.append(now), policy=Policy(**policy))
+        subscriber.subscribe("tools")
+    for name in ("a", "b", "c"):
+        catalog.tools.add({"name": name})
+        now += 1
+    while (due := hub.next_due()) is not None:
+        now = due + 0.2
+        hub.tick()
+    assert max(heard) > 104
+    late = sum(seconds > 103 for seconds in heard)
+    assert sum(hub.counts.latency.sums) == pytest.approx(0.2 * late)
+
+
 def test_what_only_the_rate_limit_keeps_is_not_said_to_wait() -> None:
     live = Live(MCPServer("x"))
     live.hub.subscribe(lambda notification: None, "tools", policy=Policy(min_interval=3600))

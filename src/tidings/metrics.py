@@ -112,7 +112,7 @@ LATENCY = Metric(
     "tidings.delivery.latency",
     "histogram",
     "s",
-    "Seconds from a change until its notification was handed to a client's connection.",
+    "Seconds from when a change could be told, as its policy has it, until its notification was handed over.",
     (),
     _one(lambda seen: sum(seen.counts.latency.counts)),
 )
