@@ -215,6 +215,36 @@ async def test_json_lines_tell_the_life_of_a_server_without_a_secret(board: Path
     assert SECRET not in "".join(str(each) for each in found if each["level"] != "debug")
 
 
+@pytest.mark.parametrize("options", [(), ("--log-format", "json")], ids=["text", "json"])
+async def test_a_change_in_a_served_folder_is_said_once_watched_or_not(board: Path, options: tuple[str, ...]) -> None:
+    async with asyncio.timeout(DEADLINE), started("serve", board, "--json", "--port", 0, *options) as process:
+        url = json.loads(await process.stdout.readline())["url"]
+        async with httpx2.AsyncClient(timeout=DEADLINE) as http:
+            session = LegacyWire(url, http)
+            await session.shake_hands()
+            async with session.stream() as stream:
+                (board / "tools" / "watched.py").write_text(HELLO.replace("hello()", "watched()"))
+                while "watched" not in (await stream.heard()).gist:
+                    pass
+            await session.end()
+        (board / "tools" / "lonely.py").write_text(HELLO.replace("hello()", "lonely()"))
+        said: list[str] = []
+        while not said or "lonely" not in said[-1]:
+            said.append((await process.stderr.readline()).decode())
+        process.terminate()
+        said += (await process.stderr.read()).decode().splitlines()
+        assert await process.wait() == 0
+
+    told = {name: [line for line in said if name in line] for name in ("watched", "lonely")}
+    assert [len(found) for found in told.values()] == [1, 1], said
+    if options:
+        parts = [json.loads(found[0]) for found in told.values()]
+        assert [(each["event"], each["level"], each["clients"]) for each in parts] == [
+            ("told", "info", 1),
+            ("told", "info", 0),
+        ]
+
+
 # Export
 
 

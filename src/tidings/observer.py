@@ -47,6 +47,8 @@ class Outcome:
 class Observer:
     def __init__(self, counts: Counts) -> None:
         self.counts = counts
+        self.level_unwatched = logging.DEBUG
+        """At which a change of a list is logged that nobody watches."""
 
     # What sources and lanes use
 
@@ -154,7 +156,7 @@ class Observer:
     def told(self, telling: object, notification: Notification, watching: int) -> None:
         """All have heard of it who could."""
         is_list = isinstance(notification.topic, Feature)
-        level = logging.INFO if watching and is_list else logging.DEBUG
+        level = logging.DEBUG if not is_list else logging.INFO if watching else self.level_unwatched
         if logger.isEnabledFor(level):
             changes = [f"{change.operation} {change_name(change)}" for change in notification.changes[:_MOST_SHOWN]]
             what = ", ".join(changes) + (", …" if len(notification.changes) > _MOST_SHOWN else "")
