@@ -7,7 +7,9 @@ import json
 import logging
 import shutil
 import signal
+import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,11 +25,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.servers.ears import LegacyWire
 from tests.test_cli import DEADLINE, EXAMPLE, HELLO, TOKEN, serving, started
 from tidings import Catalog, Feature, Hub, Reason
+from tidings.cli.export import _Complaints as Complaints
 from tidings.cli.export import _endpoint as endpoint
 from tidings.cli.export import _package as package
+from tidings.cli.export import _place as place
+from tidings.cli.export import _resource as resource
 from tidings.cli.output import _Plain
 from tidings.gate import Gate
-from tidings.logged import shown
+from tidings.logged import plain, shown
 from tidings.metrics import METRICS
 
 pytestmark = pytest.mark.anyio
@@ -145,6 +150,31 @@ def test_no_client_can_forge_a_line_or_fill_the_log(caplog: pytest.LogCaptureFix
         assert len(line) < 400
         assert line.isprintable()
     assert lines(caplog)[0][1].startswith(r"listen x\n12:00:00 error: \x1b[2J\u202eyyy")
+
+
+@pytest.mark.parametrize(
+    "character",
+    [
+        "\0",
+        "\n",
+        "\r",
+        "\x1b",
+        "\x7f",
+        "\x85",
+        "\x9b",
+        "\u2028",
+        "\u2029",
+        "\u202a",
+        "\u2066",
+        "\u2069",
+        "\ud800",
+    ],
+    ids=ascii,
+)
+def test_no_character_ends_a_line_turns_it_round_or_breaks_its_encoding(character: str) -> None:
+    said = plain(f"a{character}b")
+    assert said == f"a{ascii(character)[1:-1]}b"
+    assert said.encode() == said.encode("ascii")
 
 
 def test_a_logged_line_is_one_line_whoever_said_it() -> None:
@@ -371,8 +401,61 @@ def test_each_signal_goes_where_its_own_variables_say(
     assert {each: package(each) for each in ("TRACES", "METRICS") if endpoint(each) is not None} == sent
 
 
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ({}, "board"),
+        ({"OTEL_SERVICE_NAME": "mine"}, "mine"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=mine"}, "mine"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "host.name=here"}, "board"),
+    ],
+)
+def test_a_server_goes_by_its_own_name_unless_the_environment_has_one(
+    env: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in env.items():
+        monkeypatch.setenv(key, value)
+    assert resource("board").attributes["service.name"] == name
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "said"),
+    [
+        (f"https://user:{SECRET}@collector:4318/v1?key={SECRET}", "https://collector:4318"),
+        (f"collector:4317?key={SECRET}", "collector:4317"),
+    ],
+)
+def test_no_secret_of_an_endpoint_is_said(endpoint: str, said: str) -> None:
+    assert place(endpoint) == said
+
+
+def test_what_an_exporter_raised_is_not_said_in_its_own_words() -> None:
+    failures: Counter[str] = Counter()
+    complaints = Complaints(failures)
+    try:
+        raise RuntimeError(SECRET)
+    except RuntimeError:
+        raised = sys.exc_info()
+
+    def said(name: str, level: int) -> str | None:
+        record = logging.LogRecord(name, level, "", 0, "failed: %s", (SECRET,), raised)
+        return logging.Formatter().format(record) if complaints.filter(record) else None
+
+    ours = "the collector does not take what it is sent; this is not said again while it goes on"
+    assert said("opentelemetry.exporter.otlp", logging.ERROR) == ours
+    assert said("opentelemetry.sdk.trace.export", logging.WARNING) is None
+    assert failures == {"telemetry": 2}
+    assert SECRET in (said("opentelemetry.exporter.otlp", logging.INFO) or "")  # no complaint
+    assert SECRET in (said("somebody.else", logging.ERROR) or "")
+    assert failures == {"telemetry": 2}
+
+
 async def test_the_switch_of_opentelemetry_is_honoured(board: Path) -> None:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_SDK_DISABLED": "true"}
     async with serving(board, env=env) as server:
         (board / "tools" / "late.py").write_text(HELLO.replace("hello()", "late()"))
-        assert "telemetry" not in await server.line_with("tool late added") + server.greeting
+        assert server.process.stderr is not None
+        said = [server.greeting]
+        while "tool late added" not in said[-1]:
+            said.append((await server.process.stderr.readline()).decode())
+        assert not [line for line in said if "telemetry" in line]
