@@ -289,10 +289,9 @@ class Hub:
         paths = self._index.paths(topic)
         asked = tuple(self._index.watching(paths))
         telling = self.observer.telling(notification, len(asked))
-        now, edits = self._clock(), self._index.edits
-        is_deleted = newest.operation is Operation.DELETED
+        now, index = self._clock(), self._index
+        edits, is_deleted = index.edits, newest.operation is Operation.DELETED
         told: list[Subscriber] = []
-        index = self._index
         for subscriber in chain.from_iterable(self.counts.batches(asked, changes, self.catalog.now)):
             # A callback may have closed or unsubscribed others meanwhile.
             if edits != index.edits and not index.is_watching(subscriber, paths):
@@ -440,8 +439,7 @@ class Hub:
         ended = [(each, topic) for each in who for topic in topics if self._index.discard(each, topic)]
         for subscriber, topic in ended:
             subscriber.end_at([topic], None)
-            if topic not in self._index.watchers:
-                self._stop(topic)
+            self._stop(topic)
         if ended:
             self.observer.unsubscribed(ended, reason, cause)
         for subscriber in who:
@@ -451,7 +449,7 @@ class Hub:
                 self.close(subscriber, reason)
 
     def _stop(self, topic: Topic) -> None:
-        if topic in self._started:
+        if topic in self._started and topic not in self._index.watchers:
             self._started.remove(topic)
             if self.last is not None:
                 self._guarded(self.last, topic)
