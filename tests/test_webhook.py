@@ -154,6 +154,18 @@ async def test_a_delivery_that_failed_is_made_again_under_the_same_id_until_it_i
         assert (await receiver.next()).gist == "tools.list_changed added two"
 
 
+async def test_what_its_pace_holds_back_is_not_late() -> None:
+    async with receiving() as receiver, lively(min_interval=0.5) as live:
+        await open_webhook(live, receiver, "tools")
+        for name in ("one", "two"):
+            live.tools.add(nothing, name=name)
+        began = time.monotonic()
+        assert [(await receiver.next()).gist[-3:] for _ in range(2)] == ["one", "two"]
+        assert time.monotonic() - began > 0.4
+        await until(lambda: live.hub.counts.sent["tools"] == 2)
+        assert sum(live.hub.counts.latency.sums) < 0.4
+
+
 async def test_told_counts_only_what_was_taken() -> None:
     async with receiving() as receiver, lively() as live:
         await open_webhook(live, receiver, "tools", "prompts", uris=["board://*"])

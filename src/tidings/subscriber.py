@@ -205,6 +205,10 @@ class Subscriber:
                 expiries[topic] = end
         self.expiries = expiries or None
 
+    def expired(self, now: float) -> list[Topic]:
+        """The subscriptions that have run out."""
+        return [topic for topic, end in (self.expiries or {}).items() if end <= now]
+
     def pause(self) -> None:
         """It can be told nothing until `hub.wake(subscriber)`."""
         self.is_ready = self.is_plain = False

@@ -189,6 +189,7 @@ class _Post:
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
+        self._handed = 0.0
         self._again((webhook.next_attempt or 0.0) - lane.clock())
 
     def close(self) -> None:
@@ -306,6 +307,7 @@ class _Post:
     # Delivering
 
     def _deliver(self, notification: Notification) -> object:
+        self._handed = self._live.catalog.now()
         self._task = self._spawn(partial(self._send, notification))
         return UNDER_WAY
 
@@ -349,9 +351,10 @@ class _Post:
 
     def _succeed(self, notification: Notification) -> None:
         self._task = None
-        now = self._live.catalog.now()
-        happened = notification.changes[-1].time if notification.changes else now
-        self._live.hub.counts.tell(notification.topic, now - happened)
+        # What its own pace held back is not late for that.
+        is_paced = self._subscriber is not None and self._subscriber.policy.paces
+        began = self._handed if is_paced or not notification.changes else notification.changes[-1].time
+        self._live.hub.counts.tell(notification.topic, self._live.catalog.now() - began)
         self._note_success()
         live, subscriber = self._live, self._subscriber
         if subscriber is None:

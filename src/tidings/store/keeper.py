@@ -21,6 +21,7 @@ from tidings.counts import Counts
 from tidings.durable import Durable, Key
 from tidings.model import Change, Feature
 from tidings.observer import Observer
+from tidings.spans import WRITE
 from tidings.store import Batch, History, State, Store, StoreBroken, StoreBusy, StoreError
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ class Keeper:
             new_floors = {history: floor for history, floor in floors.items() if floor != self._floors.get(history, 0)}
             batch.forget(new_floors, forgotten if forgotten != self._forgotten else 0)
             if batch:
-                with self.observer.span("store.write", changes=len(batch.changes)):
+                with self.observer.span(WRITE, changes=len(batch.changes)):
                     self.store.write(batch)
                 self._batch = Batch()
                 self._notes.written()

@@ -38,6 +38,7 @@ from tidings.sources.workspace.register import Registered, read_registered, scri
 from tidings.sources.workspace.settings import Settings, load_settings
 from tidings.sources.workspace.tools import load_tools
 from tidings.sources.workspace.watch import changed_paths
+from tidings.spans import SCAN
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -290,7 +291,7 @@ class Workspace:
                 if held is None or held.state != state or is_known_to_differ:
                     due.append((unit, files, state, held))
             if due:
-                with self.observer.span("workspace.scan", units=len(due)):
+                with self.observer.span(SCAN, units=len(due)):
                     self._apply(set().union(*(self._load(*each) for each in due)))
         return bool(due)
 
