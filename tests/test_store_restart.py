@@ -145,10 +145,14 @@ class Client:
     way: Way
     http: httpx2.AsyncClient
     told: dict[str, str] = field(default_factory=dict)
-    """The digest that it was last told, by topic."""
+    """The digest that it was last told, or saw, by topic."""
     cursor: dict[str, Any] = field(default_factory=lambda: {"epoch": "", "topics": {}, "uris": {}})
     lists: dict[str, dict[str, Any]] = field(default_factory=dict)
     contents: dict[str, str] = field(default_factory=dict)
+    fetched: dict[str, int] = field(default_factory=dict)
+    """The revisions of the lists that it fetched last."""
+    stands: dict[str, int] = field(default_factory=dict)
+    """The revisions of the lists that it was told last."""
     when: dict[str, float] = field(default_factory=dict)
     repeats: list[tuple[str, float]] = field(default_factory=list)
     """What it was told although it knew it, and when it had been told it first."""
@@ -195,46 +199,65 @@ class Client:
     async def _take_in(self, stream: Stream, url: str) -> None:
         acknowledged = await next_message(stream)
         meta = acknowledged["params"]["_meta"]
-        if not self.told or meta.get(DURABLE, {}).get("isNew"):
-            self._note(meta[CURSOR], is_new=True)
-            for name in LISTS:
-                await self._fetch(url, name)
-            for uri in URIS:
-                await self._read(url, uri)
+        is_new = not self.told or meta.get(DURABLE, {}).get("isNew")
+        # What it fetched by itself is in its cursor; who comes by name alone has to see to it.
+        ahead = [name for name, revision in self.fetched.items() if revision > self.stands.get(name, -1)]
+        self._stand(meta[CURSOR])
+        for name in LISTS if is_new else ahead if self.way == "name" else []:
+            await self._fetch(url, name)
+        for uri in URIS if is_new else []:
+            await self._read(url, uri)
+        if is_new:
+            self._learn({"uris": meta[CURSOR]["uris"]})
+        self.stands |= {name: version["revision"] for name, version in meta[CURSOR]["topics"].items() if version}
         self.is_here.set()
         while True:
             message = await next_message(stream)
             if "result" in message:
                 return  # the server was told to stop
             await self._hear(message, url)
+            self.heard.set()
 
     async def _hear(self, message: dict[str, Any], url: str) -> None:
         method, params = message["method"], message["params"]
         meta = params["_meta"]
         self.changes += 1
         if method == "notifications/resources/updated":
-            self._note(meta[CURSOR])
+            self._look_for_repeats(meta[CURSOR])
             await self._read(url, params["uri"])
+            self._learn(meta[CURSOR])
+            return
+        name = method.split("/")[1]
+        revision = meta[CURSOR]["topics"][name]["revision"]
+        if revision <= self.fetched.get(name, -1):
+            self.stands[name] = revision
+            return  # it has seen that, or more, when it fetched the list
+        self._look_for_repeats(meta[CURSOR])
+        # What it has to fetch, it knows once it has it: it may have to leave before.
+        if meta[CHANGE]["complete"]:
+            self._apply(name, params)
+            self._learn(meta[CURSOR])
         else:
-            name = method.split("/")[1]
-            self._note(meta[CURSOR])
-            if meta[CHANGE]["complete"]:
-                self._apply(name, params)
-            else:
-                self.refetches += 1
-                await self._fetch(url, name)
-        self.heard.set()
+            self.refetches += 1
+            await self._fetch(url, name)
+        self.stands[name] = revision
 
-    def _note(self, cursor: dict[str, Any], *, is_new: bool = False) -> None:
+    def _look_for_repeats(self, cursor: dict[str, Any]) -> None:
+        for topic, version in [*cursor.get("topics", {}).items(), *cursor.get("uris", {}).items()]:
+            if self.told.get(topic) == version["digest"]:
+                self.repeats.append((topic, self.when[topic]))
+
+    def _learn(self, cursor: dict[str, Any]) -> None:
+        for topic, version in [*cursor.get("topics", {}).items(), *cursor.get("uris", {}).items()]:
+            self.told[topic] = version["digest"]
+            self.when[topic] = time.monotonic()
+        self._stand(cursor)
+
+    def _stand(self, cursor: dict[str, Any]) -> None:
         """Go on from where the server says that we are."""
-        self.cursor["epoch"] = cursor["epoch"]
+        self.cursor["epoch"] = cursor.get("epoch", self.cursor["epoch"])
         for kind in ("topics", "uris"):
-            for topic, version in cursor.get(kind, {}).items():
-                if not is_new and self.told.get(topic) == version["digest"]:
-                    self.repeats.append((topic, self.when[topic]))
-                self.told[topic] = version["digest"]
-                self.when[topic] = time.monotonic()
-                self.cursor[kind][topic] = version
+            self.cursor[kind] |= cursor.get(kind, {})
 
     def _apply(self, name: str, params: dict[str, Any]) -> None:
         member, key = LISTS[name]
@@ -247,8 +270,14 @@ class Client:
 
     async def _fetch(self, url: str, name: str) -> None:
         _, key = LISTS[name]
-        result = await self.call(url, f"{name}/list")
+        version = None
+        while version is None:  # it changed meanwhile
+            result = await self.call(url, f"{name}/list")
+            cursor = result["_meta"][CURSOR]
+            version = cursor["topics"][name]
         self.lists[name] = {item[key]: item.get("description") for item in result[name]}
+        self.fetched[name] = version["revision"]
+        self._learn(cursor)
 
     async def _read(self, url: str, uri: str) -> None:
         result = await self.call(url, "resources/read", uri=uri)
