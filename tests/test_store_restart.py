@@ -270,14 +270,12 @@ class Client:
 
     async def _fetch(self, url: str, name: str) -> None:
         _, key = LISTS[name]
-        version = None
-        while version is None:  # it changed meanwhile
+        result = await self.call(url, f"{name}/list")
+        while (version := result["_meta"][CURSOR]["topics"][name]) is None:  # it changed meanwhile
             result = await self.call(url, f"{name}/list")
-            cursor = result["_meta"][CURSOR]
-            version = cursor["topics"][name]
         self.lists[name] = {item[key]: item.get("description") for item in result[name]}
         self.fetched[name] = version["revision"]
-        self._learn(cursor)
+        self._learn(result["_meta"][CURSOR])
 
     async def _read(self, url: str, uri: str) -> None:
         result = await self.call(url, "resources/read", uri=uri)
