@@ -111,14 +111,17 @@ class Subscription:
         return any(self._is_owed(topic, since) for path, since in self.paths.items() for topic in covered(path))
 
     def _is_owed(self, topic: Topic, since: int) -> bool:
-        rows = self.server.changed.get(topic, [])
+        rows = self._still_true(self.server.changed.get(topic, []))
         known = self.told.get(topic) or next((change.previous for at, change in rows if at > since), None)
-        return known is not None and known.digest != rows[-1][1].version.digest
+        return known is not None and bool(rows) and known.digest != rows[-1][1].version.digest
+
+    def _still_true(self, changes: list[tuple[int, Changed]]) -> list[tuple[int, Changed]]:
+        return [(at, change) for at, change in changes if (change.topic, change.version) not in self.lost]
 
     def history(self, changes: list[tuple[int, Changed]]) -> History:
         """Its own events among all changes. Over HTTP an end is answered on another connection than the stream's: what
         was changed before that may still be under way, and counts as told in time."""
-        changes = [(at, change) for at, change in changes if (change.topic, change.version) not in self.lost]
+        changes = self._still_true(changes)
         made = {(change.topic, change.version): at for at, change in changes}
         events = list(self.events)
         for index, (at, event) in enumerate(self.events):
