@@ -56,8 +56,10 @@ OPERATIONS, RECORD, STATE = "operations.json", "record.jsonl", "state.db"
 """Files of `Settings.folder`."""
 
 
-How = Literal["uvicorn", "run", "stdio"]
+How = Literal["asgi", "uvicorn", "run", "stdio"]
+"""`asgi` is uvicorn with another parser, under which nothing is parked: as any ASGI server is to us."""
 COMMANDS: dict[How, list[str]] = {
+    "asgi": ["-m", "uvicorn", "--http", "h11", "--port", "0", "tests.faults.app:app"],
     "uvicorn": ["-m", "uvicorn", "--port", "0", "tests.faults.app:app"],
     "run": ["-m", "tests.faults.app", "http"],
     "stdio": ["-m", "tests.faults.app", "stdio"],
