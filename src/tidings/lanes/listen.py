@@ -22,7 +22,7 @@ import msgspec
 from tidings.errors import LimitReached
 from tidings.frames import KEEP_ALIVE, Press, Shape, acknowledgement, bookmark, encode_tag, listen_result
 from tidings.gate import Principal, Ticket
-from tidings.lanes.channel import NOWHERE, PARK, Channel, Outlet, Receive, Scope, Send, dismiss
+from tidings.lanes.channel import NOWHERE, PARK, UVICORN, Channel, Outlet, Receive, Scope, Send, dismiss
 from tidings.lanes.wanted import Honoured, honour, honour_at_once
 from tidings.lanes.wish import Wish
 from tidings.model import Feature, Reason
@@ -53,8 +53,6 @@ _SLOTS = 16
 
 Park: TypeAlias = Callable[[bytes, "ListenStream", Policy], Outlet]
 """Begins a response at its connection with an event, and makes the connection the stream's outlet."""
-
-_UVICORN = "uvicorn.protocols.http.httptools_impl"
 
 _MARK = encode_tag(f"tag {secrets.token_hex(8)}")
 """Stands where a stream's own id will be."""
@@ -345,7 +343,7 @@ def _watch(scope: Scope, receive: Receive) -> Witness | None:
     if offer:
         witness: Witness | None = offer["watch"]()
         return witness
-    if _UVICORN not in sys.modules:
+    if UVICORN not in sys.modules:
         return None
     from tidings.lanes.parked import watch
 
