@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.core import machine
+from bench.measuring import machine
 from bench.peers import plots
 from bench.peers.figures import TARGETS, Samples, Verdict
 from bench.peers.plots import bars, lines
