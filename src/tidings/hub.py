@@ -177,8 +177,8 @@ class Hub:
             if subscriber is None or subscriber.is_closed:
                 return
             self.observer.closed(subscriber, reason)
-            if subscriber.keeper is not None:
-                self._guarded(subscriber.keeper, subscriber)
+            if subscriber.keep_told is not None:
+                self._guarded(subscriber.keep_told, subscriber)
             subscriber.is_closed = True
             subscriber.is_plain = False
             for topic in self._index.remove(subscriber):
