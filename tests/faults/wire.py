@@ -47,6 +47,13 @@ class Settings(msgspec.Struct):
     """Every token is somebody else's, and `authorize` is asked for each of their topics."""
     is_wrapped: bool = False
     """Behind a middleware that gives the app a `receive` of its own, as Starlette's `BaseHTTPMiddleware` does."""
+    folder: str = ""
+    """Where it keeps its state, and finds the `OPERATIONS` that earlier processes carried out. Each change is in the
+    `RECORD` there before anybody is told."""
+
+
+OPERATIONS, RECORD, STATE = "operations.json", "record.jsonl", "state.db"
+"""Files of `Settings.folder`."""
 
 
 How = Literal["asgi", "uvicorn", "run", "stdio"]
