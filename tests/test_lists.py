@@ -576,7 +576,7 @@ async def test_what_is_remembered_of_requests_is_bounded(front: str, monkeypatch
             if front == "connection":
                 doors = [each for each in answers._doors.values() if each.front is door.front]
                 assert len(doors) == 1
-                assert len(doors[0]._heads) <= 8
+                assert len(doors[0]._seen) <= 8
 
         # Who is traced says something else in each request, and no more than one is remembered of it.
         last = next(reversed(memos[1]))

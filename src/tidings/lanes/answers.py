@@ -22,7 +22,7 @@ from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 from tidings.lanes.front import Front
 from tidings.lanes.lists import Kept
 from tidings.lanes.shortcut import front_of
-from tidings.lanes.verdicts import LISTS, Claim, Form, form_of, remember
+from tidings.lanes.verdicts import LISTS, Claim, Form, around_id, form_of, is_plain_id, remember
 
 __all__ = ["QuickAnswers"]
 
@@ -39,6 +39,26 @@ _FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
 """Of which uvicorn makes the client's address in its log."""
 
 
+class _Seen:
+    """A request that was answered here: the same bytes will be parsed in the same way, so next time they need not be.
+    Only its id may be another one."""
+
+    __slots__ = ("after", "before", "form", "length")
+
+    def __init__(self, form: Form, body: bytes, tag: bytes) -> None:
+        self.form = form
+        self.length = len(body)
+        self.before, self.after = around_id(body, tag) or (b"", b"")
+
+    def tag_of(self, body: bytes) -> bytes | None:
+        """The id of a request that is the same but for it."""
+        before, after = self.before, self.after
+        if not before or not body.startswith(before) or not body.endswith(after):
+            return None
+        tag = body[len(before) : -len(after)]
+        return tag if is_plain_id(tag) else None
+
+
 class _Door:
     """What all connections of one server share."""
 
@@ -47,8 +67,10 @@ class _Door:
         self.front = front
         self._app = app
         self._route = app.routes[0]
-        self._heads: dict[bytes, tuple[Form, int]] = {}
-        """All the bytes of a request before its body, what of them is looked at, and how long the body is."""
+        self._seen: dict[bytes, _Seen] = {}
+        """By all the bytes of a request before its body."""
+        self._waiting: dict[asyncio.Future[bool | None], dict[QuickAnswers, None]] = {}
+        """Connections whose list is being made."""
         self._defaults: list[tuple[bytes, bytes]] | None = None
         self._start = b""
 
@@ -58,18 +80,47 @@ class _Door:
         routes = self._app.routes
         return bool(routes) and routes[0] is self._route
 
-    def recognize(self, head: bytes, body: bytes) -> Claim | None:
-        """The claim of a request that was seen before, if this is all of it."""
-        form, length = self._heads.get(head, (None, 0))
-        if form is None or len(body) != length or not self.is_first:
+    def find(self, data: bytes) -> tuple[Kept | asyncio.Future[bool | None], bytes] | None:
+        """The answer to a request that was seen before, if this is all of it, and its id."""
+        head, _, body = data.partition(b"\r\n\r\n")
+        seen = self._seen.get(head)
+        if seen is None or len(body) != seen.length or not self.is_first:
             return None
-        return self.front.verdicts.known(form)
+        front = self.front
+        claim = front.verdicts.known(seen.form)
+        if claim is None or not front.may_answer(claim):
+            return None
+        tag = seen.tag_of(body)
+        if tag is None:
+            question = front.verdicts.question(claim.method, claim.version, body)
+            if question is None:
+                return None
+            tag = question.tag
+        elif not front.verdicts.serves(claim.method):
+            return None
+        found = front.find(claim)
+        return None if found is None else (found, tag)
 
-    def remember(self, data: bytes, form: Form, body: bytes) -> None:
-        """The same bytes will be parsed in the same way: next time they need not be."""
+    def remember(self, data: bytes, form: Form, body: bytes, tag: bytes) -> None:
         head, _, rest = data.partition(b"\r\n\r\n")
         if rest == body and body and len(head) <= _LONGEST_HEAD:
-            remember(self._heads, head, (form, len(body)))
+            remember(self._seen, head, _Seen(form, body, tag))
+
+    def wait(self, connection: QuickAnswers, making: asyncio.Future[bool | None]) -> None:
+        """Let a connection go on when the list is made, or can't be."""
+        waiting = self._waiting.get(making)
+        if waiting is None:
+            waiting = self._waiting[making] = {}
+            making.add_done_callback(self._go_on)
+        waiting[connection] = None
+
+    def leave(self, connection: QuickAnswers) -> None:
+        for waiting in self._waiting.values():
+            waiting.pop(connection, None)
+
+    def _go_on(self, making: asyncio.Future[bool | None]) -> None:
+        for connection in self._waiting.pop(making):
+            connection.go_on()
 
     def response(self, kept: Kept, tag: bytes, defaults: list[tuple[bytes, bytes]]) -> bytes:
         if self._defaults is not defaults:  # uvicorn makes a new list when the date has changed
@@ -93,6 +144,8 @@ class QuickAnswers(HttpToolsProtocol):
     """Whether the parser stands between two requests."""
     _data: bytes | None = None
     """What has come in one piece, if it began with a request."""
+    _held: bytes | None = None
+    """A whole request whose answer is being made."""
     _answered = 0.0
     """When the last answer was given while the timer of an idle connection ran on."""
 
@@ -101,20 +154,50 @@ class QuickAnswers(HttpToolsProtocol):
         self._door = _door_of(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._held is not None:
+            # A request behind one that waits: there is order among them, and the app keeps it.
+            self._take_up()
+        if self._door is None or not self._is_between or len(data) > _LARGEST or not self._is_answered(data):
+            self._pass_on(data)
+
+    def go_on(self) -> None:
+        """The list that was waited for is there, or can't be made."""
+        held, self._held = self._held, None
+        if held is not None and not self._is_answered(held):
+            self._pass_on(held)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._held is not None:
+            self._held = None
+            if self._door is not None:
+                self._door.leave(self)
+        super().connection_lost(exc)
+
+    def _is_answered(self, data: bytes) -> bool:
+        """Answer a request that was seen before; or hold it while its answer is being made, which is as good."""
         door = self._door
-        if door is None or not self._is_between or len(data) > _LARGEST:
-            super().data_received(data)
-            return
-        head, _, body = data.partition(b"\r\n\r\n")
-        claim = door.recognize(head, body)
-        if claim is not None and self._is_free():
-            found = door.front.answer(claim, body)
-            if found is not None:
-                self._respond(door, *found)
-                return
-        self._data = data
+        found = door.find(data) if door is not None and self._is_free() else None
+        if door is None or found is None:
+            return False
+        answer, tag = found
+        if isinstance(answer, Kept):
+            self._respond(door, answer, tag)
+        else:
+            self._held = data
+            door.wait(self, answer)
+        return True
+
+    def _pass_on(self, data: bytes) -> None:
+        self._data = data if self._is_between else None
         super().data_received(data)
         self._data = None
+
+    def _take_up(self) -> None:
+        """Let a request that waits for its answer go where it would have gone."""
+        held, self._held = self._held, None
+        if held is not None and self._door is not None:
+            self._door.leave(self)
+            self._pass_on(held)
 
     def on_message_begin(self) -> None:
         self._is_between = False
@@ -149,17 +232,20 @@ class QuickAnswers(HttpToolsProtocol):
             return
         self._claim = None
         if self._data is not None:
-            door.remember(self._data, form_of(self.headers), body)
+            door.remember(self._data, form_of(self.headers), body, found[1])
         self._respond(door, *found)
 
     def timeout_keep_alive_handler(self) -> None:
         rest = self._answered + self.timeout_keep_alive - self.loop.time()
+        if self._held is not None:
+            rest = self.timeout_keep_alive  # the one who waits is the client
         if rest <= 0:
             super().timeout_keep_alive_handler()
         else:
             self.timeout_keep_alive_task = self.loop.call_later(rest, self.timeout_keep_alive_handler)
 
     def shutdown(self) -> None:
+        self._take_up()
         self._let_go()
         super().shutdown()
 

@@ -25,7 +25,19 @@ from starlette.requests import Request
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-__all__ = ["LISTEN", "LISTS", "Claim", "Form", "Question", "Verdicts", "form_of", "remember", "tidied"]
+__all__ = [
+    "LISTEN",
+    "LISTS",
+    "Claim",
+    "Form",
+    "Question",
+    "Verdicts",
+    "around_id",
+    "form_of",
+    "is_plain_id",
+    "remember",
+    "tidied",
+]
 
 LISTS = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "server/discover"})
 LISTEN = "subscriptions/listen"
@@ -160,7 +172,7 @@ class Verdicts:
         except (msgspec.DecodeError, RecursionError):
             return None
         tag, asked = bytes(envelope.id), envelope.method
-        if (asked != method if method else asked not in LISTS) or _PLAIN_ID.fullmatch(tag) is None:
+        if (asked != method if method else asked not in LISTS) or not is_plain_id(tag):
             return None
         handler = self._manager.app.get_request_handler(asked)  # which may come and go
         params = bytes(envelope.params)
@@ -172,6 +184,9 @@ class Verdicts:
             is_plain = _is_plain(handler.params_type, asked, version, params)
             remember(self._plain, key, is_plain)
         return Question(asked, tag) if is_plain else None
+
+    def serves(self, method: str) -> bool:
+        return self._manager.app.get_request_handler(method) is not None
 
 
 def _is_plain(params_type: type[BaseModel], method: str, version: str, raw: bytes) -> bool:
@@ -205,6 +220,19 @@ def _untraced(params: bytes) -> Hashable:
             if name not in _TRACE or _TRACE[name].fullmatch(value) is None
         ]
     )
+
+
+def is_plain_id(tag: bytes) -> bool:
+    return _PLAIN_ID.fullmatch(tag) is not None
+
+
+def around_id(body: bytes, tag: bytes) -> tuple[bytes, bytes] | None:
+    """What stands before and after the id of a request that was read: with another plain id between the two, the
+    request is the same. None where a text elsewhere could be taken for it."""
+    before, found, after = body.partition(b'"id":' + tag)
+    if not found or body.count(b'"id"') != 1 or b"\\" in body or len(body) > _LARGEST:
+        return None
+    return before + b'"id":', after
 
 
 def tidied(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
