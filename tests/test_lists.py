@@ -553,6 +553,47 @@ async def test_what_can_not_be_made_beforehand_is_made_for_whoever_asks(caplog: 
                 assert b"new" in (await door.send(changed())).body
 
 
+# Requests that are the same but for their id
+
+REST = b',"method":"tools/list","params":{"_meta":%b}}' % json.dumps(META).encode()
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        *(b"1000001", b'"abcde"', b'"a b/c"', b"-100000", b"0000001", b"-000000", b"1000.00", b"1e00000", b"null   "),
+        *(b"[1,2,3]", b'"abc\\\\"', b'"abc\\""', b'1,"a":2', b'1,"id":2', b'"\xc3\xb6abc"', b"      1"),
+    ],
+)
+async def test_with_another_id_of_the_same_length_it_is_what_the_sdk_says(door: Door, tag: bytes) -> None:
+    first = posted(b'{"jsonrpc":"2.0","id":1000000' + REST)
+    for _ in range(3):
+        assert json.loads((await door.send(first)).body)["id"] == 1000000
+    with counted(door, "sdk", 0):
+        await door.send(first)
+    raw = posted(b'{"jsonrpc":"2.0","id":' + tag + REST)
+    said = await door.by_sdk(raw)
+    for _ in range(2):
+        assert await door.send(raw) == said
+        assert json.loads((await door.send(first)).body)["id"] == 1000000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"jsonrpc":"2.0","\\u0069d":7' + REST.replace(b'{"_meta":{', b'{"_meta":{"dev.example/x":{"id":%d},'),
+        b'{"jsonrpc":"2.0","i\\u0064":7' + REST.replace(b'{"_meta":{', b'{"_meta":{"dev.example/x":{"id":%d},'),
+        b'{"jsonrpc":"2.0","id":7' + REST.replace(b'{"_meta":{', b'{"_meta":{"dev.example/x":{"id":%d},'),
+        b'{"jsonrpc":"2.0","id":%d,"id":7' + REST,
+        b'{"id" : %d ,"jsonrpc":"2.0"' + REST,
+    ],
+)
+async def test_an_id_is_the_requests_own(door: Door, body: bytes) -> None:
+    for number in (7, 7, 7, 8, 9):
+        raw = posted(body % number)
+        assert await door.send(raw) == await door.by_sdk(raw)
+
+
 # Bounds
 
 
@@ -561,9 +602,13 @@ async def test_what_is_remembered_of_requests_is_bounded(front: str, monkeypatch
     monkeypatch.setattr(verdicts, "_MOST", 8)
     async with open_door(some_server(), front) as door:
         said = await door.send(changed())
-        memos: list[dict[Any, Any]] = [door.front.verdicts._claims, door.front.verdicts._plain]
+        memos: list[dict[Any, Any]] = [
+            door.front.verdicts._claims,
+            door.front.verdicts._plain,
+            door.front.verdicts._shapes,
+        ]
         for number in range(30):
-            info = {"name": f"client {number}", "version": "1"}
+            info = {"name": f"client {number}", "version": "1" * number}
             params = {"_meta": {**META, "io.modelcontextprotocol/clientInfo": info}}
 
             def raw(line: Line, number: int = number, params: Any = params) -> bytes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from uvicorn.config import Config
@@ -22,7 +22,7 @@ from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 from tidings.lanes.front import Front
 from tidings.lanes.lists import Kept
 from tidings.lanes.shortcut import front_of
-from tidings.lanes.verdicts import LISTS, Claim, Form, around_id, form_of, is_plain_id, remember
+from tidings.lanes.verdicts import LISTS, Claim, Form, form_of, remember
 
 __all__ = ["QuickAnswers"]
 
@@ -39,24 +39,18 @@ _FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
 """Of which uvicorn makes the client's address in its log."""
 
 
-class _Seen:
-    """A request that was answered here: the same bytes will be parsed in the same way, so next time they need not be.
-    Only its id may be another one."""
+class _Seen(NamedTuple):
+    """The head of a request that was answered here: the same bytes will be parsed in the same way, so next time they
+    need not be."""
 
-    __slots__ = ("after", "before", "form", "length")
+    form: Form
+    claim: Claim
+    length: int
+    """Of the body."""
 
-    def __init__(self, form: Form, body: bytes, tag: bytes) -> None:
-        self.form = form
-        self.length = len(body)
-        self.before, self.after = around_id(body, tag) or (b"", b"")
 
-    def tag_of(self, body: bytes) -> bytes | None:
-        """The id of a request that is the same but for it."""
-        before, after = self.before, self.after
-        if not before or not body.startswith(before) or not body.endswith(after):
-            return None
-        tag = body[len(before) : -len(after)]
-        return tag if is_plain_id(tag) else None
+_Making = asyncio.Future[bool | None]
+"""An answer that is being made."""
 
 
 class _Door:
@@ -69,10 +63,12 @@ class _Door:
         self._route = app.routes[0]
         self._seen: dict[bytes, _Seen] = {}
         """By all the bytes of a request before its body."""
-        self._waiting: dict[asyncio.Future[bool | None], dict[QuickAnswers, None]] = {}
+        self._waiting: dict[_Making, dict[QuickAnswers, None]] = {}
         """Connections whose list is being made."""
         self._defaults: list[tuple[bytes, bytes]] | None = None
         self._start = b""
+        self._begun: tuple[Kept | None, int, bytes] = (None, 0, b"")
+        """Of the last response, all up to the id: it is the same for all ids of one length."""
 
     @property
     def is_first(self) -> bool:
@@ -80,33 +76,28 @@ class _Door:
         routes = self._app.routes
         return bool(routes) and routes[0] is self._route
 
-    def find(self, data: bytes) -> tuple[Kept | asyncio.Future[bool | None], bytes] | None:
-        """The answer to a request that was seen before, if this is all of it, and its id."""
+    def recognize(self, data: bytes) -> tuple[_Seen, bytes] | None:
+        """A request that was seen before, if this is all of it, and its id."""
         head, _, body = data.partition(b"\r\n\r\n")
         seen = self._seen.get(head)
-        if seen is None or len(body) != seen.length or not self.is_first:
+        if seen is None or len(body) != seen.length:
             return None
-        front = self.front
-        claim = front.verdicts.known(seen.form)
-        if claim is None or not front.may_answer(claim):
-            return None
-        tag = seen.tag_of(body)
-        if tag is None:
-            question = front.verdicts.question(claim.method, claim.version, body)
-            if question is None:
-                return None
-            tag = question.tag
-        elif not front.verdicts.serves(claim.method):
-            return None
-        found = front.find(claim)
-        return None if found is None else (found, tag)
+        question = self.front.verdicts.question(seen.claim.method, seen.claim.version, body)
+        return None if question is None else (seen, question.tag)
 
-    def remember(self, data: bytes, form: Form, body: bytes, tag: bytes) -> None:
+    def answer(self, seen: _Seen) -> Kept | _Making | None:
+        """What everybody gets who asks for this, as things are now; or, while it is being made, when to look again."""
+        front, claim = self.front, seen.claim
+        if not self.is_first or front.verdicts.known(seen.form) != claim or not front.may_answer(claim):
+            return None
+        return front.find(claim)
+
+    def remember(self, data: bytes, form: Form, claim: Claim, body: bytes) -> None:
         head, _, rest = data.partition(b"\r\n\r\n")
         if rest == body and body and len(head) <= _LONGEST_HEAD:
-            remember(self._seen, head, _Seen(form, body, tag))
+            remember(self._seen, head, _Seen(form, claim, len(body)))
 
-    def wait(self, connection: QuickAnswers, making: asyncio.Future[bool | None]) -> None:
+    def wait(self, connection: QuickAnswers, making: _Making) -> None:
         """Let a connection go on when the list is made, or can't be."""
         waiting = self._waiting.get(making)
         if waiting is None:
@@ -118,16 +109,26 @@ class _Door:
         for waiting in self._waiting.values():
             waiting.pop(connection, None)
 
-    def _go_on(self, making: asyncio.Future[bool | None]) -> None:
+    def _go_on(self, making: _Making) -> None:
+        # Looked up once for all that ask alike: nothing can change before the last of them has its answer.
+        answers: dict[Form, Kept | _Making | None] = {}
         for connection in self._waiting.pop(making):
-            connection.go_on()
+            try:
+                connection.go_on(answers)
+            except Exception:  # all the others wait for the same
+                logger.exception("a connection failed when its list was there; going on")
 
     def response(self, kept: Kept, tag: bytes, defaults: list[tuple[bytes, bytes]]) -> bytes:
         if self._defaults is not defaults:  # uvicorn makes a new list when the date has changed
             self._defaults = defaults
             self._start = STATUS_LINE[200] + b"".join(b"%b: %b\r\n" % (name.lower(), value) for name, value in defaults)
-        length = len(kept.head) + len(tag) + len(kept.tail)
-        return b"".join((self._start, kept.lines % length, b"\r\n", kept.head, tag, kept.tail))
+            self._begun = (None, 0, b"")
+        made_of, length, begin = self._begun
+        if made_of is not kept or length != len(tag):
+            whole = len(kept.head) + len(tag) + len(kept.tail)
+            begin = b"".join((self._start, kept.lines % whole, b"\r\n", kept.head))
+            self._begun = (kept, len(tag), begin)
+        return b"".join((begin, tag, kept.tail))
 
 
 _doors: WeakKeyDictionary[Config, _Door] = WeakKeyDictionary()
@@ -144,8 +145,8 @@ class QuickAnswers(HttpToolsProtocol):
     """Whether the parser stands between two requests."""
     _data: bytes | None = None
     """What has come in one piece, if it began with a request."""
-    _held: bytes | None = None
-    """A whole request whose answer is being made."""
+    _held: tuple[bytes, _Seen, bytes] | None = None
+    """A whole request whose answer is being made, and its id."""
     _answered = 0.0
     """When the last answer was given while the timer of an idle connection ran on."""
 
@@ -155,37 +156,40 @@ class QuickAnswers(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._held is not None:
-            # A request behind one that waits: there is order among them, and the app keeps it.
-            self._take_up()
-        if self._door is None or not self._is_between or len(data) > _LARGEST or not self._is_answered(data):
-            self._pass_on(data)
+            self._take_up()  # there is an order among requests, and the app keeps it
+        door = self._door
+        if door is not None and self._is_between and len(data) <= _LARGEST and self._is_free():
+            recognized = door.recognize(data)
+            if recognized is not None and self._answer(door, data, *recognized, door.answer(recognized[0])):
+                return
+        self._pass_on(data)
 
-    def go_on(self) -> None:
+    def go_on(self, answers: dict[Form, Kept | _Making | None]) -> None:
         """The list that was waited for is there, or can't be made."""
         held, self._held = self._held, None
-        if held is not None and not self._is_answered(held):
-            self._pass_on(held)
+        door = self._door
+        if held is None or door is None:
+            return
+        data, seen, tag = held
+        if seen.form not in answers:
+            answers[seen.form] = door.answer(seen)
+        if not self._is_free() or not self._answer(door, data, seen, tag, answers[seen.form]):
+            self._pass_on(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._held is not None:
+        if self._held is not None and self._door is not None:
             self._held = None
-            if self._door is not None:
-                self._door.leave(self)
+            self._door.leave(self)
         super().connection_lost(exc)
 
-    def _is_answered(self, data: bytes) -> bool:
-        """Answer a request that was seen before; or hold it while its answer is being made, which is as good."""
-        door = self._door
-        found = door.find(data) if door is not None and self._is_free() else None
-        if door is None or found is None:
-            return False
-        answer, tag = found
+    def _answer(self, door: _Door, data: bytes, seen: _Seen, tag: bytes, answer: Kept | _Making | None) -> bool:
+        """Answer a request, or hold it while its answer is being made. False if the app has to be asked."""
         if isinstance(answer, Kept):
             self._respond(door, answer, tag)
-        else:
-            self._held = data
+        elif answer is not None:
+            self._held = (data, seen, tag)
             door.wait(self, answer)
-        return True
+        return answer is not None
 
     def _pass_on(self, data: bytes) -> None:
         self._data = data if self._is_between else None
@@ -197,7 +201,7 @@ class QuickAnswers(HttpToolsProtocol):
         held, self._held = self._held, None
         if held is not None and self._door is not None:
             self._door.leave(self)
-            self._pass_on(held)
+            self._pass_on(held[0])
 
     def on_message_begin(self) -> None:
         self._is_between = False
@@ -232,7 +236,7 @@ class QuickAnswers(HttpToolsProtocol):
             return
         self._claim = None
         if self._data is not None:
-            door.remember(self._data, form_of(self.headers), body, found[1])
+            door.remember(self._data, form_of(self.headers), claim, body)
         self._respond(door, *found)
 
     def timeout_keep_alive_handler(self) -> None:
