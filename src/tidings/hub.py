@@ -292,10 +292,12 @@ class Hub:
         asked = tuple(self._index.watching(paths))
         telling = self.observer.telling(notification, len(asked))
         now, edits = self._clock(), self._index.edits
+        is_deleted = newest.operation is Operation.DELETED
         told: list[Subscriber] = []
+        index = self._index
         for subscriber in chain.from_iterable(self.counts.batches(asked, changes, self.catalog.now)):
             # A callback may have closed or unsubscribed others meanwhile.
-            if edits != self._index.edits and not self._index.is_watching(subscriber, paths):
+            if edits != index.edits and not index.is_watching(subscriber, paths):
                 self.counts.set_aside(Why.UNSUBSCRIBED)
                 continue
             said = notification
@@ -308,13 +310,13 @@ class Hub:
                     continue
             try:
                 taken = subscriber.deliver(said)
-                if isinstance(taken, Busy):
+                if taken is not None and isinstance(taken, Busy):
                     subscriber.pause()
                     self.counts.aside += not taken.is_told
             except Exception as error:  # one bad subscriber must not affect another, nor the publisher
                 self.counts.set_aside()
                 self.observer.failed(subscriber, said, error)
-            if newest.operation is Operation.DELETED:
+            if is_deleted:
                 told.append(subscriber)
         self.observer.told(telling, notification, len(asked))
         for subscriber in told:

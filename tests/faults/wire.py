@@ -49,8 +49,10 @@ class Settings(msgspec.Struct):
     """Behind a middleware that gives the app a `receive` of its own, as Starlette's `BaseHTTPMiddleware` does."""
 
 
-How = Literal["uvicorn", "run", "stdio"]
+How = Literal["asgi", "uvicorn", "run", "stdio"]
+"""`asgi` is uvicorn with another parser, under which nothing is parked: as any ASGI server is to us."""
 COMMANDS: dict[How, list[str]] = {
+    "asgi": ["-m", "uvicorn", "--http", "h11", "--port", "0", "tests.faults.app:app"],
     "uvicorn": ["-m", "uvicorn", "--port", "0", "tests.faults.app:app"],
     "run": ["-m", "tests.faults.app", "http"],
     "stdio": ["-m", "tests.faults.app", "stdio"],

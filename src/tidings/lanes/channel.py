@@ -18,7 +18,11 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, MutableMapping
 from typing import Any, Final, Protocol, TypeAlias, cast
 
+from tidings.counts import Counts
+from tidings.frames import Press
+from tidings.model import Notification
 from tidings.policy import Policy
+from tidings.subscriber import BUSY, Deliver
 
 __all__ = ["NOWHERE", "PARK", "Channel", "Message", "Outlet", "Owner", "Receive", "Scope", "Send", "dismiss"]
 
@@ -65,8 +69,15 @@ class Outlet(Protocol):
     def is_read(self) -> bool:
         """Whether all that was written has left for the reader, as far as is known."""
 
+    @property
+    def frames_chunks(self) -> bool:
+        """Whether it is here that a chunk is given its length, and not in the server: `Press` can do so for many."""
+
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
         """Write a chunk, unless busy or over. False if the reader has to be waited for: `on_free` is called then."""
+
+    def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
+        """The shortest way for notifications. Not for use while the outlet is busy or over."""
 
     def abort(self) -> None:
         """Drop the connection without waiting for what is still to be read."""
@@ -76,17 +87,24 @@ class Channel:
     """An outlet that is an ASGI response."""
 
     __slots__ = (
+        "_counts",
         "_deadline",
         "_limit",
         "_loop",
+        "_press",
         "_request",
         "_send",
+        "_tag",
         "_task",
         "_transport",
         "is_cut",
         "is_over",
         "owner",
     )
+    frames_chunks = False
+    _counts: Counts
+    _press: Press
+    _tag: bytes
 
     def __init__(self, send: Send, receive: Receive, policy: Policy, loop: asyncio.AbstractEventLoop) -> None:
         self._send = send
@@ -128,6 +146,18 @@ class Channel:
         # In nobody's context: whoever publishes has a trace of their own.
         self._deadline = self._loop.call_later(self._limit, self._give_up, context=contextvars.Context())
         return False
+
+    def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
+        self._tag, self._press, self._counts = tag, press, counts
+        return self._tell
+
+    def _tell(self, notification: Notification) -> object:
+        press = self._press
+        if press.notification is not notification:
+            press.turn_to(notification)
+        frame = press.head + self._tag + press.tail
+        self._counts.bytes += len(frame)
+        return None if self.write(frame) else BUSY
 
     async def relay(self, send: Send, message: Message) -> None:
         """Let somebody else write a chunk of theirs, between ours."""
@@ -182,10 +212,13 @@ class _Nowhere:
 
     __slots__ = ()
     is_over = is_read = True
-    is_cut = is_busy = False
+    is_cut = is_busy = frames_chunks = False
 
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
         return False
+
+    def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
+        return lambda notification: None
 
     def abort(self) -> None:
         pass

@@ -1,9 +1,11 @@
-"""Listen streams in a process of our own: opened through the whole ASGI stack, then parked.
+"""Listen streams under uvicorn: opened through the whole ASGI stack, then parked.
 
-`ParkingProtocol` is uvicorn's, and puts an extension into each request's scope (`dev.tidings/park`). The lane calls it
-before it answers, sends the start of its response and the acknowledgement as any ASGI app would, through whatever
-middleware there is, and then parks: the connection's protocol is swapped for an object of a few fields, as uvicorn does
-for WebSockets, and the request's task, cycle, parser and protocol are let go.
+The lane has a witness watch the connection before it answers, sends the start of its response and the acknowledgement
+as any ASGI app would, through whatever middleware there is, and then parks: the connection's protocol is swapped for an
+object of a few fields, as uvicorn does for WebSockets, and the request's task, cycle, parser and protocol are let go.
+
+In a process of ours, `ParkingProtocol` offers the witness as an extension in each request's scope (`dev.tidings/park`),
+whatever wraps the request. Under anybody's `uvicorn app:app`, `watch` finds the connection by the request's `receive`.
 
 A stream is parked only if the connection was seen to get exactly what the lane sent. Where a middleware changes or
 holds back what is sent, where another request waits behind this one, and on any other server, the stream stays on plain
@@ -23,9 +25,13 @@ from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from tidings.lanes.channel import PARK, Owner
+from tidings.counts import Counts
+from tidings.frames import Press
+from tidings.lanes.channel import PARK, Owner, Receive
+from tidings.model import Notification
+from tidings.subscriber import BUSY, Deliver
 
-__all__ = ["Parked", "ParkedOwner", "ParkingProtocol", "Witness"]
+__all__ = ["Parked", "ParkedOwner", "ParkingProtocol", "Witness", "watch"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +52,12 @@ class ParkedOwner(Owner, Protocol):
 class Parked(asyncio.Protocol):
     """An outlet that is the connection itself."""
 
-    __slots__ = ("_connections", "_deadline", "_limit", "_owner", "_transport", "is_busy", "is_cut", "is_over")
+    __slots__ = ("_connections", "_counts", "_deadline", "_limit", "_owner", "_press", "_tag", "_transport", "is_busy",
+                 "is_cut", "is_over")  # fmt: skip
+    frames_chunks = True
+    _counts: Counts
+    _press: Press
+    _tag: bytes
 
     def __init__(
         self, transport: asyncio.Transport, owner: ParkedOwner, limit: float, connections: set[Any] | None = None
@@ -72,6 +83,18 @@ class Parked(asyncio.Protocol):
         elif chunk:  # an empty one would be the last
             self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
         return not self.is_busy
+
+    def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
+        self._tag, self._press, self._counts = tag, press, counts
+        return self._tell
+
+    def _tell(self, notification: Notification) -> object:
+        press = self._press
+        if press.notification is not notification:
+            press.turn_to(notification)
+        self._transport.write(press.head + self._tag + press.tail)
+        self._counts.bytes += press.length
+        return BUSY if self.is_busy else None
 
     def abort(self) -> None:
         self.is_over = self.is_cut = True
@@ -142,7 +165,7 @@ class ParkingProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
         # Weakly: the scope would otherwise hold the protocol that holds it, until the garbage collector comes.
-        self._offer = {"watch": partial(_watch, weakref.ref(self))}
+        self._offer = {"watch": partial(_watch_own, weakref.ref(self))}
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -156,7 +179,7 @@ class Witness:
 
     __slots__ = ("_cycle", "_protocol", "_transport", "_written")
 
-    def __init__(self, protocol: ParkingProtocol, cycle: RequestResponseCycle) -> None:
+    def __init__(self, protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> None:
         self._protocol = protocol
         self._cycle = cycle
         self._transport = cycle.transport
@@ -209,11 +232,21 @@ class Witness:
         return parked
 
 
-def _watch(reference: weakref.ref[ParkingProtocol]) -> Witness | None:
+def _watch_own(reference: weakref.ref[ParkingProtocol]) -> Witness | None:
     protocol = reference()
-    if protocol is None or protocol.cycle is None:
+    return _watch(protocol, protocol.cycle) if protocol is not None and protocol.cycle is not None else None
+
+
+def watch(receive: Receive) -> Witness | None:
+    """The witness of a request under uvicorn as it is, whose `receive` is a method of its cycle."""
+    cycle = getattr(receive, "__self__", None)
+    if not isinstance(cycle, RequestResponseCycle):
         return None
-    cycle = protocol.cycle
+    protocol = cycle.transport.get_protocol()
+    return _watch(protocol, cycle) if isinstance(protocol, HttpToolsProtocol) else None
+
+
+def _watch(protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> Witness | None:
     try:
         _name_parts(protocol, cycle)
     except AttributeError as error:
@@ -224,7 +257,7 @@ def _watch(reference: weakref.ref[ParkingProtocol]) -> Witness | None:
     return Witness(protocol, cycle)
 
 
-def _name_parts(protocol: ParkingProtocol, cycle: RequestResponseCycle) -> tuple[object, ...]:
+def _name_parts(protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> tuple[object, ...]:
     """All that parking takes apart. None of it is promised by uvicorn, and half of it would be worse than nothing."""
     return (
         (protocol.parser, protocol.scope, protocol.pipeline, protocol.connections),
@@ -234,6 +267,6 @@ def _name_parts(protocol: ParkingProtocol, cycle: RequestResponseCycle) -> tuple
     )
 
 
-def _has_another(protocol: ParkingProtocol, cycle: RequestResponseCycle) -> bool:
+def _has_another(protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> bool:
     """Whether another request, or the beginning of one, came in behind this one."""
     return protocol.cycle is not cycle or bool(protocol.pipeline) or protocol.scope is not cycle.scope
