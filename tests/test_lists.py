@@ -492,6 +492,13 @@ async def test_a_list_that_is_served_only_later_is_found_then() -> None:
             await door.send(changed())
 
 
+async def test_a_list_that_is_served_no_longer_is_refused_as_by_the_sdk(door: Door) -> None:
+    await warm(door)
+    del door.live.lowlevel._request_handlers["tools/list"]
+    with counted(door, "sdk", 1):
+        assert b"404" in (await door.send(changed())).status
+
+
 # Beforehand
 
 
@@ -537,6 +544,24 @@ async def test_where_nobody_asks_nothing_is_made() -> None:
         door.live.tools.add(lambda: "", name="last", description="")
         await warm(door)
         assert made == ["tools/list"]
+
+
+async def test_of_many_changes_at_once_only_the_last_is_made() -> None:
+    async with open_door(some_server()) as door:
+        await warm(door)
+        made: list[int] = []
+        original = door.live.answered
+
+        async def answered(method: str, version: str) -> dict[str, Any]:
+            made.append(len(door.live.catalog.tools))
+            return await original(method, version)
+
+        door.live.answered = answered  # type: ignore[method-assign]
+        for number in range(5):
+            door.live.tools.add(lambda: "", name=f"new{number}", description="")
+        with counted(door, "sdk", 0):
+            assert b"new4" in (await door.send(changed())).body
+        assert made == [7]
 
 
 async def test_what_can_not_be_made_beforehand_is_made_for_whoever_asks(caplog: pytest.LogCaptureFixture) -> None:
