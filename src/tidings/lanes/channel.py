@@ -16,6 +16,7 @@ import logging
 import socket
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, MutableMapping
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from tidings.counts import Counts
@@ -24,7 +25,20 @@ from tidings.model import Notification
 from tidings.policy import Policy
 from tidings.subscriber import BUSY, Deliver
 
-__all__ = ["NOWHERE", "PARK", "Channel", "Message", "Outlet", "Owner", "Receive", "Scope", "Send", "dismiss"]
+__all__ = [
+    "NOWHERE",
+    "PARK",
+    "UVICORN",
+    "Channel",
+    "Line",
+    "Message",
+    "Outlet",
+    "Owner",
+    "Receive",
+    "Scope",
+    "Send",
+    "dismiss",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +49,9 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 PARK: Final = "dev.tidings/park"
 """The extension in the scope with which our own process offers to park a stream."""
+
+UVICORN: Final = "uvicorn.protocols.http.httptools_impl"
+"""The module of the connections that `tidings.lanes.parked` knows; one that is not loaded serves nobody."""
 
 _FAREWELL = 0.8
 """Seconds to read the end of a stream when the server stops: a process that is told to end must be gone within two."""
@@ -83,6 +100,16 @@ class Outlet(Protocol):
         """Drop the connection without waiting for what is still to be read."""
 
 
+class Line(Protocol):
+    """A shorter way to a connection than its server's `send`."""
+
+    def write(self, chunk: bytes) -> bool:
+        """Write a chunk, if it is known to arrive as it is and can be taken at once."""
+
+    def watch(self, chunk: bytes, step: Callable[[], Any]) -> Any:
+        """Take a step of sending a chunk, and see how it arrives."""
+
+
 class Channel:
     """An outlet that is an ASGI response."""
 
@@ -90,6 +117,7 @@ class Channel:
         "_counts",
         "_deadline",
         "_limit",
+        "_line",
         "_loop",
         "_press",
         "_request",
@@ -106,8 +134,16 @@ class Channel:
     _press: Press
     _tag: bytes
 
-    def __init__(self, send: Send, receive: Receive, policy: Policy, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        send: Send,
+        receive: Receive,
+        policy: Policy,
+        loop: asyncio.AbstractEventLoop,
+        line: Line | None = None,
+    ) -> None:
         self._send = send
+        self._line = line
         self._transport: asyncio.Transport | None = getattr(getattr(receive, "__self__", None), "transport", None)
         """Under uvicorn, `receive` is a method of what holds it."""
         self._limit = policy.write_deadline
@@ -129,13 +165,16 @@ class Channel:
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
         if self.is_over or self._task is not None:
             return False
+        if self._line is not None and not is_last and self._line.write(chunk):
+            return True
         self.is_over = is_last
         coroutine = cast(
             "Coroutine[Any, Any, None]",
             self._send({"type": "http.response.body", "body": chunk, "more_body": not is_last}),
         )
+        step = partial(coroutine.send, None)
         try:
-            waits_for = coroutine.send(None)
+            waits_for = self._line.watch(chunk, step) if self._line is not None else step()
         except StopIteration:
             return True
         except Exception as error:  # a connection that broke: its own request task hears of it and cleans up

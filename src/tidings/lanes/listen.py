@@ -23,7 +23,7 @@ from tidings.errors import InvalidPattern, LimitReached
 from tidings.frames import KEEP_ALIVE, Press, Shape, acknowledgement, bookmark, encode_tag, listen_result
 from tidings.gate import Principal, Ticket
 from tidings.index import check_limit
-from tidings.lanes.channel import NOWHERE, PARK, Channel, Outlet, Receive, Scope, Send, dismiss
+from tidings.lanes.channel import NOWHERE, PARK, UVICORN, Channel, Outlet, Receive, Scope, Send, dismiss
 from tidings.lanes.wish import Wish
 from tidings.model import Feature, Reason, Topic, is_unicode
 from tidings.patterns import compile_pattern, is_pattern
@@ -50,8 +50,6 @@ _KIND = Kind("modern", "http")
 _SLOTS = 16
 """Streams get their keep-alives in so many groups, one after the other, so that nobody waits for all of them."""
 
-
-_UVICORN = "uvicorn.protocols.http.httptools_impl"
 
 _MARK = encode_tag(f"tag {secrets.token_hex(8)}")
 """Stands where a stream's own id will be."""
@@ -381,7 +379,7 @@ def _watch(scope: Scope, receive: Receive) -> Witness | None:
     if offer:
         witness: Witness | None = offer["watch"]()
         return witness
-    if _UVICORN not in sys.modules:
+    if UVICORN not in sys.modules:
         return None
     from tidings.lanes.parked import watch
 

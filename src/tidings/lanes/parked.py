@@ -20,6 +20,7 @@ import asyncio
 import contextvars
 import logging
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -31,7 +32,7 @@ from tidings.lanes.channel import PARK, Owner, Receive
 from tidings.model import Notification
 from tidings.subscriber import BUSY, Deliver
 
-__all__ = ["Parked", "ParkedOwner", "ParkingProtocol", "Witness", "watch"]
+__all__ = ["DirectLine", "Parked", "ParkedOwner", "ParkingProtocol", "Witness", "direct_line", "watch"]
 
 logger = logging.getLogger(__name__)
 
@@ -77,11 +78,11 @@ class Parked(asyncio.Protocol):
             return False
         if is_last:
             self.is_over = True
-            self._transport.write((b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunk else b"") + b"0\r\n\r\n")
+            self._transport.write((_framed(chunk) if chunk else b"") + b"0\r\n\r\n")
             self._limit_rest()
             self._transport.close()  # once all of it is read
         elif chunk:  # an empty one would be the last
-            self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            self._transport.write(_framed(chunk))
         return not self.is_busy
 
     def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
@@ -173,24 +174,22 @@ class ParkingProtocol(HttpToolsProtocol):
         extensions[PARK] = self._offer
 
 
-class Witness:
-    """Stands between a request and its connection while the response begins, and holds back what arrives: it is known
-    to be whole then, and goes out in one piece."""
+class Held:
+    """Stands between a request and its connection, and holds back what arrives there."""
 
-    __slots__ = ("_cycle", "_protocol", "_transport", "_written")
+    __slots__ = ("_cycle", "_transport", "written")
 
-    def __init__(self, protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> None:
-        self._protocol = protocol
+    def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
         self._transport = cycle.transport
-        self._written: list[bytes] = []
+        self.written: list[bytes] = []
         cycle.transport = self  # type: ignore[assignment]
 
     def write(self, data: bytes) -> None:
-        self._written.append(data)
+        self.written.append(data)
 
     def close(self) -> None:
-        """The response is over before it could be parked: what was held back of it goes first."""
+        """The response is over already: what was held back of it goes first."""
         self.leave()
         self._transport.close()
 
@@ -199,17 +198,27 @@ class Witness:
 
     def leave(self) -> None:
         self._cycle.transport = self._transport
-        if self._written:
-            self._transport.write(b"".join(self._written))
-            self._written = []
+        if self.written:
+            self._transport.write(b"".join(self.written))
+            self.written = []
+
+
+class Witness(Held):
+    """Watches how a response begins: it is known to be whole then, and goes out in one piece."""
+
+    __slots__ = ("_protocol",)
+
+    def __init__(self, protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> None:
+        super().__init__(cycle)
+        self._protocol = protocol
 
     def park(self, chunk: bytes, owner: ParkedOwner, limit: float) -> Parked | None:
         """Park, if the connection got the start of the response, then this chunk, and nothing else."""
         cycle, protocol, transport = self._cycle, self._protocol, self._transport
-        arrived = self._written[1:]
+        arrived = self.written[1:]
         self.leave()
         if (
-            arrived != [b"%x\r\n%b\r\n" % (len(chunk), chunk)]
+            arrived != [_framed(chunk)]
             or not cycle.chunked_encoding
             or cycle.response_complete
             or cycle.disconnected
@@ -244,6 +253,51 @@ def watch(receive: Receive) -> Witness | None:
         return None
     protocol = cycle.transport.get_protocol()
     return _watch(protocol, cycle) if isinstance(protocol, HttpToolsProtocol) else None
+
+
+class DirectLine:
+    """The connection of a response that goes on. Once a chunk was seen to arrive as it was sent, the next ones go there
+    without a detour; behind a middleware that changes or holds back what is sent, none does."""
+
+    __slots__ = ("_cycle", "_is_clear", "_written")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._is_clear: bool | None = None
+        self._written: list[bytes] = []
+
+    def write(self, chunk: bytes) -> bool:
+        cycle = self._cycle
+        if not (self._is_clear and chunk) or cycle.flow.write_paused or cycle.disconnected or cycle.response_complete:
+            return False
+        cycle.transport.write(_framed(chunk))
+        return True
+
+    def watch(self, chunk: bytes, step: Callable[[], Any]) -> Any:
+        if self._is_clear is not None or not chunk or not self._cycle.chunked_encoding:
+            return step()
+        held = Held(self._cycle)
+        try:
+            return step()
+        finally:
+            self._is_clear = held.written == [_framed(chunk)]
+            held.leave()
+
+
+def direct_line(receive: Receive) -> DirectLine | None:
+    """The connection of a request under uvicorn, if that is as we know it."""
+    cycle = getattr(receive, "__self__", None)
+    if not isinstance(cycle, RequestResponseCycle):
+        return None
+    try:
+        _ = cycle.flow.write_paused, cycle.disconnected, cycle.response_complete, cycle.chunked_encoding
+    except AttributeError:
+        return None
+    return DirectLine(cycle)
+
+
+def _framed(chunk: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(chunk), chunk)
 
 
 def _watch(protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> Witness | None:
