@@ -187,8 +187,10 @@ class PromptServer(uvicorn.Server):
             await asyncio.sleep(self.TICK)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for listening in (*self.servers, *(sockets or [])):
-            listening.close()
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
         state = self.server_state
         for connection in list(state.connections):
             connection.shutdown()
