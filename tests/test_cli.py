@@ -159,9 +159,9 @@ def test_the_version_is_the_packages() -> None:
 
 
 def test_completion_is_offered_for_the_shell() -> None:
-    shown = subprocess.run(
-        [TIDINGS, "--show-completion", "bash"], capture_output=True, text=True, check=False, timeout=DEADLINE
-    )
+    # As a user does it: the shell is known by being the parent. With one command more, because it would else become it.
+    command = ["bash", "-c", f'"{TIDINGS}" --show-completion && true']
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE)
     assert "_TIDINGS_COMPLETE" in shown.stdout
 
 
