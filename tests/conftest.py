@@ -40,7 +40,13 @@ def pytest_report_header() -> str:
     return f"TIDINGS_SEED={SEED}"
 
 
-LONG_FILES = ("test_store_restart.py", "test_live_faults.py", "test_live_history.py", "test_live_matrix.py")
+LONG_FILES = (
+    "test_live_faults.py",
+    "test_live_history.py",
+    "test_live_matrix.py",
+    "test_live_resume.py",
+    "test_store_restart.py",
+)
 """The first to be begun where several processes share the files: at the end, the others would wait for them."""
 
 
