@@ -96,14 +96,23 @@ class Front:
 
     def answer(self, claim: Claim, body: bytes) -> tuple[Kept, bytes] | None:
         """What a modern list request gets, and its id, if both are known without asking or waiting for anybody."""
-        live = self._live
-        if not claim.is_clear or live.steps_aside or not live.shares_lists or not live.is_attended:
+        if not self.may_answer(claim):
             return None
         question = self.verdicts.question(claim.method, claim.version, body)
         if question is None:
             return None
-        kept = live.lists.find(claim.method, claim.version)
+        kept = self._live.lists.find(claim.method, claim.version)
         return None if kept is None else (kept, question.tag)
+
+    def may_answer(self, claim: Claim) -> bool:
+        """Whether a modern list request with these headers may be answered without the SDK, as things are now."""
+        live = self._live
+        return claim.is_clear and not live.steps_aside and live.shares_lists and live.is_attended
+
+    def find(self, claim: Claim) -> Kept | asyncio.Future[bool | None] | None:
+        """What everybody gets who asks for a list; or, while it is being made, when to look again."""
+        lists = self._live.lists
+        return lists.find(claim.method, claim.version) or lists.asked(claim.method, claim.version)
 
     async def _list(self, claim: Claim, scope: Scope, receive: Receive, send: Send) -> None:
         live = self._live

@@ -40,6 +40,11 @@ class Connection(QuickAnswers, ParkingProtocol):
     """Whether the request that has just come could not be opened here: nobody is asked twice whether it may be."""
 
     def data_received(self, data: bytes) -> None:
+        door = self._door
+        if door is not None and self._held is None and self._is_between and self._is_free():
+            found = door.recognize_stream(data)
+            if found is not None and self._open(door, *found):
+                return
         super().data_received(data)
         self.has_tried = False
 
@@ -47,10 +52,14 @@ class Connection(QuickAnswers, ParkingProtocol):
         # Who is behind a proxy is counted by the address that the proxy names, which is for uvicorn to find out.
         return super()._may_settle(claim, headers) or (claim.method == LISTEN and not headers & FORWARDED)
 
-    def _settle(self, door: Door, claim: Claim, body: bytes, *, is_alone: bool) -> bool:
+    def _settle(self, door: Door, claim: Claim, body: bytes) -> bool:
         if claim.method != LISTEN:
-            return super()._settle(door, claim, body, is_alone=is_alone)
-        if self.has_tried or not is_alone:
+            return super()._settle(door, claim, body)
+        is_alone = self._data is not None and self._data.partition(b"\r\n\r\n")[2] == body
+        return is_alone and self._open(door, claim, body)
+
+    def _open(self, door: Door, claim: Claim, body: bytes) -> bool:
+        if self.has_tried:
             return False
         self.has_tried = True
         return _open(door, claim, body, self.client, partial(self._begin, door))
@@ -89,15 +98,12 @@ class Doorstep(asyncio.Protocol):
         self._state.connections.add(self)  # type: ignore[arg-type]  # all that is asked of it is here
 
     def data_received(self, data: bytes) -> None:
-        has_tried = False
-        door = known_door(self._config)
-        if door is not None and not _access.isEnabledFor(logging.INFO):
-            head, _, body = data.partition(b"\r\n\r\n")
-            claim = door.recognize(head, body)
-            if claim is not None and claim.method == LISTEN and not self._transport.is_closing():
+        door, has_tried = known_door(self._config), False
+        if door is not None and not _access.isEnabledFor(logging.INFO) and not self._transport.is_closing():
+            found = door.recognize_stream(data)
+            if found is not None:
                 has_tried = True
-                client = get_remote_addr(self._transport)
-                if _open(door, claim, body, client, partial(self._begin, door)):
+                if _open(door, *found, get_remote_addr(self._transport), partial(self._begin, door)):
                     return
         connection = self._step_in()
         connection.has_tried = has_tried
