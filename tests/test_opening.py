@@ -295,42 +295,52 @@ async def test_an_authorization_that_fails_refuses(caplog: pytest.LogCaptureFixt
         assert "authorize() failed for 'door://r'" in caplog.text
 
 
-async def test_what_is_set_for_one_request_is_not_there_for_the_next(tried: list[bool]) -> None:
+async def test_what_is_set_for_one_request_ends_with_it(tried: list[bool]) -> None:
     mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="none")
     seen = []
 
-    def authorize(principal: Any, topic: Any) -> bool:
+    def note() -> None:
         span = trace.get_current_span().get_span_context()
         seen.append((mark.get(), format(span.trace_id, "032x") if span.is_valid else None))
+
+    def authorize(principal: Any, topic: Any) -> bool:
+        note()
         mark.set("left behind")
         return True
 
     async with opening(authorize=authorize) as door:
+        door.live.hub.last = lambda topic: note()
         seen.clear()
-        for meta in ({"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}, {}, {}):
+        for headers in ({}, {}, WHOLE_WAY):
             async with door.line() as line:
-                await response(line, listens(line, meta=meta))
-        assert seen == [("none", TRACE), ("none", None), ("none", None)]
-        assert tried == [True] * 3
+                await response(line, listens(line, meta={"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}, **headers))
+            await until(lambda: not streams(door))
+        assert seen == [("none", TRACE), ("none", None)] * 3  # asked, and gone
+        assert tried == [True] * 2
 
 
 # The connection
 
 
-async def test_a_stream_is_opened_on_a_connection_that_was_used_before(tried: list[bool]) -> None:
-    async with opening(timeout_keep_alive=0.1) as door, door.line() as line:
-        for _ in range(3):
+@pytest.mark.parametrize("is_seen", [True, False], ids=["a form that was seen", "a new one"])
+async def test_a_stream_is_opened_on_a_connection_that_was_used_before(is_seen: bool, tried: list[bool]) -> None:
+    async with opening(timeout_keep_alive=0.1) as door:
+        if is_seen:
+            async with door.line() as line:
+                await response(line, listens(line))
+        tried.clear()
+        async with door.line() as line:
             await line.send(line.asks("tools/list"))
-        await response(line, listens(line))
-        assert tried == [True]
-        async with door.line() as other:  # idle for as long as a connection may be
-            await other.send(other.asks("tools/list"))
-            assert await other.ended()
-        door.live.tools.add(lambda: "", name="new")
-        with anyio.fail_after(DEADLINE):
-            told = await Stream(line.reader, line.writer).event()
-        assert told is not None
-        assert told["params"]["tool"]["name"] == "new"
+            await response(line, listens(line))
+            assert tried == [True]
+            async with door.line() as other:  # idle for as long as a connection may be
+                await other.send(other.asks("tools/list"))
+                assert await other.ended()
+            door.live.tools.add(lambda: "", name="new")
+            with anyio.fail_after(DEADLINE):
+                told = await Stream(line.reader, line.writer).event()
+            assert told is not None
+            assert told["params"]["tool"]["name"] == "new"
 
 
 @pytest.mark.parametrize("behind", ["a request", "the beginning of one"])
