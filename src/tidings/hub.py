@@ -15,13 +15,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, count, groupby
+from itertools import count, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from tidings.agenda import Agenda
 from tidings.catalog import Catalog
-from tidings.counts import Counts, Why
+from tidings.counts import Counts, Why, batches
 from tidings.index import WatchIndex, check_limit
 from tidings.journal import Journal
 from tidings.logged import shown
@@ -257,9 +257,10 @@ class Hub:
             try:
                 while self._outbox:
                     self._sweep()
-                    for topic, group in groupby(self._outbox.popleft(), attrgetter("topic")):
-                        self._fan_out(topic, tuple(group))
-                        self._serve_woken()
+                    for group in _by_topic(self._outbox.popleft()):
+                        self._fan_out(group)
+                        if self._woken:
+                            self._serve_woken()
             finally:
                 self._publishing = False
 
@@ -285,41 +286,44 @@ class Hub:
                 subscriber.date = None
                 self._serve_in_turn(subscriber, now)
 
-    def _fan_out(self, topic: Topic, changes: tuple[Change, ...]) -> None:
-        previous, newest = changes[0].previous, changes[-1]
-        notification = self.news.publish(topic, changes)
-        paths = self._index.paths(topic)
-        asked = tuple(self._index.watching(paths))
+    def _fan_out(self, changes: tuple[Change, ...]) -> None:
+        notification = self.news.publish(changes)
+        topic, index = notification.topic, self._index
+        paths = index.paths(topic)
+        asked = tuple(index.watching(paths))
         telling = self.observer.telling(notification, len(asked))
-        now, edits = self._clock(), self._index.edits
-        told: list[Subscriber] = []
-        for subscriber in chain.from_iterable(self.counts.batches(asked, changes, self.catalog.now)):
-            # A callback may have closed or unsubscribed others meanwhile.
-            if edits != self._index.edits and not self._index.is_watching(subscriber, paths):
-                self.counts.set_aside(Why.UNSUBSCRIBED)
-                continue
-            said = notification
-            if not subscriber.is_plain:
-                if isinstance(topic, Feature) and subscriber.is_only_picky:
-                    said = self.news.missed(topic, previous.revision, subscriber.filter)
-                if said is notification or not said.changes:
-                    self.counts.set_aside()
-                    self._note(subscriber, notification, previous, now)
+        now, edits = self._clock(), index.edits
+        is_gone, told = changes[-1].operation is Operation.DELETED, []
+        for batch in batches(asked):
+            aside = self.counts.aside
+            for subscriber in batch:
+                # A callback may have closed or unsubscribed others meanwhile.
+                if edits != index.edits and not index.is_watching(subscriber, paths):
+                    self.counts.set_aside(Why.UNSUBSCRIBED)
                     continue
-            try:
-                taken = subscriber.deliver(said)
-                if isinstance(taken, Busy):
-                    subscriber.pause()
-                    self.counts.aside += not taken.is_told
-            except Exception as error:  # one bad subscriber must not affect another, nor the publisher
-                self.counts.set_aside()
-                self.observer.failed(subscriber, said, error)
-            if newest.operation is Operation.DELETED:
-                told.append(subscriber)
+                said = notification
+                if not subscriber.is_plain:
+                    if isinstance(topic, Feature) and subscriber.is_only_picky:
+                        said = self.news.missed(topic, notification.since, subscriber.filter)
+                    if said is notification or not said.changes:
+                        self.counts.set_aside()
+                        self._note(subscriber, notification, changes[0].previous, now)
+                        continue
+                try:
+                    taken = subscriber.deliver(said)
+                    if isinstance(taken, Busy):
+                        subscriber.pause()
+                        self.counts.aside += not taken.is_told
+                except Exception as error:  # one bad subscriber must not affect another, nor the publisher
+                    self.counts.set_aside()
+                    self.observer.failed(subscriber, said, error)
+                if is_gone:
+                    told.append(subscriber)
+            self.counts.tell(topic, self.catalog.now() - changes[0].time, len(batch) - (self.counts.aside - aside))
         self.observer.told(telling, notification, len(asked))
         for subscriber in told:
             # The resource is gone, and the subscriber knows: its subscription to just this URI is over.
-            self._unwatch(subscriber, [newest.key])
+            self._unwatch(subscriber, [changes[-1].key])
 
     def _serve_in_turn(self, subscriber: Subscriber, now: float) -> None:
         """At once, or after the fan-out under way, which would tell the same version again."""
@@ -475,8 +479,9 @@ class Hub:
         return who if isinstance(who, Subscriber) else self._callbacks.find(who)
 
     def _sweep(self) -> None:
-        for subscriber in self._callbacks.collected():
-            self.close(subscriber, Reason.COLLECTED)
+        if self._callbacks.lost:
+            for subscriber in self._callbacks.collected():
+                self.close(subscriber, Reason.COLLECTED)
 
     def _arm(self, subscriber: Subscriber, when: float) -> None:
         """See to it that the subscriber is looked at by then."""
@@ -496,3 +501,10 @@ class Hub:
             self.failures["hook"] += 1
             what = shown(argument) if isinstance(argument, str) else argument
             logger.exception("a hook of the hub failed on %r; going on", what)
+
+
+def _by_topic(changes: tuple[Change, ...]) -> Iterable[tuple[Change, ...]]:
+    """Those of one topic that come one after the other."""
+    if len(changes) == 1:  # most often
+        return (changes,)
+    return (tuple(group) for _, group in groupby(changes, attrgetter("topic")))

@@ -43,21 +43,22 @@ class News:
         """The contents that changed after `revision`, the newest first."""
         return [uri for uri, _ in takewhile(lambda each: each[1].revision > revision, reversed(self._contents.items()))]
 
-    def publish(self, topic: Topic, changes: tuple[Change, ...]) -> Notification:
+    def publish(self, changes: tuple[Change, ...]) -> Notification:
         """Take in the changes of one topic; returns what to tell those who knew it as it was."""
         # Each topic by itself: whoever is told of one list now must not hear of another one's changes before its turn.
         self.journal.append(changes)
-        previous, newest = changes[0].previous, changes[-1]
-        self._revision = newest.revision
-        notification = Notification(topic, newest.version, changes, since=previous.revision)
+        topic, version, since = changes[0].topic, changes[-1].version, changes[0].previous.revision
+        self._revision = version.revision
+        notification = Notification(topic, version, changes, since=since)
         if isinstance(topic, Feature):
-            self._versions[topic] = newest.version
-            self._built[topic] = {(previous.revision, None): notification}
+            self._versions[topic] = version
+            self._built[topic] = {(since, None): notification}
         else:
-            self._contents.pop(topic, None)
-            self._contents[topic] = newest.version
-            while len(self._contents) > self._most_contents:
-                del self._contents[next(iter(self._contents))]
+            contents = self._contents
+            contents.pop(topic, None)
+            contents[topic] = version
+            while len(contents) > self._most_contents:
+                del contents[next(iter(contents))]
         return notification
 
     def since(self, topic: Topic, version: Version | None) -> Notification:

@@ -279,7 +279,7 @@ class Callbacks:
 
     def __init__(self) -> None:
         self._subscribers: dict[object, Subscriber] = {}
-        self._lost: deque[object] = deque()
+        self.lost: deque[object] = deque()
         """The methods whose owner was collected. A collection may strike anywhere, so it only leaves a note here."""
 
     def find(self, callback: object) -> Subscriber | None:
@@ -287,7 +287,7 @@ class Callbacks:
 
     def reference(self, callback: Deliver) -> Deliver:
         """What to call in its place: a bound method's object is not kept alive."""
-        return WeakMethod(callback, self._lost.append) if isinstance(callback, types.MethodType) else callback
+        return WeakMethod(callback, self.lost.append) if isinstance(callback, types.MethodType) else callback
 
     def add(self, subscriber: Subscriber) -> None:
         self._subscribers[identity(subscriber.deliver)] = subscriber
@@ -304,8 +304,8 @@ class Callbacks:
 
     def collected(self) -> Iterator[Subscriber]:
         """Those whose object is gone."""
-        while self._lost:
-            if (subscriber := self._subscribers.get(self._lost.popleft())) is not None:
+        while self.lost:
+            if (subscriber := self._subscribers.get(self.lost.popleft())) is not None:
                 yield subscriber
 
 

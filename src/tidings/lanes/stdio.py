@@ -30,6 +30,7 @@ from mcp.shared.message import SessionMessage
 
 from tidings import seams
 from tidings.frames import encode_tag
+from tidings.lanes.collector import spare, sparing
 from tidings.lanes.lines import LineReader, LineWriter
 from tidings.lanes.verdicts import LISTS
 
@@ -56,7 +57,8 @@ _MOST_TRIES = 3
 
 def run_stdio(live: Live) -> None:
     """Serve one client on standard input and output."""
-    with _lines_of(live) as lines:
+    with _lines_of(live) as lines, sparing():
+        spare()
         try:
             anyio.run(_serve, live, lines)
         except KeyboardInterrupt:
