@@ -15,8 +15,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import count, groupby
-from operator import attrgetter
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from tidings.agenda import Agenda
@@ -27,7 +26,7 @@ from tidings.journal import Journal
 from tidings.logged import shown
 from tidings.mailbox import NEVER, Entry, Filter, IsMuted, Mailbox
 from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version, topic_named
-from tidings.news import News
+from tidings.news import News, by_topic
 from tidings.observer import Observer
 from tidings.patterns import Templates, is_pattern
 from tidings.policy import Policy
@@ -257,10 +256,9 @@ class Hub:
             try:
                 while self._outbox:
                     self._sweep()
-                    for group in _by_topic(self._outbox.popleft()):
+                    for group in by_topic(self._outbox.popleft()):
                         self._fan_out(group)
-                        if self._woken:
-                            self._serve_woken()
+                        self._serve_woken()
             finally:
                 self._publishing = False
 
@@ -293,7 +291,7 @@ class Hub:
         asked = tuple(index.watching(paths))
         telling = self.observer.telling(notification, len(asked))
         now, edits = self._clock(), index.edits
-        is_gone, told = changes[-1].operation is Operation.DELETED, []
+        is_deletion, told = changes[-1].operation is Operation.DELETED, []
         for batch in batches(asked):
             aside = self.counts.aside
             for subscriber in batch:
@@ -317,7 +315,7 @@ class Hub:
                 except Exception as error:  # one bad subscriber must not affect another, nor the publisher
                     self.counts.set_aside()
                     self.observer.failed(subscriber, said, error)
-                if is_gone:
+                if is_deletion:
                     told.append(subscriber)
             self.counts.tell(topic, self.catalog.now() - changes[0].time, len(batch) - (self.counts.aside - aside))
         self.observer.told(telling, notification, len(asked))
@@ -479,9 +477,8 @@ class Hub:
         return who if isinstance(who, Subscriber) else self._callbacks.find(who)
 
     def _sweep(self) -> None:
-        if self._callbacks.lost:
-            for subscriber in self._callbacks.collected():
-                self.close(subscriber, Reason.COLLECTED)
+        for subscriber in self._callbacks.collected():
+            self.close(subscriber, Reason.COLLECTED)
 
     def _arm(self, subscriber: Subscriber, when: float) -> None:
         """See to it that the subscriber is looked at by then."""
@@ -501,10 +498,3 @@ class Hub:
             self.failures["hook"] += 1
             what = shown(argument) if isinstance(argument, str) else argument
             logger.exception("a hook of the hub failed on %r; going on", what)
-
-
-def _by_topic(changes: tuple[Change, ...]) -> Iterable[tuple[Change, ...]]:
-    """Those of one topic that come one after the other."""
-    if len(changes) == 1:  # most often
-        return (changes,)
-    return (tuple(group) for _, group in groupby(changes, attrgetter("topic")))

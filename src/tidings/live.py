@@ -467,14 +467,11 @@ class Live:
             self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
-        are_lists_told = False
         while self._outbox:
-            changes = self._outbox.popleft()
-            self.hub.publish(changes)
-            for change in changes:
-                are_lists_told = are_lists_told or isinstance(change.topic, Feature)
-        if are_lists_told and self._loop is not None and self._loop.is_running():
-            self.lists.changed()
+            self.hub.publish(changes := self._outbox.popleft())
+            is_list = isinstance(changes[0].topic, Feature) or len(changes) > 1
+            if is_list and self._loop is not None and self._loop.is_running():
+                self.lists.changed()
 
     def _release_soon(self) -> None:
         """A batch was written, or could not be: on the thread that writes."""

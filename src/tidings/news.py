@@ -5,7 +5,9 @@ The catalog may be ahead: a subscriber may change it while others are still bein
 
 from __future__ import annotations
 
-from itertools import takewhile
+from collections.abc import Iterable
+from itertools import groupby, takewhile
+from operator import attrgetter
 
 from tidings.catalog import UNKNOWN, Catalog
 from tidings.journal import Journal, net
@@ -13,7 +15,7 @@ from tidings.mailbox import Filter
 from tidings.model import Change, Feature, Notification, Topic, Version
 from tidings.policy import Policy
 
-__all__ = ["News"]
+__all__ = ["News", "by_topic"]
 
 _MOST_BUILT = 256
 """Notifications kept per list: readers that fell behind at the same time share one, and there are few such times."""
@@ -92,3 +94,10 @@ class News:
         if filter is not None:
             changes = tuple(change for change in changes if filter.passes(change))
         return Notification(feature, self._versions[feature], changes, since=since, complete=complete)
+
+
+def by_topic(changes: tuple[Change, ...]) -> Iterable[tuple[Change, ...]]:
+    """Those of one topic that come one after the other."""
+    if len(changes) == 1:  # most often
+        return (changes,)
+    return (tuple(group) for _, group in groupby(changes, attrgetter("topic")))

@@ -279,7 +279,7 @@ class Callbacks:
 
     def __init__(self) -> None:
         self._subscribers: dict[object, Subscriber] = {}
-        self.lost: deque[object] = deque()
+        self._lost: deque[object] = deque()
         """The methods whose owner was collected. A collection may strike anywhere, so it only leaves a note here."""
 
     def find(self, callback: object) -> Subscriber | None:
@@ -287,7 +287,7 @@ class Callbacks:
 
     def reference(self, callback: Deliver) -> Deliver:
         """What to call in its place: a bound method's object is not kept alive."""
-        return WeakMethod(callback, self.lost.append) if isinstance(callback, types.MethodType) else callback
+        return WeakMethod(callback, self._lost.append) if isinstance(callback, types.MethodType) else callback
 
     def add(self, subscriber: Subscriber) -> None:
         self._subscribers[identity(subscriber.deliver)] = subscriber
@@ -302,10 +302,13 @@ class Callbacks:
     def __contains__(self, subscriber: Subscriber) -> bool:
         return self.find(subscriber.deliver) is subscriber
 
-    def collected(self) -> Iterator[Subscriber]:
+    def collected(self) -> Iterable[Subscriber]:
         """Those whose object is gone."""
-        while self.lost:
-            if (subscriber := self._subscribers.get(self.lost.popleft())) is not None:
+        return self._collected() if self._lost else ()
+
+    def _collected(self) -> Iterator[Subscriber]:
+        while self._lost:
+            if (subscriber := self._subscribers.get(self._lost.popleft())) is not None:
                 yield subscriber
 
 

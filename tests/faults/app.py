@@ -65,7 +65,7 @@ class Board:
         if settings.is_broken:
             self.live.catalog.follow(_broken_sink)
             self.live.hub.subscribe(_broken_callback, *Feature)
-        self.live.catalog._sinks.insert(0, self._note)
+        self.live.catalog._sinks = (self._note, *self.live.catalog._sinks)
 
     # What may be changed
 
