@@ -8,11 +8,12 @@ import os
 import pty
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from tests.servers.ears import LEGACY, MODERN, open_ear
 from tests.servers.ears import serving as serving_board
 from tests.servers.receiver import receiving, verify
 from tests.test_cli import DEADLINE, EXAMPLE, HELLO, TIDINGS, Served, serving, started, tidings
-from tidings import TidingsError
+from tidings import Feature, TidingsError
 from tidings.cli.commands import app
+from tidings.durable import SERVER
+from tidings.store import State
 from tidings.store.sqlite import peek
 
 pytestmark = pytest.mark.anyio
@@ -274,6 +277,52 @@ async def test_a_webhook_of_a_folder_is_added_listed_given_up_revived_and_remove
         assert (status, "there is no 'hook'" in errors) == (1, True)
         status, output, errors = await ran_as_process("subscriptions", board)
         assert (status, output, errors) == (0, "", "There are no durable subscriptions.\n")
+
+
+async def test_a_webhook_of_a_folder_is_told_of_no_list_that_never_changed(board: Path) -> None:
+    async with receiving() as receiver:
+        async with serving(board) as server:
+            await end(server)
+        added = ["subscriptions", board, "add", "hook", "--webhook", receiver.url]
+        assert (await ran(*added))[0] == 0
+        kept = look(board).durables[SERVER, "hook"]
+        assert set(kept.lists) == set(Feature)
+        assert None not in kept.lists.values()
+        async with serving(board) as server:
+            (board / "tools" / "hello.py").write_text(HELLO)
+            assert (await receiver.next()).gist == "tools.list_changed added hello"
+            await end(server)
+        assert receiver.came.empty()
+
+        told = look(board).durables[SERVER, "hook"].lists
+        assert (await ran(*added, "--uri", "board://*", "--feature", "tools"))[0] == 0
+        again = look(board).durables[SERVER, "hook"]
+        assert again.lists == {Feature.TOOLS: told[Feature.TOOLS]}, "it knows what it was told"
+        assert again.uris == ("board://*",)
+        status, _, errors = await ran(*added, "--uri", "board://{")
+        assert (status, "Traceback" in errors) == (2, False), errors
+
+
+def look(board: Path) -> State:
+    return peek(board / ".tidings" / "state.db")
+
+
+async def test_a_state_file_that_can_not_be_used_is_explained(board: Path) -> None:
+    path = board / ".tidings" / "state.db"
+    path.parent.mkdir()
+    path.touch()
+    status, _, errors = await ran("subscriptions", board)
+    assert (status, "is empty; a server that is started with it" in errors) == (2, True), errors
+    async with serving(board) as server:
+        await end(server)
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        for arguments in ([], ["remove", "hook"]):
+            status, _, errors = await ran("subscriptions", board, *arguments)
+            assert (status, "is locked by another program" in errors) == (2, True), errors
+            assert "a server is running" not in errors
 
 
 async def test_a_callers_webhooks_are_managed_through_its_server() -> None:

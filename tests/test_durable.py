@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,7 +20,7 @@ from hypothesis.stateful import (
 from msgspec import structs
 
 from tidings import BUSY, Catalog, Feature, Hub, Journal, LimitReached, Notification, Policy, TidingsError, Version
-from tidings.durable import SERVER, Durable, Durables, Owner, Webhook
+from tidings.durable import SERVER, Durable, Durables, Key, Owner, Webhook
 from tidings.lanes.templates import read_template
 from tidings.mailbox import Filter
 from tidings.store import Batch
@@ -56,6 +59,12 @@ class Place:
         """Tell nobody of what is not saved."""
         self.durables.is_saved = lambda revision: revision <= self.saved
         self.durables.written()
+
+    def collect(self) -> Mapping[Key, Durable | None]:
+        """What there is to write, written."""
+        found = self.durables.collect()
+        self.durables.written()
+        return found
 
     def save(self) -> None:
         self.batch.durables.update(self.durables.collect())
@@ -368,11 +377,11 @@ def test_a_lane_that_knows_what_was_read_is_believed(place: Place) -> None:
 def test_what_is_settled_is_written_once_more_and_then_no_more(place: Place) -> None:
     Client(place)
     add(place, "a")
-    assert place.durables.collect()[KEY] is not None
-    assert place.durables.collect() == {}
+    assert place.collect()[KEY] is not None
+    assert place.collect() == {}
     assert place.durables.is_waiting
     place.settle()
-    settled = place.durables.collect()[KEY]
+    settled = place.collect()[KEY]
     assert settled is not None
     assert settled.lists == {TOOLS: place.catalog.version(TOOLS)}
     assert not place.durables.is_waiting
@@ -663,13 +672,61 @@ def test_fields_can_be_changed_and_terms_are_kept(place: Place) -> None:
 
 
 def test_many_are_collected_in_slices_that_let_others_at_the_hub(place: Place) -> None:
-    for number in range(200):
+    for number in range(1000):
         Client(place, name=str(number))
-    place.durables.collect()
+    place.collect()
     add(place, "a")
+    pauses = []
 
-    assert len(place.durables.collect()) == 200
+    assert len(place.durables.collect(lambda: pauses.append(1))) == 1000
+    assert len(pauses) >= 2
+    place.durables.written()
     assert place.durables.collect() == {}
+
+
+def test_nobody_waits_long_for_those_who_watch_much(place: Place) -> None:
+    uris = [f"file:///some/folder/of/a/project/{number}.md" for number in range(10_000)]
+    for number in range(20):
+        Client(place, name=str(number), uris=uris)
+    add(place, "a")
+    times = [time.thread_time()]
+
+    assert len(place.durables.collect(lambda: times.append(time.thread_time()))) == 20
+    times.append(time.thread_time())
+    assert len(times) >= 10
+    assert max(after - before for before, after in pairwise(times)) < 0.01
+
+
+def test_names_that_come_and_go_while_nothing_can_be_written_leave_nothing(place: Place) -> None:
+    durables = place.durables
+    durables.put(Durable(name="stays", ttl=9))
+    durables.put(Durable(name="was written", ttl=9))
+    place.save()
+    durables.remove((None, "was written"))
+    for number in range(100):
+        durables.put(Durable(name=f"collected {number}", ttl=9))
+        durables.collect()
+        durables.remove((None, f"collected {number}"))
+        durables.put(Durable(name=f"marked {number}", ttl=9))
+        durables.remove((None, f"marked {number}"))
+
+    assert dict(durables.collect()) == {(None, "was written"): None}
+    place.save()
+    place.die()
+    assert [each.name for each in place.durables.all()] == ["stays"]
+
+
+def test_a_name_that_is_removed_while_it_is_written_is_gone(place: Place) -> None:
+    place.durables.put(Durable(name="laptop", ttl=9))
+    place.batch.durables.update(place.durables.collect())
+    place.durables.remove(KEY)
+    place.store.write(place.batch)
+    place.batch.durables.clear()
+    place.durables.written()
+
+    place.save()
+    place.die()
+    assert place.durables.all() == []
 
 
 def test_nobody_is_told_of_what_would_be_forgotten_with_the_server(place: Place) -> None:

@@ -98,13 +98,21 @@ async def test_they_can_stand_in_an_app_of_ones_own() -> None:
         ("127.0.0.1", {"x-real-ip": "203.0.113.9"}, 403),
         ("127.0.0.1", {"via": "1.1 proxy"}, 403),
         ("127.0.0.1", {"x-forwarded-proto": "https"}, 403),
+        ("127.0.0.1", {"forwarded": "for=203.0.113.9"}, 403),
+        ("127.0.0.1", {"x-client-ip": "203.0.113.9"}, 403),
+        ("127.0.0.1", {"true-client-ip": "203.0.113.9"}, 403),
+        ("127.0.0.1", {"cf-connecting-ip": "203.0.113.9"}, 403),
+        ("127.0.0.1", {"host": "localhost:8765"}, 200),
+        ("127.0.0.1", {"host": "127.0.0.1.attacker.example"}, 403),
+        ("a socket of its own", {}, 403),
+        (None, {}, 403),
     ],
 )
 async def test_metrics_are_for_who_comes_straight_from_this_machine(
-    address: str, headers: dict[str, str], status: int
+    address: str | None, headers: dict[str, str], status: int
 ) -> None:
     app = Starlette(routes=routes(Live(MCPServer("mine"))))
-    transport = httpx2.ASGITransport(app, client=(address, 1))
+    transport = httpx2.ASGITransport(app, client=None if address is None else (address, 1))  # type: ignore[arg-type]
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         assert (await client.get("/metrics", headers=headers)).status_code == status
 

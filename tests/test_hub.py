@@ -336,7 +336,7 @@ def test_a_callback_whose_last_subscription_expires_is_gone(hub: Hub, reader: Re
     hub.tick(1)
 
     assert len(hub) == 0
-    assert reasons == [Reason.UNSUBSCRIBED]
+    assert reasons == [Reason.EXPIRED]
 
 
 # Coming back

@@ -77,6 +77,8 @@ class Subscription:
     """The features, URIs and patterns that it watches, and since when for sure."""
     told: dict[Topic, Version] = field(default_factory=dict)
     events: list[tuple[int, Event]] = field(default_factory=list)
+    lost: frozenset[tuple[Topic, Version]] = frozenset()
+    """What no longer was when it came, because a server was killed before it had written that down."""
     is_closed: bool = False
 
     def record(self, event: Event, at: int | None = None) -> None:
@@ -109,13 +111,17 @@ class Subscription:
         return any(self._is_owed(topic, since) for path, since in self.paths.items() for topic in covered(path))
 
     def _is_owed(self, topic: Topic, since: int) -> bool:
-        rows = self.server.changed.get(topic, [])
+        rows = self._still_true(self.server.changed.get(topic, []))
         known = self.told.get(topic) or next((change.previous for at, change in rows if at > since), None)
-        return known is not None and known.digest != rows[-1][1].version.digest
+        return known is not None and bool(rows) and known.digest != rows[-1][1].version.digest
+
+    def _still_true(self, changes: list[tuple[int, Changed]]) -> list[tuple[int, Changed]]:
+        return [(at, change) for at, change in changes if (change.topic, change.version) not in self.lost]
 
     def history(self, changes: list[tuple[int, Changed]]) -> History:
         """Its own events among all changes. Over HTTP an end is answered on another connection than the stream's: what
         was changed before that may still be under way, and counts as told in time."""
+        changes = self._still_true(changes)
         made = {(change.topic, change.version): at for at, change in changes}
         events = list(self.events)
         for index, (at, event) in enumerate(self.events):
@@ -152,9 +158,10 @@ class Server:
         self.rows: list[tuple[int, Changed]] = []
         self.changed: dict[Topic, list[tuple[int, Changed]]] = {}
         self.heard = asyncio.Event()
+        self.lost: set[tuple[Topic, Version]] = set()
 
     def open(self, name: str) -> Subscription:
-        subscription = Subscription(name, self)
+        subscription = Subscription(name, self, lost=frozenset(self.lost))
         self.subscriptions.append(subscription)
         return subscription
 

@@ -64,14 +64,15 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     parking = {f"{name}, own": (SERVERS[name][0], {**SERVERS[name][1], "own": True}) for name in PARKING}
+    parking["mcpserver, uvicorn"] = (SERVERS["mcpserver"][0], {**SERVERS["mcpserver"][1], "parser": "httptools"})
     with serving_all(SERVERS | parking) as urls:
         yield urls
 
 
-@pytest.fixture(params=["uvicorn", "own"])
+@pytest.fixture(params=["asgi", "own"])
 def fronts(request: pytest.FixtureRequest, urls: dict[str, str]) -> dict[str, str]:
     """The URLs of one of the two fronts, by the names of the servers."""
-    return urls if request.param == "uvicorn" else {name: urls[f"{name}, own"] for name in PARKING}
+    return urls if request.param == "asgi" else {name: urls[f"{name}, own"] for name in PARKING}
 
 
 @pytest.fixture
@@ -260,8 +261,8 @@ async def test_a_stream_that_the_server_ends_gets_its_result(kind: str, transpor
             await ear.until_state(subscribers=0, streams=0, watched=[])
 
 
-async def test_only_a_process_of_our_own_parks_its_streams(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    for name, parked in (("mcpserver", 0), ("mcpserver, own", 1), ("fastmcp, own", 1)):
+async def test_streams_are_parked_where_the_connection_is_known(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+    for name, parked in (("mcpserver", 0), ("mcpserver, uvicorn", 1), ("mcpserver, own", 1), ("fastmcp, own", 1)):
         wire = Wire(urls[name], http)
         async with wire.listen(1, EVERYTHING) as stream:
             await stream.message()

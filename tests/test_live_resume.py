@@ -5,9 +5,8 @@ whenever chance says so (before the acknowledgement, between two notifications, 
 cursor it holds, or an older one, or one that nobody knows, and must be told exactly what differs, or to refetch. What
 the server changed and what each client saw is judged as in `test_live_history`; in the end each copy is the list.
 
-`TIDINGS_SEED` repeats a run as far as processes allow. To have the server die in between, give `play` a `restart`:
-it gets the process, after all its changes were recorded, and returns the one that took its place. Cursors must outlive
-that, so it needs a server with a store.
+In the last test the server has a store, and is killed in between: before, while and after it is written down what the
+clients were told. `TIDINGS_SEED` repeats a run as far as processes allow.
 """
 
 from __future__ import annotations
@@ -15,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import msgspec
@@ -29,12 +30,27 @@ from mcp.client.extension import ClientExtension, NotificationBinding
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import BaseModel, ConfigDict, SerializeAsAny
 
-from tests.faults.wire import MODERN, Process, Settings, Stream, envelope, listen_request, request, serve
+from tests.faults.wire import (
+    MODERN,
+    OPERATIONS,
+    PATIENCE,
+    RECORD,
+    STATE,
+    How,
+    Process,
+    Settings,
+    Stream,
+    envelope,
+    listen_request,
+    request,
+    serve,
+)
 from tests.test_live_history import URIS, Changes, Server, Subscription
 from tidings.cursor import Cursor
 from tidings.delta import Copy
 from tidings.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, EXTENSION, FILTER_KEY, RESUME_KEY
 from tidings.model import Feature, Topic, Version
+from tidings.store.sqlite import peek
 from tidings.testing import Acknowledged, Subscribed, Told, check_resumable
 
 pytestmark = pytest.mark.anyio
@@ -42,7 +58,6 @@ pytestmark = pytest.mark.anyio
 CHANGES = 2_000
 CLIENTS = 20
 SDK_CLIENTS = 4
-Restart: TypeAlias = Callable[[Process], Awaitable[Process]]
 
 
 class Place:
@@ -50,6 +65,14 @@ class Place:
 
     def __init__(self, process: Process) -> None:
         self.process = process
+        self.is_up = asyncio.Event()
+        self.is_up.set()
+
+    async def record(self, start: int) -> list[Any]:
+        """What changed, from the nth change on."""
+        _, _, body = await request(self.process.port, "GET", f"/record?start={start}")
+        rows: list[Any] = msgspec.json.decode(body)
+        return rows
 
     async def fetch(self, feature: Feature) -> dict[str, Any]:
         """A list, with the templates if it is that of resources."""
@@ -63,6 +86,41 @@ class Place:
         _, _, body = await request(self.process.port, "POST", "/mcp", headers, envelope(method, 1))
         result: dict[str, Any] = msgspec.json.decode(body)["result"]
         return result
+
+
+class Mortal(Place):
+    """A server with a store, that is killed and takes up where it was."""
+
+    def __init__(self, process: Process, start: Callable[[], Awaitable[Process]], folder: Path) -> None:
+        super().__init__(process)
+        self.lives = 1
+        self._start = start
+        self._folder = folder
+
+    async def record(self, start: int) -> list[Any]:
+        """Of all processes."""
+        lines = (self._folder / RECORD).read_bytes().splitlines()
+        return [msgspec.json.decode(line) for line in lines[start:]]
+
+    async def die(self, server: Server) -> None:
+        """Now, whatever it is doing."""
+        self.is_up.clear()
+        self.process.send_signal(signal.SIGKILL)
+        await self.process.ended(PATIENCE)
+        await server.catch_up()
+        kept = peek(self._folder / STATE)
+        for _, change in server.rows:
+            topic = change.topic
+            known = kept.versions.get(topic) if isinstance(topic, Feature) else kept.contents.get(topic)
+            if known is None or change.version.revision > known.revision:
+                server.lost.add((topic, change.version))
+
+    async def come_back(self, operations: list[dict[str, Any]]) -> None:
+        """With all that was done to the one before, or was meant to be."""
+        (self._folder / OPERATIONS).write_bytes(msgspec.json.encode(operations))
+        self.process = await self._start()
+        self.lives += 1
+        self.is_up.set()
 
 
 class Reader:
@@ -93,11 +151,22 @@ class Reader:
         self._leaves = True
         self._heard.put_nowait(None)
 
+    def drop(self) -> None:
+        """Its server is gone."""
+        self._heard.put_nowait(None)
+
     async def live(self) -> None:
-        await self._refetch(*self._features)
         while not self._leaves:
-            with suppress(OSError):
+            await self._place.is_up.wait()
+            process = self._place.process
+            try:
+                await self._refetch(*(feature for feature in self._features if feature not in self.copies))
                 await self._be_connected()
+            except OSError:
+                pass
+            except Exception:  # whatever the SDK's client makes of a server that is killed
+                if process is self._place.process and self._place.is_up.is_set():
+                    raise
 
     async def _be_connected(self) -> None:
         self.lives += 1
@@ -257,27 +326,46 @@ class _Extension(ClientExtension):
         return [NotificationBinding(method=DELETED_METHOD, params_type=_DeletedParams, handler=self._note_deleted)]
 
 
-async def play(place: Place, dice: random.Random, restart: Restart | None = None) -> tuple[Server, list[Reader]]:
-    """Change the catalog until it has changed so often, while the clients come and go; then let all be told."""
+async def play(
+    place: Place, dice: random.Random, most: int = CHANGES, clients: int = CLIENTS
+) -> tuple[Server, list[Reader]]:
+    """Change the catalog until it has changed so often, while the clients, and the server if it may, come and go; then
+    let all be told."""
+    done: list[dict[str, Any]] = []
 
-    async def record(start: int) -> list[Any]:
-        _, _, body = await request(place.process.port, "GET", f"/record?start={start}")
-        rows: list[Any] = msgspec.json.decode(body)
-        return rows
+    async def change(operations: list[dict[str, Any]]) -> None:
+        done.extend(operations)
+        await place.process.change(*operations)
 
-    server = Server(lambda operations: place.process.change(*operations), record, has_streams=True)
+    async def doomed(operations: Iterable[dict[str, Any]]) -> None:
+        with suppress(OSError, EOFError):
+            await change(list(operations))
+
+    server = Server(change, place.record, has_streams=True)
+    sdk_clients = clients * SDK_CLIENTS // CLIENTS
     readers = [
-        Reader(f"reader-{number}", server, place, dice, uses_sdk=number < SDK_CLIENTS) for number in range(CLIENTS)
+        Reader(f"reader-{number}", server, place, dice, uses_sdk=number < sdk_clients) for number in range(clients)
     ]
     changes = Changes(dice)
     async with asyncio.TaskGroup() as tasks:
         living = [tasks.create_task(reader.live()) for reader in readers]
-        while (count := await server.catch_up()) < CHANGES:
+        rounds = 0
+        while (count := await server.catch_up()) < most:
+            rounds += 1
             for _ in range(10):
                 await server.change([changes.next() for _ in range(dice.choice([1, 1, 1, 5]))])
-            if restart is not None and dice.random() < 0.1:
-                await server.catch_up()
-                place.process = await restart(place.process)
+            if isinstance(place, Mortal) and rounds % 4 == 0:
+                server.heard.clear()
+                async with asyncio.TaskGroup() as last:
+                    last.create_task(doomed(changes.next() for _ in range(5)))
+                    if dice.random() < 0.7:
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(0.2):
+                                await server.heard.wait()
+                    await place.die(server)
+                for reader in readers:
+                    reader.drop()
+                await place.come_back(done)
             assert not any(task.done() for task in living), f"a client ended after {count} changes"
         for reader in readers:
             reader.stay()
@@ -288,28 +376,56 @@ async def play(place: Place, dice: random.Random, restart: Restart | None = None
     return server, readers
 
 
-@pytest.mark.parametrize("journal", [10_000, 20], ids=["a long journal", "a short journal"])
-async def test_clients_that_come_back_with_a_cursor_are_told_exactly_what_differs(
-    capsys: pytest.CaptureFixture[str], journal: int
-) -> None:
-    seed = int(os.environ.get("TIDINGS_SEED") or random.randrange(1 << 32))
-    sys.stdout.write(f"TIDINGS_SEED={seed} repeats this run\n")
-    start = time.monotonic()
-    async with serve("uvicorn", Settings(policy={"journal_changes": journal})) as process:
-        server, readers = await play(Place(process), random.Random(seed))
-        current = {feature: Copy(feature, (await Place(process).fetch(feature))[feature.value]) for feature in Feature}
+async def judge(place: Place, server: Server, readers: list[Reader], journal: int) -> list[Told]:
+    """Hold what the clients were told, and what they have, against what there was; returns all that they were told."""
+    current = {feature: Copy(feature, (await place.fetch(feature))[feature.value]) for feature in Feature}
     for subscription in server.subscriptions:
         check_resumable(subscription.history(server.rows), journal=journal)
     server.check()
     for reader in readers:
         for feature, copy in reader.copies.items():
             assert copy.items == current[feature].items, f"{reader.name} holds other {feature.value}"
-    told = [event for one in server.subscriptions for _, event in one.events if isinstance(event, Told)]
+    return [event for one in server.subscriptions for _, event in one.events if isinstance(event, Told)]
+
+
+def dice_of_this_run() -> random.Random:
+    seed = int(os.environ.get("TIDINGS_SEED") or random.randrange(1 << 32))
+    sys.stdout.write(f"TIDINGS_SEED={seed} repeats this run\n")
+    return random.Random(seed)
+
+
+@pytest.mark.parametrize("journal", [10_000, 20], ids=["a long journal", "a short journal"])
+async def test_clients_that_come_back_with_a_cursor_are_told_exactly_what_differs(
+    capsys: pytest.CaptureFixture[str], journal: int
+) -> None:
+    start = time.monotonic()
+    async with serve("uvicorn", Settings(policy={"journal_changes": journal})) as process:
+        place = Place(process)
+        server, readers = await play(place, dice_of_this_run())
+        told = await judge(place, server, readers, journal)
     with capsys.disabled():
         sys.stdout.write(
             f"\n{len(server.rows)} changes, {len(server.subscriptions)} connections of {CLIENTS} clients, "
             f"{len(told)} notifications, {sum(not each.is_complete for each in told)} of them to refetch, "
-            f"{time.monotonic() - start:.1f} s (seed {seed})\n"
+            f"{time.monotonic() - start:.1f} s\n"
         )
     assert all(reader.lives > 3 for reader in readers)
     assert any(not each.is_complete for each in told)
+
+
+@pytest.mark.parametrize(("how", "journal"), [("run", 10_000), ("uvicorn", 20)])
+async def test_clients_of_servers_that_are_killed_are_told_exactly_what_differs(
+    tmp_path: Path, how: How, journal: int
+) -> None:
+    """Although what a killed server said last is forgotten: then, and only then, its clients are told to refetch."""
+    settings = Settings(policy={"journal_changes": journal}, folder=str(tmp_path))
+    async with AsyncExitStack() as processes:
+
+        def start() -> Awaitable[Process]:
+            return processes.enter_async_context(serve(how, settings))
+
+        place = Mortal(await start(), start, tmp_path)
+        server, readers = await play(place, dice_of_this_run(), most=250, clients=10)
+        await judge(place, server, readers, journal)
+    assert place.lives > 2
+    assert server.lost

@@ -207,7 +207,7 @@ async def test_an_expired_subscription_wakes_the_one_who_waits_and_ends_the_iter
         hub.tick(due)
         async with asyncio.timeout(1):
             assert await task == []
-    assert reasons == [Reason.UNSUBSCRIBED]
+    assert reasons == [Reason.EXPIRED]
 
 
 async def test_listeners_on_the_same_topic_each_hear_all(catalog: Catalog, hub: Hub) -> None:

@@ -7,7 +7,9 @@ import json
 import logging
 import shutil
 import signal
+import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,11 +25,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.servers.ears import LegacyWire
 from tests.test_cli import DEADLINE, EXAMPLE, HELLO, TOKEN, serving, started
 from tidings import Catalog, Feature, Hub, Reason
+from tidings.cli.export import _Complaints as Complaints
 from tidings.cli.export import _endpoint as endpoint
 from tidings.cli.export import _package as package
+from tidings.cli.export import _place as place
+from tidings.cli.export import _resource as resource
 from tidings.cli.output import _Plain
 from tidings.gate import Gate
-from tidings.logged import shown
+from tidings.logged import plain, shown
 from tidings.metrics import METRICS
 
 pytestmark = pytest.mark.anyio
@@ -77,6 +82,32 @@ def test_the_life_of_a_subscription_is_logged_at_info_and_debug(caplog: pytest.L
     assert SECRET not in str(parts)
 
 
+def test_subscriptions_that_run_out_or_end_with_their_resource_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "tidings.subscriptions")
+    catalog = Catalog()
+    hub = Hub(catalog)
+    clients = [hub.open(lambda notification: None, label=f"listen {number}") for number in range(3)]
+    for client in clients:
+        client.subscribe(uris=["a://b"])
+    clients[0].subscribe("tools", uris=["a://c"], ttl=5)
+    caplog.clear()
+
+    due = hub.next_due()
+    assert due is not None
+    hub.tick(due)
+    catalog.resources.deleted("a://b")
+    clients[0].unsubscribe("tools", uris=["a://b"])  # is over long ago
+
+    assert lines(caplog) == [
+        ("debug", "listen 0 unsubscribed from tools, 1 URI (expired)"),
+        ("debug", "told 3 clients: contents deleted a://b (revision 1)"),
+        ("debug", "3 clients unsubscribed from 1 URI (deleted)"),
+    ]
+    expired, _, deleted = [vars(record)["tidings"] for record in caplog.records]
+    assert expired.items() >= {"event": "unsubscribed", "reason": "expired", "client": "listen 0"}.items()
+    assert deleted.items() >= {"reason": "deleted", "clients": 3, "topics": ["a://b"]}.items()
+
+
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
@@ -119,6 +150,31 @@ def test_no_client_can_forge_a_line_or_fill_the_log(caplog: pytest.LogCaptureFix
         assert len(line) < 400
         assert line.isprintable()
     assert lines(caplog)[0][1].startswith(r"listen x\n12:00:00 error: \x1b[2J\u202eyyy")
+
+
+@pytest.mark.parametrize(
+    "character",
+    [
+        "\0",
+        "\n",
+        "\r",
+        "\x1b",
+        "\x7f",
+        "\x85",
+        "\x9b",
+        "\u2028",
+        "\u2029",
+        "\u202a",
+        "\u2066",
+        "\u2069",
+        "\ud800",
+    ],
+    ids=ascii,
+)
+def test_no_character_ends_a_line_turns_it_round_or_breaks_its_encoding(character: str) -> None:
+    said = plain(f"a{character}b")
+    assert said == f"a{ascii(character)[1:-1]}b"
+    assert said.encode() == said.encode("ascii")
 
 
 def test_a_logged_line_is_one_line_whoever_said_it() -> None:
@@ -187,6 +243,36 @@ async def test_json_lines_tell_the_life_of_a_server_without_a_secret(board: Path
     assert TOKEN not in said
     assert session.session_id not in said
     assert SECRET not in "".join(str(each) for each in found if each["level"] != "debug")
+
+
+@pytest.mark.parametrize("options", [(), ("--log-format", "json")], ids=["text", "json"])
+async def test_a_change_in_a_served_folder_is_said_once_watched_or_not(board: Path, options: tuple[str, ...]) -> None:
+    async with asyncio.timeout(DEADLINE), started("serve", board, "--json", "--port", 0, *options) as process:
+        url = json.loads(await process.stdout.readline())["url"]
+        async with httpx2.AsyncClient(timeout=DEADLINE) as http:
+            session = LegacyWire(url, http)
+            await session.shake_hands()
+            async with session.stream() as stream:
+                (board / "tools" / "watched.py").write_text(HELLO.replace("hello()", "watched()"))
+                while "watched" not in (await stream.heard()).gist:
+                    pass
+            await session.end()
+        (board / "tools" / "lonely.py").write_text(HELLO.replace("hello()", "lonely()"))
+        said: list[str] = []
+        while not said or "lonely" not in said[-1]:
+            said.append((await process.stderr.readline()).decode())
+        process.terminate()
+        said += (await process.stderr.read()).decode().splitlines()
+        assert await process.wait() == 0
+
+    told = {name: [line for line in said if name in line] for name in ("watched", "lonely")}
+    assert [len(found) for found in told.values()] == [1, 1], said
+    if options:
+        parts = [json.loads(found[0]) for found in told.values()]
+        assert [(each["event"], each["level"], each["clients"]) for each in parts] == [
+            ("told", "info", 1),
+            ("told", "info", 0),
+        ]
 
 
 # Export
@@ -315,8 +401,61 @@ def test_each_signal_goes_where_its_own_variables_say(
     assert {each: package(each) for each in ("TRACES", "METRICS") if endpoint(each) is not None} == sent
 
 
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ({}, "board"),
+        ({"OTEL_SERVICE_NAME": "mine"}, "mine"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=mine"}, "mine"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "host.name=here"}, "board"),
+    ],
+)
+def test_a_server_goes_by_its_own_name_unless_the_environment_has_one(
+    env: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in env.items():
+        monkeypatch.setenv(key, value)
+    assert resource("board").attributes["service.name"] == name
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "said"),
+    [
+        (f"https://user:{SECRET}@collector:4318/v1?key={SECRET}", "https://collector:4318"),
+        (f"collector:4317?key={SECRET}", "collector:4317"),
+    ],
+)
+def test_no_secret_of_an_endpoint_is_said(endpoint: str, said: str) -> None:
+    assert place(endpoint) == said
+
+
+def test_what_an_exporter_raised_is_not_said_in_its_own_words() -> None:
+    failures: Counter[str] = Counter()
+    complaints = Complaints(failures)
+    try:
+        raise RuntimeError(SECRET)
+    except RuntimeError:
+        raised = sys.exc_info()
+
+    def said(name: str, level: int) -> str | None:
+        record = logging.LogRecord(name, level, "", 0, "failed: %s", (SECRET,), raised)
+        return logging.Formatter().format(record) if complaints.filter(record) else None
+
+    ours = "the collector does not take what it is sent; this is not said again while it goes on"
+    assert said("opentelemetry.exporter.otlp", logging.ERROR) == ours
+    assert said("opentelemetry.sdk.trace.export", logging.WARNING) is None
+    assert failures == {"telemetry": 2}
+    assert SECRET in (said("opentelemetry.exporter.otlp", logging.INFO) or "")  # no complaint
+    assert SECRET in (said("somebody.else", logging.ERROR) or "")
+    assert failures == {"telemetry": 2}
+
+
 async def test_the_switch_of_opentelemetry_is_honoured(board: Path) -> None:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_SDK_DISABLED": "true"}
     async with serving(board, env=env) as server:
         (board / "tools" / "late.py").write_text(HELLO.replace("hello()", "late()"))
-        assert "telemetry" not in await server.line_with("tool late added") + server.greeting
+        assert server.process.stderr is not None
+        said = [server.greeting]
+        while "tool late added" not in said[-1]:
+            said.append((await server.process.stderr.readline()).decode())
+        assert not [line for line in said if "telemetry" in line]

@@ -24,11 +24,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from mcp.server.mcpserver import MCPServer
 from starlette.middleware.base import BaseHTTPMiddleware
 
-from tests.faults.wire import ALL, Stream, listen_request, modern_request
+from tests.faults.wire import ALL, Stream, get_request, listen_request, modern_request, open_session
 from tidings import Feature, Live, Reason
 from tidings.lanes.app import _protocol
 from tidings.lanes.channel import Channel
-from tidings.lanes.parked import Parked
+from tidings.lanes.parked import DirectLine, Parked
 
 pytestmark = pytest.mark.anyio
 
@@ -183,6 +183,17 @@ class Receiving:
         await passing
 
 
+async def test_behind_one_uvicorns_own_connections_are_not_found() -> None:
+    async with (
+        serving(Receiving, http="httptools") as server,
+        connected(server, listen_request(1)) as (stream, _),
+    ):
+        await check_told(server, stream)
+        assert [type(outlet) for outlet in server.outlets] == [Channel]
+        server.live.stop()
+        await rest(stream)
+
+
 async def test_a_middleware_that_still_receives_is_let_go() -> None:
     async with serving(Receiving) as server:
         before = len(asyncio.all_tasks())
@@ -254,11 +265,13 @@ class Labelled:
         await self._app(scope, receive, labelled if scope["type"] == "http" else send)
 
 
+@pytest.mark.parametrize("is_ours", [True, False], ids=["our protocol", "uvicorn's"])
 @pytest.mark.parametrize(("middleware", "outlet"), [(Capitals, Channel), (Delayed, Channel), (Labelled, Parked)])
 async def test_a_stream_is_parked_only_if_it_reaches_the_connection_as_it_was_sent(
-    middleware: Any, outlet: type
+    middleware: Any, outlet: type, is_ours: bool
 ) -> None:
-    async with serving(middleware) as server, connected(server, listen_request(1)) as (stream, _):
+    options = {} if is_ours else {"http": "httptools"}
+    async with serving(middleware, **options) as server, connected(server, listen_request(1)) as (stream, _):
         await check_told(server, stream)
         assert [type(each) for each in server.outlets] == [outlet]
         server.live.stop()
@@ -285,10 +298,38 @@ async def test_a_stream_with_another_request_behind_it_is_not_parked(behind: byt
         assert (await rest(stream))[-1]["id"] == 1
 
 
-async def test_without_our_protocol_there_is_nothing_to_park_with() -> None:
+async def test_with_another_parser_there_is_nothing_to_park_with() -> None:
     async with serving(http="h11") as server, connected(server, listen_request(1)) as (stream, _):
         await check_told(server, stream)
         assert [type(each) for each in server.outlets] == [Channel]
+
+
+# Legacy streams, which stay responses
+
+
+@pytest.mark.parametrize(("middleware", "is_direct"), [(Labelled, True), (Capitals, False)])
+async def test_events_take_the_direct_line_only_if_they_arrive_as_they_were_sent(
+    middleware: Any, is_direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct: list[bytes] = []
+
+    def noted(self: DirectLine, chunk: bytes) -> bool:
+        is_written = write(self, chunk)
+        direct.extend([chunk] if is_written else [])
+        return is_written
+
+    write = DirectLine.write
+    monkeypatch.setattr(DirectLine, "write", noted)
+    async with serving(middleware) as server:
+        session_id = await open_session(server.address[1])
+        async with connected(server, get_request(session_id)) as (stream, _):
+            for number in range(3):
+                server.change(f"edition {number}")
+                assert (await event(stream))["params"]["tool"]["description"] == f"edition {number}"
+            server.live.stop()
+            assert await rest(stream) == []
+            assert stream.is_terminated
+    assert len(direct) == (2 if is_direct else 0), "the first one shows how it arrives"
 
 
 # What comes in on a parked connection

@@ -45,7 +45,7 @@ from tests.servers.door import open_door, some_server
 from tidings import seams
 from tidings.lanes.answers import QuickAnswers
 from tidings.lanes.channel import PARK
-from tidings.lanes.parked import ParkingProtocol
+from tidings.lanes.parked import ParkingProtocol, direct_line
 
 SOURCE = Path(tidings.__file__).parent
 
@@ -449,6 +449,7 @@ async def test_a_connection_of_uvicorns_can_be_taken_over_in_the_middle_of_a_res
         await receive()
         transport = receive.__self__.transport  # where a channel looks for it
         watch = scope["extensions"][PARK]["watch"]
+        assert direct_line(receive) is not None, "uvicorn has moved what a legacy stream writes to; see `DirectLine`"
         witness = watch()
         assert witness is not None, "uvicorn has moved what parking takes apart; see `_name_parts` in parked.py"
         await send({"type": "http.response.start", "status": 200})

@@ -182,6 +182,27 @@ def test_for_a_store_that_is_gone_for_good_nothing_is_noted() -> None:
         assert not live.durables.is_waiting
 
 
+def test_names_that_come_and_go_during_an_outage_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "_RETRY", 0.001)
+    monkeypatch.setattr(keeper, "_LONGEST_RETRY", 0.001)
+    store = Moody()
+    with living(store) as live:
+        live.durables.put(Durable(name="kept", ttl=9))
+        live.keeper.flush(DEADLINE)
+        store.failures = [StoreError("state.db: the disk is full; make room")] * 10_000
+        for number in range(200):
+            live.durables.put(Durable(name=f"n{number}", ttl=9))
+            live.keeper.flush(DEADLINE)
+            live.durables.remove((None, f"n{number}"))
+        live.keeper.flush(DEADLINE)
+
+        assert live.failures["store"] >= 200
+        assert len(live.keeper._batch.durables) == 0
+        store.failures.clear()
+        until(lambda: live.keeper.problem is None, "a success")
+    assert [name for _, name in left(store).durables] == ["kept"]
+
+
 def test_a_store_that_is_broken_is_left_alone() -> None:
     store = Moody()
     store.failures = [StoreBroken("state.db is damaged")] * 100
@@ -339,6 +360,27 @@ def test_what_may_not_be_written_is_said_and_left_as_it_is(
         assert live.failures["store"] == 1
         assert not live.keeper.is_saving
     assert (path.read_bytes() if path.exists() else None) == before
+
+
+def test_a_log_that_can_not_be_read_is_not_passed_over(open_folder: Path) -> None:
+    """As where nobody may write after a server was killed: without its log the file is an older one."""
+    path = open_folder / "state.db"
+    with living(path) as live:
+        add(live, "a")
+        live.keeper.flush(DEADLINE)
+        copied = {
+            path.with_name(f"copy.db{end}"): path.with_name(f"state.db{end}").read_bytes() for end in ("", "-wal")
+        }
+    for copy, content in copied.items():
+        copy.write_bytes(content)
+        copy.chmod(0o444)
+    open_folder.chmod(0o555)
+
+    with as_nobody(), pytest.raises(StoreError, match="has a log beside it; copy both to a folder where you may write"):
+        peek(path.with_name("copy.db"))
+    path.chmod(0o444)
+    with as_nobody():
+        assert len(peek(path).items) == 1, "that one was closed, and has none"
 
 
 def test_a_damaged_file_and_one_of_a_newer_version_leave_a_server_in_memory(

@@ -6,19 +6,13 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from contextvars import ContextVar
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import anyio
 import httpx2
 import mcp_types as types
 import msgspec
 import pytest
-from mcp.server.mcpserver import MCPServer
 from opentelemetry import trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -37,10 +31,11 @@ from tests.servers.ears import (
     stdio_server,
 )
 from tests.servers.watched import BROKEN
-from tidings import Catalog, Feature, Hub, Live, Notification, Policy
+from tidings import Catalog, Feature, Hub, Notification
 from tidings.frames import Shape, write
 from tidings.metrics import METRICS
-from tidings.telemetry import ATTRIBUTES, SPANS, Telemetry, context_of
+from tidings.spans import ATTRIBUTES, SPANS
+from tidings.telemetry import context_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:resources/.*subscribe is removed")]
 
@@ -316,19 +311,6 @@ async def test_an_exporter_sees_every_span_of_the_table_with_its_attributes(
     assert set(Counter((each["name"], each["attributes"]["tidings.revision"]) for each in told).values()) == {1}
 
 
-def test_each_batch_that_is_written_to_the_store_has_a_span(tmp_path: Path) -> None:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    live = Live(MCPServer("kept"), store=tmp_path / "state.db", telemetry=Telemetry(tracer_provider=provider))
-    live.catalog.tools.add({"name": "a"})
-    live.catalog.tools.add({"name": "b"})
-    live.keeper.close()
-    written = [span for span in exporter.get_finished_spans() if span.name == "store.write"]
-    assert sum(cast("int", (span.attributes or {})["tidings.changes"]) for span in written) == 2
-    assert {(span.attributes or {})["tidings.outcome"] for span in written} == {"ok"}
-
-
 async def test_an_exporter_sees_every_metric_of_the_table(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     async with open_ear(urls["mcpserver"], MODERN) as ear, ear.listen():
         await ear.step("add", "tools added metered", feature="tools", key="metered")
@@ -376,116 +358,3 @@ async def test_trouble_in_tracing_changes_nothing_that_a_client_sees(mode: str) 
 def _change_of(meta: dict[str, Any]) -> dict[str, Any]:
     """Without the digest: that of a content which has no etag is another one in each life of a server."""
     return {key: value for key, value in meta.get("dev.tidings/change", {}).items() if key != "digest"}
-
-
-class _Fragile(trace.NonRecordingSpan):
-    """A span that can be told nothing; it can end all the same."""
-
-    ended = 0
-
-    def is_recording(self) -> bool:
-        return True
-
-    def fail(self, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("no")
-
-    set_attributes = set_attribute = add_event = set_status = fail
-
-    def end(self, end_time: int | None = None) -> None:
-        self.ended += 1
-
-
-class _Fragiles(trace.NoOpTracerProvider, trace.NoOpTracer):
-    def __init__(self) -> None:
-        self.spans: list[_Fragile] = []
-
-    def get_tracer(self, *args: Any, **kwargs: Any) -> trace.Tracer:
-        return self
-
-    def start_span(self, *args: Any, **kwargs: Any) -> trace.Span:
-        self.spans.append(_Fragile(trace.INVALID_SPAN_CONTEXT))
-        return self.spans[-1]
-
-
-def test_a_span_ends_whatever_it_could_not_be_told() -> None:
-    provider = _Fragiles()
-    live = Live(MCPServer("fragile"), telemetry=Telemetry(tracer_provider=provider))
-    subscriber = live.hub.subscribe(lambda notification: None, Feature.TOOLS)
-    live.tools.add(print, name="p")
-    subscriber.close()
-    with live.hub.observer.span("workspace.scan", units=1):
-        pass
-    assert [span.ended for span in provider.spans] == [1] * 5
-    assert live.failures["telemetry"] > 0
-
-
-def test_two_servers_may_share_one_telemetry() -> None:
-    reader = InMemoryMetricReader()
-    telemetry = Telemetry(meter_provider=MeterProvider([reader], shutdown_on_exit=False))
-    one, two = (Live(MCPServer(name), telemetry=telemetry) for name in ("one", "two"))
-    one.hub.subscribe(lambda notification: None, Feature.TOOLS)
-    assert (sum(one.hub.counts.open.values()), sum(two.hub.counts.open.values())) == (1, 0)
-    one.tools.add(print, name="p")
-    assert (one.hub.counts.changes.total(), two.hub.counts.changes.total()) == (1, 0)
-
-
-def test_a_tracestate_of_any_length_is_not_handed_on() -> None:
-    parent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-    for members, is_kept in ((2, True), (30, False)):
-        state = ",".join(f"k{number}={'x' * 200}" for number in range(members))
-        context = context_of({"_meta": parent | {"tracestate": state}})
-        assert context is not None
-        assert bool(trace.get_current_span(context).get_span_context().trace_state) is is_kept
-
-
-async def test_who_is_told_later_is_told_in_the_trace_of_the_change_and_of_nobody_else() -> None:
-    whose: ContextVar[str] = ContextVar("whose", default="nobody's")
-    provider = TracerProvider(shutdown_on_exit=False)
-    live = Live(MCPServer("late"), telemetry=Telemetry(tracer_provider=provider))
-    heard: list[tuple[int, str]] = []
-    done = anyio.Event()
-
-    def hear(notification: Notification) -> None:
-        heard.append((trace.get_current_span().get_span_context().trace_id, whose.get()))
-        done.set()
-
-    app = live.http_app()
-    async with app.router.lifespan_context(app):
-        live.hub.subscribe(hear, Feature.TOOLS, policy=Policy(quiet_gap=0.05, longest_wait=0.05))
-        with provider.get_tracer("x").start_as_current_span("change") as span:
-            live.tools.add(print, name="p")
-        # The timer is armed anew by somebody who has nothing to do with it.
-        token = whose.set("a stranger's")
-        with provider.get_tracer("x").start_as_current_span("stranger"):
-            live.hub.subscribe(lambda notification: None, Feature.TOOLS, ttl=0.01)
-        whose.reset(token)
-        with anyio.fail_after(DEADLINE):
-            await done.wait()
-    assert heard == [(span.get_span_context().trace_id, "nobody's")]
-
-
-# The switch
-
-
-def watched_spans(**options: Any) -> list[str]:
-    """The names of the spans that subscribing, a change and leaving make."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    live = Live(MCPServer("switch"), **{"telemetry": Telemetry(tracer_provider=provider), **options})
-    subscriber = live.hub.subscribe(lambda notification: None, Feature.TOOLS)
-    live.tools.add(print, name="p")
-    subscriber.close()
-    return [span.name for span in exporter.get_finished_spans()]
-
-
-def test_tracing_can_be_switched_off_for_a_server_and_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert watched_spans() == [
-        "change_notifier.subscribe",
-        "tool_list_changed.send",
-        "change_notifier.notify_list_changed",
-        "change_notifier.cleanup_client",
-    ]
-    assert watched_spans(telemetry=False) == []
-    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    assert watched_spans() == []

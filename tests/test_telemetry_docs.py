@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import yaml
+from mcp.server.mcpserver import MCPServer
 
-from tidings.metrics import METRICS
-from tidings.telemetry import ATTRIBUTES, SPANS
+from tidings import Live
+from tidings.metrics import METRICS, render
+from tidings.spans import ATTRIBUTES, SPANS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/telemetry.md").read_text(encoding="utf-8")
@@ -45,6 +48,17 @@ def test_the_tables_of_spans_and_attributes_are_the_codes_own() -> None:
     assert {name.strip("`"): said for name, said in rows("| attribute | what it says |")} == ATTRIBUTES
 
 
+def test_the_name_of_a_span_stands_in_one_place() -> None:
+    written = [
+        (path.name, node.value)
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in SPANS
+    ]
+    assert {name for name, _ in written} == {"spans.py"}
+    assert len(set(written)) == len(written)
+
+
 def test_the_table_of_metrics_is_the_codes_own() -> None:
     written = rows("| OpenTelemetry | `/metrics` | kind | unit | labels | what it counts |")
     expected = [
@@ -52,6 +66,14 @@ def test_the_table_of_metrics_is_the_codes_own() -> None:
         for m in METRICS
     ]
     assert [[cell.strip() for cell in row] for row in written] == expected
+
+
+def test_every_failure_that_is_counted_has_a_zero_to_grow_from() -> None:
+    counted: set[str] = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        counted |= set(re.findall(r'failures\["([^"]+)"\] \+=', path.read_text(encoding="utf-8")))
+    samples = re.findall(r'^tidings_failures_total{what="([^"]+)"} 0$', render(Live(MCPServer("x"))), re.MULTILINE)
+    assert set(samples) == counted
 
 
 def test_every_name_in_a_query_is_a_metrics() -> None:

@@ -14,10 +14,13 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 
 from tests.servers.receiver import DEADLINE, Delivery, Receiver, make_certificates, receiving, verify
+from tests.test_cli_history import ran
 from tidings import Feature, LimitReached, Live, Notification, Policy, Principal, TidingsError
 from tidings.durable import SERVER, Durable, Webhook
 from tidings.lanes.signature import new_secret
 from tidings.lanes.webhook import _Post
+from tidings.store.sqlite import peek
+from tidings.subscriptions import as_json
 
 pytestmark = pytest.mark.anyio
 
@@ -149,6 +152,18 @@ async def test_a_delivery_that_failed_is_made_again_under_the_same_id_until_it_i
         assert (webhook(live).attempts, webhook(live).last_error, webhook(live).next_attempt) == (0, None, None)
         live.tools.add(nothing, name="two")
         assert (await receiver.next()).gist == "tools.list_changed added two"
+
+
+async def test_what_its_pace_holds_back_is_not_late() -> None:
+    async with receiving() as receiver, lively(min_interval=0.5) as live:
+        await open_webhook(live, receiver, "tools")
+        for name in ("one", "two"):
+            live.tools.add(nothing, name=name)
+        began = time.monotonic()
+        assert [(await receiver.next()).gist[-3:] for _ in range(2)] == ["one", "two"]
+        assert time.monotonic() - began > 0.4
+        await until(lambda: live.hub.counts.sent["tools"] == 2)
+        assert sum(live.hub.counts.latency.sums) < 0.4
 
 
 async def test_told_counts_only_what_was_taken() -> None:
@@ -578,3 +593,61 @@ async def test_what_can_not_be_a_webhook_is_refused() -> None:
         live.webhooks.put("hook", "https://receiver.example/", "tools")
         with pytest.raises(LimitReached):
             live.webhooks.put("another", "https://receiver.example/", "tools")
+
+
+async def missed_too_much(path: Path, receiver: Receiver) -> None:
+    """A webhook whose server forgets, while it is not there, which contents changed."""
+    async with lively(path) as live:
+        await open_webhook(live, receiver, "tools", uris=["board://*", "board://named"])
+        live.resources.updated("board://1")
+        assert (await receiver.next()).gist == "resources.updated updated board://1"
+        await until(lambda: webhook(live).last_success)
+    with_others = Live(MCPServer("hooks"), policy=Policy(max_contents=1, journal_changes=1), store=path)
+    for number in range(5):
+        with_others.resources.updated(f"board://{number}")
+    with_others.close()
+
+
+async def test_who_missed_more_than_anybody_knows_is_told_to_refetch_first(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    async with receiving() as receiver:
+        await missed_too_much(path, receiver)
+        receiver.answers(500, 204)
+        async with lively(path) as live:
+            first, again = await receiver.next(), await receiver.next()
+            assert first.id == again.id
+            verify(again, webhook(live).secret, now=time.time())
+            assert again.envelope["type"] == "resources.refetch"
+            meta = again.envelope["data"]["_meta"]
+            assert meta["dev.tidings/refetch"] == ["board://*", "board://named"]
+            assert meta["dev.tidings/cursor"]["asOf"] == live.hub.news.revision
+            await until(lambda: live.durables.is_connected((SERVER, "hook")))
+
+            live.resources.updated("board://7")
+            assert (await receiver.next()).gist == "resources.updated updated board://7"
+            await until(lambda: webhook(live).attempts == 0)
+        async with lively(path) as live:
+            await until(lambda: live.durables.is_connected((SERVER, "hook")))
+            live.tools.add(nothing, name="one")
+            assert (await receiver.next()).gist == "tools.list_changed added one", "it was told, and is not again"
+
+
+async def test_who_has_to_refetch_is_listed_so_until_it_knows(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    async with receiving() as receiver:
+        await missed_too_much(path, receiver)
+        receiver.answers(500)
+        async with lively(path, webhook_attempts=1) as live:
+            await until(lambda: webhook(live).is_dead)
+        listed = as_json(peek(path).durables[SERVER, "hook"])["webhook"]
+        assert (listed["state"], listed["refetch"]) == ("dead", ["board://*", "board://named"])
+        assert "has yet to be told to refetch board://*, board://named" in (await ran("subscriptions", path))[1]
+
+        receiver.answers(204)
+        async with lively(path) as live:
+            live.webhooks.revive("hook")
+            await until(lambda: webhook(live).last_refetch)
+        listed = as_json(peek(path).durables[SERVER, "hook"])["webhook"]
+        assert "refetch" not in listed
+        assert listed["lastRefetch"] == listed["lastSuccess"]
+        assert f"was told to refetch at {listed['lastRefetch']}" in (await ran("subscriptions", path))[1]

@@ -478,3 +478,22 @@ def test_a_folder_that_is_being_loaded_keeps_nobody_who_asks_for_its_lists(tmp_p
         assert not asking.is_alive()
     asyncio.run(live.attend(None))
     assert "slow" in live.catalog.tools
+
+
+def test_lists_that_are_read_while_the_folder_is_being_loaded_are_what_is_served(tmp_path: Path) -> None:
+    """And not what a client is answered, which has the files' sizes and may be older than the catalog by then."""
+    (tmp_path / "resources").mkdir()
+    (tmp_path / "resources" / "a.txt").write_text("a")
+    workspace = Workspace(tmp_path)
+    live = Live(workspace)
+
+    async def read_while_it_is_loaded() -> None:
+        await live.attend(None)
+        before = live.catalog.resources.version
+        with workspace._lock:
+            live.wake(Feature.RESOURCES)
+            await live.attend(None)
+        assert live.catalog.resources.version == before
+        assert live.knows(Feature.RESOURCES)
+
+    asyncio.run(read_while_it_is_loaded())

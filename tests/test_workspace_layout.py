@@ -535,7 +535,7 @@ def test_an_event_of_the_folder_itself_hides_none_of_those_inside(tmp_path: Path
     workspace = Workspace(tmp_path)
     write(tmp_path, {"tools/k.py": "def k(x: int) -> int:\n    return x\n"})
     workspace.rescan([tmp_path, tmp_path / "tools" / "k.py"])
-    assert [each["name"] for each in workspace.listed(Feature.TOOLS)] == ["k"]
+    assert [each["name"] for each in workspace.list_now(Feature.TOOLS)] == ["k"]
 
 
 def test_a_registration_that_prints_without_end_is_cut_and_named(tmp_path: Path) -> None:

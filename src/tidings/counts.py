@@ -73,7 +73,7 @@ class Counts:
         self.bytes = 0
         """Of notifications, as the lanes wrote them."""
         self.latency = Latency()
-        """From a change until it was handed to the subscriber."""
+        """From when a change could be told until it was handed to the subscriber."""
         self.open: Counter[tuple[str, str]] = Counter()
         """Subscribers by era and transport."""
         self.closed: Counter[str] = Counter()

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,9 +18,11 @@ from msgspec import structs
 
 from tidings.errors import LimitReached, TidingsError
 from tidings.index import check_limit
-from tidings.model import Feature, Topic, Version
+from tidings.logged import LONGEST, plain
+from tidings.model import Feature, Reason, Topic, Version
 from tidings.patterns import compile_pattern, is_pattern
-from tidings.resume import missed, watched_by
+from tidings.resume import Resumed, missed, settled, watched_by
+from tidings.spans import UNSUBSCRIBE
 
 if TYPE_CHECKING:
     from tidings.hub import Hub
@@ -56,6 +57,9 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_error: str | None = None
     is_dead: bool = False
     """Given up: nothing is sent until somebody puts the subscription anew."""
+    refetch: tuple[str, ...] = ()
+    """URIs and patterns of which it missed more than anybody knows, and was not told so yet: it last was then."""
+    last_refetch: float | None = None
 
     def revived(self) -> Webhook:
         return structs.replace(self, attempts=0, next_attempt=None, is_dead=False)
@@ -105,8 +109,8 @@ content that came to be what it was before."""
 _MOST_BYTES = 1 << 20
 """Of one as it is written: what it watches is up to its client too."""
 
-_SLICE = 64
-"""Subscriptions that are looked at without letting others at the hub."""
+_SLICE = 20_000
+"""Topics of subscriptions that are looked at without letting others at the hub: about a millisecond."""
 
 Sink: TypeAlias = Callable[[Key, Durable | None], None]
 
@@ -131,12 +135,16 @@ class Durables:
         self._kept: dict[Key, Durable] = {}
         self._owned: Counter[Owner] = Counter()
         self._visits: dict[Key, Visit] = {}
+        self._sinks: list[Sink] = []
         self._marked: dict[Key, bool] = {}
         """What is to be collected: for sure, or (False) if it is another one by then."""
-        self._sinks: list[Sink] = []
         self._next_expiry = 0.0
-        self._collected: list[Visit] = []
+        self._stored: set[Key] = set()  # whom the store knows
+        self._unwritten: dict[Key, Durable | None] = {}  # what was collected since the last that was written
+        self._given: dict[Key, Durable | None] = {}  # what was collected last
+        self._collected: dict[Visit, None] = {}
         for durable in kept:
+            self._stored.add(durable.key)
             if durable.expires is None:
                 self._marked[durable.key] = True
             self._set(self._restored(durable))
@@ -218,7 +226,7 @@ class Durables:
             if self._kept.pop(key, None) is None:
                 return False
             self._owned[key[0]] -= 1
-            self._mark(key)
+            self._unmark(key)
             self._tell(key, None)
         if visit is not None:
             visit.end()
@@ -285,6 +293,20 @@ class Durables:
             former.end()
         return visit
 
+    def missed(self, key: Key) -> Resumed:
+        """Where one stands that nobody is here for."""
+        with self._lock:
+            durable = self._kept.get(key) or Durable(name=key[1])
+            return settled(missed(self.hub, durable.uris, durable.as_of), durable.told, durable.uris)
+
+    def refetched(self, key: Key, as_of: int) -> None:
+        """It was told, as of a revision, what to refetch. Of the rest it may still have to hear."""
+        with self._lock:
+            durable = self._kept.get(key)
+            if durable is not None:
+                rest = {uri: None for uri, version in durable.contents.items() if version is None}
+                self.change(key, as_of=as_of, contents=rest)
+
     # For a store
 
     def release(self) -> None:
@@ -294,33 +316,34 @@ class Durables:
             for visit in held:
                 visit.go_on()
 
-    def collect(self) -> dict[Key, Durable | None]:
-        """What changed since the last time; None for what was removed. On any thread, and never long at a time."""
-        found: dict[Key, Durable | None] = {}
+    def collect(self, pause: Callable[[], object] | None = None) -> Mapping[Key, Durable | None]:
+        """What changed since the last time that it was `written`; None for what was removed. On any thread, and never
+        long at a time: `pause` is called in between, for whoever waits for the hub."""
         with self._lock:
             self._expire()
-            marked = list(self._marked)
-        for start in range(0, len(marked), _SLICE):
-            with self._lock:
-                for key in islice(marked, start, start + _SLICE):
-                    visit, before = self._visits.get(key), self._kept.get(key)
-                    if visit is not None:
-                        self._collected.append(visit)
-                    is_settled = visit is None or visit.remember()
-                    now = self._kept.get(key)
-                    if self._marked[key] or now != before:
-                        found[key] = now
-                    if is_settled:
-                        del self._marked[key]
-                    else:
-                        self._marked[key] = False
-        return found
+            # Of those that the last batch was for, if that could not be written.
+            self._collected = {visit: None for visit in self._collected if self._visits.get(visit.key) is visit}
+            marked = iter(list(self._marked))
+        while self._collect_some(marked):
+            if pause is not None:
+                pause()
+        with self._lock:
+            self._given = dict(self._unwritten)
+        return self._given
 
     def written(self) -> None:
         """What was collected is written down."""
-        collected, self._collected = self._collected, []
+        collected, self._collected = self._collected, {}
         for visit in collected:
             visit.is_noted = True
+        given, self._given = self._given, {}
+        with self._lock:
+            for key, durable in given.items():
+                if self._unwritten.get(key, ...) is durable:
+                    del self._unwritten[key]
+                (self._stored.discard if durable is None else self._stored.add)(key)
+                if durable is not None and key not in self._kept:  # removed while it was being written
+                    self._mark(key)
 
     @property
     def is_waiting(self) -> bool:
@@ -328,6 +351,28 @@ class Durables:
         return bool(self._marked)
 
     # Inside
+
+    def _collect_some(self, marked: Iterator[Key]) -> bool:
+        """One slice; whether there may be more."""
+        left = _SLICE
+        with self._lock:
+            for key in marked:
+                if key not in self._marked:
+                    continue  # made and removed meanwhile
+                visit, before = self._visits.get(key), self._kept.get(key)
+                if visit is not None:
+                    self._collected[visit] = None
+                is_settled = visit is None or visit.remember()
+                now = self._kept.get(key)
+                if self._marked[key] or now != before:
+                    self._unwritten[key] = now
+                self._marked[key] = False
+                if is_settled:
+                    del self._marked[key]
+                left -= 64 + (len(now.uris) + len(now.contents) if now is not None else 0)
+                if left <= 0:
+                    return True
+        return False
 
     def _taken_over(self, known: Durable, durable: Durable) -> tuple[Visit | None, Durable]:
         """Who has to go because the one it is here for becomes another; and what it was told until now."""
@@ -400,6 +445,15 @@ class Durables:
         if self.rouse is not None and self.rouse():
             self._marked[key] = True
 
+    def _unmark(self, key: Key) -> None:
+        """One was removed. Of one that was never written no more is noted, or names that come and go while the store
+        is away would fill the memory."""
+        if key in self._stored:
+            self._mark(key)
+        else:
+            self._marked.pop(key, None)
+            self._unwritten.pop(key, None)
+
     def _tell(self, key: Key, durable: Durable | None) -> None:
         for sink in tuple(self._sinks):
             try:
@@ -433,8 +487,11 @@ class Durables:
             return
         for key, each in list(self._kept.items()):
             if each.expires is not None and each.expires <= now:
-                logger.info("the durable subscription %r has expired", each.name)
-                self.remove(key)
+                name = plain(each.name, LONGEST)
+                with self.hub.observer.span(UNSUBSCRIBE, cause={}, client=name) as outcome:
+                    outcome.set(Reason.EXPIRED.value, is_error=False)
+                    logger.info("the durable subscription %r has expired", name)
+                    self.remove(key)
         ends = [each.expires for each in self._kept.values() if each.expires is not None]
         self._next_expiry = min(ends, default=0.0)
 

@@ -30,6 +30,7 @@ __all__ = [
     "REFETCH_KEY",
     "RESUME_KEY",
     "SUBSCRIPTION_KEY",
+    "Press",
     "Shape",
     "acknowledgement",
     "bookmark",
@@ -81,6 +82,29 @@ class Shape(NamedTuple):
     def is_bare(self) -> bool:
         """Whether a notification says no more than the plain specification."""
         return self.detail == "none" and not self.is_extended
+
+
+class Press:
+    """Makes the frames of one shape, and has the newest at hand for the next of all those who are told it."""
+
+    __slots__ = ("__weakref__", "_shape", "_tag_length", "head", "length", "notification", "tail")
+
+    def __init__(self, shape: Shape, tag_length: int | None = None) -> None:
+        """For tags of one length, each frame is made a chunk of HTTP/1.1, which begins with its length."""
+        self._shape = shape
+        self._tag_length = tag_length
+        self.notification: Notification | None = None
+        """The one that `head` and `tail` are of: what stands before a tag, and after it."""
+        self.head = self.tail = b""
+        self.length = 0
+        """Of a frame with its tag, where that has one length, and without what makes a chunk of it."""
+
+    def turn_to(self, notification: Notification) -> None:
+        head, tail = render(notification, self._shape)
+        self.length = len(head) + (self._tag_length or 0) + len(tail)
+        if self._tag_length is not None:
+            head, tail = b"%x\r\n%b" % (self.length, head), tail + b"\r\n"
+        self.head, self.tail, self.notification = head, tail, notification
 
 
 def write(notification: Notification, shape: Shape, tag: bytes = b"") -> bytes:

@@ -167,9 +167,7 @@ class Hub:
             subscriber = self._find(who)
             if subscriber is None:
                 return
-            topics: list[Topic] = [*chosen, *paths] or subscriber.watched
-            self.observer.unsubscribed(subscriber, topics)
-            self._unwatch(subscriber, topics)
+            self._unwatch([subscriber], [*chosen, *paths] or subscriber.watched, Reason.UNSUBSCRIBED)
 
     def close(self, who: Subscriber | Callable[[Notification], object], reason: Reason = Reason.UNSUBSCRIBED) -> None:
         """Remove every trace of a subscriber. Closing twice is fine."""
@@ -178,8 +176,8 @@ class Hub:
             if subscriber is None or subscriber.is_closed:
                 return
             self.observer.closed(subscriber, reason)
-            if subscriber.keeper is not None:
-                self._guarded(subscriber.keeper, subscriber)
+            if subscriber.keep_told is not None:
+                self._guarded(subscriber.keep_told, subscriber)
             subscriber.is_closed = True
             subscriber.is_plain = False
             for topic in self._index.remove(subscriber):
@@ -287,11 +285,10 @@ class Hub:
     def _fan_out(self, changes: tuple[Change, ...]) -> None:
         notification = self.news.publish(changes)
         topic, index = notification.topic, self._index
-        paths = index.paths(topic)
-        asked = tuple(index.watching(paths))
+        asked = tuple(index.watching(paths := index.paths(topic)))
         telling = self.observer.telling(notification, len(asked))
-        now, edits = self._clock(), index.edits
-        is_deletion, told = changes[-1].operation is Operation.DELETED, []
+        now, edits, is_deletion = self._clock(), index.edits, changes[-1].operation is Operation.DELETED
+        told: list[Subscriber] = []
         for batch in batches(asked):
             aside = self.counts.aside
             for subscriber in batch:
@@ -309,7 +306,7 @@ class Hub:
                         continue
                 try:
                     taken = subscriber.deliver(said)
-                    if isinstance(taken, Busy):
+                    if taken is not None and isinstance(taken, Busy):
                         subscriber.pause()
                         self.counts.aside += not taken.is_told
                 except Exception as error:  # one bad subscriber must not affect another, nor the publisher
@@ -319,9 +316,9 @@ class Hub:
                     told.append(subscriber)
             self.counts.tell(topic, self.catalog.now() - changes[0].time, len(batch) - (self.counts.aside - aside))
         self.observer.told(telling, notification, len(asked))
-        for subscriber in told:
-            # The resource is gone, and the subscriber knows: its subscription to just this URI is over.
-            self._unwatch(subscriber, [changes[-1].key])
+        if told:
+            # The resource is gone, and the subscribers know: their subscriptions to just this URI are over.
+            self._unwatch(told, [changes[-1].key], Reason.DELETED, notification)
 
     def _serve_in_turn(self, subscriber: Subscriber, now: float) -> None:
         """At once, or after the fan-out under way, which would tell the same version again."""
@@ -366,7 +363,7 @@ class Hub:
     def _serve(self, subscriber: Subscriber, now: float) -> None:
         """Hand over whatever is due, for as long as the subscriber takes it."""
         if subscriber.expiries is not None:
-            self._unwatch(subscriber, [topic for topic, end in subscriber.expiries.items() if end <= now])
+            self._unwatch([subscriber], subscriber.expired(now), Reason.EXPIRED)
         while subscriber.is_ready and subscriber.mailbox is not None:
             taken = subscriber.mailbox.take(now, subscriber.is_silent)
             if taken is None:
@@ -406,7 +403,7 @@ class Hub:
                 # Not from the change: one that came back is owed changes older than its coming.
                 self.counts.tell(topic, max(self._clock(), now) - entry.first)
         if any(change.operation is Operation.DELETED for change in notification.changes):
-            self._unwatch(subscriber, [topic])
+            self._unwatch([subscriber], [topic], Reason.DELETED, notification)
 
     def _owe(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
         """Note what differs between what the subscriber was told last and what is true now."""
@@ -436,20 +433,23 @@ class Hub:
             if self.first is not None:
                 self._guarded(self.first, topic)
 
-    def _unwatch(self, subscriber: Subscriber, topics: Iterable[Topic]) -> None:
-        for topic in topics:
-            if self._index.discard(subscriber, topic):
-                if subscriber.expiries is not None:
-                    subscriber.expiries.pop(topic, None)
-                if topic not in self._index.watchers:
-                    self._stop(topic)
-        self._forget_unwatched(subscriber)
-        # A callback that watches nothing is done; a lane's subscriber stays open for what it may watch later.
-        if subscriber.is_idle and subscriber in self._callbacks:
-            self.close(subscriber)
+    def _unwatch(
+        self, who: list[Subscriber], topics: list[Topic], reason: Reason, cause: Notification | None = None
+    ) -> None:
+        ended = [(each, topic) for each in who for topic in topics if self._index.discard(each, topic)]
+        for subscriber, topic in ended:
+            subscriber.end_at([topic], None)
+            self._stop(topic)
+        if ended:
+            self.observer.unsubscribed(ended, reason, cause)
+        for subscriber in who:
+            self._forget_unwatched(subscriber)
+            # A callback that watches nothing is done; a lane's subscriber stays open for what it may watch later.
+            if subscriber.is_idle and subscriber in self._callbacks:
+                self.close(subscriber, reason)
 
     def _stop(self, topic: Topic) -> None:
-        if topic in self._started:
+        if topic in self._started and topic not in self._index.watchers:
             self._started.remove(topic)
             if self.last is not None:
                 self._guarded(self.last, topic)

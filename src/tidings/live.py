@@ -45,6 +45,7 @@ from tidings.policy import Policy
 from tidings.sources import inquiry
 from tidings.sources.attached import Attached, attach
 from tidings.sources.definitions import distinct
+from tidings.spans import READ_LIST
 from tidings.store import State, Store
 from tidings.store.keeper import Keeper, keeper_of
 from tidings.subscriber import Subscriber
@@ -61,8 +62,6 @@ logger = logging.getLogger(__name__)
 
 _READING_TIME = 1.0
 """Seconds that a request may wait until the server's lists are read: a list handler that hangs must hang no more."""
-
-_LIST_METHODS = {feature: f"{feature.value}/list" for feature in Feature}
 
 _RETRY = 1.0
 """Seconds until a list that could not be read is asked for again."""
@@ -265,7 +264,7 @@ class Live:
         return feature not in self._stale and feature not in self._being_read and feature not in self.unread
 
     def serves(self, feature: Feature) -> bool:
-        return self.lowlevel.get_request_handler(_LIST_METHODS[feature]) is not None
+        return self.lowlevel.get_request_handler(f"{feature.value}/list") is not None
 
     @property
     def steps_aside(self) -> bool:
@@ -429,7 +428,7 @@ class Live:
                     self._stale.discard(feature)
                     cause = self._causes.pop(feature, None)
                     try:
-                        with self.hub.observer.span("source.read_list", cause=cause, feature=feature.value):
+                        with self.hub.observer.span(READ_LIST, cause=cause, feature=feature.value):
                             self._replace(feature, await self._ask(feature))
                     finally:
                         self._being_read.discard(feature)

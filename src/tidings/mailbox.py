@@ -88,7 +88,7 @@ class Entry:
         """What to say of a resource's content: always the newest change, so all who wait for it share one. What to say
         of a list depends on what its reader missed, and is found out when it is told."""
         self.first = NEVER
-        """When the oldest of what is to be said, or was said last, came up."""
+        """When the oldest of what is to be said came up; of what is being said, when the policy let it be."""
         self.due = NEVER
         """When it may be said; never, while there is nothing to say."""
         self.cooling_until = 0.0
@@ -195,6 +195,7 @@ class Mailbox:
         for priority in sorted(self._queues):
             for topic, entry in self._queues[priority].items():
                 if entry.due <= now and not is_silent(is_muted, topic):
+                    entry.first = max(entry.first, entry.due)
                     self._unqueue(topic)
                     return topic, entry
         return None

@@ -6,20 +6,21 @@ One table for OpenTelemetry, for `/metrics` and for the documents.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from tidings.counts import BOUNDS, Latency, Why, kind_of
-from tidings.model import Feature, Reason
+from tidings.counts import BOUNDS, Counts, Latency, Why, kind_of
+from tidings.model import Feature, Operation, Reason
 from tidings.observer import CUT_OFF
 
 if TYPE_CHECKING:
     from tidings.live import Live
 
-__all__ = ["CONTENT_TYPE", "LATENCY", "METRICS", "Labels", "Metric", "render"]
+__all__ = ["CONTENT_TYPE", "LATENCY", "METRICS", "Labels", "Metric", "Seen", "render"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -27,6 +28,25 @@ Labels: TypeAlias = tuple[str, ...]
 Values: TypeAlias = Mapping[Labels, float]
 
 _KINDS = (*(feature.value for feature in Feature), "contents")
+_CHANGES = (
+    *((feature.value, each) for feature in Feature for each in Operation if each is not Operation.DELETED),
+    *(("contents", each) for each in (Operation.UPDATED, Operation.DELETED)),
+)
+_FAILURES = (*("answering", "delivery", "hook", "items left out", "reading", "store", "telemetry", "terms", "webhook"),)
+
+
+class Seen:
+    """What is read of one server. Its counts outlive it: what a process has counted once never goes back."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = weakref.ref(live)
+        self.counts: Counts = live.hub.counts
+        self.rescans: Mapping[str, float] = getattr(live.source, "rescans", {})
+
+    @property
+    def live(self) -> Live | None:
+        """None once it is gone, and with it all that there was of it at one moment."""
+        return self._live()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +58,7 @@ class Metric:
     unit: str
     help: str
     labels: Labels
-    read: Callable[[Live], Values]
+    read: Callable[[Seen], Values]
 
     @property
     def prometheus(self) -> str:
@@ -48,17 +68,28 @@ class Metric:
         return f"{name.removesuffix(unit)}{unit}{'_total' if self.kind == 'counter' else ''}"
 
 
-def _one(read: Callable[[Live], float]) -> Callable[[Live], Values]:
-    return lambda live: {(): read(live)}
+def _one(read: Callable[[Seen], float]) -> Callable[[Seen], Values]:
+    return lambda seen: {(): read(seen)}
 
 
-def _each(read: Callable[[Live], Mapping[str, float]], *known: str) -> Callable[[Live], Values]:
+def _each(read: Callable[[Seen], Mapping[Any, float]], *known: str) -> Callable[[Seen], Values]:
     """By one label. What is known beforehand is there from the start, at 0, so that its growth can be seen."""
-    return lambda live: {(str(key),): value for key, value in {**dict.fromkeys(known, 0), **read(live)}.items()}
+    # Copied before anything else: somebody may be counting meanwhile.
+    return lambda seen: {(str(key),): value for key, value in {**dict.fromkeys(known, 0), **read(seen)}.items()}
 
 
-def _changes(live: Live) -> Values:
-    return {(kind, operation): number for (kind, operation), number in live.hub.counts.changes.items()}
+def _now(read: Callable[[Live], Values]) -> Callable[[Seen], Values]:
+    """How things are, and not how often something was."""
+    return lambda seen: {} if (live := seen.live) is None else read(live)
+
+
+def _number(read: Callable[[Live], float]) -> Callable[[Seen], Values]:
+    return _now(lambda live: {(): read(live)})
+
+
+def _changes(seen: Seen) -> Values:
+    found: dict[Any, float] = {**dict.fromkeys(_CHANGES, 0), **seen.counts.changes}
+    return found
 
 
 def _open(live: Live) -> Values:
@@ -66,15 +97,10 @@ def _open(live: Live) -> Values:
     return {tuple(kind): number for kind, number in {**known, **live.hub.counts.open}.items()}
 
 
-def _subscriptions(live: Live) -> Counter[str]:
-    found: Counter[str] = Counter()
+def _subscriptions(live: Live) -> Values:
+    found: Counter[Labels] = Counter({(kind,): 0 for kind in _KINDS})
     for topic, watchers in live.hub.watching():
-        found[kind_of(topic)] += watchers
-    return found
-
-
-def _rescans(live: Live) -> Mapping[str, float]:
-    found: Mapping[str, float] = getattr(live.source, "rescans", {})
+        found[kind_of(topic),] += watchers
     return found
 
 
@@ -86,9 +112,9 @@ LATENCY = Metric(
     "tidings.delivery.latency",
     "histogram",
     "s",
-    "Seconds from a change until its notification was handed to a client's connection.",
+    "Seconds from when a change could be told, as its policy has it, until its notification was handed over.",
     (),
-    _one(lambda live: sum(live.hub.counts.latency.counts)),
+    _one(lambda seen: sum(seen.counts.latency.counts)),
 )
 
 METRICS = (
@@ -99,7 +125,7 @@ METRICS = (
         "{notification}",
         "Notifications handed to subscribers.",
         ("topic",),
-        _each(lambda live: live.hub.counts.sent, *_KINDS),
+        _each(lambda seen: seen.counts.sent, *_KINDS),
     ),
     Metric(
         "tidings.notifications.suppressed",
@@ -107,7 +133,7 @@ METRICS = (
         "{notification}",
         "Notifications that a subscriber did not get, and why.",
         ("reason",),
-        _each(lambda live: {str(why): count for why, count in live.hub.counts.suppressed.items()}, *Why),
+        _each(lambda seen: seen.counts.suppressed, *Why),
     ),
     Metric(
         "tidings.notifications.coalesced",
@@ -115,7 +141,7 @@ METRICS = (
         "{notification}",
         "Notifications that became one with a later one, because their reader was not ready.",
         (),
-        _one(lambda live: live.hub.counts.coalesced),
+        _one(lambda seen: seen.counts.coalesced),
     ),
     Metric(
         "tidings.notifications.bytes",
@@ -123,7 +149,7 @@ METRICS = (
         "By",
         "Bytes of notifications, as they were written.",
         (),
-        _one(lambda live: live.hub.counts.bytes),
+        _one(lambda seen: seen.counts.bytes),
     ),
     LATENCY,
     Metric(
@@ -132,7 +158,7 @@ METRICS = (
         "{subscriber}",
         "Open streams, sessions and in-process subscribers.",
         ("era", "transport"),
-        _open,
+        _now(_open),
     ),
     Metric(
         "tidings.subscribers.closed",
@@ -140,7 +166,7 @@ METRICS = (
         "{subscriber}",
         "Subscribers that are gone, and why.",
         ("reason",),
-        _each(lambda live: live.hub.counts.closed, *Reason),
+        _each(lambda seen: seen.counts.closed, *Reason),
     ),
     Metric(
         "tidings.subscriptions",
@@ -148,7 +174,7 @@ METRICS = (
         "{subscription}",
         "What subscribers watch: lists, and URIs and patterns of contents.",
         ("topic",),
-        _each(_subscriptions, *_KINDS),
+        _now(_subscriptions),
     ),
     Metric(
         "tidings.mailbox.depth",
@@ -156,7 +182,7 @@ METRICS = (
         "{topic}",
         "Topics that wait in mailboxes, over all subscribers.",
         (),
-        _one(lambda live: sum(each.waiting for each in live.hub)),
+        _number(lambda live: sum(each.waiting for each in live.hub)),
     ),
     Metric(
         "tidings.mailbox.deepest",
@@ -164,7 +190,7 @@ METRICS = (
         "{topic}",
         "Topics that wait in the fullest mailbox.",
         (),
-        _one(lambda live: max((each.waiting for each in live.hub), default=0)),
+        _number(lambda live: max((each.waiting for each in live.hub), default=0)),
     ),
     Metric(
         "tidings.readers.slow",
@@ -172,7 +198,7 @@ METRICS = (
         "{stream}",
         "Streams whose reader does not read just now.",
         (),
-        _one(lambda live: live.listen.slow + live.splice.slow),
+        _number(lambda live: live.listen.slow + live.splice.slow),
     ),
     Metric(
         "tidings.cutoffs",
@@ -180,7 +206,7 @@ METRICS = (
         "{stream}",
         "Streams that were ended because of their reader, and why.",
         ("reason",),
-        _each(lambda live: live.hub.counts.cut_off, *sorted(CUT_OFF)),
+        _each(lambda seen: seen.counts.cut_off, *sorted(CUT_OFF)),
     ),
     Metric(
         "tidings.journal.size",
@@ -188,7 +214,7 @@ METRICS = (
         "{change}",
         "Changes in the journal.",
         (),
-        _one(lambda live: len(live.hub.journal)),
+        _number(lambda live: len(live.hub.journal)),
     ),
     Metric(
         "tidings.workspace.rescans",
@@ -196,7 +222,7 @@ METRICS = (
         "{rescan}",
         "Looks through the folder of a workspace, and whether files were read anew.",
         ("outcome",),
-        _each(_rescans, "read", "unchanged", "failed"),
+        _each(lambda seen: seen.rescans, "read", "unchanged", "failed"),
     ),
     Metric(
         "tidings.workspace.problems",
@@ -204,7 +230,7 @@ METRICS = (
         "{file}",
         "Files of a workspace that could not be loaded.",
         (),
-        _one(_problems),
+        _number(_problems),
     ),
     Metric(
         "tidings.tool.runs",
@@ -212,7 +238,7 @@ METRICS = (
         "{run}",
         "Calls of tools, and how they ended.",
         ("outcome",),
-        _each(lambda live: live.hub.counts.runs, "ok", "tool_error", "error"),
+        _each(lambda seen: seen.counts.runs, "ok", "tool_error", "error"),
     ),
     Metric(
         "tidings.failures",
@@ -220,25 +246,26 @@ METRICS = (
         "{failure}",
         "What failed inside Tidings, and was survived.",
         ("what",),
-        _each(lambda live: live.failures, "delivery", "reading", "telemetry", "webhook"),
+        _each(lambda seen: seen.counts.failures, *_FAILURES),
     ),
 )
 
 
 def render(live: Live) -> str:
     """What `/metrics` answers."""
-    return "".join(line + "\n" for metric in METRICS for line in _lines(metric, live))
+    seen = Seen(live)
+    return "".join(line + "\n" for metric in METRICS for line in _lines(metric, seen))
 
 
-def _lines(metric: Metric, live: Live) -> Iterator[str]:
+def _lines(metric: Metric, seen: Seen) -> Iterator[str]:
     name = metric.prometheus
     kind = {"counter": "counter", "histogram": "histogram"}.get(metric.kind, "gauge")
     yield f"# HELP {name} {metric.help}"
     yield f"# TYPE {name} {kind}"
     if metric.kind == "histogram":
-        yield from _histogram(name, live.hub.counts.latency)
+        yield from _histogram(name, seen.counts.latency)
         return
-    for labels, value in sorted(metric.read(live).items()):
+    for labels, value in sorted(metric.read(seen).items()):
         pairs = ",".join(f'{key}="{_escape(text)}"' for key, text in zip(metric.labels, labels, strict=True))
         yield f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}"
 

@@ -87,9 +87,13 @@ class Priority(IntEnum):
 
 
 class Reason(StrEnum):
-    """Why a subscriber was closed."""
+    """Why a subscriber was closed, or a subscription ended."""
 
     UNSUBSCRIBED = "unsubscribed"
+    EXPIRED = "expired"
+    """Its time to live was over."""
+    DELETED = "deleted"
+    """The resource is gone, and the subscriber was told so."""
     DISCONNECTED = "disconnected"
     COLLECTED = "collected"
     """Nobody refers to the in-process subscriber any more."""

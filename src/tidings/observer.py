@@ -21,7 +21,7 @@ from tidings.model import Feature, Notification, Reason, Topic
 if TYPE_CHECKING:
     from tidings.subscriber import Subscriber
 
-__all__ = ["CUT_OFF", "Observer", "Outcome"]
+__all__ = ["CUT_OFF", "Observer", "Outcome", "distinct"]
 
 logger = logging.getLogger("tidings.subscriptions")
 
@@ -47,13 +47,16 @@ class Outcome:
 class Observer:
     def __init__(self, counts: Counts) -> None:
         self.counts = counts
+        self.level_unwatched = logging.DEBUG
+        """At which a change of a list is logged that nobody watches."""
 
     # What sources and lanes use
 
     def span(
         self, name: str, *, cause: Mapping[str, str] | None = None, **attributes: Any
     ) -> AbstractContextManager[Outcome]:
-        """Around a piece of work that may be worth a span, of which `cause` is the trace that led to it."""
+        """Around a piece of work that may be worth a span, of which `cause` is the trace that led to it; an empty one
+        is nobody's."""
         return nullcontext(Outcome())
 
     def cause(self) -> Mapping[str, str] | None:
@@ -75,11 +78,18 @@ class Observer:
             said = f"{_who(subscriber)} subscribed to {summary(topics)}"
             _log(logging.DEBUG, "subscribed", said, subscriber, topics=topics)
 
-    def unsubscribed(self, subscriber: Subscriber, topics: list[Topic]) -> None:
-        """It has ended these subscriptions by itself."""
+    def unsubscribed(
+        self, ended: list[tuple[Subscriber, Topic]], reason: Reason, cause: Notification | None = None
+    ) -> None:
+        """Subscriptions have ended of those who stay: some of one subscriber's, or those of all who watched a resource
+        that is gone, as `cause` has told them."""
         if logger.isEnabledFor(logging.DEBUG):
-            said = f"{_who(subscriber)} unsubscribed from {summary(topics)}"
-            _log(logging.DEBUG, "unsubscribed", said, subscriber, topics=topics)
+            who, topics = distinct(ended)
+            name = _who(who[0]) if len(who) == 1 else f"{len(who)} clients"
+            why = "" if reason is Reason.UNSUBSCRIBED else f" ({reason})"
+            said = f"{name} unsubscribed from {summary(topics)}{why}"
+            one = who[0] if len(who) == 1 else None
+            _log(logging.DEBUG, "unsubscribed", said, one, topics=topics, reason=reason, clients=len(who))
 
     def closed(self, subscriber: Subscriber, reason: Reason) -> None:
         """It is about to go: what it watches, and what waits for it, is still there."""
@@ -147,7 +157,7 @@ class Observer:
     def told(self, telling: object, notification: Notification, watching: int) -> None:
         """All have heard of it who could."""
         is_list = isinstance(notification.topic, Feature)
-        level = logging.INFO if watching and is_list else logging.DEBUG
+        level = logging.DEBUG if not is_list else logging.INFO if watching else self.level_unwatched
         if logger.isEnabledFor(level):
             changes = [f"{change.operation} {change_name(change)}" for change in notification.changes[:_MOST_SHOWN]]
             what = ", ".join(changes) + (", …" if len(notification.changes) > _MOST_SHOWN else "")
@@ -166,6 +176,11 @@ class Observer:
 
     def _finish(self, telling: Any, notification: Notification, watching: int) -> None:
         pass
+
+
+def distinct(ended: list[tuple[Subscriber, Topic]]) -> tuple[list[Subscriber], list[Topic]]:
+    """Who has lost subscriptions, and which."""
+    return list(dict.fromkeys(each for each, _ in ended)), list(dict.fromkeys(topic for _, topic in ended))
 
 
 def summary(topics: Iterable[Topic]) -> str:

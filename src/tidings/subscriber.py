@@ -93,7 +93,7 @@ class Subscriber:
         "is_muted",
         "is_plain",
         "is_ready",
-        "keeper",
+        "keep_told",
         "kind",
         "label",
         "mailbox",
@@ -129,8 +129,9 @@ class Subscriber:
         self.on_close = on_close
         self.may: Callable[[str], bool] | None = None
         """Whether it may be told of a resource that it did not name itself, but by a pattern or as part of another."""
-        self.keeper: Callable[[Subscriber], None] | None = None
-        """Called before it is closed, while all that it watches and waits for is still there."""
+        self.keep_told: Callable[[Subscriber], None] | None = None
+        """Called before it is closed, while all that it watches and waits for is still there: for a durable
+        subscription, which keeps what it was told."""
         self.collapses = False
         """Whether too many pending contents are told as one change of the list, in place of closing it. For sessions,
         which can't be ended without their client's losing more than that."""
@@ -203,6 +204,10 @@ class Subscriber:
             else:
                 expiries[topic] = end
         self.expiries = expiries or None
+
+    def expired(self, now: float) -> list[Topic]:
+        """The subscriptions that have run out."""
+        return [topic for topic, end in (self.expiries or {}).items() if end <= now]
 
     def pause(self) -> None:
         """It can be told nothing until `hub.wake(subscriber)`."""

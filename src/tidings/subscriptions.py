@@ -38,4 +38,8 @@ def _webhook(webhook: Webhook) -> dict[str, Any]:
         described["lastSuccess"] = moment(webhook.last_success)
     if webhook.last_error is not None:
         described["lastError"] = webhook.last_error
+    if webhook.refetch:
+        described["refetch"] = list(webhook.refetch)
+    if webhook.last_refetch is not None:
+        described["lastRefetch"] = moment(webhook.last_refetch)
     return described

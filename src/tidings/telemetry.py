@@ -1,4 +1,4 @@
-"""Traces and metrics for OpenTelemetry: every name, the spans, and the instruments.
+"""Traces and metrics for OpenTelemetry: the spans and the instruments.
 
 Only OpenTelemetry's API is used here: without an SDK in the process all of it does next to nothing, and which exporter
 there is is its owner's choice. A change has one trace, that of the call which caused it, and goes on into the
@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -24,11 +23,12 @@ from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from tidings.counts import BOUNDS, Counts, kind_of
+from tidings import spans as names
+from tidings.counts import BOUNDS, Counts, Latency, kind_of
 from tidings.logged import shown
-from tidings.metrics import LATENCY, METRICS, Labels, Metric
+from tidings.metrics import LATENCY, METRICS, Labels, Metric, Seen
 from tidings.model import Feature, Notification, Reason, Topic
-from tidings.observer import CUT_OFF, Observer, Outcome
+from tidings.observer import CUT_OFF, Observer, Outcome, distinct
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
@@ -37,80 +37,12 @@ if TYPE_CHECKING:
     from tidings.live import Live
     from tidings.subscriber import Subscriber
 
-__all__ = ["ATTRIBUTES", "SPANS", "Telemetry", "context_of", "observe"]
+__all__ = ["Telemetry", "context_of", "observe"]
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-SUBSCRIBE = "change_notifier.subscribe"
-UNSUBSCRIBE = "change_notifier.unsubscribe"
-CLEANUP = "change_notifier.cleanup_client"
-NOTIFY_LIST = "change_notifier.notify_list_changed"
-NOTIFY_CONTENT = "change_notifier.notify_resource_updated"
-SEND = {feature: f"{feature.singular}_list_changed.send" for feature in Feature}
-READ_LIST = "source.read_list"
-SCAN = "workspace.scan"
-RUN_TOOL = "source.run_tool"
-WRITE = "store.write"
-
-SPANS = {
-    SUBSCRIBE: "A client, or an in-process subscriber, watches something.",
-    UNSUBSCRIBE: "It has ended subscriptions by itself.",
-    CLEANUP: "It is gone, and nothing is left of it.",
-    NOTIFY_LIST: "A list changed: from the change until everybody was told who could be.",
-    NOTIFY_CONTENT: "The same for the content of a resource.",
-    SEND[Feature.TOOLS]: "The fan-out of a change of the tools.",
-    SEND[Feature.PROMPTS]: "The fan-out of a change of the prompts.",
-    SEND[Feature.RESOURCES]: "The fan-out of a change of the resources.",
-    READ_LIST: "A server that only answers as it answers a client was asked what it lists.",
-    SCAN: "Files of a workspace that may have changed were read.",
-    RUN_TOOL: "A tool ran.",
-    WRITE: "A batch of changes and durable subscriptions was written to the store.",
-}
-
-FEATURE = "tidings.feature"
-URI = "tidings.uri"
-OPERATION = "tidings.operation"
-CLIENT = "tidings.client"
-ERA = "tidings.era"
-TRANSPORT = "tidings.transport"
-SUBSCRIBERS = "tidings.subscribers"
-REVISION = "tidings.revision"
-DIGEST = "tidings.digest"
-OUTCOME = "tidings.outcome"
-SERVER = "tidings.server"
-CLEANED = "tidings.cleaned"
-PENDING = "tidings.pending"
-SENT = "tidings.sent"
-TOOL = "gen_ai.tool.name"
-METHOD = "mcp.method.name"
-UNITS = "tidings.units"
-CHANGES = "tidings.changes"
-
-ATTRIBUTES = {
-    FEATURE: "The lists it is about: `tools`, `prompts`, `resources`.",
-    URI: "The resource, without user, query and fragment.",
-    OPERATION: "`added`, `removed`, `updated`, `deleted`: each that occurs.",
-    CLIENT: "The subscriber's label, which is never a secret.",
-    ERA: "`modern`, `legacy` or `none`.",
-    TRANSPORT: "`http`, `stdio`, `webhook` or `process`.",
-    SUBSCRIBERS: "How many there are; of a change, how many watch its topic.",
-    REVISION: "The topic's, after the change.",
-    DIGEST: "The topic's, after the change.",
-    OUTCOME: "How it ended: `ok`, why a client was closed, or how a tool or a reading failed.",
-    SERVER: "The server's name.",
-    CLEANED: "Subscriptions that went with a client.",
-    PENDING: "Topics that still waited for it.",
-    SENT: "Notifications handed over, on the event `fan-out`.",
-    TOOL: "The tool's name.",
-    METHOD: "The notification's method.",
-    UNITS: "How many units of a workspace were read.",
-    CHANGES: "How many changes were written.",
-}
-
-FAN_OUT = "fan-out"
 
 _W3C = TraceContextTextMapPropagator()
 _ROOT = Context()
@@ -227,7 +159,7 @@ class Tracing(Observer):
 
     @_guarded
     def _enter(self, name: str, cause: Mapping[str, str] | None, attributes: dict[str, Any]) -> tuple[Span, Any]:
-        context = _extract(cause) if cause is not None else None
+        context = (_extract(cause) or _ROOT) if cause is not None else None
         span = self._tracer.start_span(name, context)
         try:
             if span.is_recording():
@@ -241,7 +173,7 @@ class Tracing(Observer):
         contexts.detach(token)
         try:
             if span.is_recording():
-                span.set_attribute(OUTCOME, outcome.text)
+                span.set_attribute(names.OUTCOME, outcome.text)
                 span.set_status(Status(StatusCode.ERROR if outcome.is_error else StatusCode.OK))
         finally:
             span.end()
@@ -264,28 +196,50 @@ class Tracing(Observer):
 
     def subscribed(self, subscriber: Subscriber, topics: list[Topic]) -> None:
         super().subscribed(subscriber, topics)
-        self._mark(SUBSCRIBE, subscriber, topics, {})
+        self._mark(names.SUBSCRIBE, [subscriber], topics, {})
 
-    def unsubscribed(self, subscriber: Subscriber, topics: list[Topic]) -> None:
-        super().unsubscribed(subscriber, topics)
-        self._mark(UNSUBSCRIBE, subscriber, topics, {})
+    def unsubscribed(
+        self, ended: list[tuple[Subscriber, Topic]], reason: Reason, cause: Notification | None = None
+    ) -> None:
+        super().unsubscribed(ended, reason, cause)
+        self._end(ended, reason, cause)
+
+    @_guarded
+    def _end(self, ended: list[tuple[Subscriber, Topic]], reason: Reason, cause: Notification | None) -> None:
+        """One span for a resource that is gone, however many watched it. What nobody asked for is in nobody's trace."""
+        who, topics = distinct(ended)
+        said: dict[str, Any] = {names.CLEANED: len(ended)}
+        context = None
+        if reason is not Reason.UNSUBSCRIBED:
+            said[names.OUTCOME] = reason.value
+            context = (_extract(cause.trace) if cause is not None and cause.trace else None) or _ROOT
+        self._mark(names.UNSUBSCRIBE, who, topics, said, context=context)
 
     def closed(self, subscriber: Subscriber, reason: Reason) -> None:
         watched = len(subscriber.features) + len(subscriber.uris or ())
-        said = {OUTCOME: reason.value, CLEANED: watched, PENDING: subscriber.waiting}
+        said = {names.OUTCOME: reason.value, names.CLEANED: watched, names.PENDING: subscriber.waiting}
         super().closed(subscriber, reason)
-        self._mark(CLEANUP, subscriber, [*subscriber.features], said, is_error=reason in CUT_OFF)
+        self._mark(names.CLEANUP, [subscriber], [*subscriber.features], said, is_error=reason in CUT_OFF)
 
     @_guarded
     def _mark(
-        self, name: str, subscriber: Subscriber, topics: list[Topic], said: dict[str, Any], is_error: bool = False
+        self,
+        name: str,
+        who: list[Subscriber],
+        topics: list[Topic],
+        said: dict[str, Any],
+        *,
+        context: Context | None = None,
+        is_error: bool = False,
     ) -> None:
-        span = self._tracer.start_span(name, kind=SpanKind.INTERNAL)
+        span = self._tracer.start_span(name, context, SpanKind.INTERNAL)
         try:
             if span.is_recording():
-                era, transport = subscriber.kind
-                own: dict[str, Any] = {CLIENT: subscriber.label, ERA: era, TRANSPORT: transport, SERVER: self._server}
-                own |= {SUBSCRIBERS: sum(self.counts.open.values()), OUTCOME: "ok"}
+                own: dict[str, Any] = {names.SERVER: self._server, names.OUTCOME: "ok"}
+                own[names.SUBSCRIBERS] = sum(self.counts.open.values())
+                if len(who) == 1:
+                    own |= {names.CLIENT: who[0].label, names.ERA: who[0].kind.era}
+                    own[names.TRANSPORT] = who[0].kind.transport
                 span.set_attributes(own | _topics(topics) | said)
                 span.set_status(Status(StatusCode.ERROR if is_error else StatusCode.OK))
         finally:
@@ -307,8 +261,8 @@ class Tracing(Observer):
         try:
             # Never below the span that is current: a change may be told by somebody else than who made it.
             cause = (_extract(notification.trace) if notification.trace else None) or _ROOT
-            name = NOTIFY_LIST if isinstance(notification.topic, Feature) else NOTIFY_CONTENT
-            span = self._tracer.start_span(name, cause, _PRODUCER)
+            is_list = isinstance(notification.topic, Feature)
+            span = self._tracer.start_span(names.NOTIFY_LIST if is_list else names.NOTIFY_CONTENT, cause, _PRODUCER)
             if span is INVALID_SPAN and trace.get_current_span() is INVALID_SPAN:
                 return None  # nobody traces anything here
             return self._enter_fan_out(span, cause, notification, watching)
@@ -321,7 +275,7 @@ class Tracing(Observer):
         context = trace.set_span_in_context(span, cause)
         spans = [span]
         if isinstance(topic, Feature):
-            spans.append(self._tracer.start_span(SEND[topic], context))
+            spans.append(self._tracer.start_span(names.SEND[topic], context))
         for each in spans:
             try:
                 if each.is_recording():
@@ -337,7 +291,7 @@ class Tracing(Observer):
         contexts.detach(token)
         sent = self.counts.sent[kind_of(notification.topic)] - before
         try:
-            spans[0].add_event(FAN_OUT, {SUBSCRIBERS: watching, SENT: sent})
+            spans[0].add_event(names.FAN_OUT, {names.SUBSCRIBERS: watching, names.SENT: sent})
             for span in spans:
                 span.set_status(Status(StatusCode.OK))
         finally:
@@ -347,23 +301,30 @@ class Tracing(Observer):
     def _described(self, notification: Notification, watching: int) -> dict[str, Any]:
         return {
             **_topics([notification.topic]),
-            OPERATION: sorted({change.operation.value for change in notification.changes}),
-            SUBSCRIBERS: watching,
-            REVISION: notification.version.revision,
-            DIGEST: notification.version.digest,
-            OUTCOME: "ok",
-            METHOD: notification.method,
-            SERVER: self._server,
+            names.OPERATION: sorted({change.operation.value for change in notification.changes}),
+            names.SUBSCRIBERS: watching,
+            names.REVISION: notification.version.revision,
+            names.DIGEST: notification.version.digest,
+            names.OUTCOME: "ok",
+            names.METHOD: notification.method,
+            names.SERVER: self._server,
         }
 
 
 def _topics(topics: Iterable[Topic]) -> dict[str, Any]:
     features = sorted(topic.value for topic in topics if isinstance(topic, Feature))
     uris = [shown(topic) for topic in topics if not isinstance(topic, Feature)][:16]
-    return ({FEATURE: features} if features else {}) | ({URI: uris} if uris else {})
+    return ({names.FEATURE: features} if features else {}) | ({names.URI: uris} if uris else {})
 
 
-_NAMES = {"feature": FEATURE, "tool": TOOL, "units": UNITS, "changes": CHANGES, "server": SERVER}
+_NAMES = {
+    "client": names.CLIENT,
+    "feature": names.FEATURE,
+    "tool": names.TOOL,
+    "units": names.UNITS,
+    "changes": names.CHANGES,
+    "server": names.SERVER,
+}
 """What `span()` takes."""
 
 
@@ -394,9 +355,15 @@ def _instruments(provider: MeterProvider | None) -> _Instruments:
 
 
 class _Instruments:
+    """One set for all servers that share a provider."""
+
     def __init__(self, meter: Meter) -> None:
-        self._seen: WeakKeyDictionary[Live, tuple[list[int], list[float]]] = WeakKeyDictionary()
-        """What of each server's latencies was recorded."""
+        self._lock = threading.Lock()  # each reader of the provider collects on a thread of its own
+        self._seen: dict[Seen, Latency] = {}
+        """The servers, and what of their latencies was recorded."""
+        self._gone: dict[str, dict[Labels, float]] = {}
+        """What servers have counted that are gone: a counter never goes back."""
+        self._has_complained = False
         self._latency = meter.create_histogram(
             LATENCY.name, LATENCY.unit, LATENCY.help, explicit_bucket_boundaries_advisory=BOUNDS
         )
@@ -410,40 +377,73 @@ class _Instruments:
                 makers[metric.kind](metric.name, [self._callback(metric)], metric.unit, metric.help)
 
     def follow(self, live: Live) -> None:
-        self._seen[live] = ([0] * (len(BOUNDS) + 1), [0.0] * (len(BOUNDS) + 1))
+        with self._lock:
+            self._bury()
+            self._seen[Seen(live)] = Latency()
 
     def _callback(self, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observe(options: CallbackOptions) -> Iterable[Observation]:
             from opentelemetry.metrics import Observation
 
-            if metric is METRICS[0]:
-                self._record_latencies()
-            found: Counter[Labels] = Counter()
-            for live in list(self._seen):
-                for labels, value in metric.read(live).items():
-                    found[labels] += value  # type: ignore[assignment]  # a Counter adds any numbers up
+            with self._lock:
+                self._bury()
+                if metric is METRICS[0]:
+                    for seen in self._seen:
+                        self._record_latencies(seen)
+                found = dict(self._gone.get(metric.name, {}))
+                followed = list(self._seen)
+            for seen in followed:
+                try:
+                    _combine(metric, found, seen)
+                except Exception as error:
+                    self._trouble(seen, error)
+                    return []  # none this time, rather than a sum without it
             return [
                 Observation(value, dict(zip(metric.labels, labels, strict=True))) for labels, value in found.items()
             ]
 
         return observe
 
-    def _record_latencies(self) -> None:
+    def _bury(self) -> None:
+        """Keep what those have counted that are gone, and nothing else of them."""
+        for seen in [each for each in self._seen if each.live is None]:
+            self._record_latencies(seen)
+            del self._seen[seen]
+            for metric in METRICS:
+                if metric.kind == "counter":
+                    _combine(metric, self._gone.setdefault(metric.name, {}), seen)
+
+    def _record_latencies(self, seen: Seen) -> None:
         """Hand over what came since the last collection, which is the one moment when somebody wants to know."""
-        for live, (counts, sums) in list(self._seen.items()):
-            latency = live.hub.counts.latency
-            fresh = [now - before for now, before in zip(latency.counts, counts, strict=True)]
-            total = sum(fresh)
-            share = min(1.0, _MOST_RECORDED / total) if total else 0.0
+        latency, recorded = seen.counts.latency, self._seen[seen]
+        fresh = [now - before for now, before in zip(latency.counts, recorded.counts, strict=True)]
+        total = sum(fresh)
+        share = min(1.0, _MOST_RECORDED / total) if total else 0.0
+        try:
             for bucket, number in enumerate(fresh):
                 if number:
-                    mean = (latency.sums[bucket] - sums[bucket]) / number
+                    mean = (latency.sums[bucket] - recorded.sums[bucket]) / number
                     low = BOUNDS[bucket - 1] * 1.000001 if bucket else 0.0
                     value = min(max(mean, low), BOUNDS[bucket]) if bucket < len(BOUNDS) else max(mean, low)
                     for _ in range(max(1, round(number * share))):
                         self._latency.record(value)
-                counts[bucket] += number
-                sums[bucket] = latency.sums[bucket]
+                recorded.counts[bucket] += number
+                recorded.sums[bucket] = latency.sums[bucket]
+        except Exception as error:
+            self._trouble(seen, error)
+
+    def _trouble(self, seen: Seen, error: Exception) -> None:
+        """Said once, as of tracing."""
+        seen.counts.failures["telemetry"] += 1
+        if not self._has_complained:
+            self._has_complained = True
+            logger.warning("a metric failed, and will not be mentioned again: %r", error, exc_info=error)
+
+
+def _combine(metric: Metric, found: dict[Labels, float], seen: Seen) -> None:
+    for labels, value in metric.read(seen).items():
+        before = found.get(labels, 0)
+        found[labels] = max(before, value) if metric.kind == "gauge" else before + value
 
 
 def observe(live: Live, telemetry: bool | Telemetry) -> None:

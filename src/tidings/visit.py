@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import filterfalse, islice
 
 from msgspec import structs
 
@@ -61,7 +62,7 @@ class Visit:
         `is_sure`, its lane knows what was read, and is busy until then: there is no doubt."""
         self._subscriber = subscriber
         self._is_sure = is_sure
-        subscriber.keeper = self._leave
+        subscriber.keep_told = self._leave
         deliver, mark, key = subscriber.deliver, self._durables._mark, self.key
 
         def deliver_and_mark(notification: Notification) -> object:
@@ -133,9 +134,8 @@ class Visit:
         hub = durables.hub
         # Not what it was told: what its filter ruled out needs no telling when it comes back either.
         waiting = subscriber.mailbox.known() if subscriber.mailbox else {}
-        named = [uri for uri in subscriber.uris or () if not is_pattern(uri)]
         contents: dict[str, Version | None] = {}
-        for uri in named[:MOST_CONTENTS]:
+        for uri in islice(filterfalse(is_pattern, subscriber.uris or ()), MOST_CONTENTS):
             if (version := waiting.get(uri, hub.news.version(uri))) is None or version.revision > 0:
                 contents[uri] = version
         contents |= {topic: version for topic, version in waiting.items() if not isinstance(topic, Feature)}
@@ -143,6 +143,9 @@ class Visit:
         lists = {feature: waiting.get(feature, hub.news.version(feature)) for feature in watched}
         self._turn()
         doubted = self._doubted | self._older
+        uris = subscriber.uris or {}
+        # A deletion ended the subscription, if it was heard.
+        gone = {topic for topic in doubted if not isinstance(topic, Feature) and topic not in uris}
         for topic in doubted:
             if not isinstance(topic, Feature):
                 contents[topic] = None
@@ -152,8 +155,7 @@ class Visit:
             structs.replace(
                 durable,
                 features=tuple(lists),
-                # A deletion ended the subscription, if it was heard.
-                uris=tuple({**(subscriber.uris or {}), **{uri: None for uri in durable.uris if uri in doubted}}),
+                uris=(*uris, *(uri for uri in durable.uris if uri in gone)) if gone else tuple(uris),
                 as_of=hub.news.revision,
                 lists=lists,
                 contents=contents,
@@ -164,7 +166,7 @@ class Visit:
     def let_go(self) -> None:
         """The name is somebody else's now, or nobody's."""
         if self._subscriber is not None:
-            self._subscriber.keeper = None
+            self._subscriber.keep_told = None
             self._subscriber = None
 
     def _leave(self, subscriber: Subscriber) -> None:

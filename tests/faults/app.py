@@ -13,6 +13,8 @@ import socket
 import sys
 import time
 from collections import Counter
+from io import FileIO
+from pathlib import Path
 from typing import Any
 
 import mcp_types as types
@@ -27,7 +29,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.faults.wire import ENVIRONMENT, WATCHED, Settings
+from tests.faults.wire import ENVIRONMENT, OPERATIONS, RECORD, STATE, WATCHED, Settings
 from tidings import Live, Policy
 from tidings.gate import Principal
 from tidings.model import Change, Feature, Notification, Topic
@@ -42,6 +44,7 @@ class Board:
         self._broken: set[str] = set()
         self.changed: list[tuple[int, Change]] = []
         """What the catalog committed, each with the machine's monotonic time, before anybody was told."""
+        self._file: FileIO | None = None
         if settings.is_lowlevel:
             self.server: Any = Server("board", on_list_tools=self._list_tools, on_call_tool=self._call_tool)
             settings.options["custom_starlette_routes"] = self._routes()
@@ -61,11 +64,15 @@ class Board:
             authorize=_broken_authorize if settings.is_broken else _authorize if settings.is_guarded else None,
             first=_broken_hook if settings.is_broken else None,
             last=_broken_hook if settings.is_broken else None,
+            store=Path(settings.folder, STATE) if settings.folder else None,
         )
         if settings.is_broken:
             self.live.catalog.follow(_broken_sink)
             self.live.hub.subscribe(_broken_callback, *Feature)
         self.live.catalog._sinks = (self._note, *self.live.catalog._sinks)
+        if settings.folder:
+            self._file = FileIO(Path(settings.folder, RECORD), "ab")
+            self._go_on(Path(settings.folder, OPERATIONS))
 
     # What may be changed
 
@@ -77,18 +84,28 @@ class Board:
 
     def record(self, start: int = 0) -> list[Any]:
         """The changes from the nth on: time, and what `Changed` takes."""
-        return [
-            [
-                at,
-                change.topic.value if isinstance(change.topic, Feature) else None,
-                *msgspec.to_builtins(
-                    (change.key, change.version, change.previous, change.operation),
-                ),
-                change.before.digest if change.before else None,
-                change.item.digest if change.item else None,
-            ]
-            for at, change in self.changed[start:]
-        ]
+        return [_row(at, change) for at, change in self.changed[start:]]
+
+    def _go_on(self, path: Path) -> None:
+        """Have what earlier processes had, as any server has its items before its clients come."""
+        items: dict[tuple[str, str], dict[str, Any]] = {}
+        contents: dict[str, dict[str, Any]] = {}
+        for each in msgspec.json.decode(path.read_bytes()) if path.exists() else ():
+            do, of, key = each["do"], each["of"], each["key"]
+            if do in ("remove", "deleted"):
+                items.pop((of, key), None)
+            if do in ("add", "update"):
+                items[of, key] = each | {"do": "add"}
+            if do in ("updated", "deleted"):
+                contents[key] = each
+            elif do == "add" and contents.get(key, {}).get("do") == "deleted":
+                del contents[key]
+        for each in items.values():
+            self._change(**each)
+        for each in contents.values():
+            # Of a content without an etag nobody knows what it was.
+            if each["text"] or each["do"] == "deleted":
+                self._change(**each)
 
     def _change(self, do: str, of: str, key: str, text: str = "", size: int = 0) -> None:
         live = self.live
@@ -133,6 +150,8 @@ class Board:
     def _note(self, changes: tuple[Change, ...]) -> None:
         now = time.monotonic_ns()
         self.changed += [(now, change) for change in changes]
+        if self._file is not None:
+            self._file.write(b"".join(msgspec.json.encode(_row(now, change)) + b"\n" for change in changes))
 
     # The low-level server's own handlers
 
@@ -202,6 +221,18 @@ _COUNTED = (
     "_Pump",
     "RequestResponseCycle",
 )
+
+
+def _row(at: int, change: Change) -> list[Any]:
+    return [
+        at,
+        change.topic.value if isinstance(change.topic, Feature) else None,
+        *msgspec.to_builtins(
+            (change.key, change.version, change.previous, change.operation),
+        ),
+        change.before.digest if change.before else None,
+        change.item.digest if change.item else None,
+    ]
 
 
 def _echo(text: str = "") -> str:

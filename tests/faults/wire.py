@@ -47,10 +47,19 @@ class Settings(msgspec.Struct):
     """Every token is somebody else's, and `authorize` is asked for each of their topics."""
     is_wrapped: bool = False
     """Behind a middleware that gives the app a `receive` of its own, as Starlette's `BaseHTTPMiddleware` does."""
+    folder: str = ""
+    """Where it keeps its state, and finds the `OPERATIONS` that earlier processes carried out. Each change is in the
+    `RECORD` there before anybody is told."""
 
 
-How = Literal["uvicorn", "run", "stdio"]
+OPERATIONS, RECORD, STATE = "operations.json", "record.jsonl", "state.db"
+"""Files of `Settings.folder`."""
+
+
+How = Literal["asgi", "uvicorn", "run", "stdio"]
+"""`asgi` is uvicorn with another parser, under which nothing is parked: as any ASGI server is to us."""
 COMMANDS: dict[How, list[str]] = {
+    "asgi": ["-m", "uvicorn", "--http", "h11", "--port", "0", "tests.faults.app:app"],
     "uvicorn": ["-m", "uvicorn", "--port", "0", "tests.faults.app:app"],
     "run": ["-m", "tests.faults.app", "http"],
     "stdio": ["-m", "tests.faults.app", "stdio"],

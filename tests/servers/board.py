@@ -576,7 +576,9 @@ def main() -> None:
     if options.get("own"):
         serve_app(app, sockets=[listener], log_level="warning")
         return
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+    # With this parser nothing is parked: as any ASGI server is to us.
+    parser = options.get("parser", "h11")
+    config = uvicorn.Config(app, http=parser, log_level="warning", timeout_graceful_shutdown=1)
     uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -15,10 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tidings.cli.startup import made_to_stay
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
 
 __all__ = ["exported"]
 
@@ -87,7 +90,6 @@ def _set_up(service: str) -> list[Callable[[], object]]:
         from opentelemetry import metrics, trace
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-        from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -102,8 +104,7 @@ def _set_up(service: str) -> list[Callable[[], object]]:
     tracers: TracerProvider | None = None
     meters: MeterProvider | None = None
     try:
-        is_named = SERVICE_NAME in OTELResourceDetector().detect().attributes
-        resource = Resource.create({} if is_named else {SERVICE_NAME: service})
+        resource = _resource(service)
         if "TRACES" in exporters:
             tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
             tracers.add_span_processor(BatchSpanProcessor(exporters["TRACES"]()))
@@ -121,6 +122,14 @@ def _set_up(service: str) -> list[Callable[[], object]]:
         metrics.set_meter_provider(meters)
     logger.info("telemetry goes to %s", said)
     return shut_down
+
+
+def _resource(service: str) -> Resource:
+    """Who sends: by the name of the server, unless the environment has one."""
+    from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+
+    is_named = SERVICE_NAME in OTELResourceDetector().detect().attributes
+    return Resource.create({} if is_named else {SERVICE_NAME: service})
 
 
 def _endpoint(signal: str) -> str | None:

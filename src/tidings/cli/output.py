@@ -44,6 +44,10 @@ class LogFormat(StrEnum):
     TEXT = "text"
     JSON = "json"
 
+    def is_in_detail(self, level: LogLevel) -> bool:
+        """Whether a line is wanted with all its parts, in place of the few words that people like to read."""
+        return self is LogFormat.JSON or level is LogLevel.DEBUG
+
 
 def fail(message: str, status: int = 2) -> NoReturn:
     """End the command with one clear line."""

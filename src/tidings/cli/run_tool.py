@@ -48,7 +48,7 @@ def run_tool(
 
     from tidings.model import Feature
 
-    tools = {str(tool["name"]): tool for tool in workspace.listed(Feature.TOOLS)}
+    tools = {str(tool["name"]): tool for tool in workspace.list_now(Feature.TOOLS)}
     if name not in tools:
         _fail_unknown(workspace, name, sorted(tools))
     arguments |= _named(arg or [], tools[name].get("inputSchema", {}))

@@ -170,7 +170,7 @@ def serve(
         )
     door = _Door(folder, host, port, path, token, tuple(allow_host or ()), tuple(allow_origin or ()))
     set_up_logging(level, log_format)
-    _serve_http(door, poll, metrics, level, quiet, as_json, state, is_plain=log_format is LogFormat.JSON)
+    _serve_http(door, poll, metrics, level, quiet, as_json, state, log_format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +200,10 @@ def _serve_http(
     quiet: bool,
     as_json: bool,
     state: str | None,
-    *,
-    is_plain: bool,
+    log_format: LogFormat,
 ) -> None:
-    """`is_plain`: standard error is read by a program, so there is neither a greeting nor a panel."""
+    # Standard error is read by a program then, so there is neither a greeting nor a panel.
+    is_plain = log_format is LogFormat.JSON
     with _ends_quietly(), _bound(door.host, door.port) as listener:
         url = door.url(listener.getsockname()[1])
         security = access.transport_security(door.host, door.hosts, door.origins)
@@ -226,7 +226,11 @@ def _serve_http(
         elif not quiet:
             _greet(workspace, live, door, url)
         title = None if is_plain else f"{workspace.settings.name}  {url}"
-        with exported(workspace.settings.name, live.failures), shown(live, workspace, title=title, is_quiet=quiet):
+        in_detail = log_format.is_in_detail(level)
+        with (
+            exported(workspace.settings.name, live.failures),
+            shown(live, workspace, title=title, is_quiet=quiet, in_detail=in_detail),
+        ):
             serve_app(
                 app,
                 sockets=[listener],

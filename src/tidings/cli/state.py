@@ -11,9 +11,10 @@ from tidings.cli.folder import check_folder, state_file
 from tidings.cli.output import fail
 
 if TYPE_CHECKING:
+    from tidings.durable import Durables
     from tidings.store import Batch, State
 
-__all__ = ["edited", "find_state", "look"]
+__all__ = ["durables_of", "edited", "find_state", "look"]
 
 
 def find_state(target: Path) -> Path:
@@ -50,3 +51,17 @@ def edited(path: Path) -> Iterator[tuple[State, Batch]]:
         fail(f"a server is running with {path}; give its URL in place of the folder, or stop it first")
     finally:
         store.close()
+
+
+def durables_of(state: State) -> Durables:
+    """The durable subscriptions in it, as a server that has just been started with it knows them."""
+    from tidings.catalog import Catalog
+    from tidings.durable import Durables
+    from tidings.hub import Hub
+    from tidings.journal import Journal
+    from tidings.lanes.templates import read_template
+
+    catalog, journal = Catalog(), Journal()
+    catalog.restore(state.items, state.versions, state.contents, state.life << 32, state.forgotten)
+    journal.restore(state.journal, state.floors)
+    return Durables(Hub(catalog, journal=journal, templates=read_template), state.durables.values())

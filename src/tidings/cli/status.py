@@ -46,7 +46,7 @@ class _Snapshot:
     items: tuple[tuple[Feature, int], ...]
     modern: int
     legacy: int
-    changes: tuple[tuple[float, str], ...]
+    changes: tuple[tuple[Change, str], ...]
     problems: tuple[Problem, ...]
     unsaved: str | None
     """Why the state is in memory only, if it was to be saved and is not."""
@@ -60,8 +60,11 @@ def items_of(live: Live) -> dict[Feature, int]:
 
 
 @contextmanager
-def shown(live: Live, workspace: Workspace, *, title: str | None = None, is_quiet: bool = False) -> Iterator[None]:
-    """Show the status meanwhile. With a title it may take the terminal, if there is one."""
+def shown(
+    live: Live, workspace: Workspace, *, title: str | None = None, is_quiet: bool = False, in_detail: bool = False
+) -> Iterator[None]:
+    """Show the status meanwhile. With a title it may take the terminal, if there is one. `in_detail` leaves it to the
+    log to tell of each change of a list, and how many were told: one of the two says it, never both."""
     if is_quiet:
         yield
         return
@@ -71,8 +74,10 @@ def shown(live: Live, workspace: Workspace, *, title: str | None = None, is_quie
 
         display = _Panel(Console(stderr=True), title)
     else:
-        display = _Lines()
-    handler_filter = _NoProblems()
+        display = _Lines(in_detail)
+        if in_detail:
+            live.hub.observer.level_unwatched = logging.INFO
+    handler_filter = _NotTwice(in_detail)
     for handler in logging.getLogger().handlers:
         handler.addFilter(handler_filter)
     status = _Status(live, workspace, display)
@@ -80,11 +85,17 @@ def shown(live: Live, workspace: Workspace, *, title: str | None = None, is_quie
         yield
 
 
-class _NoProblems(logging.Filter):
-    """Problems are the status's to show; the workspace's own lines about them would be there twice."""
+class _NotTwice(logging.Filter):
+    """Problems, and changes unless the log tells of them in detail, are the status's to show."""
+
+    def __init__(self, in_detail: bool) -> None:
+        super().__init__()
+        self._in_detail = in_detail
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not (isinstance(record.args, tuple) and record.args and isinstance(record.args[0], Problem))
+        if isinstance(record.args, tuple) and record.args and isinstance(record.args[0], Problem):
+            return False
+        return self._in_detail or getattr(record, "tidings", {}).get("event") != "told"
 
 
 class _Status:
@@ -92,7 +103,7 @@ class _Status:
         self._live = live
         self._workspace = workspace
         self._display = display
-        self._changes: deque[tuple[float, str]] = deque(maxlen=1000)
+        self._changes: deque[tuple[Change, str]] = deque(maxlen=1000)
         self._roused = threading.Event()
         self._is_over = threading.Event()
         live.catalog.follow(self._take)
@@ -110,7 +121,7 @@ class _Status:
 
     def _take(self, changes: tuple[Change, ...]) -> None:
         """Called by whoever changes the catalog, with its lock held: only note it."""
-        self._changes.extend((change.time, described) for change in changes if (described := _described(change)))
+        self._changes.extend((change, described) for change in changes if (described := _described(change)))
         self._roused.set()
 
     def _run(self) -> None:
@@ -148,7 +159,8 @@ def _described(change: Change) -> str | None:
 class _Lines:
     """For logs: what happened, one line each."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_detail: bool) -> None:
+        self._in_detail = in_detail
         self._problems: frozenset[Problem] = frozenset()
 
     @contextmanager
@@ -156,8 +168,9 @@ class _Lines:
         yield
 
     def show(self, snapshot: _Snapshot) -> None:
-        for _, text in snapshot.changes:
-            logger.info("%s", text)
+        for change, text in snapshot.changes:
+            if not (self._in_detail and isinstance(change.topic, Feature)):
+                logger.info("%s", text)
         now = frozenset(snapshot.problems)
         for problem in sorted(now - self._problems, key=str):
             logger.warning("%s", str(problem))
@@ -175,7 +188,7 @@ class _Panel:
 
         self._console = console
         self._title = title
-        self._changes: deque[tuple[float, str]] = deque(maxlen=_SHOWN)
+        self._changes: deque[tuple[Change, str]] = deque(maxlen=_SHOWN)
         self._last: tuple[object, ...] = ()
         self._display = Display(console=console, auto_refresh=False, transient=True)
 
@@ -213,8 +226,8 @@ class _Panel:
         grid.add_row("clients", f"{modern}, {legacy}")
         if snapshot.unsaved is not None:
             grid.add_row("state", Text(f"in memory only: {snapshot.unsaved}", style="red"))
-        for number, (when, text) in enumerate(reversed(self._changes)):
-            clock = time.strftime("%H:%M:%S", time.localtime(when))
+        for number, (change, text) in enumerate(reversed(self._changes)):
+            clock = time.strftime("%H:%M:%S", time.localtime(change.time))
             grid.add_row("" if number else "changes", Text(f"{clock}  {text}"))
         for number, problem in enumerate(snapshot.problems[:_SHOWN]):
             grid.add_row("" if number else "problems", Text(str(problem), style="red"))

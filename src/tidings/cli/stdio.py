@@ -75,7 +75,8 @@ def serve_stdio(folder: Path, poll: float, level: LogLevel, form: LogFormat, qui
         live = make_live(workspace, state)
         from tidings.cli.export import exported
         from tidings.cli.status import shown
-    with exported(workspace.settings.name, live.failures), shown(live, workspace, is_quiet=quiet):
+    in_detail = form.is_in_detail(level)
+    with exported(workspace.settings.name, live.failures), shown(live, workspace, is_quiet=quiet, in_detail=in_detail):
         live.run("stdio")
 
 

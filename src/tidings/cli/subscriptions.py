@@ -158,33 +158,27 @@ def _found(state: State, name: str, owner: str | None) -> list[Key]:
 
 
 def _made(state: State, params: dict[str, Any]) -> tuple[Durable, dict[str, str]]:
-    """A webhook that knows everything as of now."""
-    import time
-
+    """A webhook that knows everything as of now, or what the one that has its name was told."""
+    from tidings.cli.state import durables_of
     from tidings.durable import SERVER, Durable, Webhook
     from tidings.lanes.courier import check_url
     from tidings.lanes.signature import check_secret, new_secret
-    from tidings.policy import Policy
 
     hook, wanted = params["webhook"], params["notifications"]
     check_url(hook["url"], allow_loopback=True)
-    features = tuple(feature for feature in Feature if f"{feature.value}ListChanged" in wanted)
-    known = state.durables.get((SERVER, params["name"]))
+    durables = durables_of(state)
+    known = durables.get((SERVER, params["name"]))
     secret = hook.get("secret") or (known.webhook.secret if known and known.webhook else None)
     shown = {} if secret else {"secret": new_secret()}
-    versions = [*state.versions.values(), *state.contents.values()]
     durable = Durable(
         name=params["name"],
         owner=SERVER,
-        features=features,
+        features=tuple(feature for feature in Feature if f"{feature.value}ListChanged" in wanted),
         uris=tuple(wanted.get("resourceSubscriptions", ())),
-        as_of=max((version.revision for version in versions), default=0),
-        lists={feature: state.versions.get(feature) for feature in features},
-        ttl=Policy().durable_ttl,
-        created=time.time(),
+        ttl=durables.hub.policy.durable_ttl,
         webhook=Webhook(url=hook["url"], secret=check_secret(secret or shown["secret"])),
     )
-    return durable, shown
+    return durables.put(durable), shown
 
 
 def _described(durable: Durable) -> dict[str, Any]:
@@ -226,7 +220,7 @@ def _print_table(found: Sequence[dict[str, Any]]) -> None:
     from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("name", "owner", "watches", "state", "told by", "until", "last error"):
+    for title in ("name", "owner", "watches", "state", "told by", "until", "remarks"):
         table.add_column(title)
     for each in found:
         cells = list(map(Text, _cells(each)))
@@ -243,5 +237,10 @@ def _cells(each: dict[str, Any]) -> tuple[str, ...]:
     until = f"tried again {hook['nextAttempt']}" if "nextAttempt" in hook else ""
     if each["expires"] is not None:
         until = f"kept until {each['expires']}"
-    error = f"{hook['lastError']} ({hook['attempts']} attempts)" if hook.get("attempts") else ""
-    return each["name"], each.get("owner") or "", ", ".join(watched), state, hook.get("url", "a stream"), until, error
+    remarks = [f"{hook['lastError']} ({hook['attempts']} attempts)"] if hook.get("attempts") else []
+    if "refetch" in hook:
+        remarks.append(f"missed too much, and has yet to be told to refetch {', '.join(hook['refetch'])}")
+    elif "lastRefetch" in hook:
+        remarks.append(f"missed too much, and was told to refetch at {hook['lastRefetch']}")
+    by = hook.get("url", "a stream")
+    return each["name"], each.get("owner") or "", ", ".join(watched), state, by, until, "; ".join(remarks)

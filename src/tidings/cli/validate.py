@@ -56,7 +56,7 @@ def _counts(workspace: Workspace) -> dict[str, int]:
     from tidings.model import Feature
     from tidings.sources.workspace.workspace import ERRORS
 
-    listed = {feature.value: workspace.listed(feature) for feature in Feature}
+    listed = {feature.value: workspace.list_now(feature) for feature in Feature}
     return {name: sum(item.get("uri") != ERRORS for item in items) for name, items in listed.items()}
 
 

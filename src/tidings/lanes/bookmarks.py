@@ -6,9 +6,12 @@ A listen stream over HTTP has one, and sends its bookmark in the place of it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 __all__ = ["Bookmarks"]
+
+logger = logging.getLogger(__name__)
 
 
 class Bookmarks:
@@ -39,6 +42,9 @@ class Bookmarks:
     def _pulse(self) -> None:
         self._timer = None
         for beat in list(self._beats):
-            beat()
+            try:
+                beat()
+            except Exception:  # of one connection; the others have their pulse all the same
+                logger.exception("a bookmark could not be sent; going on")
         if self._beats:
             self._arm()

@@ -16,11 +16,29 @@ import logging
 import socket
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, MutableMapping
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, cast
 
+from tidings.counts import Counts
+from tidings.frames import Press
+from tidings.model import Notification
 from tidings.policy import Policy
+from tidings.subscriber import BUSY, Deliver
 
-__all__ = ["NOWHERE", "PARK", "Channel", "Message", "Outlet", "Owner", "Receive", "Scope", "Send", "dismiss"]
+__all__ = [
+    "NOWHERE",
+    "PARK",
+    "UVICORN",
+    "Channel",
+    "Line",
+    "Message",
+    "Outlet",
+    "Owner",
+    "Receive",
+    "Scope",
+    "Send",
+    "dismiss",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +49,9 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 PARK: Final = "dev.tidings/park"
 """The extension in the scope with which our own process offers to park a stream."""
+
+UVICORN: Final = "uvicorn.protocols.http.httptools_impl"
+"""The module of the connections that `tidings.lanes.parked` knows; one that is not loaded serves nobody."""
 
 _FAREWELL = 0.8
 """Seconds to read the end of a stream when the server stops: a process that is told to end must be gone within two."""
@@ -65,31 +86,64 @@ class Outlet(Protocol):
     def is_read(self) -> bool:
         """Whether all that was written has left for the reader, as far as is known."""
 
+    @property
+    def frames_chunks(self) -> bool:
+        """Whether it is here that a chunk is given its length, and not in the server: `Press` can do so for many."""
+
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
         """Write a chunk, unless busy or over. False if the reader has to be waited for: `on_free` is called then."""
 
+    def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
+        """The shortest way for notifications. Not for use while the outlet is busy or over."""
+
     def abort(self) -> None:
         """Drop the connection without waiting for what is still to be read."""
+
+
+class Line(Protocol):
+    """A shorter way to a connection than its server's `send`."""
+
+    def write(self, chunk: bytes) -> bool:
+        """Write a chunk, if it is known to arrive as it is and can be taken at once."""
+
+    def watch(self, chunk: bytes, step: Callable[[], Any]) -> Any:
+        """Take a step of sending a chunk, and see how it arrives."""
 
 
 class Channel:
     """An outlet that is an ASGI response."""
 
     __slots__ = (
+        "_counts",
         "_deadline",
         "_limit",
+        "_line",
         "_loop",
+        "_press",
         "_request",
         "_send",
+        "_tag",
         "_task",
         "_transport",
         "is_cut",
         "is_over",
         "owner",
     )
+    frames_chunks = False
+    _counts: Counts
+    _press: Press
+    _tag: bytes
 
-    def __init__(self, send: Send, receive: Receive, policy: Policy, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        send: Send,
+        receive: Receive,
+        policy: Policy,
+        loop: asyncio.AbstractEventLoop,
+        line: Line | None = None,
+    ) -> None:
         self._send = send
+        self._line = line
         self._transport: asyncio.Transport | None = getattr(getattr(receive, "__self__", None), "transport", None)
         """Under uvicorn, `receive` is a method of what holds it."""
         self._limit = policy.write_deadline
@@ -111,13 +165,16 @@ class Channel:
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
         if self.is_over or self._task is not None:
             return False
+        if self._line is not None and not is_last and self._line.write(chunk):
+            return True
         self.is_over = is_last
         coroutine = cast(
             "Coroutine[Any, Any, None]",
             self._send({"type": "http.response.body", "body": chunk, "more_body": not is_last}),
         )
+        step = partial(coroutine.send, None)
         try:
-            waits_for = coroutine.send(None)
+            waits_for = self._line.watch(chunk, step) if self._line is not None else step()
         except StopIteration:
             return True
         except Exception as error:  # a connection that broke: its own request task hears of it and cleans up
@@ -128,6 +185,18 @@ class Channel:
         # In nobody's context: whoever publishes has a trace of their own.
         self._deadline = self._loop.call_later(self._limit, self._give_up, context=contextvars.Context())
         return False
+
+    def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
+        self._tag, self._press, self._counts = tag, press, counts
+        return self._tell
+
+    def _tell(self, notification: Notification) -> object:
+        press = self._press
+        if press.notification is not notification:
+            press.turn_to(notification)
+        frame = press.head + self._tag + press.tail
+        self._counts.bytes += len(frame)
+        return None if self.write(frame) else BUSY
 
     async def relay(self, send: Send, message: Message) -> None:
         """Let somebody else write a chunk of theirs, between ours."""
@@ -182,10 +251,13 @@ class _Nowhere:
 
     __slots__ = ()
     is_over = is_read = True
-    is_cut = is_busy = False
+    is_cut = is_busy = frames_chunks = False
 
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
         return False
+
+    def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
+        return lambda notification: None
 
     def abort(self) -> None:
         pass

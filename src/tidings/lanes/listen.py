@@ -2,7 +2,7 @@
 
 The acknowledgement is the first event and names only what this server can ever send and this caller may watch; nothing
 else is ever sent; an end on purpose sends the result as the last event. Whoever publishes writes to the stream
-directly. On plain ASGI there is a task per stream, asleep until the client is gone; in a process of ours, there is not.
+directly. On plain ASGI there is a task per stream, asleep until the client is gone; under uvicorn, there is not.
 """
 
 from __future__ import annotations
@@ -10,23 +10,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import sys
 from collections.abc import Callable, Hashable
 from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from tidings.errors import InvalidPattern, LimitReached
-from tidings.frames import KEEP_ALIVE, Shape, acknowledgement, bookmark, encode_tag, listen_result, render
+from tidings.frames import KEEP_ALIVE, Press, Shape, acknowledgement, bookmark, encode_tag, listen_result
 from tidings.gate import Principal, Ticket
 from tidings.index import check_limit
-from tidings.lanes.channel import NOWHERE, PARK, Channel, Outlet, Receive, Scope, Send, dismiss
+from tidings.lanes.channel import NOWHERE, PARK, UVICORN, Channel, Outlet, Receive, Scope, Send, dismiss
 from tidings.lanes.wish import Wish
-from tidings.model import Feature, Notification, Reason, Topic, is_unicode
+from tidings.model import Feature, Reason, Topic, is_unicode
 from tidings.patterns import compile_pattern, is_pattern
 from tidings.policy import Policy
-from tidings.subscriber import BUSY, Kind, Subscriber
+from tidings.subscriber import Kind, Subscriber
 
 if TYPE_CHECKING:
     from tidings.lanes.parked import Witness
@@ -128,7 +130,7 @@ class ListenLane:
         self._slot = 0
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._shapes: dict[Shape, Shape] = {}
+        self._presses: WeakValueDictionary[tuple[Shape, int | None], Press] = WeakValueDictionary()
         self._acknowledged: dict[tuple[Feature, ...], tuple[Hashable, bytes, bytes]] = {}
 
     async def serve(
@@ -149,9 +151,7 @@ class ListenLane:
         except LimitReached as error:
             await refuse(send, request_id, str(error))
             return None
-        shape = wish.shape(is_sse=True, is_tagged=True)
-        shape = self._shapes.setdefault(shape, shape)  # one for all who want the same
-        stream = ListenStream(self, ticket, encode_tag(request_id), shape, has_bookmarks=wish.terms.bookmarks)
+        stream = ListenStream(self, ticket, encode_tag(request_id), has_bookmarks=wish.terms.bookmarks)
         is_open = False
         try:
             honoured = await honour(live, wanted, principal)
@@ -184,7 +184,7 @@ class ListenLane:
         self._loop = asyncio.get_running_loop()
         channel = stream.channel = Channel(send, receive, live.policy, self._loop)
         channel.owner = stream
-        witness = _watch(scope)
+        witness = _watch(scope, receive)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             # From here to the subscription nothing waits: no change can fall in between, and the ack is first.
@@ -251,6 +251,13 @@ class ListenLane:
         ours = sum(stream.channel.is_busy for streams in self._streams for stream in tuple(streams))
         return ours + sum(channel.is_busy for channel in tuple(self._carried))
 
+    def press(self, shape: Shape, tag_length: int | None = None) -> Press:
+        """One for all who are told the same."""
+        found = self._presses.get((shape, tag_length))
+        if found is None:
+            found = self._presses[shape, tag_length] = Press(shape, tag_length)
+        return found
+
     def leave(self, stream: ListenStream) -> None:
         self._streams[stream.slot].pop(stream, None)
 
@@ -276,12 +283,11 @@ class ListenLane:
 class ListenStream:
     """One listen stream, for as long as its connection. Small on purpose: there may be tens of thousands."""
 
-    __slots__ = ("_has_bookmarks", "_lane", "_shape", "_ticket", "channel", "slot", "subscriber", "tag")
+    __slots__ = ("_has_bookmarks", "_lane", "_ticket", "channel", "slot", "subscriber", "tag")
 
-    def __init__(self, lane: ListenLane, ticket: Ticket, tag: bytes, shape: Shape, *, has_bookmarks: bool) -> None:
+    def __init__(self, lane: ListenLane, ticket: Ticket, tag: bytes, *, has_bookmarks: bool) -> None:
         self._lane = lane
         self._ticket: Ticket | None = ticket
-        self._shape = shape
         self._has_bookmarks = has_bookmarks
         self.tag = tag
         self.slot = 0
@@ -289,9 +295,11 @@ class ListenStream:
         self.subscriber: Subscriber | None = None
 
     def listen(self, honoured: Honoured, wish: Wish, label: str, may: Callable[[str], bool] | None) -> None:
-        hub = self._lane.live.hub
+        hub, tag, channel = self._lane.live.hub, self.tag, self.channel
+        shape = wish.shape(is_sse=True, is_tagged=True)
+        press = self._lane.press(shape, len(tag) if channel.frames_chunks else None)
         self.subscriber = hub.open(
-            self.deliver,
+            channel.teller(tag, press, hub.counts),
             label=f"listen {label}",
             kind=_KIND,
             policy=wish.policy,
@@ -299,7 +307,7 @@ class ListenStream:
             on_close=self._on_close,
         )
         self.subscriber.may = may
-        if self.channel.is_busy:
+        if channel.is_busy:
             self.subscriber.pause()
         wish.watch(self.subscriber)
         hub.subscribe(self.subscriber, *honoured.features, uris=honoured.uris, told=wish.told(honoured.topics))
@@ -311,12 +319,6 @@ class ListenStream:
                 pass
         finally:
             self.on_lost()
-
-    def deliver(self, notification: Notification) -> object:
-        head, tail = notification.frames.get(self._shape) or render(notification, self._shape)
-        frame = head + self.tag + tail
-        self._lane.live.hub.counts.bytes += len(frame)
-        return None if self.channel.write(frame) else BUSY
 
     def keep_alive(self) -> None:
         if self.channel.is_busy or self.subscriber is None:
@@ -371,11 +373,17 @@ class ListenStream:
             self.end()
 
 
-def _watch(scope: Scope) -> Witness | None:
+def _watch(scope: Scope, receive: Receive) -> Witness | None:
     """Look at what becomes of this request's response, if it may be parked then."""
     offer = (scope.get("extensions") or {}).get(PARK)
-    witness: Witness | None = offer["watch"]() if offer else None
-    return witness
+    if offer:
+        witness: Witness | None = offer["watch"]()
+        return witness
+    if UVICORN not in sys.modules:
+        return None
+    from tidings.lanes.parked import watch
+
+    return watch(receive)
 
 
 class _Carried:

@@ -1,9 +1,11 @@
-"""Listen streams in a process of our own: opened through the whole ASGI stack, then parked.
+"""Listen streams under uvicorn: opened through the whole ASGI stack, then parked.
 
-`ParkingProtocol` is uvicorn's, and puts an extension into each request's scope (`dev.tidings/park`). The lane calls it
-before it answers, sends the start of its response and the acknowledgement as any ASGI app would, through whatever
-middleware there is, and then parks: the connection's protocol is swapped for an object of a few fields, as uvicorn does
-for WebSockets, and the request's task, cycle, parser and protocol are let go.
+The lane has a witness watch the connection before it answers, sends the start of its response and the acknowledgement
+as any ASGI app would, through whatever middleware there is, and then parks: the connection's protocol is swapped for an
+object of a few fields, as uvicorn does for WebSockets, and the request's task, cycle, parser and protocol are let go.
+
+In a process of ours, `ParkingProtocol` offers the witness as an extension in each request's scope (`dev.tidings/park`),
+whatever wraps the request. Under anybody's `uvicorn app:app`, `watch` finds the connection by the request's `receive`.
 
 A stream is parked only if the connection was seen to get exactly what the lane sent. Where a middleware changes or
 holds back what is sent, where another request waits behind this one, and on any other server, the stream stays on plain
@@ -18,14 +20,19 @@ import asyncio
 import contextvars
 import logging
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from tidings.lanes.channel import PARK, Owner
+from tidings.counts import Counts
+from tidings.frames import Press
+from tidings.lanes.channel import PARK, Owner, Receive
+from tidings.model import Notification
+from tidings.subscriber import BUSY, Deliver
 
-__all__ = ["Parked", "ParkedOwner", "ParkingProtocol", "Witness"]
+__all__ = ["DirectLine", "Parked", "ParkedOwner", "ParkingProtocol", "Witness", "direct_line", "watch"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +53,12 @@ class ParkedOwner(Owner, Protocol):
 class Parked(asyncio.Protocol):
     """An outlet that is the connection itself."""
 
-    __slots__ = ("_connections", "_deadline", "_limit", "_owner", "_transport", "is_busy", "is_cut", "is_over")
+    __slots__ = ("_connections", "_counts", "_deadline", "_limit", "_owner", "_press", "_tag", "_transport", "is_busy",
+                 "is_cut", "is_over")  # fmt: skip
+    frames_chunks = True
+    _counts: Counts
+    _press: Press
+    _tag: bytes
 
     def __init__(
         self, transport: asyncio.Transport, owner: ParkedOwner, limit: float, connections: set[Any] | None = None
@@ -66,12 +78,24 @@ class Parked(asyncio.Protocol):
             return False
         if is_last:
             self.is_over = True
-            self._transport.write((b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunk else b"") + b"0\r\n\r\n")
+            self._transport.write((_framed(chunk) if chunk else b"") + b"0\r\n\r\n")
             self._limit_rest()
             self._transport.close()  # once all of it is read
         elif chunk:  # an empty one would be the last
-            self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            self._transport.write(_framed(chunk))
         return not self.is_busy
+
+    def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
+        self._tag, self._press, self._counts = tag, press, counts
+        return self._tell
+
+    def _tell(self, notification: Notification) -> object:
+        press = self._press
+        if press.notification is not notification:
+            press.turn_to(notification)
+        self._transport.write(press.head + self._tag + press.tail)
+        self._counts.bytes += press.length
+        return BUSY if self.is_busy else None
 
     def abort(self) -> None:
         self.is_over = self.is_cut = True
@@ -142,7 +166,7 @@ class ParkingProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
         # Weakly: the scope would otherwise hold the protocol that holds it, until the garbage collector comes.
-        self._offer = {"watch": partial(_watch, weakref.ref(self))}
+        self._offer = {"watch": partial(_watch_own, weakref.ref(self))}
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -150,24 +174,22 @@ class ParkingProtocol(HttpToolsProtocol):
         extensions[PARK] = self._offer
 
 
-class Witness:
-    """Stands between a request and its connection while the response begins, and holds back what arrives: it is known
-    to be whole then, and goes out in one piece."""
+class Held:
+    """Stands between a request and its connection, and holds back what arrives there."""
 
-    __slots__ = ("_cycle", "_protocol", "_transport", "_written")
+    __slots__ = ("_cycle", "_transport", "written")
 
-    def __init__(self, protocol: ParkingProtocol, cycle: RequestResponseCycle) -> None:
-        self._protocol = protocol
+    def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
         self._transport = cycle.transport
-        self._written: list[bytes] = []
+        self.written: list[bytes] = []
         cycle.transport = self  # type: ignore[assignment]
 
     def write(self, data: bytes) -> None:
-        self._written.append(data)
+        self.written.append(data)
 
     def close(self) -> None:
-        """The response is over before it could be parked: what was held back of it goes first."""
+        """The response is over already: what was held back of it goes first."""
         self.leave()
         self._transport.close()
 
@@ -176,17 +198,27 @@ class Witness:
 
     def leave(self) -> None:
         self._cycle.transport = self._transport
-        if self._written:
-            self._transport.write(b"".join(self._written))
-            self._written = []
+        if self.written:
+            self._transport.write(b"".join(self.written))
+            self.written = []
+
+
+class Witness(Held):
+    """Watches how a response begins: it is known to be whole then, and goes out in one piece."""
+
+    __slots__ = ("_protocol",)
+
+    def __init__(self, protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> None:
+        super().__init__(cycle)
+        self._protocol = protocol
 
     def park(self, chunk: bytes, owner: ParkedOwner, limit: float) -> Parked | None:
         """Park, if the connection got the start of the response, then this chunk, and nothing else."""
         cycle, protocol, transport = self._cycle, self._protocol, self._transport
-        arrived = self._written[1:]
+        arrived = self.written[1:]
         self.leave()
         if (
-            arrived != [b"%x\r\n%b\r\n" % (len(chunk), chunk)]
+            arrived != [_framed(chunk)]
             or not cycle.chunked_encoding
             or cycle.response_complete
             or cycle.disconnected
@@ -209,11 +241,66 @@ class Witness:
         return parked
 
 
-def _watch(reference: weakref.ref[ParkingProtocol]) -> Witness | None:
+def _watch_own(reference: weakref.ref[ParkingProtocol]) -> Witness | None:
     protocol = reference()
-    if protocol is None or protocol.cycle is None:
+    return _watch(protocol, protocol.cycle) if protocol is not None and protocol.cycle is not None else None
+
+
+def watch(receive: Receive) -> Witness | None:
+    """The witness of a request under uvicorn as it is, whose `receive` is a method of its cycle."""
+    cycle = getattr(receive, "__self__", None)
+    if not isinstance(cycle, RequestResponseCycle):
         return None
-    cycle = protocol.cycle
+    protocol = cycle.transport.get_protocol()
+    return _watch(protocol, cycle) if isinstance(protocol, HttpToolsProtocol) else None
+
+
+class DirectLine:
+    """The connection of a response that goes on. Once a chunk was seen to arrive as it was sent, the next ones go there
+    without a detour; behind a middleware that changes or holds back what is sent, none does."""
+
+    __slots__ = ("_cycle", "_is_clear", "_written")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._is_clear: bool | None = None
+        self._written: list[bytes] = []
+
+    def write(self, chunk: bytes) -> bool:
+        cycle = self._cycle
+        if not (self._is_clear and chunk) or cycle.flow.write_paused or cycle.disconnected or cycle.response_complete:
+            return False
+        cycle.transport.write(_framed(chunk))
+        return True
+
+    def watch(self, chunk: bytes, step: Callable[[], Any]) -> Any:
+        if self._is_clear is not None or not chunk or not self._cycle.chunked_encoding:
+            return step()
+        held = Held(self._cycle)
+        try:
+            return step()
+        finally:
+            self._is_clear = held.written == [_framed(chunk)]
+            held.leave()
+
+
+def direct_line(receive: Receive) -> DirectLine | None:
+    """The connection of a request under uvicorn, if that is as we know it."""
+    cycle = getattr(receive, "__self__", None)
+    if not isinstance(cycle, RequestResponseCycle):
+        return None
+    try:
+        _ = cycle.flow.write_paused, cycle.disconnected, cycle.response_complete, cycle.chunked_encoding
+    except AttributeError:
+        return None
+    return DirectLine(cycle)
+
+
+def _framed(chunk: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(chunk), chunk)
+
+
+def _watch(protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> Witness | None:
     try:
         _name_parts(protocol, cycle)
     except AttributeError as error:
@@ -224,7 +311,7 @@ def _watch(reference: weakref.ref[ParkingProtocol]) -> Witness | None:
     return Witness(protocol, cycle)
 
 
-def _name_parts(protocol: ParkingProtocol, cycle: RequestResponseCycle) -> tuple[object, ...]:
+def _name_parts(protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> tuple[object, ...]:
     """All that parking takes apart. None of it is promised by uvicorn, and half of it would be worse than nothing."""
     return (
         (protocol.parser, protocol.scope, protocol.pipeline, protocol.connections),
@@ -234,6 +321,6 @@ def _name_parts(protocol: ParkingProtocol, cycle: RequestResponseCycle) -> tuple
     )
 
 
-def _has_another(protocol: ParkingProtocol, cycle: RequestResponseCycle) -> bool:
+def _has_another(protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> bool:
     """Whether another request, or the beginning of one, came in behind this one."""
     return protocol.cycle is not cycle or bool(protocol.pipeline) or protocol.scope is not cycle.scope

@@ -11,6 +11,8 @@ from mcp.server import ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp_types import CallToolResult
 
+from tidings.spans import RUN_TOOL
+
 if TYPE_CHECKING:
     from tidings.live import Live
 
@@ -29,7 +31,7 @@ class ToolRuns:
         name = (ctx.params or {}).get("name")
         outcome = "error"
         try:
-            with hub.observer.span("source.run_tool", tool=name if isinstance(name, str) else "") as run:
+            with hub.observer.span(RUN_TOOL, tool=name if isinstance(name, str) else "") as run:
                 result = await call_next(ctx)
                 outcome = "tool_error" if _has_failed(result) else "ok"
                 run.set(outcome, is_error=outcome != "ok")

@@ -34,6 +34,7 @@ from tidings.frames import (
 from tidings.gate import Principal
 from tidings.lanes.front import principal_of
 from tidings.lanes.listen import Honoured, Wanted, honour
+from tidings.lanes.sight import Sight
 from tidings.lanes.splice import SplicedSession
 from tidings.lanes.stdio import Wire
 from tidings.lanes.wish import Wish
@@ -100,8 +101,7 @@ class SessionLane:
         except Exception:  # our trouble must not become the client's
             live.failures["reading"] += 1
             logger.exception("reading the server's lists failed; going on with what was known")
-        # Before the answer is made: a cursor that is too old tells a client too much, one too new too little.
-        cursor = live.cursor(_shown(ctx))
+        sight = Sight(live, _shown(ctx))
         if ctx.method == "subscriptions/listen" and not live.steps_aside and (wanted := _listen_params(ctx)):
             # Past the SDK's span of the request, which would live as long as the stream.
             live.hub.observer.take_up(ctx.meta)
@@ -109,17 +109,17 @@ class SessionLane:
             return {"resultType": "complete", "_meta": {**live.result_meta, **(over.meta or {})}}
         result = await call_next(ctx)
         try:
-            return await self._after(ctx, result, cursor)
+            return await self._after(ctx, result, sight)
         except Exception:  # likewise
             live.failures["answering"] += 1
             logger.exception("%s was answered, but Tidings could not add to it", ctx.method)
             return result
 
-    async def _after(self, ctx: Ctx, result: HandlerResult, cursor: dict[str, Any]) -> HandlerResult:
+    async def _after(self, ctx: Ctx, result: HandlerResult, sight: Sight) -> HandlerResult:
         if ctx.method in _LISTS:
-            return self._with_cursor(ctx, _as_dict(result), cursor)
+            return self._with_cursor(ctx, _as_dict(result), sight.cursor())
         if ctx.method == "resources/read":
-            return _with_meta(result, {CURSOR_KEY: cursor})
+            return _with_meta(result, {CURSOR_KEY: sight.cursor()})
         if ctx.method == "server/discover":
             return self._with_capabilities(_as_dict(result), ctx.protocol_version, is_served=True)
         if ctx.method == "initialize":

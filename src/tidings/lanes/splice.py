@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 from tidings.errors import LimitReached
 from tidings.frames import Shape, bookmark, render
-from tidings.lanes.channel import Channel, Message, Receive, Scope, Send, dismiss
+from tidings.lanes.channel import UVICORN, Channel, Line, Message, Receive, Scope, Send, dismiss
 from tidings.lanes.sent import Sent, event_number
 from tidings.lanes.wish import Wish
 from tidings.mailbox import IsMuted
@@ -66,14 +67,13 @@ class SplicedSession:
         return self.subscriber
 
     def deliver(self, notification: Notification) -> object:
-        head, tail = notification.frames.get(self.shape) or render(notification, self.shape)
-        event_id = b""
-        if not self._live.splice.has_event_store:
+        live, channel = self._live, self.channel
+        frame, _ = notification.frames.get(self.shape) or render(notification, self.shape)
+        if not live.splice.has_event_store:
             is_watched = self.subscriber is not None and notification.topic in (self.subscriber.uris or ())
-            event_id = self._sent.note(notification, is_watched=is_watched)
-        frame = event_id + head + tail
-        self._live.hub.counts.bytes += len(frame)
-        return None if self.channel is not None and self.channel.write(frame) else BUSY
+            frame = self._sent.note(notification, is_watched=is_watched) + frame
+        live.hub.counts.bytes += len(frame)
+        return None if channel is not None and channel.write(frame) else BUSY
 
     def bookmark(self) -> None:
         channel, subscriber = self.channel, self.subscriber
@@ -150,7 +150,7 @@ class SpliceLane:
         """Let the SDK serve the `GET`, and write between its chunks once it has accepted it."""
         session = self.session(session_id)
         self._loop = asyncio.get_running_loop()
-        channel = Channel(send, receive, self._live.policy, self._loop)
+        channel = Channel(send, receive, self._live.policy, self._loop, _line(receive))
         end = asyncio.Event()
         is_open = False
         event_id = next((value for name, value in scope["headers"] if name == b"last-event-id"), None)
@@ -210,3 +210,11 @@ class SpliceLane:
     def slow(self) -> int:
         """Streams whose reader has to be waited for just now."""
         return sum(channel.is_busy for channel in tuple(self._ends))
+
+
+def _line(receive: Receive) -> Line | None:
+    if UVICORN not in sys.modules:
+        return None
+    from tidings.lanes.parked import direct_line
+
+    return direct_line(receive)

@@ -23,7 +23,7 @@ from msgspec import structs
 
 from tidings.durable import SERVER, Durable, Key, Owner, Webhook
 from tidings.errors import TidingsError
-from tidings.frames import FILTER_KEY, Shape, write
+from tidings.frames import CURSOR_KEY, FILTER_KEY, REFETCH_KEY, Shape, write
 from tidings.gate import Principal
 from tidings.history import moment
 from tidings.lanes.courier import Courier, Outcome, check_url
@@ -189,6 +189,7 @@ class _Post:
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
+        self._handed = 0.0
         self._again((webhook.next_attempt or 0.0) - lane.clock())
 
     def close(self) -> None:
@@ -228,6 +229,11 @@ class _Post:
         if refused := [topic for topic in topics if topic not in allowed]:
             self._fail(Outcome(error=f"its owner may no longer watch {', '.join(map(topic_name, refused[:3]))}"))
             return
+        if not await self._tell_to_refetch(durable):
+            return
+        if live.durables.is_connected(self._key):
+            self._again(_AGAIN)
+            return
         wish = Wish(live, {FILTER_KEY: durable.terms} if durable.terms else None, None, principal)
         self._shape = wish.shape()
         asked = {"name": durable.name, "ttl": durable.ttl}
@@ -249,6 +255,30 @@ class _Post:
         subscriber.may = None if is_ours else live.gate.predicate(principal)
         visit.watch(subscriber, is_sure=True)
         live.hub.subscribe(subscriber, *durable.features, uris=durable.uris, told=visit.told())
+
+    async def _tell_to_refetch(self, durable: Durable) -> bool:
+        """Say first of what it missed more than anybody knows; whether it has taken that."""
+        live = self._live
+        while True:
+            with live.catalog.lock:
+                as_of = live.hub.news.revision
+                told, refetch = live.durables.missed(self._key)
+                # These it is told of by themselves.
+                rest = {topic: None for topic, version in told.items() if version is None}
+                cursor = live.cursor(durable.uris, rest, as_of) if refetch else None
+            if not refetch:
+                return True
+            self._note(refetch=refetch)
+            data = {"_meta": {REFETCH_KEY: refetch, CURSOR_KEY: cursor}}
+            message = _encoded("resources.refetch", self._lane.clock(), data)
+            outcome = await self._post(self._message_id(refetch, durable.as_of), message)
+            if self._is_over:
+                return False
+            if outcome.error is not None:
+                self._fail(outcome)
+                return False
+            live.durables.refetched(self._key, as_of)
+            self._note_success(refetch=(), last_refetch=self._lane.clock())
 
     def _pushed_out(self) -> None:
         """Somebody came under the same name, with a stream."""
@@ -277,13 +307,22 @@ class _Post:
     # Delivering
 
     def _deliver(self, notification: Notification) -> object:
+        self._handed = self._live.catalog.now()
         self._task = self._spawn(partial(self._send, notification))
         return UNDER_WAY
 
     async def _send(self, notification: Notification) -> None:
-        message = self._message(notification)
+        told = (_name(notification.topic), notification.since, notification.version)
+        outcome = await self._post(self._message_id(*told), self._message(notification))
+        if self._is_over:
+            return
+        if outcome.error is None:
+            self._succeed(notification)
+        else:
+            self._fail(outcome)
+
+    async def _post(self, message_id: str, message: bytes) -> Outcome:
         now = int(self._lane.clock())
-        message_id = self._message_id(notification)
         headers = {
             "content-type": "application/json",
             "user-agent": "tidings-webhook/1",
@@ -293,13 +332,7 @@ class _Post:
         }
         self._live.hub.counts.bytes += len(message)
         async with self._lane.at_once:
-            outcome = await self._lane.courier.post(self._webhook.url, headers, message)
-        if self._is_over:
-            return
-        if outcome.error is None:
-            self._succeed(notification)
-        else:
-            self._fail(outcome)
+            return await self._lane.courier.post(self._webhook.url, headers, message)
 
     def _message(self, notification: Notification) -> bytes:
         line = write(notification, self._shape)
@@ -308,20 +341,21 @@ class _Post:
         frame = msgspec.json.decode(line)
         happened = notification.changes[-1].time if notification.changes else self._lane.clock()
         kind = frame["method"].removeprefix("notifications/").replace("/", ".")
-        return msgspec.json.encode({"type": kind, "timestamp": moment(happened), "data": frame["params"]})
+        return _encoded(kind, happened, frame["params"])
 
-    def _message_id(self, notification: Notification) -> str:
+    def _message_id(self, *news: object) -> str:
         """The same for the same news to the same subscriber, also after a restart: receivers may tell by it that they
         have it already."""
-        told = (self._live.epoch, self._key, _name(notification.topic), notification.since, notification.version)
+        told = (self._live.epoch, self._key, *news)
         return f"msg_{hashlib.sha256(repr(told).encode()).hexdigest()[:32]}"
 
     def _succeed(self, notification: Notification) -> None:
         self._task = None
-        now = self._live.catalog.now()
-        happened = notification.changes[-1].time if notification.changes else now
-        self._live.hub.counts.tell(notification.topic, now - happened)
-        self._note(attempts=0, next_attempt=None, last_error=None, last_success=self._lane.clock())
+        # What its own pace held back is not late for that.
+        is_paced = self._subscriber is not None and self._subscriber.policy.paces
+        began = self._handed if is_paced or not notification.changes else notification.changes[-1].time
+        self._live.hub.counts.tell(notification.topic, self._live.catalog.now() - began)
+        self._note_success()
         live, subscriber = self._live, self._subscriber
         if subscriber is None:
             return
@@ -354,6 +388,9 @@ class _Post:
         logger.info("the webhook %r failed, and is tried again in %.1f s: %s", self._key[1], delay, outcome.error)
         self._again(delay)
 
+    def _note_success(self, **fields: Any) -> None:
+        self._note(attempts=0, next_attempt=None, last_error=None, last_success=self._lane.clock(), **fields)
+
     def _note(self, **fields: Any) -> None:
         """How it goes, unless it has become another one meanwhile: that has a post of its own, soon."""
         live, ours = self._live, self._webhook
@@ -380,6 +417,10 @@ class _Post:
                 self._live.failures["webhook"] += 1
             else:
                 self._fail(Outcome(error=f"{type(error).__name__}: {error}"))
+
+
+def _encoded(kind: str, happened: float, data: Any) -> bytes:
+    return msgspec.json.encode({"type": kind, "timestamp": moment(happened), "data": data})
 
 
 def _name(topic: Topic) -> str:

@@ -21,6 +21,7 @@ from tidings.counts import Counts
 from tidings.durable import Durable, Key
 from tidings.model import Change, Feature
 from tidings.observer import Observer
+from tidings.spans import WRITE
 from tidings.store import Batch, History, State, Store, StoreBroken, StoreBusy, StoreError
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ _RETRY, _LONGEST_RETRY = 1.0, 60.0
 _LOOK = 2.0
 """Seconds until those are asked again who had something that could not be written yet."""
 
+_BREATH = 0.0005
+"""Seconds between two slices of what is collected under the catalog's lock."""
+
 _FAREWELL = 2.0
 """Seconds that the end of the process may wait for the last batch."""
 
@@ -54,7 +58,8 @@ _FAREWELL = 2.0
 class Notes(Protocol):
     """Who else has something to write, asked just before a batch is made: the durable subscriptions."""
 
-    def collect(self) -> Mapping[Key, Durable | None]: ...
+    def collect(self, pause: Callable[[], object]) -> Mapping[Key, Durable | None]:
+        """All that was not `written` yet. `pause` lets others in, and is called often enough for nobody to notice."""
 
     def written(self) -> None:
         """What was collected last is written."""
@@ -236,7 +241,7 @@ class Keeper:
         assert self.store is not None
         try:
             # First: whatever they say that somebody was told is then among the changes.
-            durables = self._notes.collect()
+            durables = self._notes.collect(self._let_others_in)
             with self._catalog.lock:
                 self._journal.expire(self._catalog.now())
                 floors, forgotten = self._journal.floors(), self._catalog.resources.forgotten
@@ -247,11 +252,11 @@ class Keeper:
             batch = self._batch
             batch.add(folded)
             batch.take(changes)
-            batch.durables.update(durables)
+            batch.durables = dict(durables)
             new_floors = {history: floor for history, floor in floors.items() if floor != self._floors.get(history, 0)}
             batch.forget(new_floors, forgotten if forgotten != self._forgotten else 0)
             if batch:
-                with self.observer.span("store.write", changes=len(batch.changes)):
+                with self.observer.span(WRITE, changes=len(batch.changes)):
                     self.store.write(batch)
                 self._batch = Batch()
                 self._notes.written()
@@ -274,6 +279,10 @@ class Keeper:
                 self._is_idle.notify_all()
             if self.on_written is not None:
                 self.on_written()
+
+    def _let_others_in(self) -> None:
+        # Not a bare release: whoever waits for the lock needs a moment to take it.
+        self._is_closing.wait(_BREATH)
 
     def _fail(self, error: StoreError) -> None:
         self._failures["store"] += 1

@@ -17,13 +17,14 @@ class FileLock:
         self._handle: int | None = None
 
     def acquire(self) -> None:
-        """Raises `BlockingIOError` if somebody has it, in this process or another one."""
+        """Raises `BlockingIOError` if somebody has it, in this process or another one; any other `OSError` if there
+        can't be a lock."""
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _lock(handle)
-        except OSError as error:
+        except OSError:
             os.close(handle)
-            raise BlockingIOError(f"{self._path} is held") from error
+            raise
         self._handle = handle
 
     def release(self) -> None:
@@ -36,7 +37,10 @@ if sys.platform == "win32":
     import msvcrt
 
     def _lock(handle: int) -> None:
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:  # its word for "held"
+            raise BlockingIOError("it is held") from error
 
 else:
     import fcntl

@@ -16,19 +16,19 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
 from tidings.digest import EMPTY, ListDigest
 from tidings.durable import Durable
-from tidings.model import Change, Feature, Item, Operation, Version
+from tidings.model import Change, Feature, Item, Version
 from tidings.store import Batch, History, State, StoreBroken, StoreBusy, StoreError, history_of
 from tidings.store.lock import FileLock
+from tidings.store.packed import packed, unpacked
 
 __all__ = ["SQLiteStore", "peek"]
 
@@ -43,9 +43,6 @@ _APPLICATION = 0x54494447
 _SETTLE = 8192
 """Changes after which the tables are brought up to date: so many are replayed at a start, in hundredths of a second."""
 
-_CHUNK = 256
-"""Changes in a row of the journal: it is forgotten as a whole, and encoded without letting others run."""
-
 _PATIENCE = 2.0
 """Seconds to wait for somebody who reads the file at a bad moment, as a backup may."""
 
@@ -53,8 +50,12 @@ _PAGE = 8192
 """Bytes that are written at a time. Half as many calls as with SQLite's own 4096, which is a quarter of what a storm
 costs; with more than this, a change by itself costs more."""
 
-_WAL_BYTES = 4 << 20
-"""What the write-ahead log shrinks to after a storm."""
+_LOG_BYTES = 8 << 20
+"""Of the write-ahead log: before a batch would make it larger, it is taken into the file. A page that was written often
+meanwhile is then written there once. Its own file stays, since it costs less to write over than to make."""
+
+_COMMIT = 8 * _PAGE
+"""Bytes that a commit logs besides what it is for: pages that are written whole, however little changes in them."""
 
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -69,24 +70,6 @@ CREATE TABLE durables (owner TEXT, name TEXT, state TEXT, PRIMARY KEY (owner, na
 """
 
 
-class _Kept(msgspec.Struct, array_like=True):
-    """A `Change` as it is written: what kind of topic it has is the row's to say."""
-
-    topic: str
-    operation: Operation
-    key: str
-    version: Version
-    previous: Version
-    time: float
-    origin: str
-    item: Item | None
-    before: Item | None
-    metadata: dict[str, Any] | None
-    trace: dict[str, str] | None = None
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[_Kept]).decode
 _decode_durable = msgspec.json.Decoder(Durable).decode
 
 
@@ -105,6 +88,8 @@ class SQLiteStore:
         """The revision of the last of them."""
         self._settled = 0
         """The revision as of which the tables are up to date."""
+        self._logged = _LOG_BYTES
+        """Bytes that are in the log, about: of what an earlier life left there, nothing is known."""
 
     def __repr__(self) -> str:
         return str(self.path)
@@ -135,29 +120,38 @@ class SQLiteStore:
         db = self._opened()
         count = self._count + len(batch.changes)
         newest = max(self._newest, *(version.revision for version in _versions(batch)), 0)
-        durables = _durable_rows(batch)
+        rows, durables = _journal_rows(batch.changes), _durable_rows(batch)
+        coming = _COMMIT + sum(len(row[-1]) for row in rows)
         is_due = count >= _SETTLE or batch.is_whole or any(floor > self._settled for floor in batch.floors.values())
-        with _explained(self.path), _transaction(db):
-            _append(db, batch.changes)
-            _forget(db, batch)
-            if is_due:
-                _settle(db, self._fresh, newest)
-                _settle(db, batch, newest)
-            if batch.forgotten:
-                db.execute("DELETE FROM contents WHERE revision <= ?", (batch.forgotten,))
-                db.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten', ?)", (batch.forgotten,))
-            _write_durables(db, durables)
+        if is_due:
+            coming += _settle_bytes(self._fresh, batch)
+        with _explained(self.path):
+            self._limit_log(coming)
+            with _transaction(db):
+                # First, so that what comes has its room.
+                _forget(db, batch)
+                db.executemany("INSERT INTO journal (history, last, changes) VALUES (?, ?, ?)", rows)
+                if is_due:
+                    _settle(db, self._fresh, newest)
+                    _settle(db, batch, newest)
+                if batch.forgotten:
+                    db.execute("DELETE FROM contents WHERE revision <= ?", (batch.forgotten,))
+                    db.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten', ?)", (batch.forgotten,))
+                _write_durables(db, durables)
         # Only now: what could not be written is given again.
         self._newest = newest
         if is_due:
             self._fresh, self._count, self._settled = Batch(), 0, newest
-            with _explained(self.path):
-                _give_back(db)
         else:
             self._count = count
             self._fresh.items |= batch.items
             self._fresh.contents |= batch.contents
             self._fresh.versions |= batch.versions
+        with suppress(sqlite3.Error, OSError):  # the batch is written, and must not be once more; room can wait
+            if is_due:
+                _give_back(db)
+            if coming > _LOG_BYTES:
+                self._limit_log(0, "TRUNCATE")
 
     def close(self) -> None:
         db, self._db = self._db, None
@@ -172,6 +166,18 @@ class SQLiteStore:
         finally:
             self._count = 0
             self._lock.release()
+
+    def _limit_log(self, coming: int, kind: str = "RESTART") -> None:
+        """So many bytes are about to be logged: let the log begin anew if it would become too large."""
+        if self._logged and self._logged + coming > _LOG_BYTES:
+            db = self._opened()
+            # Without waiting for somebody who reads: it is tried again with the next batch.
+            db.execute("PRAGMA busy_timeout = 0")
+            is_busy = db.execute(f"PRAGMA wal_checkpoint({kind})").fetchone()[0]
+            db.execute(f"PRAGMA busy_timeout = {int(1000 * _PATIENCE)}")
+            if not is_busy:
+                self._logged = 0
+        self._logged += coming
 
     def _opened(self) -> sqlite3.Connection:
         if self._db is None:
@@ -193,7 +199,10 @@ class SQLiteStore:
             db.execute(f"PRAGMA page_size = {_PAGE}")
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before there are tables
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+        db.execute("PRAGMA wal_autocheckpoint = 0")  # but see `_limit_log`
+        db.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
+        # Some builds of SQLite write all that is deleted once more, as zeroes: a third of what a storm costs.
+        db.execute("PRAGMA secure_delete = FAST").fetchall()
         if is_new:
             with _transaction(db):
                 for statement in _TABLES.split(";"):
@@ -216,19 +225,27 @@ class SQLiteStore:
 def peek(path: Path | str) -> State:
     """What is in a file, without taking hold of it: a server may have it meanwhile."""
     path = Path(path)
-    if not path.is_file():
-        raise StoreError(f"{path}: there is no such file; a server makes it when it first has something to keep")
-    with _explained(path):
+    with _explained(path, "read"):
+        if not path.is_file():
+            raise StoreError(f"{path}: there is no such file; a server makes it when it first has something to keep")
         location = f"file:{quote(str(path.resolve()))}"
         try:
-            with closing(_connect(f"{location}?mode=ro")) as db:
-                _check(db, path)
-                return _load(db)[0]
-        except sqlite3.OperationalError:
+            return _look(f"{location}?mode=ro", path)
+        except sqlite3.OperationalError as error:
             # Where not even the files beside it may be made; then nobody writes to it either.
-            with closing(_connect(f"{location}?immutable=1")) as db:
-                _check(db, path)
-                return _load(db)[0]
+            if _primary(error) not in _NOT_ALLOWED:
+                raise
+            log = Path(f"{path.resolve()}-wal")
+            if log.exists() and log.stat().st_size:
+                raise StoreError(f"{path} has a log beside it; copy both to a folder where you may write") from None
+            return _look(f"{location}?immutable=1", path)
+
+
+def _look(location: str, path: Path) -> State:
+    with closing(_connect(location)) as db:
+        if not _check(db, path):
+            raise StoreError(f"{path} is empty; a server that is started with it writes to it what it has to keep")
+        return _load(db)[0]
 
 
 # Reading
@@ -241,6 +258,10 @@ def _load(db: sqlite3.Connection) -> tuple[State, int]:
             state, settled = _read(db)
     except (msgspec.MsgspecError, LookupError, ValueError, TypeError) as error:
         raise sqlite3.DatabaseError(str(error)) from None
+    except sqlite3.OperationalError as error:
+        if _primary(error) == sqlite3.SQLITE_ERROR:  # a table is not there, or is another one
+            raise sqlite3.DatabaseError(str(error)) from None
+        raise
     _verify(state)
     return state, settled
 
@@ -259,9 +280,9 @@ def _read(db: sqlite3.Connection) -> tuple[State, int]:
     for history, revision in db.execute("SELECT history, revision FROM floors"):
         state.floors[Feature(history) if history else None] = revision
     changes = [
-        _restored(kept, Feature(history) if history else None)
-        for history, packed in db.execute("SELECT history, changes FROM journal")
-        for kept in _decode(packed)
+        change
+        for history, row in db.execute("SELECT history, changes FROM journal")
+        for change in unpacked(row, Feature(history) if history else None)
     ]
     for (text,) in db.execute("SELECT state FROM durables"):
         durable = _decode_durable(text)
@@ -282,22 +303,6 @@ def _read(db: sqlite3.Connection) -> tuple[State, int]:
     return state, settled
 
 
-def _restored(kept: _Kept, history: History) -> Change:
-    return Change(
-        kept.topic if history is None else history,
-        kept.operation,
-        kept.key,
-        kept.version,
-        kept.previous,
-        kept.time,
-        kept.origin,
-        kept.item,
-        kept.before,
-        kept.metadata,
-        kept.trace,
-    )
-
-
 def _verify(state: State) -> None:
     """The lists' digests are over their items, so they tell whether those are the right ones."""
     sums = {feature: ListDigest() for feature in Feature}
@@ -312,15 +317,15 @@ def _verify(state: State) -> None:
 # Writing
 
 
-def _append(db: sqlite3.Connection, changes: Iterable[Change]) -> None:
+def _journal_rows(changes: Iterable[Change]) -> list[tuple[str, int, bytes]]:
     histories: dict[History, list[Change]] = {}
     for change in changes:
         histories.setdefault(history_of(change), []).append(change)
-    for history, found in histories.items():
-        for start in range(0, len(found), _CHUNK):
-            chunk = found[start : start + _CHUNK]
-            row = (history.value if history else "", chunk[-1].revision, _encode(chunk))
-            db.execute("INSERT INTO journal (history, last, changes) VALUES (?, ?, ?)", row)
+    return [
+        (history.value if history else "", last, row)
+        for history, found in histories.items()
+        for last, row in packed(found)
+    ]
 
 
 def _forget(db: sqlite3.Connection, batch: Batch) -> None:
@@ -344,6 +349,12 @@ def _settle(db: sqlite3.Connection, fresh: Batch, revision: int) -> None:
     contents = [(uri, *version) for uri, version in fresh.contents.items()]
     db.executemany("INSERT OR REPLACE INTO contents VALUES (?, ?, ?)", contents)
     db.execute("INSERT OR REPLACE INTO meta VALUES ('settled', ?)", (revision,))
+
+
+def _settle_bytes(*batches: Batch) -> int:
+    """About what `_settle` writes."""
+    items = sum(len(item.json) for batch in batches for item in batch.items.values() if item is not None)
+    return items + 256 * sum(len(batch.items) + len(batch.contents) for batch in batches)
 
 
 def _durable_rows(batch: Batch) -> list[tuple[str, str, str | None]]:
@@ -392,12 +403,12 @@ def _connect(location: str) -> sqlite3.Connection:
     )
 
 
-def _check(db: sqlite3.Connection, path: Path) -> None:
-    """Refuse what is not ours, before anything is changed about it."""
+def _check(db: sqlite3.Connection, path: Path) -> bool:
+    """Refuse what is not ours, before anything is changed about it; whether there is anything in it."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not tables and not version:
-        return
+        return False
     if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
         raise StoreBroken(f"{path} is a database of something else; name another file")
     if version > SCHEMA:
@@ -405,6 +416,7 @@ def _check(db: sqlite3.Connection, path: Path) -> None:
             f"{path} was written by a newer Tidings (format {version}, this one knows {SCHEMA}); update this one, or "
             "name another file"
         )
+    return True
 
 
 @contextmanager
@@ -419,8 +431,11 @@ def _transaction(db: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[No
         raise
 
 
+_NOT_ALLOWED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
+
+
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explained(path: Path, what: str = "written") -> Iterator[None]:
     """Say of a failure which file, why, and what to do."""
     try:
         yield
@@ -428,21 +443,26 @@ def _explained(path: Path) -> Iterator[None]:
         raise StoreBusy(f"{path} is in use by another server; stop that one, or name another file") from None
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise StoreError(f"{path} may not be written by this user; allow it, or name another file") from None
-        raise StoreError(f"{path} can't be used: {error.strerror or error}") from None
+            raise StoreError(f"{path} may not be {what} by this user; allow it, or name another file") from None
+        reason = error.strerror or error
+        raise StoreError(f"{path} can't be {what}: {reason}; mend that, or name another file") from None
     except sqlite3.Error as error:
-        raise _translated(path, error) from None
+        raise _translated(path, error, what) from None
 
 
-def _translated(path: Path, error: sqlite3.Error) -> StoreError:
-    code = getattr(error, "sqlite_errorcode", None)
-    primary = code & 0xFF if isinstance(code, int) else None
+def _translated(path: Path, error: sqlite3.Error, what: str) -> StoreError:
+    primary = _primary(error)
     if primary == sqlite3.SQLITE_FULL:
         return StoreError(f"{path}: the disk is full; make room")
-    if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return StoreError(f"{path} may not be written by this user; allow it, or name another file")
+    if primary in _NOT_ALLOWED:
+        return StoreError(f"{path} may not be {what} by this user; allow it, or name another file")
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StoreBusy(f"{path} is locked by another program; end that one")
+        return StoreError(f"{path} is locked by another program; end that one")
     if isinstance(error, sqlite3.OperationalError):
-        return StoreError(f"{path} can't be written for now: {error}")
+        return StoreError(f"{path} can't be {what} for now: {error}")
     return StoreBroken(f"{path} is damaged ({error}); move it away to begin anew")
+
+
+def _primary(error: sqlite3.Error) -> int | None:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code & 0xFF if isinstance(code, int) else None

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ from tidings.sources.workspace.register import Registered, read_registered, scri
 from tidings.sources.workspace.settings import Settings, load_settings
 from tidings.sources.workspace.tools import load_tools
 from tidings.sources.workspace.watch import changed_paths
+from tidings.spans import SCAN
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -93,6 +95,8 @@ class Workspace:
         """Who offers an item under a key: the first of them, registered ones before all others, is served."""
         self._rivals: set[tuple[Feature, str]] = set()
         """The keys under which more than one unit offers an item."""
+        self._offered: dict[tuple[Feature, str], Piece] = {}
+        """What is served, as the SDK's registries and the catalog have it: it changes with them."""
         self._only: frozenset[str] = frozenset()
         self._broken: dict[Unit, Problem] = {}
         self._confirming: set[asyncio.Task[None]] = set()
@@ -125,11 +129,7 @@ class Workspace:
     def watch(self, catalog: Catalog, wake: Callable[[Feature], None]) -> None:
         self._catalog = catalog
         resources = catalog.resources
-        served = {
-            key: piece
-            for feature, key in self._claims
-            if (piece := self._served((feature, key))) is not None and feature is Feature.RESOURCES
-        }
+        served = {key: piece for (feature, key), piece in self._offered.items() if feature is Feature.RESOURCES}
         with catalog.batch():
             # What an earlier life of this server left there may have come, gone or changed since.
             for key in [item.key for item in resources.snapshot()]:
@@ -141,27 +141,15 @@ class Workspace:
             if self._problems or resources.content(ERRORS).revision:
                 resources.updated(ERRORS, etag=_etag_of(self._problems))
 
-    def listed(self, feature: Feature) -> list[dict[str, Any]]:
-        with self._lock:
-            return self._listed(feature)
-
-    def list_now(self, feature: Feature) -> list[dict[str, Any]] | None:
-        # Whoever asks may hold the catalog's lock, which loading takes while it holds ours: they would wait for each
-        # other. What is being loaded is told when it is.
-        if not self._lock.acquire(blocking=False):
-            return None
-        try:
-            return self._listed(feature)
-        finally:
-            self._lock.release()
-
-    def _listed(self, feature: Feature) -> list[dict[str, Any]]:
-        served = (self._served(key) for key in self._claims if key[0] is feature)
-        listed = [piece.definition for piece in served if piece is not None]
+    def list_now(self, feature: Feature) -> list[dict[str, Any]]:
+        # Not of what is being loaded, and not with its lock: loading takes the catalog's while it holds its own, and
+        # whoever asks may hold the catalog's already.
+        with self._catalog.lock if self._catalog is not None else nullcontext():
+            listed = [piece.definition for (of, _), piece in self._offered.items() if of is feature]
         return listed + ([self._errors.definition] if feature is Feature.RESOURCES else [])
 
     def list_one(self, feature: Feature, key: str) -> dict[str, Any] | None:
-        return next((each for each in self.listed(feature) if key in (each.get("name"), each.get("uri"))), None)
+        return next((each for each in self.list_now(feature) if key in (each.get("name"), each.get("uri"))), None)
 
     def has_own_middleware(self) -> bool:
         return False
@@ -290,7 +278,7 @@ class Workspace:
                 if held is None or held.state != state or is_known_to_differ:
                     due.append((unit, files, state, held))
             if due:
-                with self.observer.span("workspace.scan", units=len(due)):
+                with self.observer.span(SCAN, units=len(due)):
                     self._apply(set().union(*(self._load(*each) for each in due)))
         return bool(due)
 
@@ -450,6 +438,10 @@ class Workspace:
     def _fill(self, registries: dict[str, dict[str, Any]], keys: set[tuple[Feature, str]]) -> None:
         for feature, key in keys:
             piece = self._served((feature, key))
+            if piece is not None:
+                self._offered[feature, key] = piece
+            else:
+                self._offered.pop((feature, key), None)
             names = ("resources", "templates") if feature is Feature.RESOURCES else (feature.value,)
             for name in names:
                 if piece is not None and piece.registry == name:

@@ -1,0 +1,123 @@
+"""A list says which version of it it shows, or none: whoever comes back with that misses no change, not even one that
+was taken back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp.server.mcpserver import MCPServer
+
+from tests.servers.ears import MODERN
+from tidings import Live
+from tidings.delta import Copy
+from tidings.frames import CURSOR_KEY
+from tidings.model import Feature, Notification
+from tidings.resume import resumed
+from tidings.sources.workspace.workspace import Workspace
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def elsewhere(act: Callable[[], object]) -> None:
+    """On another thread, while nothing goes on here: what it publishes waits."""
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+
+def told(live: Live, cursor: Any, *topics: Feature) -> list[Notification]:
+    """What a client hears that comes back with this cursor."""
+    heard: list[Notification] = []
+    where = resumed(cursor, live.epoch, live.hub, topics)
+    live.hub.subscribe(heard.append, *topics, told=where.told)
+    return heard
+
+
+async def test_a_list_that_is_not_published_yet_says_which_one_it_is() -> None:
+    server = MCPServer("board")
+    live = Live(server)
+    await live.attend(None)
+    before = live.catalog.tools.version
+    elsewhere(lambda: server.add_tool(lambda: "", name="new"))
+    assert live.hub.news.version(Feature.TOOLS) == before
+
+    result = await live.answered("tools/list", MODERN)
+
+    assert [tool["name"] for tool in result["tools"]] == ["new"]
+    cursor = result["_meta"][CURSOR_KEY]
+    assert cursor["topics"]["tools"]["digest"] == Copy(Feature.TOOLS, result["tools"]).digest
+    elsewhere(lambda: live.tools.remove("new"))
+    live._drain()
+    assert live.catalog.tools.version.digest == before.digest
+    (notification,) = told(live, cursor, Feature.TOOLS)
+    assert [(change.operation, change.key) for change in notification.changes] == [("removed", "new")]
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["before it is read", "after it is read"])
+async def test_a_list_that_changes_while_it_is_answered_has_no_version(tmp_path: Path, is_early: bool) -> None:
+    file = tmp_path / "resources" / "new.txt"
+    file.parent.mkdir()
+    workspace = Workspace(tmp_path)
+    live = Live(workspace)
+    await live.attend(None)
+    before = live.catalog.resources.version
+    listed = workspace.server.list_resources
+
+    def change() -> None:
+        file.write_text("x")
+        elsewhere(lambda: workspace.rescan([file]))
+
+    async def list_resources() -> Any:
+        if is_early:
+            change()
+        found = await listed()
+        if not is_early:
+            change()
+        return found
+
+    workspace.server.list_resources = list_resources  # type: ignore[method-assign]
+    result = await live.answered("resources/list", MODERN)
+    workspace.server.list_resources = listed  # type: ignore[method-assign]
+
+    assert ("workspace:///new.txt" in [each["uri"] for each in result["resources"]]) == is_early
+    cursor = result["_meta"][CURSOR_KEY]
+    assert cursor["topics"] == {"resources": None}
+    file.unlink()
+    elsewhere(lambda: workspace.rescan([file]))
+    live._drain()
+    assert live.catalog.resources.version.digest == before.digest
+    (notification,) = told(live, cursor, Feature.RESOURCES)
+    assert not notification.complete
+    again = await live.answered("resources/list", MODERN)
+    assert again["_meta"][CURSOR_KEY]["topics"]["resources"] == live.catalog.resources.version._asdict()
+
+
+async def test_a_list_that_nobody_has_read_since_it_changed_has_no_version() -> None:
+    """The server's own method may show each caller something else, so it is asked again, and that takes a while."""
+
+    class Own(MCPServer[Any]):
+        async def list_tools(self) -> Any:
+            if changes:
+                self.add_tool(changes.pop(), name="new")
+            return await super().list_tools()
+
+    server = Own("board")
+    changes: list[Callable[[], str]] = []
+    live = Live(server)
+    await live.attend(None)
+    changes.append(lambda: "")
+    result = await live.answered("tools/list", MODERN)
+
+    assert result["_meta"][CURSOR_KEY]["topics"] == {"tools": None}
+    await live.refresh()
+    known = (await live.answered("tools/list", MODERN))["_meta"][CURSOR_KEY]["topics"]["tools"]
+    assert known == live.catalog.tools.version._asdict()
