@@ -143,10 +143,6 @@ class Catalog:
         finally:
             self._sending = False
 
-    def _next_revision(self) -> int:
-        self._revision += 1
-        return self._revision
-
 
 class Batch:
     """The block of `Catalog.batch()`: one object for all of them, since the catalog's lock lets no two overlap, and
@@ -341,7 +337,8 @@ class Items:
                 self._sum.discard(before.hash)
             if after is not None:
                 self._sum.add(after.hash)
-            previous, self._version = self._version, Version(self._catalog._next_revision(), self._sum.hexdigest())
+            self._catalog._revision += 1
+            previous, self._version = self._version, Version(self._catalog._revision, self._sum.hexdigest())
             changes.append(
                 Change(
                     topic=self.feature,
@@ -409,7 +406,7 @@ class Resources(Items):
         return key
 
     def _say(self, uri: str, content: str | None, metadata: Mapping[str, Any] | None) -> Sequence[Change]:
-        if not isinstance(uri, str) or not is_unicode(uri):
+        if not isinstance(uri, str) or not (uri.isascii() or is_unicode(uri)):
             raise InvalidItem(f"resources: a URI is a text of whole characters, not {uri!r:.80}")
         if metadata is not None:
             # A copy in JSON's terms: what the caller does to its objects later must not reach a slow reader.
@@ -427,7 +424,7 @@ class Resources(Items):
             if content == previous.digest:
                 continue
             operation = Operation.DELETED if content == digest.DELETED else Operation.UPDATED
-            revision = catalog._next_revision()
+            catalog._revision = revision = catalog._revision + 1
             version = Version(revision, digest.revision_digest(revision, catalog.life) if content is None else content)
             contents.pop(uri, None)
             contents[uri] = version

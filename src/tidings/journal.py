@@ -84,7 +84,8 @@ class Journal:
             history = self._lists[change.topic] if isinstance(change.topic, Feature) else self._contents
             remembered = history.changes
             remembered.append(change)
-            history.size += _size(change)
+            if change.item or change.before or change.metadata:
+                history.size += _size(change)
             oldest = change.time - self._age
             while len(remembered) > self._most or history.size > self._bytes or remembered[0].time < oldest:
                 history.forget_oldest()

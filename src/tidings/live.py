@@ -468,7 +468,7 @@ class Live:
     def _drain(self) -> None:
         while self._outbox:
             self.hub.publish(changes := self._outbox.popleft())
-            is_list = isinstance(changes[0].topic, Feature) or len(changes) > 1
+            is_list = len(changes) > 1 or not isinstance(changes[0].topic, str)
             if is_list and self._loop is not None and self._loop.is_running():
                 self.lists.changed()
 
