@@ -43,8 +43,17 @@ run: $(READY) ## serve the example workspace over HTTP, and say what to try
 		'  rm .run/workspace/tools/hello.py' ''
 	@exec $(BIN)/tidings serve .run/workspace
 
+# Most tests wait for a process that they have started, so two run side by side, a file at a time; those that measure
+# time run by themselves. What is asked for in particular is one run of pytest.
 test: $(READY) ## run the tests
+ifeq ($(strip $(PYTEST_ARGS)),)
+	@failed=0; \
+	$(BIN)/python -m pytest -m 'not alone' -n 2 --dist loadfile --no-loadscope-reorder || failed=1; \
+	$(BIN)/python -m pytest -m alone || failed=1; \
+	exit $$failed
+else
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+endif
 
 check: $(READY) ## lint, formatting and strict types
 	$(BIN)/ruff check .

@@ -13,20 +13,31 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import platform
-import statistics
 import sys
-import sysconfig
 import tracemalloc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import count
+from pathlib import Path
 from time import perf_counter, thread_time
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # as a script, it is not in its package
+
+from bench.measuring import (
+    Row,
+    Sample,
+    Scale,
+    compare,
+    cpu,
+    interleaved,
+    machine,
+    middle,
+    ratio,
+    row,
+    written,
+)
 from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Reason, Subscriber
 from tidings.frames import Shape, encode_tag, write
 from tidings.lanes.templates import read_template
@@ -34,95 +45,6 @@ from tidings.lanes.templates import read_template
 FEATURES = ("tools", "prompts", "resources")
 LISTEN = Shape(is_sse=True, is_tagged=True)
 """What a listen stream gets."""
-
-Sample = Callable[[], float]
-"""Does its work once and returns the CPU seconds of the part that counts."""
-
-
-@dataclass(frozen=True)
-class Row:
-    key: str
-    """The same in every run; `figure` names the sizes too."""
-    figure: str
-    value: float
-    low: float
-    high: float
-    unit: str
-    target: str = ""
-    met: bool | None = None
-    """None where no target is set."""
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Scale:
-    rounds: int
-    part: int
-    """Sizes are divided by this, in a quick run."""
-
-    def of(self, size: int) -> int:
-        return size // self.part
-
-
-# Measuring
-
-
-def interleaved(rounds: int, *samples: Sample) -> list[list[float]]:
-    """The times of each sample, one per round, after a round that does not count."""
-    times: list[list[float]] = [[] for _ in samples]
-    for turn in range(-1, rounds):
-        order = range(len(samples))
-        for index in order if turn % 2 else reversed(order):
-            taken = samples[index]()
-            if turn >= 0:
-                times[index].append(taken)
-    return times
-
-
-def cpu(work: Callable[[], object]) -> float:
-    start = thread_time()
-    work()
-    return thread_time() - start
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def middle(values: list[float]) -> list[float]:
-    """A figure and what it was in each round."""
-    return [statistics.median(values), *values]
-
-
-def ratio(times: list[float], base: list[float]) -> list[float]:
-    each = (taken / reference for taken, reference in zip(times, base, strict=True))
-    return [statistics.median(times) / statistics.median(base), *each]
-
-
-def compare(scale: Scale, few: Sample, many: Sample) -> tuple[list[float], str]:
-    """What `many` costs over `few`, and a note of both costs."""
-    with no_collections():
-        base, times = interleaved(scale.rounds, few, many)
-    return ratio(times, base), f"{1e6 * statistics.median(times):.1f} over {1e6 * statistics.median(base):.1f} µs"
-
-
-def row(key: str, figure: str, values: list[float], unit: str = "×", *, note: str = "", **bound: float) -> Row:
-    """`values` are the figure and what it was in each round; `bound` is `most` or `least`, if there is a target."""
-    value, *each = values
-    low, _, high = statistics.quantiles(each, n=4, method="inclusive") if len(each) > 1 else (value, value, value)
-    target, met = "", None
-    if "most" in bound:
-        target, met = f"≤ {bound['most']:,g}", value <= bound["most"]
-    if "least" in bound:
-        target, met = f"≥ {bound['least']:,g}", value >= bound["least"]
-    return Row(key, figure, value, low, high, unit, target, met, note)
-
 
 # What is measured
 
@@ -485,28 +407,6 @@ def removal(scale: Scale) -> Iterator[Row]:
 FIGURES = (add_costs, update_costs, subscribe_costs, subscriber_memory, mailbox_memory, fan_out, removal)
 
 # The command
-
-
-def machine() -> dict[str, Any]:
-    arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
-    return {
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "pgo": "--enable-optimizations" in arguments,
-        "lto": "--with-lto" in arguments,
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-    }
-
-
-def written(found: Row) -> str:
-    if found.unit == "×":
-        numbers = f"{found.value:.2f}×", f"{found.low:.2f} – {found.high:.2f}"
-    else:
-        digits = 1 if found.unit == "ms" else 0
-        numbers = f"{found.value:,.{digits}f} {found.unit}", f"{found.low:,.{digits}f} – {found.high:,.{digits}f}"
-    spread = numbers[1] if found.low != found.high else ""
-    verdict = {True: "met", False: "MISSED", None: ""}[found.met]
-    return f"{found.figure:<55} {numbers[0]:>13}  {spread:<21} {found.target:<9}  {verdict:<6} {found.note}".rstrip()
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -10,7 +10,6 @@ rounds.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from time import perf_counter, process_time, thread_time
@@ -26,6 +25,9 @@ from typing import Any
 
 from mcp.server import MCPServer
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # as a script, it is not in its package
+
+from bench.measuring import Row, middle, no_collections, ratio, row
 from tidings import Notification, Policy
 from tidings.frames import Shape, render
 from tidings.live import Live
@@ -33,19 +35,6 @@ from tidings.store.sqlite import peek
 
 TARGET = 1.3
 SHAPE = Shape(is_sse=True, is_tagged=True)
-
-
-@dataclass(frozen=True)
-class Row:
-    key: str
-    figure: str
-    value: float
-    low: float
-    high: float
-    unit: str
-    target: str = ""
-    met: bool | None = None
-    note: str = ""
 
 
 def definition(number: int, edition: int) -> dict[str, Any]:
@@ -99,36 +88,27 @@ def compare(folder: Path, name: str, readers: int, rounds: int, changes: int) ->
     sides = [Side(None, readers), Side(folder / f"{name}-{readers}.db", readers)]
     works = [getattr(side, f"change_{name}") for side in sides]
     times: list[list[tuple[float, float]]] = [[], []]
-    gc.collect()
-    gc.disable()
     try:
-        for turn in range(-1, rounds):
-            for index in (0, 1) if turn % 2 else (1, 0):
-                taken = sides[index].timed(works[index], changes)
-                if turn >= 0:
-                    times[index].append(taken)
+        with no_collections():
+            for turn in range(-1, rounds):
+                for index in (0, 1) if turn % 2 else (1, 0):
+                    taken = sides[index].timed(works[index], changes)
+                    if turn >= 0:
+                        times[index].append(taken)
     finally:
-        gc.enable()
         for side in sides:
             side.live.close()
     rows = []
     for at, what in enumerate(("in all", "for whoever makes it")):
         without, with_store = ([each[at] for each in side] for side in times)
-        each = [b / a for a, b in zip(without, with_store, strict=True)]
-        low, _, high = statistics.quantiles(each, n=4, method="inclusive")
-        value = statistics.median(with_store) / statistics.median(without)
         readers_text = f"{readers} reader{'' if readers == 1 else 's'}"
         rows.append(
-            Row(
+            row(
                 f"store_{name}_{readers}_{'process' if at == 0 else 'thread'}",
                 f"a change of {name}, {readers_text}, store on over off, {what}",
-                value,
-                low,
-                high,
-                "×",
-                f"≤ {TARGET}",
-                value <= TARGET,
-                f"{1e6 * statistics.median(with_store):.1f} over {1e6 * statistics.median(without):.1f} µs",
+                ratio(with_store, without),
+                note=f"{1e6 * statistics.median(with_store):.1f} over {1e6 * statistics.median(without):.1f} µs",
+                most=TARGET,
             )
         )
     return rows
@@ -184,8 +164,8 @@ def lone(folder: Path, times: int) -> Row:
     side.live.keeper.flush(60)
     taken = [side.timed(side.change_tools, 1)[0] for _ in range(times)]
     side.live.close()
-    low, middle, high = (1e6 * value for value in statistics.quantiles(taken, n=4, method="inclusive"))
-    return Row("store_lone", "one change alone, written at once", middle, low, high, "µs", note="CPU, in all")
+    cost = middle([1e6 * value for value in taken])
+    return row("store_lone", "one change alone, written at once", cost, "µs", note="CPU, in all")
 
 
 def main() -> None:
@@ -205,13 +185,13 @@ def main() -> None:
         rows.append(lone(folder, 20 if options.quick else 200))
         rows += many(folder, options.changes or (40_000 if options.quick else 1_000_000))
     if options.as_json:
-        print(json.dumps([asdict(row) for row in rows], indent=2))
+        print(json.dumps([asdict(each) for each in rows], indent=2))
     else:
         print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores")
-        for row in rows:
-            met = {True: "met", False: "NOT MET", None: ""}[row.met]
-            spread = f"{row.low:,.2f} … {row.high:,.2f}"
-            print(f"{row.figure:75} {row.value:10,.2f} {row.unit:4} ({spread}) {row.target:8} {met:8} {row.note}")
+        for each in rows:
+            met = {True: "met", False: "NOT MET", None: ""}[each.met]
+            spread = f"{each.low:,.2f} … {each.high:,.2f}"
+            print(f"{each.figure:75} {each.value:10,.2f} {each.unit:4} ({spread}) {each.target:8} {met:8} {each.note}")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # as a script, it is not in its package
 
-from bench.core import Row, Scale, machine, middle, no_collections, ratio, row, written
+from bench.measuring import Row, Scale, machine, middle, no_collections, ratio, row, written
 from tidings import Live
 from tidings.telemetry import Telemetry
 

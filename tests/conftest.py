@@ -1,4 +1,4 @@
-"""What all tests share: no silent skips where everything must run, the Hypothesis profiles, the event loop.
+"""What all tests share: no silent skips where everything must run, the Hypothesis profiles, the seed, the event loop.
 
 With ``TIDINGS_REQUIRE_ALL=1`` a test that skips, or that fails as it was expected to, is a failure, and so is a
 module that skips itself while it is collected. Elsewhere a missing service may skip its tests. Tests that ``-k`` or
@@ -6,6 +6,7 @@ module that skips itself while it is collected. Elsewhere a missing service may 
 """
 
 import os
+import random
 from collections.abc import Generator
 
 import pytest
@@ -29,6 +30,29 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],  # as with the deadline
 )
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
+
+
+# Named by its number in a test's id, so all processes of a run must have the same.
+SEED = os.environ.setdefault("TIDINGS_SEED", str(random.randrange(10**6)))
+
+
+def pytest_report_header() -> str:
+    return f"TIDINGS_SEED={SEED}"
+
+
+LONG_FILES = (
+    "test_live_faults.py",
+    "test_live_history.py",
+    "test_live_matrix.py",
+    "test_live_resume.py",
+    "test_store_restart.py",
+)
+"""The first to be begun where several processes share the files: at the end, the others would wait for them."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # pytest-xdist's mark of its processes
+        items.sort(key=lambda item: item.path.name not in LONG_FILES)
 
 
 @pytest.fixture

@@ -10,12 +10,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from bench.core import machine
+from bench import core
+from bench.measuring import Row, machine
 from bench.peers import plots
+from bench.peers.__main__ import main
 from bench.peers.figures import TARGETS, Samples, Verdict
 from bench.peers.plots import bars, lines
 from bench.peers.programs import PEERS, compile_c, compiler
@@ -40,39 +43,44 @@ REQUIRED = {
 """The figures that were asked for, and their targets."""
 
 
-def bench(*arguments: str) -> str:
-    command = [sys.executable, str(BENCH), "--quick", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    command = [sys.executable, str(BENCH), "--quick", "--json"]
+    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return found
 
 
-def test_json_has_every_figure_with_its_target_and_spread() -> None:
-    found = json.loads(bench("--json"))
-
-    rows = {row["key"]: row for row in found["rows"]}
-    assert len(rows) == len(found["rows"])
+def test_json_has_every_figure_with_its_target_and_spread(measured: dict[str, Any]) -> None:
+    rows = {row["key"]: row for row in measured["rows"]}
+    assert len(rows) == len(measured["rows"])
     assert {key: rows[key]["target"] for key in REQUIRED} == REQUIRED
     for row in rows.values():
         assert math.isfinite(row["value"]), row
         assert 0 < row["low"] <= row["high"], row
         assert (row["met"] is not None) == bool(row["target"]), row
-    assert found["quick"] is True
-    assert isinstance(found["pgo"], bool)
+    assert measured["quick"] is True
+    assert isinstance(measured["pgo"], bool)
 
 
-def test_table_has_a_line_for_each_figure_and_says_that_a_quick_run_proves_nothing() -> None:
-    printed = bench("--rounds", "1")
+def test_table_has_a_line_for_each_figure_and_says_that_a_quick_run_proves_nothing(
+    measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [Row(**row) for row in measured["rows"]]
+    monkeypatch.setattr(core, "FIGURES", [lambda scale: rows])
+    core.main(["--quick"])
 
+    printed = capsys.readouterr().out
     for figure in ("add, ", "updated, ", "memory of ", "mailbox ", "fan-out ", "removing "):
         assert any(line.startswith(figure) for line in printed.splitlines()), figure
     assert "sizes are not those that the targets are about" in printed
 
 
-def test_rounds_below_one_are_refused() -> None:
-    command = [sys.executable, str(BENCH), "--rounds", "0"]
-    refused = subprocess.run(command, check=False, capture_output=True, encoding="utf-8")
+def test_rounds_below_one_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        core.main(["--rounds", "0"])
 
-    assert refused.returncode == 2
-    assert "--rounds must be at least 1" in refused.stderr
+    assert refused.value.code == 2
+    assert "--rounds must be at least 1" in capsys.readouterr().err
 
 
 # Beside its peers
@@ -169,8 +177,12 @@ def children_of(parent: int, name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--streams", "0"], ["--streams", "many"], ["--only", "nothing"]])
-def test_options_that_mean_nothing_are_refused(wrong: list[str]) -> None:
-    assert peers(*wrong).returncode == 2
+def test_options_that_mean_nothing_are_refused(wrong: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench.peers", *wrong])
+    with pytest.raises(SystemExit) as refused:
+        main()
+
+    assert refused.value.code == 2
 
 
 def samples_of_two_rounds() -> Samples:

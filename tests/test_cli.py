@@ -37,8 +37,8 @@ TIDINGS = str(Path(sys.executable).with_name("tidings"))
 HELLO = 'def hello() -> str:\n    """Say hello."""\n    return "hello"\n'
 TOKEN = "correct-horse-battery-staple"
 DEADLINE = 40
-GRACE = 2.0
-"""Seconds that a server may take to end, with streams open."""
+GRACE = 20.0
+"""Seconds for the end of a server, met only by one that does not end. How soon it does is shown in test_live_faults."""
 
 pytestmark = pytest.mark.anyio
 
@@ -159,9 +159,9 @@ def test_the_version_is_the_packages() -> None:
 
 
 def test_completion_is_offered_for_the_shell() -> None:
-    shown = subprocess.run(
-        [TIDINGS, "--show-completion", "bash"], capture_output=True, text=True, check=False, timeout=DEADLINE
-    )
+    # As a user does it: the shell is known by being the parent. With one command more, because it would else become it.
+    command = ["bash", "-c", f'"{TIDINGS}" --show-completion && true']
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE)
     assert "_TIDINGS_COMPLETE" in shown.stdout
 
 
@@ -408,7 +408,7 @@ async def test_a_tool_that_nothing_can_interrupt_does_not_keep_the_server(board:
         call = asyncio.create_task(client.call_tool("stuck"))
         await server.line_with("begun")
         server.process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(server.process.wait(), GRACE + 2) == 0
+        assert await asyncio.wait_for(server.process.wait(), GRACE) == 0
         assert server.process.stderr is not None
         assert b"Traceback" not in await server.process.stderr.read()
         call.cancel()

@@ -87,10 +87,12 @@ def test_elsewhere_a_test_may_be_excused(inner: pytest.Pytester) -> None:
     result.assert_outcomes(passed=1, skipped=SKIPS + 1, xfailed=EXPECTED_FAILURES)
 
 
-def test_no_excuse_counts_where_all_is_required(require_all: pytest.Pytester) -> None:
+@pytest.mark.parametrize("processes", [0, 2])
+def test_no_excuse_counts_where_all_is_required(require_all: pytest.Pytester, processes: int) -> None:
+    pytest.importorskip("xdist")
     require_all.makepyfile(test_excuses=EXCUSES)
 
-    result = require_all.runpytest_subprocess()
+    result = require_all.runpytest_subprocess("-n", str(processes))
 
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     outcomes = result.parseoutcomes()

@@ -492,6 +492,13 @@ async def test_a_list_that_is_served_only_later_is_found_then() -> None:
             await door.send(changed())
 
 
+async def test_a_list_that_is_served_no_longer_is_refused_as_by_the_sdk(door: Door) -> None:
+    await warm(door)
+    del door.live.lowlevel._request_handlers["tools/list"]
+    with counted(door, "sdk", 1):
+        assert b"404" in (await door.send(changed())).status
+
+
 # Beforehand
 
 
@@ -539,6 +546,24 @@ async def test_where_nobody_asks_nothing_is_made() -> None:
         assert made == ["tools/list"]
 
 
+async def test_of_many_changes_at_once_only_the_last_is_made() -> None:
+    async with open_door(some_server()) as door:
+        await warm(door)
+        made: list[int] = []
+        original = door.live.answered
+
+        async def answered(method: str, version: str) -> dict[str, Any]:
+            made.append(len(door.live.catalog.tools))
+            return await original(method, version)
+
+        door.live.answered = answered  # type: ignore[method-assign]
+        for number in range(5):
+            door.live.tools.add(lambda: "", name=f"new{number}", description="")
+        with counted(door, "sdk", 0):
+            assert b"new4" in (await door.send(changed())).body
+        assert made == [7]
+
+
 async def test_what_can_not_be_made_beforehand_is_made_for_whoever_asks(caplog: pytest.LogCaptureFixture) -> None:
     async with open_door(some_server()) as door:
         await warm(door)
@@ -553,6 +578,47 @@ async def test_what_can_not_be_made_beforehand_is_made_for_whoever_asks(caplog: 
                 assert b"new" in (await door.send(changed())).body
 
 
+# Requests that are the same but for their id
+
+REST = b',"method":"tools/list","params":{"_meta":%b}}' % json.dumps(META).encode()
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        *(b"1000001", b'"abcde"', b'"a b/c"', b"-100000", b"0000001", b"-000000", b"1000.00", b"1e00000", b"null   "),
+        *(b"[1,2,3]", b'"abc\\\\"', b'"abc\\""', b'1,"a":2', b'1,"id":2', b'"\xc3\xb6abc"', b"      1"),
+    ],
+)
+async def test_with_another_id_of_the_same_length_it_is_what_the_sdk_says(door: Door, tag: bytes) -> None:
+    first = posted(b'{"jsonrpc":"2.0","id":1000000' + REST)
+    for _ in range(3):
+        assert json.loads((await door.send(first)).body)["id"] == 1000000
+    with counted(door, "sdk", 0):
+        await door.send(first)
+    raw = posted(b'{"jsonrpc":"2.0","id":' + tag + REST)
+    said = await door.by_sdk(raw)
+    for _ in range(2):
+        assert await door.send(raw) == said
+        assert json.loads((await door.send(first)).body)["id"] == 1000000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"jsonrpc":"2.0","\\u0069d":7' + REST.replace(b'{"_meta":{', b'{"_meta":{"dev.example/x":{"id":%d},'),
+        b'{"jsonrpc":"2.0","i\\u0064":7' + REST.replace(b'{"_meta":{', b'{"_meta":{"dev.example/x":{"id":%d},'),
+        b'{"jsonrpc":"2.0","id":7' + REST.replace(b'{"_meta":{', b'{"_meta":{"dev.example/x":{"id":%d},'),
+        b'{"jsonrpc":"2.0","id":%d,"id":7' + REST,
+        b'{"id" : %d ,"jsonrpc":"2.0"' + REST,
+    ],
+)
+async def test_an_id_is_the_requests_own(door: Door, body: bytes) -> None:
+    for number in (7, 7, 7, 8, 9):
+        raw = posted(body % number)
+        assert await door.send(raw) == await door.by_sdk(raw)
+
+
 # Bounds
 
 
@@ -561,9 +627,13 @@ async def test_what_is_remembered_of_requests_is_bounded(front: str, monkeypatch
     monkeypatch.setattr(verdicts, "_MOST", 8)
     async with open_door(some_server(), front) as door:
         said = await door.send(changed())
-        memos: list[dict[Any, Any]] = [door.front.verdicts._claims, door.front.verdicts._plain]
+        memos: list[dict[Any, Any]] = [
+            door.front.verdicts._claims,
+            door.front.verdicts._plain,
+            door.front.verdicts._shapes,
+        ]
         for number in range(30):
-            info = {"name": f"client {number}", "version": "1"}
+            info = {"name": f"client {number}", "version": "1" * number}
             params = {"_meta": {**META, "io.modelcontextprotocol/clientInfo": info}}
 
             def raw(line: Line, number: int = number, params: Any = params) -> bytes:
@@ -576,7 +646,7 @@ async def test_what_is_remembered_of_requests_is_bounded(front: str, monkeypatch
             if front == "connection":
                 doors = [each for each in answers._doors.values() if each.front is door.front]
                 assert len(doors) == 1
-                assert len(doors[0]._heads) <= 8
+                assert len(doors[0]._seen) <= 8
 
         # Who is traced says something else in each request, and no more than one is remembered of it.
         last = next(reversed(memos[1]))

@@ -70,6 +70,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Readers that don't read
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", HTTP)
 async def test_two_hundred_that_never_read_delay_nobody_and_cost_a_mailbox_each(
     how: How, capsys: pytest.CaptureFixture[str]
@@ -186,6 +187,7 @@ async def test_a_stream_behind_a_middleware_that_hides_the_connection_is_cut_off
             assert all(await asyncio.gather(*map(is_cut, silent)))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [({"has_middleware": True}, ALL), ({}, {"toolsListChanged": 1})],
@@ -311,7 +313,7 @@ async def test_clients_killed_in_the_middle_of_a_stream_leave_nothing(how: How) 
         assert not server.errors()
 
 
-@pytest.mark.parametrize(("how", "count"), [("asgi", 10_000), ("run", 4_000)])
+@pytest.mark.parametrize(("how", "count"), [("asgi", 10_000), ("run", 2_000)])
 async def test_ten_thousand_come_and_go_and_nothing_of_them_stays(
     how: How, count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -362,6 +364,7 @@ async def test_a_stream_takes_no_more_than_it_may(
 # Stopping
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("how", [*HTTP, "uvicorn"])
 async def test_a_signal_ends_five_hundred_streams_gracefully(
@@ -391,6 +394,7 @@ async def test_a_signal_ends_five_hundred_streams_gracefully(
     assert not server.errors()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("how", HTTP)
 async def test_readers_that_do_not_read_cannot_keep_the_process(how: How, number: signal.Signals) -> None:
@@ -407,6 +411,7 @@ async def test_readers_that_do_not_read_cannot_keep_the_process(how: How, number
         assert not server.errors()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", SIGNALS)
 async def test_a_signal_ends_a_listen_on_stdio_gracefully(number: signal.Signals) -> None:
     async with serve("stdio") as server:
@@ -510,6 +515,7 @@ async def test_a_list_handler_that_raises_fails_no_other_request_and_heals(how: 
         assert {"seen", "unseen"} <= {tool["name"] for tool in listed["result"]["tools"]}
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", HTTP)
 async def test_a_list_handler_that_hangs_keeps_no_other_request(how: How) -> None:
     async with serve(how, Settings(is_lowlevel=True, lists_fail="hang")) as server:

@@ -11,7 +11,10 @@ import pytest
 
 from bench.peers.guard import delivering, listing, times_less
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the CPU of another process is read as Linux shows it")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(sys.platform != "linux", reason="the CPU of another process is read as Linux shows it"),
+]
 
 LEAST = 4.0
 

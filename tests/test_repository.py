@@ -59,6 +59,18 @@ def test_the_makefile_has_its_targets(target: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_make_test_runs_every_test_and_passes_on_what_is_asked_for_in_particular() -> None:
+    def commands(*arguments: str) -> list[str]:
+        command = ["make", "-n", "test", *arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return re.findall(r"-m pytest(.*?)(?: \|\| failed=1; *\\?)?$", done.stdout, re.MULTILINE)
+
+    shared, alone = commands()
+    assert shared.startswith(" -m 'not alone' -n 2 ")
+    assert alone == " -m alone"
+    assert commands("PYTEST_ARGS=-k journal -x") == [" -k journal -x"]
+
+
 def test_make_check_lints_and_checks_types_strictly() -> None:
     done = subprocess.run(["make", "-n", "check"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "ruff check" in done.stdout

@@ -22,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from bench.core import machine
+from bench.measuring import machine
 from bench.peers import plots, report
 from bench.peers.figures import TARGETS, Samples
 from bench.peers.pipes import sit_at_pipes

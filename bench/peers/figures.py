@@ -94,9 +94,11 @@ GROUPS = (
             Figure("herd-10", "herd: one change until {} clients hold 10 tools", "ms"),
             Figure("herd-10-cpu", "the same, CPU per client, {} clients", "µs"),
             Figure("herd-10-stale", "the same, answers with the old list, {} clients", ""),
+            Figure("herd-10-again", "the same, connections that had to be made anew, {} clients", ""),
             Figure("herd-100", "herd: one change until {} clients hold 100 tools", "ms"),
             Figure("herd-100-cpu", "the same, CPU per client, {} clients", "µs"),
             Figure("herd-100-stale", "the same, answers with the old list, {} clients", ""),
+            Figure("herd-100-again", "the same, connections that had to be made anew, {} clients", ""),
         ),
     ),
     Group(

@@ -46,7 +46,7 @@ struct conn {
     int fd, number, step; /* step: how far a legacy handshake is */
     enum role role;
     enum phase phase;
-    int is_open, is_waiting, status, has_ended;
+    int is_open, is_waiting, is_again, status, has_ended;
     long left; /* bytes of the body or chunk that are still to come */
     int head_length, carried, tail_length;
     int told; /* notifications so far */
@@ -55,7 +55,7 @@ struct conn {
 
 static struct conn *streams[MOST], *askers[MOST], *control;
 static int stream_count, asker_count, port, poll_fd;
-static int opened, told_goal, told_enough, answers, is_listing, is_herd, stale, held, watched_count;
+static int opened, told_goal, told_enough, answers, is_listing, is_herd, stale, held, again, watched_count;
 static long notifications;
 static double last_told;
 static int version = 1;
@@ -113,7 +113,9 @@ static void put(struct conn *c, const char *text, int length) {
     c->head_length = c->tail_length = 0;
     c->is_waiting = 1;
     /* Requests are small and the socket is empty: all of it goes at once. */
-    if (send(c->fd, text, length, MSG_NOSIGNAL) != length) fail("a request could not be sent: %s", strerror(errno));
+    int sent = send(c->fd, text, length, MSG_NOSIGNAL);
+    if (sent < 0 && c->role == ASKER && (errno == EPIPE || errno == ECONNRESET)) return; /* reading it says so, and it asks again */
+    if (sent != length) fail("a request could not be sent: %s", strerror(errno));
 }
 
 static void post(struct conn *c, const char *head, const char *session, const char *body) {
@@ -199,7 +201,7 @@ static void keep_tail(struct conn *c, const char *data, int length) {
 }
 
 static void answered(struct conn *c) {
-    c->is_waiting = 0;
+    c->is_waiting = c->is_again = 0;
     if (c->status >= 300 || c->status < 200) fail("an answer has the status %d", c->status);
     if (c->role == SESSION || (c->role == ASKER && !c->is_open)) {
         shake_hands(c);
@@ -297,10 +299,15 @@ static void take(struct conn *c) {
     int length = recv(c->fd, buffer, sizeof buffer, 0);
     if (length < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (length <= 0) {
-        if (c->is_waiting || c->role == LISTEN || c->role == SESSION)
-            fail("the server closed a connection (%s %d)", c->role == ASKER ? "asker" : "stream", c->number);
         close(c->fd);
         c->fd = -1;
+        if (c->role == ASKER && c->is_open && c->is_waiting && !c->head_length && !c->is_again) {
+            /* It was idle, and the server closed it just when it was asked: as any HTTP client does, ask anew. */
+            c->is_again = 1;
+            again++;
+            ask_list(c);
+        } else if (c->is_waiting || c->role == LISTEN || c->role == SESSION)
+            fail("the server closed a connection (%s %d)", c->role == ASKER ? "asker" : "stream", c->number);
         return;
     }
     int is_stream = c->role == LISTEN || (c->role == SESSION && c->step == 3);
@@ -450,7 +457,7 @@ static void herd(double deadline) {
     char path[100];
     if (asker_count < stream_count) fail("a herd has to gather first");
     goal_of(1);
-    held = stale = 0;
+    held = stale = again = 0;
     is_herd = 1;
     snprintf(marker, sizeof marker, "Version %06d", version);
     snprintf(path, sizeof path, "/change?version=%d", version++);
@@ -460,7 +467,7 @@ static void herd(double deadline) {
     double taken = now() - start;
     is_herd = 0;
     while (control->is_waiting && !*failure && now() < deadline) pump(20);
-    printf("%.6f],\"told\":%.6f,\"stale\":%d,\"rest\":[", taken, last_told - start, stale);
+    printf("%.6f],\"told\":%.6f,\"stale\":%d,\"again\":%d,\"rest\":[", taken, last_told - start, stale, again);
 }
 
 int main(int argc, char **argv) {

@@ -110,6 +110,7 @@ def herd(watch: Watch, key: str, streams: int, era: str) -> None:
     watch.put(f"{key}herd-{tools}/{streams}", 1e3 * found["times"][0])
     watch.put(f"{key}herd-{tools}-cpu/{streams}", 1e6 * cpu / streams)
     watch.put(f"{key}herd-{tools}-stale/{streams}", found["stale"])
+    watch.put(f"{key}herd-{tools}-again/{streams}", found["again"])
     watch.put(f"{key}herd-{tools}-client-busy/{streams}", 100 * found["cpu"] / found["times"][0])
 
 

@@ -18,11 +18,9 @@ from msgspec import structs
 
 from tidings.errors import LimitReached, TidingsError
 from tidings.index import check_limit
-from tidings.logged import LONGEST, plain
-from tidings.model import Feature, Reason, Topic, Version
+from tidings.model import Feature, Topic, Version
 from tidings.patterns import compile_pattern, is_pattern
 from tidings.resume import Resumed, missed, settled, watched_by
-from tidings.spans import UNSUBSCRIBE
 
 if TYPE_CHECKING:
     from tidings.hub import Hub
@@ -487,11 +485,8 @@ class Durables:
             return
         for key, each in list(self._kept.items()):
             if each.expires is not None and each.expires <= now:
-                name = plain(each.name, LONGEST)
-                with self.hub.observer.span(UNSUBSCRIBE, cause={}, client=name) as outcome:
-                    outcome.set(Reason.EXPIRED.value, is_error=False)
-                    logger.info("the durable subscription %r has expired", name)
-                    self.remove(key)
+                self.hub.observer.expired(each.name)
+                self.remove(key)
         ends = [each.expires for each in self._kept.values() if each.expires is not None]
         self._next_expiry = min(ends, default=0.0)
 

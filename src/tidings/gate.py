@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tidings.errors import LimitReached
 from tidings.logged import shown, topic_name
@@ -41,8 +41,7 @@ Authorize: TypeAlias = Callable[[Principal | None, Topic], bool | Awaitable[bool
 """Whether a principal (None: nobody in particular) may watch a feature, or the URI or pattern of a resource."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(NamedTuple):
     """One open stream, for `leave`."""
 
     principal: Principal | None
@@ -55,6 +54,10 @@ class Gate:
         self._authorize = authorize
         self.knows_patterns = authorize is None or not inspect.iscoroutinefunction(authorize)
         """Whether a pattern can be honoured: what it matches has to be asked for when it changes, without waiting."""
+        self._asked = authorize if self.knows_patterns else None
+        self._anyone = _May(self._asked, None)
+        self._waits = not self.knows_patterns
+        """Whether the function's answers have to be waited for, as far as is known."""
         self._principals: Counter[tuple[str, str | None]] = Counter()
         self._addresses: Counter[str] = Counter()
         self.count = 0
@@ -83,22 +86,44 @@ class Gate:
 
     def predicate(self, principal: Principal | None) -> Callable[[str], bool] | None:
         """Whether a principal may be told of a resource that it watches by a pattern, or as part of another."""
-        return None if self._authorize is None else _May(self._authorize if self.knows_patterns else None, principal)
+        if self._authorize is None:
+            return None
+        return self._anyone if principal is None else _May(self._asked, principal)
 
     async def allowed(self, principal: Principal | None, topics: Iterable[Topic]) -> list[Topic]:
         """Those of the topics that the principal may watch."""
-        authorize = self._authorize
-        if authorize is None:
+        if self._authorize is None:
             return list(topics)
         may: list[Topic] = []
         for topic in topics:
             try:
-                answer = authorize(principal, topic)
+                answer = self._authorize(principal, topic)
                 if not isinstance(answer, bool) and inspect.isawaitable(answer):
                     answer = await answer
                 if answer:
                     may.append(topic)
             except Exception:  # the user's function; in doubt nobody is let in
+                logger.exception("authorize() failed for %r; refusing", topic_name(topic))
+        return may
+
+    def allowed_at_once(self, principal: Principal | None, topics: Iterable[Topic]) -> list[Topic] | None:
+        """The same where nobody can wait; None if somebody has to."""
+        if self._authorize is None:
+            return list(topics)
+        if self._waits:
+            return None
+        may: list[Topic] = []
+        for topic in topics:
+            try:
+                answer = self._authorize(principal, topic)
+                if not isinstance(answer, bool) and inspect.isawaitable(answer):
+                    self._waits = True
+                    if inspect.iscoroutine(answer):
+                        answer.close()
+                    return None
+                if answer:
+                    may.append(topic)
+            except Exception:  # as in `allowed`
                 logger.exception("authorize() failed for %r; refusing", topic_name(topic))
         return may
 

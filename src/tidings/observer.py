@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from tidings.counts import Counts, Why, kind_of
-from tidings.logged import change_name, topic_name
+from tidings.logged import LONGEST, change_name, plain, topic_name
 from tidings.mailbox import NEVER, is_silent
 from tidings.model import Feature, Notification, Reason, Topic
 
@@ -55,8 +55,7 @@ class Observer:
     def span(
         self, name: str, *, cause: Mapping[str, str] | None = None, **attributes: Any
     ) -> AbstractContextManager[Outcome]:
-        """Around a piece of work that may be worth a span, of which `cause` is the trace that led to it; an empty one
-        is nobody's."""
+        """Around a piece of work that may be worth a span, of which `cause` is the trace that led to it."""
         return nullcontext(Outcome())
 
     def cause(self) -> Mapping[str, str] | None:
@@ -90,6 +89,11 @@ class Observer:
             said = f"{name} unsubscribed from {summary(topics)}{why}"
             one = who[0] if len(who) == 1 else None
             _log(logging.DEBUG, "unsubscribed", said, one, topics=topics, reason=reason, clients=len(who))
+
+    def expired(self, name: str) -> None:
+        """A durable subscription has not seen its client for too long."""
+        said = f"the durable subscription {plain(name, LONGEST)!r} has expired"
+        _log(logging.INFO, "expired", said, None, name=plain(name, LONGEST))
 
     def closed(self, subscriber: Subscriber, reason: Reason) -> None:
         """It is about to go: what it watches, and what waits for it, is still there."""

@@ -25,7 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from tidings import spans as names
 from tidings.counts import BOUNDS, Counts, Latency, kind_of
-from tidings.logged import shown
+from tidings.logged import LONGEST, plain, shown
 from tidings.metrics import LATENCY, METRICS, Labels, Metric, Seen
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.observer import CUT_OFF, Observer, Outcome, distinct
@@ -159,7 +159,7 @@ class Tracing(Observer):
 
     @_guarded
     def _enter(self, name: str, cause: Mapping[str, str] | None, attributes: dict[str, Any]) -> tuple[Span, Any]:
-        context = (_extract(cause) or _ROOT) if cause is not None else None
+        context = _extract(cause) if cause is not None else None
         span = self._tracer.start_span(name, context)
         try:
             if span.is_recording():
@@ -214,6 +214,11 @@ class Tracing(Observer):
             said[names.OUTCOME] = reason.value
             context = (_extract(cause.trace) if cause is not None and cause.trace else None) or _ROOT
         self._mark(names.UNSUBSCRIBE, who, topics, said, context=context)
+
+    def expired(self, name: str) -> None:
+        super().expired(name)
+        said = {names.OUTCOME: Reason.EXPIRED.value, names.CLIENT: plain(name, LONGEST)}
+        self._mark(names.UNSUBSCRIBE, [], [], said, context=_ROOT)
 
     def closed(self, subscriber: Subscriber, reason: Reason) -> None:
         watched = len(subscriber.features) + len(subscriber.uris or ())
@@ -318,7 +323,6 @@ def _topics(topics: Iterable[Topic]) -> dict[str, Any]:
 
 
 _NAMES = {
-    "client": names.CLIENT,
     "feature": names.FEATURE,
     "tool": names.TOOL,
     "units": names.UNITS,

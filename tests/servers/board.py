@@ -39,7 +39,7 @@ from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context, MCPServer
 from pydantic import AnyHttpUrl
 
-from tidings import Feature, Filter, Live, Notification, Policy, Principal, Terms, Topic, seams
+from tidings import Feature, Filter, Live, Notification, Policy, Principal, Terms, Topic, live, seams
 from tidings.history import as_json
 from tidings.lanes.app import serve_app
 from tidings.lanes.parked import Parked
@@ -559,17 +559,19 @@ BOARDS: dict[str, type[Board]] = {"mcpserver": MCPServerBoard, "lowlevel": LowLe
 
 
 def main() -> None:
+    # Nothing hangs here, so the lists are waited for, however long a busy machine takes to read them the first time.
+    live._READING_TIME = 60.0
     kind, transport, *rest = sys.argv[1:]
     options: dict[str, Any] = json.loads(rest[0]) if rest else {}
     logging.basicConfig(level=options.get("log", "WARNING"), format="%(name)s %(levelname)s %(message)s")
-    live = BOARDS[kind](options).live
+    board = BOARDS[kind](options)
     if transport == "stdio":
-        live.run("stdio")
+        board.live.run("stdio")
         return
     listener = socket.create_server(("127.0.0.1", 0))
     # A low-level server is given its authentication together with the app.
     needs = authentication() if options.get("auth") and kind == "lowlevel" else {}
-    app = live.http_app(**options.get("app", {}), **needs)
+    app = board.live.http_app(**options.get("app", {}), **needs)
     # On the wire before anything is served: the backlog keeps whoever connects at once.
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()

@@ -177,6 +177,33 @@ class Door:
             self.live._shared_lists = shared
 
 
+class PromptServer(uvicorn.Server):
+    """uvicorn's server looks ten times a second whether it is to end, and then for who is left; this one more often."""
+
+    TICK = 0.005
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # noqa: ASYNC110  # it is a flag that everybody may set
+            await asyncio.sleep(self.TICK)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while state.connections or state.tasks:  # noqa: ASYNC110  # nobody is told when they are empty
+                    await asyncio.sleep(self.TICK)
+        except TimeoutError:
+            for task in state.tasks:
+                task.cancel()
+        await self.lifespan.shutdown()
+
+
 @asynccontextmanager
 async def open_door(
     server: Any,
@@ -195,14 +222,19 @@ async def open_door(
     if prepare is not None:
         prepare(built)
     listener = socket.create_server(("127.0.0.1", 0))
+    # asyncio does so for the sockets that it makes. Else the second half of each answer waits for the client's kernel.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     door = Door(live, built, listener.getsockname()[1])
 
-    connection = _protocol()
+    doorstep = _protocol()
 
-    class Counting(connection):  # type: ignore[misc, valid-type]  # mypy does not know what it is
+    class Counting(doorstep.connection):  # type: ignore[misc, name-defined]  # mypy does not know what it is
         def _respond(self, *args: Any) -> None:
             door.counts["connection"] += 1
             super()._respond(*args)
+
+    class Counted(doorstep):  # type: ignore[misc, valid-type]
+        connection = Counting
 
     if hasattr(live.server, "session_manager"):
         sdk = door.front._app
@@ -212,9 +244,9 @@ async def open_door(
             await sdk(scope, receive, send)
 
         door.front._app = counting  # type: ignore[assignment]
-    protocol: type[HttpToolsProtocol] = Counting if front == "connection" else HttpToolsProtocol
+    protocol: Any = Counted if front == "connection" else HttpToolsProtocol
     config = {"log_config": None, "access_log": False, "timeout_graceful_shutdown": 1, **config}
-    door.server = uvicorn.Server(uvicorn.Config(built, http=protocol, **config))
+    door.server = PromptServer(uvicorn.Config(built, http=protocol, **config))
     serving = asyncio.ensure_future(door.server.serve(sockets=[listener]))
     try:
         async with door.line() as line:  # answered once the server has started

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from uvicorn.config import Config
@@ -22,9 +22,9 @@ from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 from tidings.lanes.front import Front
 from tidings.lanes.lists import Kept
 from tidings.lanes.shortcut import front_of
-from tidings.lanes.verdicts import LISTS, Claim, Form, form_of, remember
+from tidings.lanes.verdicts import LISTEN, LISTS, Claim, Form, form_of, remember
 
-__all__ = ["QuickAnswers"]
+__all__ = ["FORWARDED", "Door", "QuickAnswers", "known_door"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +35,25 @@ _LONGEST_HEAD: Final = 2048
 """Bytes of a head that is remembered."""
 
 _ASIDE: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
-_FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
+FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
 """Of which uvicorn makes the client's address in its log."""
 
 
-class _Door:
+class _Seen(NamedTuple):
+    """The head of a request that was answered here: the same bytes will be parsed in the same way, so next time they
+    need not be."""
+
+    form: Form
+    claim: Claim
+    length: int
+    """Of the body."""
+
+
+_Making = asyncio.Future[bool | None]
+"""An answer that is being made."""
+
+
+class Door:
     """What all connections of one server share."""
 
     def __init__(self, app: Any, path: str, front: Front) -> None:
@@ -47,10 +61,16 @@ class _Door:
         self.front = front
         self._app = app
         self._route = app.routes[0]
-        self._heads: dict[bytes, tuple[Form, int]] = {}
-        """All the bytes of a request before its body, what of them is looked at, and how long the body is."""
+        self._seen: dict[bytes, _Seen] = {}
+        """By all the bytes of a request before its body."""
+        self._streams: dict[bytes, _Seen] = {}
+        """The same, of listen requests."""
+        self._waiting: dict[_Making, dict[QuickAnswers, None]] = {}
+        """Connections whose list is being made."""
         self._defaults: list[tuple[bytes, bytes]] | None = None
         self._start = b""
+        self._begun: tuple[Kept | None, int, bytes] = (None, 0, b"")
+        """Of the last response, all up to the id: it is the same for all ids of one length."""
 
     @property
     def is_first(self) -> bool:
@@ -58,34 +78,82 @@ class _Door:
         routes = self._app.routes
         return bool(routes) and routes[0] is self._route
 
-    def recognize(self, head: bytes, body: bytes) -> Claim | None:
-        """The claim of a request that was seen before, if this is all of it."""
-        form, length = self._heads.get(head, (None, 0))
-        if form is None or len(body) != length or not self.is_first:
+    def recognize(self, data: bytes) -> tuple[_Seen, bytes] | None:
+        """A request that was seen before, if this is all of it, and its id."""
+        head, _, body = data.partition(b"\r\n\r\n")
+        seen = self._seen.get(head)
+        if seen is None or len(body) != seen.length:
             return None
-        return self.front.verdicts.known(form)
+        question = self.front.verdicts.question(seen.claim.method, seen.claim.version, body)
+        return None if question is None else (seen, question.tag)
 
-    def remember(self, data: bytes, form: Form, body: bytes) -> None:
-        """The same bytes will be parsed in the same way: next time they need not be."""
+    def recognize_stream(self, data: bytes) -> tuple[Claim, bytes] | None:
+        """The claim and the body of a listen request whose head was seen before, if this is all of it."""
+        head, _, body = data.partition(b"\r\n\r\n")
+        seen = self._streams.get(head)
+        if seen is None or len(body) != seen.length or not self.is_first:
+            return None
+        return (seen.claim, body) if self.front.verdicts.known(seen.form) == seen.claim else None
+
+    def answer(self, seen: _Seen) -> Kept | _Making | None:
+        """What everybody gets who asks for this, as things are now; or, while it is being made, when to look again."""
+        front, claim = self.front, seen.claim
+        if not self.is_first or front.verdicts.known(seen.form) != claim or not front.may_answer(claim):
+            return None
+        return front.find(claim)
+
+    def remember(self, data: bytes, form: Form, claim: Claim, body: bytes) -> None:
         head, _, rest = data.partition(b"\r\n\r\n")
         if rest == body and body and len(head) <= _LONGEST_HEAD:
-            remember(self._heads, head, (form, len(body)))
+            heads = self._streams if claim.method == LISTEN else self._seen
+            remember(heads, head, _Seen(form, claim, len(body)))
 
-    def response(self, kept: Kept, tag: bytes, defaults: list[tuple[bytes, bytes]]) -> bytes:
+    def wait(self, connection: QuickAnswers, making: _Making) -> None:
+        """Let a connection go on when the list is made, or can't be."""
+        waiting = self._waiting.get(making)
+        if waiting is None:
+            waiting = self._waiting[making] = {}
+            making.add_done_callback(self._go_on)
+        waiting[connection] = None
+
+    def leave(self, connection: QuickAnswers) -> None:
+        for waiting in self._waiting.values():
+            waiting.pop(connection, None)
+
+    def _go_on(self, making: _Making) -> None:
+        # Looked up once for all that ask alike: nothing can change before the last of them has its answer.
+        answers: dict[Form, Kept | _Making | None] = {}
+        for connection in self._waiting.pop(making):
+            try:
+                connection.go_on(answers)
+            except Exception:  # all the others wait for the same
+                logger.exception("a connection failed when its list was there; going on")
+
+    def start(self, defaults: list[tuple[bytes, bytes]]) -> bytes:
+        """What every response begins with."""
         if self._defaults is not defaults:  # uvicorn makes a new list when the date has changed
             self._defaults = defaults
             self._start = STATUS_LINE[200] + b"".join(b"%b: %b\r\n" % (name.lower(), value) for name, value in defaults)
-        length = len(kept.head) + len(tag) + len(kept.tail)
-        return b"".join((self._start, kept.lines % length, b"\r\n", kept.head, tag, kept.tail))
+            self._begun = (None, 0, b"")
+        return self._start
+
+    def response(self, kept: Kept, tag: bytes, defaults: list[tuple[bytes, bytes]]) -> bytes:
+        start = self.start(defaults)
+        made_of, length, begin = self._begun
+        if made_of is not kept or length != len(tag):
+            whole = len(kept.head) + len(tag) + len(kept.tail)
+            begin = b"".join((start, kept.lines % whole, b"\r\n", kept.head))
+            self._begun = (kept, len(tag), begin)
+        return b"".join((begin, tag, kept.tail))
 
 
-_doors: WeakKeyDictionary[Config, _Door] = WeakKeyDictionary()
+_doors: WeakKeyDictionary[Config, Door] = WeakKeyDictionary()
 
 
 class QuickAnswers(HttpToolsProtocol):
     """Cooperative: may stand before another subclass of uvicorn's protocol."""
 
-    _door: _Door | None = None
+    _door: Door | None = None
     _claim: Claim | None = None
     """Of the request that is held back, if one is."""
     _body = b""
@@ -93,6 +161,8 @@ class QuickAnswers(HttpToolsProtocol):
     """Whether the parser stands between two requests."""
     _data: bytes | None = None
     """What has come in one piece, if it began with a request."""
+    _held: tuple[bytes, _Seen, bytes] | None = None
+    """A whole request whose answer is being made, and its id."""
     _answered = 0.0
     """When the last answer was given while the timer of an idle connection ran on."""
 
@@ -101,20 +171,53 @@ class QuickAnswers(HttpToolsProtocol):
         self._door = _door_of(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._held is not None:
+            self._take_up()  # there is an order among requests, and the app keeps it
         door = self._door
-        if door is None or not self._is_between or len(data) > _LARGEST:
-            super().data_received(data)
-            return
-        head, _, body = data.partition(b"\r\n\r\n")
-        claim = door.recognize(head, body)
-        if claim is not None and self._is_free():
-            found = door.front.answer(claim, body)
-            if found is not None:
-                self._respond(door, *found)
+        if door is not None and self._is_between and len(data) <= _LARGEST and self._is_free():
+            recognized = door.recognize(data)
+            if recognized is not None and self._answer(door, data, *recognized, door.answer(recognized[0])):
                 return
-        self._data = data
+        self._pass_on(data)
+
+    def go_on(self, answers: dict[Form, Kept | _Making | None]) -> None:
+        """The list that was waited for is there, or can't be made."""
+        held, self._held = self._held, None
+        door = self._door
+        if held is None or door is None:
+            return
+        data, seen, tag = held
+        if seen.form not in answers:
+            answers[seen.form] = door.answer(seen)
+        if not self._is_free() or not self._answer(door, data, seen, tag, answers[seen.form]):
+            self._pass_on(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._held is not None and self._door is not None:
+            self._held = None
+            self._door.leave(self)
+        super().connection_lost(exc)
+
+    def _answer(self, door: Door, data: bytes, seen: _Seen, tag: bytes, answer: Kept | _Making | None) -> bool:
+        """Answer a request, or hold it while its answer is being made. False if the app has to be asked."""
+        if isinstance(answer, Kept):
+            self._respond(door, answer, tag)
+        elif answer is not None:
+            self._held = (data, seen, tag)
+            door.wait(self, answer)
+        return answer is not None
+
+    def _pass_on(self, data: bytes) -> None:
+        self._data = data if self._is_between else None
         super().data_received(data)
         self._data = None
+
+    def _take_up(self) -> None:
+        """Let a request that waits for its answer go where it would have gone."""
+        held, self._held = self._held, None
+        if held is not None and self._door is not None:
+            self._door.leave(self)
+            self._pass_on(held[0])
 
     def on_message_begin(self) -> None:
         self._is_between = False
@@ -142,24 +245,25 @@ class QuickAnswers(HttpToolsProtocol):
         if claim is None or door is None:
             super().on_message_complete()
             return
-        found = door.front.answer(claim, body) if self._is_free() else None
-        if found is None:
+        if not self._is_free() or not self._settle(door, claim, body):
             self._let_go()
             super().on_message_complete()
             return
         self._claim = None
         if self._data is not None:
-            door.remember(self._data, form_of(self.headers), body)
-        self._respond(door, *found)
+            door.remember(self._data, form_of(self.headers), claim, body)
 
     def timeout_keep_alive_handler(self) -> None:
         rest = self._answered + self.timeout_keep_alive - self.loop.time()
+        if self._held is not None:
+            rest = self.timeout_keep_alive  # the one who waits is the client
         if rest <= 0:
             super().timeout_keep_alive_handler()
         else:
             self.timeout_keep_alive_task = self.loop.call_later(rest, self.timeout_keep_alive_handler)
 
     def shutdown(self) -> None:
+        self._take_up()
         self._let_go()
         super().shutdown()
 
@@ -194,18 +298,31 @@ class QuickAnswers(HttpToolsProtocol):
             return None
         names = {name for name, _ in self.headers}
         length = next((value for name, value in self.headers if name == b"content-length"), b"")
-        if names & _ASIDE or (self.access_log and names & _FORWARDED) or not length.isdigit():
+        if names & _ASIDE or not length.isdigit():
             return None
         claim = door.front.verdicts.known(form_of(self.headers))
-        if claim is None or not claim.is_clear or claim.method not in LISTS or int(length) > _LARGEST:
+        if claim is None or not claim.is_clear or int(length) > _LARGEST or not self._may_settle(claim, names):
             return None
         return claim
 
-    def _respond(self, door: _Door, kept: Kept, tag: bytes) -> None:
-        if self.access_log:
+    def _may_settle(self, claim: Claim, headers: set[bytes]) -> bool:
+        return claim.method in LISTS and not (self.access_log and headers & FORWARDED)
+
+    def _settle(self, door: Door, claim: Claim, body: bytes) -> bool:
+        """Answer a request here, if that is possible."""
+        found = door.front.answer(claim, body)
+        if found is not None:
+            self._respond(door, *found)
+        return found is not None
+
+    def _log_access(self, door: Door) -> None:
+        if self.access_log and self.access_logger.isEnabledFor(logging.INFO):
             scope: Any = {"client": self.client, "path": door.path.decode(), "query_string": b""}
             path = get_path_with_query_string(scope)
             self.access_logger.info('%s - "%s %s HTTP/%s" %d', get_client_addr(scope), "POST", path, "1.1", 200)
+
+    def _respond(self, door: Door, kept: Kept, tag: bytes) -> None:
+        self._log_access(door)
         self.transport.write(door.response(kept, tag, self.server_state.default_headers))
         if self.timeout_keep_alive_task is None:
             self.on_response_complete()
@@ -216,7 +333,12 @@ class QuickAnswers(HttpToolsProtocol):
             self._answered = self.loop.time()
 
 
-def _door_of(protocol: QuickAnswers) -> _Door | None:
+def known_door(config: Config) -> Door | None:
+    """That of a server which had a connection before, if it has one at all."""
+    return _doors.get(config)
+
+
+def _door_of(protocol: QuickAnswers) -> Door | None:
     config = protocol.config
     if config.root_path or config.limit_concurrency is not None:
         return None
@@ -230,7 +352,7 @@ def _door_of(protocol: QuickAnswers) -> _Door | None:
         except AttributeError as error:
             logger.debug("this version of uvicorn is another than we know (%s); the app answers every list", error)
             return None
-        door = _doors[config] = _Door(config.app, *found)
+        door = _doors[config] = Door(config.app, *found)
     return door
 
 

@@ -139,14 +139,9 @@ def serve_app(
 
 
 def _protocol() -> Any:
-    """One that answers lists at the connection and parks streams, if the parser that it needs is there."""
+    """One that answers lists and opens streams at the connection, if the parser that it needs is there."""
     try:
-        from tidings.lanes.answers import QuickAnswers
-        from tidings.lanes.parked import ParkingProtocol
+        from tidings.lanes.streams import Doorstep
     except ImportError:
         return "auto"
-
-    class Connection(QuickAnswers, ParkingProtocol):
-        pass
-
-    return Connection
+    return Doorstep

@@ -38,6 +38,7 @@ __all__ = [
     "Scope",
     "Send",
     "dismiss",
+    "limit_silence",
 ]
 
 logger = logging.getLogger(__name__)
@@ -155,8 +156,7 @@ class Channel:
         self.is_over = False
         self.is_cut = False
         if self._transport is not None:
-            # Longer than our own deadline, which says why. There is something to be answered at every keep-alive.
-            _limit_silence(self._transport, policy.write_deadline + policy.keep_alive)
+            limit_silence(self._transport, policy)
 
     @property
     def is_busy(self) -> bool:
@@ -281,9 +281,11 @@ def dismiss(outlets: Iterable[Outlet], loop: asyncio.AbstractEventLoop | None) -
         loop.call_later(_FAREWELL, drop)
 
 
-def _limit_silence(transport: asyncio.Transport, seconds: float) -> None:
+def limit_silence(transport: asyncio.Transport, policy: Policy) -> None:
     """Bound how long what was written may stay without an answer from the reader's machine. Nothing else notices one
     that vanished without a word, as long as its kernel's buffers here are not full."""
+    # Longer than our own deadline, which says why. There is something to be answered at every keep-alive.
+    seconds = policy.write_deadline + policy.keep_alive
     connection = transport.get_extra_info("socket")
     option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux has it
     if option is not None and connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):

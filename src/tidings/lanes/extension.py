@@ -26,8 +26,8 @@ from tidings.gate import Principal
 from tidings.history import Past, as_json
 from tidings.lanes.courier import check_url
 from tidings.lanes.front import principal_of
-from tidings.lanes.listen import Wanted, honour
 from tidings.lanes.signature import check_secret, new_secret
+from tidings.lanes.wanted import Wanted, honour
 from tidings.model import Change, Topic
 from tidings.subscriptions import as_json as as_subscription
 from tidings.terms import Terms

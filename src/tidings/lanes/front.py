@@ -7,19 +7,16 @@ and in the legacy era on the session; in any doubt the body is replayed into the
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.shared.inbound import InboundModernRoute, classify_inbound_request
 
 from tidings import seams
 from tidings.gate import Principal
 from tidings.lanes.channel import Message, Receive, Scope, Send
-from tidings.lanes.listen import ListenStream, Wanted
+from tidings.lanes.listen import ListenStream, Park
 from tidings.lanes.lists import Kept
-from tidings.lanes.verdicts import LISTEN, LISTS, Claim, Verdicts, form_of, tidied
-from tidings.lanes.wish import Wish
+from tidings.lanes.verdicts import LISTEN, Claim, ListenRequest, Verdicts, form_of, tidied
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -62,30 +59,60 @@ class Front:
             scope = _tidy(scope)
         await self._app(scope, receive, send)
 
-    async def answer_at_once(self, scope: Scope, receive: Receive, send: Send) -> Receive | None:
-        """Answer a modern list request if nobody has to be asked; otherwise, where the request can still be read."""
+    async def answer_at_once(self, scope: Scope, receive: Receive, send: Send) -> Receive | ListenStream | None:
+        """Answer a modern list or listen request if nobody has to be asked; otherwise, where the request can still be
+        read. A stream that its request has to wait for is returned."""
         claim = self.verdicts.known(form_of(scope["headers"]))
-        if claim is None or claim.method not in LISTS:
+        if claim is None or not claim.method:
             return receive
         message = await receive()
         if message["type"] == "http.request" and not message.get("more_body"):
-            found = self.answer(claim, message.get("body", b""))
-            if found is not None:
+            body = message.get("body", b"")
+            if claim.method == LISTEN:
+                request = self.listen_request(claim, body)
+                if request is not None:
+                    return await self._open(request, scope, receive, send)
+            elif (found := self.answer(claim, body)) is not None:
                 kept, tag = found
                 await kept.send(send, tag)
                 return None
         return _replay([message], receive)
 
+    def open_at_once(self, claim: Claim, body: bytes, address: str | None, park: Park) -> bool:
+        """Open a listen stream at its connection, if nobody has to be asked or waited for."""
+        request = self.listen_request(claim, body)
+        if request is None:
+            return False
+        live = self._live
+        live.hub.observer.take_up(request.meta)
+        return live.listen.serve_at_once(request, address, park)
+
+    def listen_request(self, claim: Claim, body: bytes) -> ListenRequest | None:
+        """What a client asks to listen to, if that is ours to serve and nobody has to be asked for it."""
+        live = self._live
+        if not claim.is_clear or len(body) > self._most or live.steps_aside or not live.is_attended:
+            return None
+        return self.verdicts.listen_request(claim.version, body)
+
     def answer(self, claim: Claim, body: bytes) -> tuple[Kept, bytes] | None:
         """What a modern list request gets, and its id, if both are known without asking or waiting for anybody."""
-        live = self._live
-        if not claim.is_clear or live.steps_aside or not live.shares_lists or not live.is_attended:
+        if not self.may_answer(claim):
             return None
         question = self.verdicts.question(claim.method, claim.version, body)
         if question is None:
             return None
-        kept = live.lists.find(claim.method, claim.version)
+        kept = self._live.lists.find(claim.method, claim.version)
         return None if kept is None else (kept, question.tag)
+
+    def may_answer(self, claim: Claim) -> bool:
+        """Whether a modern list request with these headers may be answered without the SDK, as things are now."""
+        live = self._live
+        return claim.is_clear and not live.steps_aside and live.shares_lists and live.is_attended
+
+    def find(self, claim: Claim) -> Kept | asyncio.Future[bool | None] | None:
+        """What everybody gets who asks for a list; or, while it is being made, when to look again."""
+        lists = self._live.lists
+        return lists.find(claim.method, claim.version) or lists.asked(claim.method, claim.version)
 
     async def _list(self, claim: Claim, scope: Scope, receive: Receive, send: Send) -> None:
         live = self._live
@@ -137,22 +164,19 @@ class Front:
         messages, body = await self._read(receive)
         if messages[-1]["type"] == "http.disconnect":
             return None  # as above
-        envelope = _decode(body)
-        headers = {"mcp-protocol-version": claim.version, "mcp-method": claim.method}
-        route = classify_inbound_request(envelope, headers=headers) if envelope else None
-        try:
-            if envelope is None or not isinstance(route, InboundModernRoute):
-                raise msgspec.ValidationError
-            wanted = msgspec.convert(envelope["params"].get("notifications"), Wanted)
-        except msgspec.ValidationError:
+        request = self.verdicts.listen_request(claim.version, body)
+        if request is None:
             # The SDK words the error; or it takes what we don't, and then carries a stream.
             await live.listen.carry(self._app, _tidy(scope), receive, send, _replay(messages, receive))
             return None
-        await live.attend()
-        live.hub.observer.take_up(envelope["params"].get("_meta"))
-        principal = principal_of(scope.get("user"))
-        wish = Wish(live, envelope["params"].get("_meta"), route.client_capabilities, principal)
-        return await live.listen.serve(scope, receive, send, envelope["id"], wanted, principal, wish)
+        if not live.is_attended:
+            await live.attend()
+        return await self._open(request, scope, receive, send)
+
+    async def _open(self, request: ListenRequest, scope: Scope, receive: Receive, send: Send) -> ListenStream | None:
+        live = self._live
+        live.hub.observer.take_up(request.meta)
+        return await live.listen.serve(scope, receive, send, request, principal_of(scope.get("user")))
 
     async def _read(self, receive: Receive) -> tuple[list[Message], bytes]:
         """The messages of a request, and its body if all of it came and is no larger than the SDK allows."""
@@ -192,23 +216,6 @@ def _tidy(scope: Scope) -> Scope:
     if any(value[-1:] in (b" ", b"\t") for _, value in scope["headers"]):
         return {**scope, "headers": tidied(scope["headers"])}
     return scope
-
-
-def _decode(body: bytes) -> dict[str, Any] | None:
-    """A request, or None for whatever the SDK should answer."""
-    try:
-        envelope = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    if (
-        not isinstance(envelope, dict)
-        or envelope.get("jsonrpc") != "2.0"
-        or not isinstance(envelope.get("params"), dict)
-    ):
-        return None
-    request_id = envelope.get("id")
-    is_request = isinstance(request_id, str | int) and not isinstance(request_id, bool)
-    return envelope if is_request else None
 
 
 def principal_of(user: object) -> Principal | None:

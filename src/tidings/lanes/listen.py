@@ -14,31 +14,31 @@ import sys
 from collections.abc import Callable, Hashable
 from functools import partial
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from tidings.errors import InvalidPattern, LimitReached
+from tidings.errors import LimitReached
 from tidings.frames import KEEP_ALIVE, Press, Shape, acknowledgement, bookmark, encode_tag, listen_result
 from tidings.gate import Principal, Ticket
-from tidings.index import check_limit
 from tidings.lanes.channel import NOWHERE, PARK, UVICORN, Channel, Outlet, Receive, Scope, Send, dismiss
+from tidings.lanes.wanted import Honoured, honour, honour_at_once
 from tidings.lanes.wish import Wish
-from tidings.model import Feature, Reason, Topic, is_unicode
-from tidings.patterns import compile_pattern, is_pattern
+from tidings.model import Feature, Reason
 from tidings.policy import Policy
 from tidings.subscriber import Kind, Subscriber
 
 if TYPE_CHECKING:
     from tidings.lanes.parked import Witness
+    from tidings.lanes.verdicts import ListenRequest
     from tidings.live import Live
 
-__all__ = ["Honoured", "ListenLane", "ListenStream", "Wanted", "honour"]
+__all__ = ["STREAM_HEADERS", "ListenLane", "ListenStream", "Park"]
 
 logger = logging.getLogger(__name__)
 
-_HEADERS = [
+STREAM_HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
     (b"connection", b"keep-alive"),
@@ -51,71 +51,11 @@ _SLOTS = 16
 """Streams get their keep-alives in so many groups, one after the other, so that nobody waits for all of them."""
 
 
+Park: TypeAlias = Callable[[bytes, "ListenStream", Policy], Outlet]
+"""Begins a response at its connection with an event, and makes the connection the stream's outlet."""
+
 _MARK = encode_tag(f"tag {secrets.token_hex(8)}")
 """Stands where a stream's own id will be."""
-
-
-class Wanted(msgspec.Struct, rename="camel"):
-    """What a client asks for, and in the acknowledgement what it gets."""
-
-    tools_list_changed: bool | None = None
-    prompts_list_changed: bool | None = None
-    resources_list_changed: bool | None = None
-    resource_subscriptions: list[str] | None = None
-
-    @property
-    def features(self) -> list[Feature]:
-        chosen = {
-            Feature.TOOLS: self.tools_list_changed,
-            Feature.PROMPTS: self.prompts_list_changed,
-            Feature.RESOURCES: self.resources_list_changed,
-        }
-        return [feature for feature, is_chosen in chosen.items() if is_chosen]
-
-
-_MEMBERS = {feature: f"{feature.value}ListChanged" for feature in Feature}
-
-
-class Honoured:
-    """What of a listen request is served."""
-
-    __slots__ = ("features", "uris")
-
-    def __init__(self, topics: list[Topic]) -> None:
-        self.features = [topic for topic in topics if isinstance(topic, Feature)]
-        self.uris = [topic for topic in topics if not isinstance(topic, Feature)]
-
-    @property
-    def topics(self) -> list[Topic]:
-        return [*self.features, *self.uris]
-
-    def __bool__(self) -> bool:
-        return bool(self.features or self.uris)
-
-    def as_filter(self) -> dict[str, Any]:
-        chosen: dict[str, Any] = {_MEMBERS[feature]: True for feature in self.features}
-        return chosen | ({"resourceSubscriptions": self.uris} if self.uris else {})
-
-
-async def honour(live: Live, wanted: Wanted, principal: Principal | None) -> Honoured:
-    """What this server can send of what is wanted, and this caller may watch."""
-    uris = list(dict.fromkeys(wanted.resource_subscriptions or ()))
-    # Before anything is sent: a response that has begun as a stream can no longer be an error.
-    check_limit(live.policy, None, uris)
-    topics: list[Topic] = [feature for feature in wanted.features if live.serves(feature)]
-    if live.serves(Feature.RESOURCES):
-        topics += [uri for uri in uris if _can_be_matched(uri, live)]
-    return Honoured(await live.gate.allowed(principal, topics))
-
-
-def _can_be_matched(uri: str, live: Live) -> bool:
-    try:
-        if is_pattern(uri):
-            compile_pattern(uri, live.templates)
-            return live.gate.knows_patterns
-    except InvalidPattern:
-        return False
-    return is_unicode(uri)
 
 
 class ListenLane:
@@ -134,32 +74,25 @@ class ListenLane:
         self._acknowledged: dict[tuple[Feature, ...], tuple[Hashable, bytes, bytes]] = {}
 
     async def serve(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        request_id: str | int,
-        wanted: Wanted,
-        principal: Principal | None,
-        wish: Wish,
+        self, scope: Scope, receive: Receive, send: Send, request: ListenRequest, principal: Principal | None
     ) -> ListenStream | None:
         """Open a stream. Returns it if the request has to wait for its end: `await stream.until_lost(receive)`."""
         live = self.live
         address = scope["client"][0] if scope.get("client") else None
+        wish = Wish(live, request.meta, request.capabilities, principal)
         try:
             ticket = live.gate.enter(principal, address)
         except LimitReached as error:
-            await refuse(send, request_id, str(error))
+            await refuse(send, request.id, str(error))
             return None
-        stream = ListenStream(self, ticket, encode_tag(request_id), has_bookmarks=wish.terms.bookmarks)
+        stream = ListenStream(self, ticket, encode_tag(request.id), has_bookmarks=wish.terms.bookmarks)
         is_open = False
         try:
-            honoured = await honour(live, wanted, principal)
-            may = live.gate.predicate(principal)
-            is_open = await self._open(stream, scope, receive, send, honoured, wish, str(request_id), may)
+            honoured = await honour(live, request.wanted, principal)
+            is_open = await self._open(stream, scope, receive, send, honoured, wish, str(request.id))
         except LimitReached as error:
             # More than anybody may ask for, so there is no use in asking again.
-            await refuse(send, request_id, str(error), code=-32602, status=400)
+            await refuse(send, request.id, str(error), code=-32602, status=400)
         finally:
             is_parked = not isinstance(stream.channel, Channel)
             if not is_open:
@@ -167,6 +100,33 @@ class ListenLane:
                     stream.channel.abort()  # nobody else would
                 stream.on_lost()
         return None if is_parked or not is_open else stream
+
+    def serve_at_once(self, request: ListenRequest, address: str | None, park: Park) -> bool:
+        """Open a stream for nobody in particular, at its connection. False if somebody has to be waited for, or
+        anything else than a stream is the answer: `serve` does all of that, and nothing has happened yet."""
+        live = self.live
+        if live.is_stopping:
+            return False
+        wish = Wish(live, request.meta, request.capabilities, None)
+        try:
+            ticket = live.gate.enter(None, address)
+        except LimitReached:
+            return False
+        stream = ListenStream(self, ticket, encode_tag(request.id), has_bookmarks=wish.terms.bookmarks)
+        is_open = False
+        try:
+            honoured = honour_at_once(live, request.wanted, None)
+            if honoured:
+                stream.channel = park(self._acknowledge(stream, honoured, wish), stream, live.policy)
+                self._begin(stream, honoured, wish, str(request.id))
+                is_open = True
+        except LimitReached:
+            pass
+        finally:
+            if not is_open:
+                stream.channel.abort()
+                stream.on_lost()
+        return is_open
 
     async def _open(
         self,
@@ -177,20 +137,15 @@ class ListenLane:
         honoured: Honoured,
         wish: Wish,
         label: str,
-        may: Callable[[str], bool] | None,
     ) -> bool:
         """Acknowledge, subscribe, and park the stream where that is offered. False if it is over already."""
         live = self.live
-        self._loop = asyncio.get_running_loop()
-        channel = stream.channel = Channel(send, receive, live.policy, self._loop)
+        channel = stream.channel = Channel(send, receive, live.policy, asyncio.get_running_loop())
         channel.owner = stream
         witness = _watch(scope, receive)
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            # From here to the subscription nothing waits: no change can fall in between, and the ack is first.
-            if honoured:
-                wish.enter(honoured.topics, stream.give_way)
-            acknowledged = self._acknowledgement(honoured, wish, stream.tag)
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            acknowledged = self._acknowledge(stream, honoured, wish)
             channel.write(acknowledged)
             if not honoured or live.is_stopping:
                 stream.end()
@@ -200,9 +155,18 @@ class ListenLane:
         finally:
             if witness is not None:
                 witness.leave()
-        stream.listen(honoured, wish, label, may)
-        self._join(stream)
+        self._begin(stream, honoured, wish, label)
         return True
+
+    def _acknowledge(self, stream: ListenStream, honoured: Honoured, wish: Wish) -> bytes:
+        """The first event. From here to the subscription nothing waits: no change can fall in between."""
+        if honoured:
+            wish.enter(honoured.topics, stream.give_way)
+        return self._acknowledgement(honoured, wish, stream.tag)
+
+    def _begin(self, stream: ListenStream, honoured: Honoured, wish: Wish, label: str) -> None:
+        stream.listen(honoured, wish, label)
+        self._join(stream)
 
     def _acknowledgement(self, honoured: Honoured, wish: Wish, tag: bytes) -> bytes:
         """Encoded once for all who ask for the same lists and for nothing else, as long as nothing changes."""
@@ -262,14 +226,14 @@ class ListenLane:
         self._streams[stream.slot].pop(stream, None)
 
     def _join(self, stream: ListenStream) -> None:
+        self._loop = asyncio.get_running_loop()
         stream.slot = next(self._turns)
         self._streams[stream.slot][stream] = None
         if self._timer is None:
             self._arm()
 
     def _arm(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self.live.policy.keep_alive / _SLOTS, self._keep_alive)
+        self._timer = asyncio.get_running_loop().call_later(self.live.policy.keep_alive / _SLOTS, self._keep_alive)
 
     def _keep_alive(self) -> None:
         self._timer = None
@@ -294,7 +258,7 @@ class ListenStream:
         self.channel: Outlet = NOWHERE
         self.subscriber: Subscriber | None = None
 
-    def listen(self, honoured: Honoured, wish: Wish, label: str, may: Callable[[str], bool] | None) -> None:
+    def listen(self, honoured: Honoured, wish: Wish, label: str) -> None:
         hub, tag, channel = self._lane.live.hub, self.tag, self.channel
         shape = wish.shape(is_sse=True, is_tagged=True)
         press = self._lane.press(shape, len(tag) if channel.frames_chunks else None)
@@ -306,7 +270,7 @@ class ListenStream:
             filter=wish.filter,
             on_close=self._on_close,
         )
-        self.subscriber.may = may
+        self.subscriber.may = wish.may
         if channel.is_busy:
             self.subscriber.pause()
         wish.watch(self.subscriber)

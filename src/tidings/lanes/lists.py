@@ -14,6 +14,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -43,6 +44,10 @@ _FEATURES = {
 
 _MOST_KEPT = 64
 """Answers. A few dozen at most are ever in use; on stdio, a client decides how many there could be."""
+
+
+_Settle = Callable[[bool | None], None]
+"""Says how asking the SDK ended: whether the answer is known now; None if there was none."""
 
 
 class _Answer(msgspec.Struct):
@@ -90,7 +95,6 @@ class ListsLane:
         self._kept: dict[tuple[str, str], Kept] = {}
         """By method and version of the protocol, which tells the eras apart as well."""
         self._asked: dict[tuple[str, str], tuple[Hashable, asyncio.Future[bool | None]]] = {}
-        self._is_renewing = False
 
     def find(self, method: str, version: str) -> Kept | None:
         """The answer of this moment, if it is known. An old one goes on until whoever asks anew has been answered."""
@@ -141,34 +145,35 @@ class ListsLane:
             settle(None)
 
     def changed(self) -> None:
-        """A change is being told. Those who asked before will ask again: what they get is made before they can."""
-        if not self._is_renewing and any(self._is_due(key, kept) for key, kept in self._kept.items()):
-            self._is_renewing = True
-            self._live.in_background(self._renew())
-
-    def _is_due(self, key: tuple[str, str], kept: Kept) -> bool:
-        return kept.is_used and key[1] in MODERN_PROTOCOL_VERSIONS and kept.state != self._live.state_of(key[0])
-
-    async def _renew(self) -> None:
-        self._is_renewing = False
+        """A change has been told. Those who asked before will ask again: what they get is made before they are heard,
+        and whoever is heard earlier finds that it is being made."""
         live = self._live
         for key, kept in list(self._kept.items()):
             if not self._is_due(key, kept) or self.asked(*key) or live.steps_aside or not live.shares_lists:
                 continue
             state = live.state_of(key[0])
             settle = self._begin(key, state)
-            try:
-                result = await live.answered(*key)
-                if "nextCursor" not in result and live.state_of(key[0]) == state:
-                    tail = _TAIL % _encode(result)
-                    self.keep(key, state, _JSON_HEAD, tail, kept.headers)
-                    settle(True)
-            except Exception as error:  # whoever asks gets the SDK's own answer
-                logger.debug("%s could not be made beforehand: %r", key[0], error)
-            finally:
-                settle(None)
+            making = live.in_background(self._renew(key, state, kept.headers, settle))
+            making.add_done_callback(partial(_settle_as_unknown, settle))
 
-    def _begin(self, key: tuple[str, str], state: Hashable) -> Callable[[bool | None], None]:
+    def _is_due(self, key: tuple[str, str], kept: Kept) -> bool:
+        return kept.is_used and key[1] in MODERN_PROTOCOL_VERSIONS and kept.state != self._live.state_of(key[0])
+
+    async def _renew(
+        self, key: tuple[str, str], state: Hashable, headers: list[tuple[bytes, bytes]], settle: _Settle
+    ) -> None:
+        live = self._live
+        if live.state_of(key[0]) != state:
+            return  # there was another change, and it is made for that
+        try:
+            result = await live.answered(*key)
+            if "nextCursor" not in result and live.state_of(key[0]) == state:
+                self.keep(key, state, _JSON_HEAD, _TAIL % _encode(result), headers)
+                settle(True)
+        except Exception as error:  # whoever asks gets the SDK's own answer
+            logger.debug("%s could not be made beforehand: %r", key[0], error)
+
+    def _begin(self, key: tuple[str, str], state: Hashable) -> _Settle:
         """The SDK is being asked; the function returned says how it ended, and only the first time."""
         future: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
         self._asked[key] = (state, future)
@@ -216,6 +221,11 @@ class ListsLane:
         self._kept[key] = Kept(state, time.monotonic() + self._live.policy.list_memory, headers, head, tail)
         if before is not None and before.state == state and before.tail != tail and key[0] != "server/discover":
             self._live.wake(_FEATURES[key[0]])
+
+
+def _settle_as_unknown(settle: _Settle, making: asyncio.Task[None]) -> None:
+    """However it ended, and also if it never began: nobody may wait for it any more."""
+    settle(None)
 
 
 def _encode(result: dict[str, Any]) -> bytes:

@@ -32,7 +32,7 @@ from tidings.lanes.channel import PARK, Owner, Receive
 from tidings.model import Notification
 from tidings.subscriber import BUSY, Deliver
 
-__all__ = ["DirectLine", "Parked", "ParkedOwner", "ParkingProtocol", "Witness", "direct_line", "watch"]
+__all__ = ["DirectLine", "Parked", "ParkedOwner", "ParkingProtocol", "Witness", "direct_line", "take_over", "watch"]
 
 logger = logging.getLogger(__name__)
 
@@ -228,17 +228,23 @@ class Witness(Held):
             or transport.is_closing()
         ):
             return None
-        protocol.flow.resume_reading()
-        protocol.connections.discard(protocol)
-        protocol.server_state.total_requests += 1
-        parked = Parked(transport, owner, limit, protocol.connections)
-        transport.set_protocol(parked)
+        parked = take_over(protocol, owner, limit)
         # The request's task finds its response complete, and whoever still asks for more of the request hears that
         # nobody is there.
         cycle.response_complete = True
         cycle.message_event.set()
-        protocol.parser = None  # type: ignore[assignment]  # as uvicorn does: each of the two holds the other
         return parked
+
+
+def take_over(protocol: HttpToolsProtocol, owner: ParkedOwner, limit: float) -> Parked:
+    """Make a connection an outlet, and let go of everything else that it has."""
+    protocol.flow.resume_reading()
+    protocol.connections.discard(protocol)
+    protocol.server_state.total_requests += 1
+    parked = Parked(protocol.transport, owner, limit, protocol.connections)
+    protocol.transport.set_protocol(parked)
+    protocol.parser = None  # type: ignore[assignment]  # as uvicorn does: each of the two holds the other
+    return parked
 
 
 def _watch_own(reference: weakref.ref[ParkingProtocol]) -> Witness | None:

@@ -33,10 +33,10 @@ from tidings.frames import (
 )
 from tidings.gate import Principal
 from tidings.lanes.front import principal_of
-from tidings.lanes.listen import Honoured, Wanted, honour
 from tidings.lanes.sight import Sight
 from tidings.lanes.splice import SplicedSession
 from tidings.lanes.stdio import Wire
+from tidings.lanes.wanted import Honoured, Wanted, honour
 from tidings.lanes.wish import Wish
 from tidings.logged import nickname
 from tidings.mailbox import IsMuted

@@ -1,7 +1,7 @@
-"""Modern lists before Starlette's own layers, in an app that has nothing else there.
+"""Modern lists and streams before Starlette's own layers, in an app that has nothing else there.
 
 Error pages, exception handlers and the router take longer than the answer. Where nobody's authentication or middleware
-has to see a request first, what is known is sent at once; everything else goes on as it came.
+has to see a request first, what is known is sent at once and a stream is opened; everything else goes on as it came.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from tidings.lanes.channel import Receive, Scope, Send
 from tidings.lanes.front import Front
+from tidings.lanes.listen import ListenStream
 
 __all__ = ["Shortcut", "front_of"]
 
@@ -54,6 +55,9 @@ class Shortcut:
             and self._app.routes[0] is self._route
         ):
             rest = await self._front.answer_at_once(scope, receive, send)
+            if isinstance(rest, ListenStream):
+                await rest.until_lost(receive)
+                return
             if rest is None:
                 return
             receive = rest

@@ -22,10 +22,23 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from pydantic import BaseModel
 from starlette.requests import Request
 
+from tidings.lanes.wanted import Wanted
+
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-__all__ = ["LISTEN", "LISTS", "Claim", "Form", "Question", "Verdicts", "form_of", "remember", "tidied"]
+__all__ = [
+    "LISTEN",
+    "LISTS",
+    "Claim",
+    "Form",
+    "ListenRequest",
+    "Question",
+    "Verdicts",
+    "form_of",
+    "remember",
+    "tidied",
+]
 
 LISTS = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "server/discover"})
 LISTEN = "subscriptions/listen"
@@ -49,6 +62,9 @@ _LARGEST = 4096
 _PLAIN_ID: Final = re.compile(rb'0|-?[1-9][0-9]{0,17}|"[ !#-\[\]-~]{0,128}"')
 """Ids that look the same however they are encoded, so that they can be spliced in as they came."""
 
+
+_ESCAPED_ID: Final = b"\\u006"
+"""How an escape begins that makes a letter of "id"."""
 
 _TRACE: Final = {
     "traceparent": re.compile(rb'"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"'),
@@ -76,6 +92,31 @@ class Question(NamedTuple):
     """The request id as it came."""
 
 
+class ListenRequest(NamedTuple):
+    """What a client wants to listen to, and says of itself."""
+
+    id: str | int
+    wanted: Wanted
+    meta: dict[str, Any]
+    """Shared by all who sent the same, as are the capabilities: only to be read."""
+    capabilities: Any
+
+
+class _Shape(NamedTuple):
+    """A question that was read: the same bytes with another plain id in them are the same question."""
+
+    method: str
+    before: bytes
+    after: bytes
+
+    def question(self, body: bytes) -> Question | None:
+        method, before, after = self
+        if not body.startswith(before) or not body.endswith(after):
+            return None
+        tag = body[len(before) : -len(after)]
+        return Question(method, tag) if _PLAIN_ID.fullmatch(tag) is not None else None
+
+
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
     jsonrpc: Literal["2.0"]
     id: msgspec.Raw
@@ -83,11 +124,19 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
     params: msgspec.Raw = msgspec.Raw(b"")
 
 
+class _Request(msgspec.Struct):
+    jsonrpc: Literal["2.0"]
+    id: str | int
+    method: str
+    params: msgspec.Raw
+
+
 class _Params(msgspec.Struct, forbid_unknown_fields=True):
     meta: dict[str, msgspec.Raw] = msgspec.field(name="_meta")
 
 
 _decoder = msgspec.json.Decoder(_Envelope)
+_request_decoder = msgspec.json.Decoder(_Request)
 _params_decoder = msgspec.json.Decoder(_Params)
 
 
@@ -103,6 +152,9 @@ class Verdicts:
         """The Host and Origin rules by which the claims were made."""
         self._claims: dict[Form, Claim] = {}
         self._plain: dict[tuple[str, str, Hashable], bool] = {}
+        self._shapes: dict[tuple[str, str, int], _Shape] = {}
+        """The last plain question of each length, by what `question()` is asked."""
+        self._wanted: dict[tuple[str, bytes], tuple[Wanted, dict[str, Any], Any]] = {}
 
     def known(self, form: Form) -> Claim | None:
         """The claim, if these headers have been looked at before and the rules are still the same."""
@@ -155,6 +207,9 @@ class Verdicts:
     def question(self, method: str, version: str, body: bytes) -> Question | None:
         """The list that a body asks for, or None if the SDK should answer. `method` is what the headers say, if
         they do, and `version` the one that the answer is for."""
+        shape = self._shapes.get((method, version, len(body)))
+        if shape is not None and (known := shape.question(body)) is not None:
+            return known if self.serves(known.method) else None
         try:
             envelope = _decoder.decode(body)
         except (msgspec.DecodeError, RecursionError):
@@ -166,12 +221,38 @@ class Verdicts:
         params = bytes(envelope.params)
         if handler is None or len(params) > _LARGEST:
             return None
-        key = (asked, version, _untraced(params) if b'"traceparent"' in params else params)
+        is_traced = b'"traceparent"' in params
+        key = (asked, version, _untraced(params) if is_traced else params)
         is_plain = self._plain.get(key)
         if is_plain is None:
             is_plain = _is_plain(handler.params_type, asked, version, params)
             remember(self._plain, key, is_plain)
-        return Question(asked, tag) if is_plain else None
+        if not is_plain:
+            return None
+        question = Question(asked, tag)
+        if not is_traced and (shape := _shape_of(body, question)) is not None:
+            remember(self._shapes, (method, version, len(body)), shape)
+        return question
+
+    def serves(self, method: str) -> bool:
+        return self._manager.app.get_request_handler(method) is not None
+
+    def listen_request(self, version: str, body: bytes) -> ListenRequest | None:
+        """What a body asks to listen to, or None if the SDK should word the error."""
+        try:
+            request = _request_decoder.decode(str(body, "utf-8"))
+            if request.method != LISTEN:
+                return None
+            params = bytes(request.params)
+            known = self._wanted.get((version, params))
+            if known is None:
+                known = _read_params(version, params)
+                # What differs with every request would only drive out what is sent by many.
+                if len(params) <= _LARGEST and b'"traceparent"' not in params:
+                    remember(self._wanted, (version, params), known)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        return ListenRequest(request.id, *known)
 
 
 def _is_plain(params_type: type[BaseModel], method: str, version: str, raw: bytes) -> bool:
@@ -192,6 +273,16 @@ def _is_plain(params_type: type[BaseModel], method: str, version: str, raw: byte
     return "progressToken" not in ((params or {}).get("_meta") or {})
 
 
+def _read_params(version: str, raw: bytes) -> tuple[Wanted, dict[str, Any], Any]:
+    """What listen params want, and what their client says of itself. Raises if the SDK would not take them."""
+    params = msgspec.json.decode(raw, type=dict[str, Any])
+    headers = {"mcp-protocol-version": version, "mcp-method": LISTEN}
+    route = classify_inbound_request({"method": LISTEN, "params": params}, headers=headers)
+    if not isinstance(route, InboundModernRoute):
+        raise msgspec.ValidationError(route.message)
+    return msgspec.convert(params.get("notifications"), Wanted), params["_meta"], route.client_capabilities
+
+
 def _untraced(params: bytes) -> Hashable:
     """Params but for their trace context, if it is one."""
     try:
@@ -205,6 +296,14 @@ def _untraced(params: bytes) -> Hashable:
             if name not in _TRACE or _TRACE[name].fullmatch(value) is None
         ]
     )
+
+
+def _shape_of(body: bytes, question: Question) -> _Shape | None:
+    """None where anything else in the body could be taken for its id, or its id for anything else."""
+    found = re.search(rb'"id"\s*:\s*' + re.escape(question.tag), body)
+    if found is None or body.count(b'"id"') != 1 or _ESCAPED_ID in body or len(body) > _LARGEST:
+        return None
+    return _Shape(question.method, body[: found.end() - len(question.tag)], body[found.end() :])
 
 
 def tidied(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Wish", "from_any_thread"]
 
 _ABSENT: Any = object()
+_NO_TERMS = Terms()
 
 
 class Wish:
@@ -36,7 +37,6 @@ class Wish:
     __slots__ = (
         "_durable",
         "_live",
-        "_may",
         "_once",
         "_owner",
         "_resume",
@@ -44,6 +44,7 @@ class Wish:
         "_visit",
         "filter",
         "is_extended",
+        "may",
         "policy",
         "terms",
     )
@@ -55,7 +56,8 @@ class Wish:
         self.is_extended = settings is not None
         """Whether the client declared `dev.tidings/changes`."""
         self._live = live
-        self._may = live.gate.predicate(principal)
+        self.may = live.gate.predicate(principal)
+        """Whether the client may be told of a resource that it did not name itself."""
         self._once: set[str] = set()
         """What a session has come back to."""
         self._resume = asked.get(RESUME_KEY, (settings or {}).get("resume", _ABSENT))
@@ -66,6 +68,9 @@ class Wish:
         wanted = asked.get(FILTER_KEY, (settings or {}).get("filter", kept))
         bounds = live.terms_of(principal)
         self._says_terms = wanted is not _ABSENT or bounds is not None
+        if not self._says_terms:
+            self.terms, self.filter, self.policy = _NO_TERMS, None, live.policy
+            return
         self.terms = Terms.parse(wanted, live.policy)
         self.filter = self.terms.filter
         if bounds is not None:
@@ -118,7 +123,7 @@ class Wish:
     def told_once(self, uri: str, subscriber: Subscriber) -> Resumed:
         """Where a session stands that subscribes to contents later. What it watches already, the hub knows better."""
         told, refetch = self._by_cursor([uri])
-        is_watched = watched_by(subscriber.uris or (), self._live.hub, self._may)
+        is_watched = watched_by(subscriber.uris or (), self._live.hub, self.may)
         new = {topic: told[topic] for topic in told if topic not in self._once and not is_watched(str(topic))}
         is_new = uri not in self._once and not is_watched(uri)
         self._once |= {uri, *map(str, new)}
@@ -153,13 +158,13 @@ class Wish:
         said = self._by_cursor(topics)
         if self._visit is None:
             return said
-        kept = self._visit.resumed(self._may)
+        kept = self._visit.resumed(self.may)
         return Resumed({**kept.told, **said.told}, tuple(dict.fromkeys((*said.refetch, *kept.refetch))))
 
     def _by_cursor(self, topics: Iterable[Topic]) -> Resumed:
         if self._resume is _ABSENT:
             return Resumed({})
-        return resumed(self._resume, self._live.epoch, self._live.hub, topics, self._may)
+        return resumed(self._resume, self._live.epoch, self._live.hub, topics, self.may)
 
 
 def from_any_thread(end: Callable[[], None]) -> Callable[[], None]:

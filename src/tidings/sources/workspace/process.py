@@ -1,8 +1,9 @@
 """One run of an executable: started without a shell, bounded in time and output, and gone when the call is over.
 
 The executable leads a process group of its own. Whatever ends the call (its exit, the time limit, too much output, a
-cancellation) also ends the group: SIGTERM, and SIGKILL after `GRACE`. Everything hangs on the event loop's callbacks
-and not on the caller, so that the group's end is not lost with a caller who is cancelled twice.
+cancellation) also ends the group: SIGTERM, and SIGKILL after `GRACE`. A caller who is cancelled once more while it
+waits for that is going away, perhaps with its event loop: the group is killed on the spot. So a call that has ended,
+however it did, has left no process of its group and no pipe behind.
 
 What this is not: a sandbox. A process that leaves its group (`setsid`) is out of reach; it can hold its pipes open, and
 delays the call by no more than `LINGER`. POSIX only.
@@ -94,15 +95,18 @@ async def run_process(
             if error.errno != errno.ETXTBSY or attempt == _BUSY_RETRIES:
                 raise CannotStart(_explain(command[0], cwd, error)) from error
             await asyncio.sleep(_BUSY_PAUSE)
-    run.feed(stdin)
-    run.limit(timeout)
     try:
+        run.watch()
+        run.feed(stdin)
+        run.limit(timeout)
         await asyncio.shield(run.gone)
     except asyncio.CancelledError:
         run.stop()
         with anyio.CancelScope(shield=True):  # anyio cancels anew at every await, and the group must be gone first
             await asyncio.shield(run.gone)
         raise
+    finally:
+        run.end()
     return run.outcome()
 
 
@@ -132,13 +136,15 @@ class _Run:
         self._has_exited = self._is_stopping = self._is_over = False
         self._is_timeout = self._is_truncated = False
         self._pidfd = -1
+        self._lines: IO[bytes] | None = None
 
     def start(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, line_fd_env: str | None) -> None:
         # As bytes, because the locale of this process says nothing about what a client may send.
         environment = {name.encode(): value.encode("utf-8", "surrogateescape") for name, value in env.items()}
-        ours = theirs = -1
+        theirs = -1
         if line_fd_env is not None:
             ours, theirs = os.pipe()
+            self._lines = os.fdopen(ours, "rb", buffering=0)
             environment[line_fd_env.encode()] = str(theirs).encode()
         try:
             # No preexec_fn, user or umask: CPython then starts it by vfork, whatever the size of this process.
@@ -154,18 +160,17 @@ class _Run:
                 pass_fds=(theirs,) if theirs >= 0 else (),
             )
         except BaseException:
-            if ours >= 0:
-                os.close(ours)
+            if self._lines is not None:
+                self._lines.close()
             raise
         finally:
             if theirs >= 0:
                 os.close(theirs)
-        assert self._leader.stdout is not None
-        assert self._leader.stderr is not None
+
+    def watch(self) -> None:
         self._read(self._leader.stdout, self._take_stdout)
         self._read(self._leader.stderr, self._take_stderr)
-        if ours >= 0:
-            self._read(os.fdopen(ours, "rb", buffering=0), self._take_lines)
+        self._read(self._lines, self._take_lines)
         self._await_exit()
 
     def feed(self, data: bytes) -> None:
@@ -178,9 +183,9 @@ class _Run:
         self._timers.append(self._loop.call_later(timeout, self._expire))
 
     def stop(self) -> None:
-        """End the group early. What it has written until then is kept."""
+        """Tell the group to end early. What it has written until then is kept."""
         if self._has_exited:
-            self._finish()
+            self.end()
             return
         if self._is_stopping:
             return
@@ -189,6 +194,33 @@ class _Run:
             self._guard(self._on_stop)
         self._signal(signal.SIGTERM)
         self._timers.append(self._loop.call_later(GRACE, self._signal, signal.SIGKILL))
+
+    def end(self) -> None:
+        """Kill what is left of the group, and let go of it. Waits for no more than the moment that a kill takes."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._signal(signal.SIGKILL)
+        for timer in self._timers:
+            timer.cancel()
+        self._close_input()
+        for descriptor in list(self._readers):
+            for _ in range(_LAST_READS):
+                if not self._on_readable(descriptor):
+                    break
+        for descriptor in list(self._readers):
+            self._close(descriptor)
+        for file in (self._leader.stdout, self._leader.stderr, self._lines):
+            if file is not None:
+                file.close()  # also those that were never watched
+        self._close_pidfd()
+        if self._line:
+            self._take_lines(b"\n")
+        try:
+            self._leader.wait(GRACE)
+        except subprocess.TimeoutExpired:  # the loop has others to serve
+            logger.error("%r could not be killed, and runs on as process %d", self._leader.args, self._leader.pid)
+        self.gone.set_result(None)
 
     def outcome(self) -> Outcome:
         return Outcome(
@@ -205,7 +237,9 @@ class _Run:
 
     # Pipes
 
-    def _read(self, file: IO[bytes], take: Callable[[bytes], None]) -> None:
+    def _read(self, file: IO[bytes] | None, take: Callable[[bytes], None]) -> None:
+        if file is None:
+            return
         descriptor = file.fileno()
         os.set_blocking(descriptor, False)
         self._files[descriptor] = file
@@ -225,7 +259,7 @@ class _Run:
             return descriptor in self._readers
         self._close(descriptor)
         if self._has_exited and not self._readers:
-            self._finish()
+            self.end()
         return False
 
     def _close(self, descriptor: int) -> None:
@@ -309,7 +343,10 @@ class _Run:
 
     def _await_exit_in_thread(self) -> None:
         if hasattr(os, "waitid"):
-            os.waitid(os.P_PID, self._leader.pid, os.WEXITED | os.WNOWAIT)
+            try:
+                os.waitid(os.P_PID, self._leader.pid, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:
+                return  # it was reaped before: the run is over
         else:
             self._leader.wait()
         try:
@@ -318,33 +355,20 @@ class _Run:
             pass  # the loop is closed: nobody waits any more
 
     def _on_exit(self) -> None:
+        if self._is_over:
+            return  # the thread that waited says it late
+        self._close_pidfd()
+        self._has_exited = True
+        if self._is_stopping or not self._readers:
+            self.end()
+        else:
+            self._timers.append(self._loop.call_later(LINGER, self.end))
+
+    def _close_pidfd(self) -> None:
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
-        self._has_exited = True
-        if self._is_stopping or not self._readers:
-            self._finish()
-        else:
-            self._timers.append(self._loop.call_later(LINGER, self._finish))
-
-    def _finish(self) -> None:
-        if self._is_over:
-            return
-        self._is_over = True
-        self._signal(signal.SIGKILL)
-        for timer in self._timers:
-            timer.cancel()
-        self._close_input()
-        for descriptor in list(self._readers):
-            for _ in range(_LAST_READS):
-                if not self._on_readable(descriptor):
-                    break
-        for descriptor in list(self._readers):
-            self._close(descriptor)
-        if self._line:
-            self._take_lines(b"\n")
-        self._leader.wait()
-        self.gone.set_result(None)
+            self._pidfd = -1
 
 
 def _explain(path: str, cwd: Path, error: OSError) -> str:
@@ -355,6 +379,7 @@ def _explain(path: str, cwd: Path, error: OSError) -> str:
         errno.ENOEXEC: "its first line names no interpreter; begin it with one, as in #!/bin/sh",
         errno.ETXTBSY: "it is still being written",
         errno.E2BIG: "its arguments and environment are larger than this system takes",
+        errno.EAGAIN: "too many processes are running; allow more (ulimit -u), or call fewer tools at once",
         errno.EMFILE: "too many files are open; allow more (ulimit -n), or call fewer tools at once",
         errno.ENOTDIR: f"{cwd} is not a directory",
     }
