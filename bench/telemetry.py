@@ -174,15 +174,6 @@ class _Stripper(ast.NodeTransformer):
         is_seeing = isinstance(node, ast.Expr | ast.Assign | ast.AugAssign) and _sees(node)
         return ast.Pass() if is_seeing else super().visit(node)
 
-    def visit_For(self, node: ast.For) -> ast.AST:  # likewise
-        self.generic_visit(node)
-        if _sees(node.iter):
-            # chain.from_iterable(self.counts.batches(asked, …)) → asked
-            [batches] = [each for each in ast.walk(node.iter) if ast.unparse(each).startswith("self.counts.batches(")]
-            assert isinstance(batches, ast.Call)
-            node.iter = batches.args[0]
-        return node
-
 
 def _sees(node: ast.AST) -> bool:
     return any(isinstance(each, ast.Attribute) and each.attr in ("counts", "observer") for each in ast.walk(node))

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.servers.ears import DEADLINE, MUTED, LegacyWire, Stream, Wire, serving
 from tidings import Catalog, Hub, Live, Policy
-from tidings.counts import BOUNDS, Counts, Latency, Why
+from tidings.counts import BOUNDS, Latency, Why
 from tidings.mailbox import Filter
 from tidings.metrics import METRICS, render
 from tidings.sources.workspace.workspace import Workspace
@@ -434,15 +434,23 @@ def test_a_latency_is_in_the_bucket_that_ends_at_it_and_never_below_none() -> No
 
 
 def test_a_fan_out_is_counted_in_batches_without_those_set_aside() -> None:
-    counts = Counts()
-    changes = tuple(Catalog(clock=lambda: 100.0).tools.add({"name": "a"}))
-    told: list[Any] = []
-    for batch in counts.batches(tuple(range(150)), changes, lambda: 100.002):
-        for number in batch:
+    times = iter((100.0, 100.002, 100.02, 100.2))
+    catalog = Catalog(clock=lambda: next(times))
+    hub = Hub(catalog)
+    told: list[int] = []
+
+    def deliver_to(number: int) -> Callable[[object], None]:
+        def deliver(notification: object) -> None:
             if number % 50 == 0:
-                counts.set_aside()
-            else:
-                told.append(number)
-    assert counts.sent["tools"] == len(told) == 147
-    assert sum(counts.latency.counts) == 147
-    assert counts.latency.counts[4] == 147
+                raise OSError("can't")
+            told.append(number)
+
+        return deliver
+
+    for number in range(150):
+        hub.subscribe(hub.open(deliver_to(number)), "tools")
+    catalog.tools.add({"name": "a"})
+    assert hub.counts.sent["tools"] == len(told) == 147
+    latency = hub.counts.latency.counts
+    assert (latency[4], latency[7], latency[10]) == (62, 63, 22), "each batch by the time when all of it was told"
+    assert sum(latency) == 147

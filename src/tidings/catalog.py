@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -56,11 +55,11 @@ class Catalog:
         self.resources = Resources(self)
         self._clock = clock
         self._revision = 0
-        self._sinks: list[Sink] = []
+        self._sinks: tuple[Sink, ...] = ()
         self._outbox: deque[tuple[Change, ...]] = deque()
         self._sending = False
-        self._depth = 0
-        self._batch: list[Change] = []
+        self._features = (self.tools, self.prompts, self.resources)
+        self._batch = Batch(self)
         self._cause: Mapping[str, str] | None = None
 
     @property
@@ -83,12 +82,13 @@ class Catalog:
     def follow(self, sink: Sink) -> Callable[[], None]:
         """Call `sink` with the changes of every commit from now on; returns how to stop it."""
         with self.lock:
-            self._sinks.append(sink)
+            self._sinks += (sink,)
 
         def stop() -> None:
             with self.lock:
                 if sink in self._sinks:
-                    self._sinks.remove(sink)
+                    at = self._sinks.index(sink)
+                    self._sinks = self._sinks[:at] + self._sinks[at + 1 :]
 
         return stop
 
@@ -111,29 +111,21 @@ class Catalog:
             self.resources.forgotten = forgotten
             self._revision = revision
 
-    @contextmanager
-    def batch(self) -> Iterator[list[Change]]:
-        """Make many operations one publication. The list it gives holds, after the block, what was published.
+    def batch(self) -> Batch:
+        """Make many operations one publication: `with catalog.batch() as changes: …`. The list it gives holds, after
+        the block, what was published.
 
         Not a transaction: when the block raises, what it did until then is published, because it did happen. Don't
         await inside: the block holds the catalog's lock.
         """
-        with self.lock:
-            self._depth += 1
-            try:
-                yield self._batch
-            finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    batch, self._batch = self._batch, []
-                    self._commit(batch)
+        return self._batch
 
     def _commit(self, changes: list[Change]) -> None:
         now = self._clock()
         self._cause = self.trace() if self.trace is not None else None
-        for items in (self.tools, self.prompts, self.resources):
-            if items._is_touched:
-                changes += items._net(now)
+        for items in self._features:
+            if items.is_touched:
+                items._net(now, changes)
         if changes:
             self._outbox.append(tuple(changes))
         # A sink may itself change the catalog. Its commit waits here, so that all sinks hear all in the same order.
@@ -143,7 +135,7 @@ class Catalog:
         try:
             while self._outbox:
                 published = self._outbox.popleft()
-                for sink in tuple(self._sinks):
+                for sink in self._sinks:
                     try:
                         sink(published)
                     except Exception:  # whoever changed the catalog must not pay for a sink's defect
@@ -151,9 +143,31 @@ class Catalog:
         finally:
             self._sending = False
 
-    def _next_revision(self) -> int:
-        self._revision += 1
-        return self._revision
+
+class Batch:
+    """The block of `Catalog.batch()`: one object for all of them, since the catalog's lock lets no two overlap, and
+    those inside another one are part of it."""
+
+    __slots__ = ("_catalog", "_changes", "_depth")
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._changes: list[Change] = []
+        self._depth = 0
+
+    def __enter__(self) -> list[Change]:
+        self._catalog.lock.acquire()
+        self._depth += 1
+        return self._changes
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            self._depth -= 1
+            if self._depth == 0:
+                changes, self._changes = self._changes, []
+                self._catalog._commit(changes)
+        finally:
+            self._catalog.lock.release()
 
 
 class Items:
@@ -170,6 +184,8 @@ class Items:
         self._version = Version(0, digest.EMPTY)
         self.was_read = False
         """Whether these are the items that the server has now, and not only those that it had in an earlier life."""
+        self.is_touched = False
+        """Whether the batch under way did something here."""
         self._touched: dict[str, Item | None] = {}
         """What was there under a key before the batch."""
 
@@ -276,6 +292,7 @@ class Items:
     def _put(self, key: str, item: Item | None) -> None:
         """Set or remove an item, and note for the commit what was there before."""
         before = self._items.get(key)
+        self.is_touched = True
         self._touched.setdefault(key, before)
         if item is None:
             self._items.pop(key, None)
@@ -307,13 +324,9 @@ class Items:
             raise InvalidItem(f"{self.feature.value}: an item needs a name, a text; got {definition!r:.80}")
         return key
 
-    @property
-    def _is_touched(self) -> bool:
-        return bool(self._touched)
-
-    def _net(self, now: float) -> list[Change]:
-        """The difference between the batch's two ends, and a new version for each change of it."""
-        changes: list[Change] = []
+    def _net(self, now: float, changes: list[Change]) -> None:
+        """Add the difference between the batch's two ends, with a new version for each change of it."""
+        self.is_touched = False
         for key, before in self._touched.items():
             after = self._items.get(key)
             if after is before:
@@ -324,7 +337,8 @@ class Items:
                 self._sum.discard(before.hash)
             if after is not None:
                 self._sum.add(after.hash)
-            previous, self._version = self._version, Version(self._catalog._next_revision(), self._sum.hexdigest())
+            self._catalog._revision += 1
+            previous, self._version = self._version, Version(self._catalog._revision, self._sum.hexdigest())
             changes.append(
                 Change(
                     topic=self.feature,
@@ -340,7 +354,6 @@ class Items:
                 )
             )
         self._touched.clear()
-        return changes
 
 
 class Resources(Items):
@@ -383,7 +396,7 @@ class Resources(Items):
             # A resource that comes back is there again, and can be deleted again.
             said = self._said.get(key, (self.content(key).digest, None))
             if said[0] == digest.DELETED:
-                self._said[key] = (None, None)
+                self._said[key] = (None, None)  # touched below
         super()._put(key, item)
 
     def _key(self, definition: Mapping[str, Any]) -> str:
@@ -393,46 +406,44 @@ class Resources(Items):
         return key
 
     def _say(self, uri: str, content: str | None, metadata: Mapping[str, Any] | None) -> Sequence[Change]:
-        if not isinstance(uri, str) or not is_unicode(uri):
+        if not isinstance(uri, str) or not (uri.isascii() or is_unicode(uri)):
             raise InvalidItem(f"resources: a URI is a text of whole characters, not {uri!r:.80}")
         if metadata is not None:
             # A copy in JSON's terms: what the caller does to its objects later must not reach a slow reader.
             metadata = msgspec.json.decode(digest.safe_json(metadata))
         with self._catalog.batch() as changes:
+            self.is_touched = True
             self._said[uri] = (content, metadata)
         return changes
 
-    @property
-    def _is_touched(self) -> bool:
-        return bool(self._said or self._touched)
-
-    def _net(self, now: float) -> list[Change]:
-        changes: list[Change] = []
+    def _net(self, now: float, changes: list[Change]) -> None:
+        catalog, contents = self._catalog, self._contents
+        # Contents first: whoever hears that a resource left the list has then already heard why.
         for uri, (content, metadata) in self._said.items():
-            previous = self._contents.get(uri, UNKNOWN)
+            previous = contents.get(uri, UNKNOWN)
             if content == previous.digest:
                 continue
-            revision = self._catalog._next_revision()
-            version = Version(
-                revision, digest.revision_digest(revision, self._catalog.life) if content is None else content
-            )
-            self._contents.pop(uri, None)
-            self._contents[uri] = version
+            operation = Operation.DELETED if content == digest.DELETED else Operation.UPDATED
+            catalog._revision = revision = catalog._revision + 1
+            version = Version(revision, digest.revision_digest(revision, catalog.life) if content is None else content)
+            contents.pop(uri, None)
+            contents[uri] = version
             changes.append(
                 Change(
                     topic=uri,
-                    operation=Operation.DELETED if content == digest.DELETED else Operation.UPDATED,
+                    operation=operation,
                     key=uri,
                     version=version,
                     previous=previous,
                     time=now,
-                    origin=self._catalog.origin,
-                    trace=self._catalog._cause,
+                    origin=catalog.origin,
+                    trace=catalog._cause,
                     metadata=metadata,
                 )
             )
         self._said.clear()
-        while len(self._contents) > self._catalog.policy.max_contents:
-            self.forgotten = self._contents.pop(next(iter(self._contents))).revision
-        # Contents first: whoever hears that a resource left the list has then already heard why.
-        return changes + super()._net(now)
+        while len(contents) > catalog.policy.max_contents:
+            self.forgotten = contents.pop(next(iter(contents))).revision
+        if self._touched:
+            super()._net(now, changes)
+        self.is_touched = False

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import TypeVar
 
-from tidings.model import Change, Feature, Topic
+from tidings.model import Feature, Topic
 
-__all__ = ["BOUNDS", "Counts", "Latency", "Why", "kind_of"]
+__all__ = ["BOUNDS", "Counts", "Latency", "Why", "batches", "kind_of"]
 
 T = TypeVar("T")
 
@@ -50,10 +50,10 @@ class Latency:
         self.sums = [0.0] * (len(BOUNDS) + 1)
 
     def add(self, seconds: float, count: int = 1) -> None:
-        seconds = max(seconds, 0.0)  # the machine's clock may be set back
         bucket = bisect_left(BOUNDS, seconds)
         self.counts[bucket] += count
-        self.sums[bucket] += seconds * count
+        if seconds > 0.0:  # the machine's clock may be set back
+            self.sums[bucket] += seconds * count
 
 
 class Counts:
@@ -85,36 +85,29 @@ class Counts:
         self.failures: Counter[str] = Counter()
         """What failed inside and was survived, by what it was."""
         self.aside = 0
-        """Those of a fan-out who were not told there and then; see `batches`."""
-
-    def batches(
-        self, subscribers: tuple[T, ...], changes: tuple[Change, ...], clock: Callable[[], float]
-    ) -> Iterator[tuple[T, ...]]:
-        """The subscribers of a fan-out, in batches that are counted when the next one is asked for. The caller sets
-        those aside whom it did not tell after all."""
-        began, kind = changes[0].time, kind_of(changes[0].topic)
-        for start in range(0, len(subscribers), _BATCH):
-            batch = subscribers[start : start + _BATCH]
-            aside = self.aside
-            yield batch
-            told = len(batch) - (self.aside - aside)
-            if told:
-                self.sent[kind] += told
-                self.latency.add(clock() - began, told)
+        """Those of fan-outs who were not told there and then. Who counts a batch takes off those that were added."""
 
     def set_aside(self, why: Why | None = None) -> None:
         self.aside += 1
         if why is not None:
             self.suppressed[why] += 1
 
-    def tell(self, topic: Topic, seconds: float) -> None:
-        """One was told by itself, after something had waited for it so long."""
-        self.sent[kind_of(topic)] += 1
-        self.latency.add(seconds)
+    def tell(self, topic: Topic, seconds: float, count: int = 1) -> None:
+        """So many were told, that long after there was something to tell them."""
+        if count:
+            self.sent[kind_of(topic)] += count
+            self.latency.add(seconds, count)
 
     def suppress(self, why: Why, count: int = 1) -> None:
         if count:
             self.suppressed[why] += count
+
+
+def batches(subscribers: tuple[T, ...]) -> Iterable[tuple[T, ...]]:
+    """The subscribers of a fan-out, as they are counted and timed together."""
+    if len(subscribers) <= _BATCH:
+        return (subscribers,)
+    return (subscribers[start : start + _BATCH] for start in range(0, len(subscribers), _BATCH))
 
 
 def kind_of(topic: Topic) -> str:

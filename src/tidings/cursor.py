@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 from tidings.model import Feature, Topic, Version
 
-__all__ = ["Cursor"]
+__all__ = ["Cursor", "cursor_json"]
 
 _FEATURES = {feature.value: feature for feature in Feature}
 _MOST_URIS = 10_000
@@ -50,11 +50,7 @@ class Cursor:
         return cls(epoch, versions, as_of if as_of is None or _is_revision(as_of) else -1)
 
     def as_json(self) -> dict[str, Any]:
-        written: dict[str, Any] = {"epoch": self.epoch} | ({} if self.as_of is None else {"asOf": self.as_of})
-        for topic, version in self.versions.items():
-            member, name = ("topics", topic.value) if isinstance(topic, Feature) else ("uris", topic)
-            written.setdefault(member, {})[name] = None if version is None else version._asdict()
-        return written
+        return cursor_json(self.epoch, self.versions, self.as_of)
 
     def then(self, newer: Cursor) -> Cursor:
         """For a client: where it stands once it has read something newer."""
@@ -75,6 +71,18 @@ class Cursor:
             topic: Version(-1, version.digest) if version is not None and isinstance(topic, Feature) else None
             for topic, version in self.versions.items()
         }
+
+
+def cursor_json(epoch: str, versions: Mapping[Topic, Version | None], as_of: int | None = None) -> dict[str, Any]:
+    """A cursor as it is written, without the object: there is one in each notification."""
+    written: dict[str, Any] = {"epoch": epoch}
+    if as_of is not None:
+        written["asOf"] = as_of
+    for topic, version in versions.items():
+        member, name = ("topics", topic.value) if isinstance(topic, Feature) else ("uris", topic)
+        known = None if version is None else {"revision": version.revision, "digest": version.digest}
+        written.setdefault(member, {})[name] = known
+    return written
 
 
 def _version(given: Any) -> Version | None:

@@ -7,7 +7,7 @@ and the way the JSON was written play no part; numbers compare as they are writt
 number, hashed once more to 128 bits. Adding, removing or replacing one item is one addition or subtraction, whatever
 the length of the list, and the order of the items plays no part.
 
-*A content's digest* is over the etag that its server gave, or over the revision where there is none.
+*A content's digest* is over the etag that its server gave, or names the revision where there is none.
 
 Digests detect change. They are no defence against a server that wants to deceive its own clients.
 """
@@ -67,7 +67,7 @@ def content_digest(etag: str) -> str:
 def revision_digest(revision: int, life: str = "") -> str:
     """Of a content of which no more is known than that it changed then, in that life of a server: two that began with
     copies of one store number different contents alike."""
-    return blake2b(f"revision:{revision}:{life}".encode(), digest_size=16).hexdigest()
+    return f"{life}{revision:024x}"
 
 
 DELETED = blake2b(b"deleted", digest_size=16).hexdigest()

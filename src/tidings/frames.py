@@ -7,14 +7,15 @@ summary under `dev.tidings/change` in `_meta`, which typed clients keep, with th
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
 
-from tidings.cursor import Cursor
+from tidings.cursor import Cursor, cursor_json
 from tidings.delta import merge_patch
 from tidings.digest import safe_json
-from tidings.model import Change, Feature, Notification, Operation
+from tidings.model import Change, Feature, Notification, Operation, Version
 from tidings.policy import Detail
 
 __all__ = [
@@ -150,37 +151,63 @@ def render(notification: Notification, shape: Shape) -> tuple[bytes, bytes]:
 
 
 def _render(notification: Notification, shape: Shape) -> tuple[bytes, bytes]:
-    is_list = isinstance(notification.topic, Feature)
-    method = notification.method
-    members: dict[str, Any] = {} if is_list else {"uri": notification.topic}
-    if shape.is_extended and _is_deletion(notification):
-        method = DELETED_METHOD
-    if is_list and shape.detail == "full":
-        members |= _members(notification, shape)
-    elif not is_list and shape.detail in ("full", "delta"):
-        members |= _content_members(notification)
-    head = b'{"jsonrpc":"2.0","method":"%s","params":{' % method.encode()
-    tail = b"}}"
-    if members:
-        head += _escape(msgspec.json.encode(members))[1:-1]
-    meta = b""
-    if not shape.is_bare:
-        said: dict[str, Any] = {CHANGE_KEY: _summary(notification, shape)}
-        if shape.epoch:
-            said[CURSOR_KEY] = Cursor(shape.epoch, {notification.topic: notification.version}).as_json()
-        meta = _escape(msgspec.json.encode(said))[1:-1]
-    if notification.trace is not None:
-        meta += (b"," if meta else b"") + _escape(msgspec.json.encode(notification.trace))[1:-1]
-    if shape.is_tagged or meta:
-        head += b',"_meta":{' if members else b'"_meta":{'
-        tail = b"}}}"
-    if shape.is_tagged:
-        head += b'"%s":' % SUBSCRIPTION_KEY.encode()
-        tail = b"," + meta + tail if meta else tail
-    else:
-        head, tail = head + meta + tail, b""
+    text = _filled(notification, shape) or _text(notification, shape)
+    head, _, tail = text.partition(_TAG)
     before, after = (_SSE_HEAD, _SSE_TAIL) if shape.is_sse else (b"", b"\n")
     return (before + head, tail + after) if tail else (before + head + after, b"")
+
+
+_TAG, _URI, _REVISION, _DIGEST = b"\0", b"\1", b"\2", b"\3"
+"""What stands in a text for a value to come: nothing that is encoded has such characters in it."""
+_RAW_TAG = msgspec.Raw(_TAG)
+
+
+def _filled(notification: Notification, shape: Shape) -> bytes | None:
+    """The text of a notification that says no more of a content than which version it has: most of them by far, each of
+    another URI, and all but for that the same."""
+    topic, changes = notification.topic, notification.changes
+    if isinstance(topic, Feature) or len(changes) != 1 or not notification.complete or notification.trace is not None:
+        return None
+    if changes[0].metadata is not None:
+        return None
+    revision, digest = notification.version
+    text = _mold(shape, changes[0].operation).replace(_URI, _escape(msgspec.json.encode(topic)))
+    return text.replace(_REVISION, msgspec.json.encode(revision)).replace(_DIGEST, msgspec.json.encode(digest))
+
+
+@lru_cache(256)  # clients choose some of the shapes
+def _mold(shape: Shape, operation: Operation) -> bytes:
+    """Such a text without its values: taken from one whose values are found again in it."""
+    uri, version = "\1", Version(1 << 62, "\3")
+    change = Change(uri, operation, uri, version, version, 0.0, "")
+    text = _text(Notification(uri, version, (change,), since=0), shape)
+    for place, value in ((_URI, uri), (_REVISION, version.revision), (_DIGEST, version.digest)):
+        text = text.replace(msgspec.json.encode(value), place)
+    return text
+
+
+def _text(notification: Notification, shape: Shape) -> bytes:
+    topic, trace = notification.topic, notification.trace
+    method = notification.method
+    params: dict[str, Any] = {}
+    if not isinstance(topic, Feature):
+        params["uri"] = topic
+        if shape.is_extended and _is_deletion(notification):
+            method = DELETED_METHOD
+        if shape.detail in ("full", "delta"):
+            _add_metadata(params, notification)
+    elif shape.detail == "full":
+        params = _members(notification, shape)
+    meta: dict[str, Any] = {SUBSCRIPTION_KEY: _RAW_TAG} if shape.is_tagged else {}
+    if not shape.is_bare:
+        meta[CHANGE_KEY] = _summary(notification, shape)
+        if shape.epoch:
+            meta[CURSOR_KEY] = cursor_json(shape.epoch, {topic: notification.version})
+    if trace is not None:
+        meta.update(trace)
+    if meta:
+        params["_meta"] = meta
+    return _escape(msgspec.json.encode({"jsonrpc": "2.0", "method": method, "params": params}))
 
 
 def _members(notification: Notification, shape: Shape) -> dict[str, Any]:
@@ -204,22 +231,21 @@ def _described(change: Change) -> dict[str, Any]:
     return described
 
 
-def _content_members(notification: Notification) -> dict[str, Any]:
-    metadata = notification.changes[-1].metadata if notification.changes else None
-    return {"metadata": msgspec.Raw(safe_json(metadata))} if metadata else {}
+def _add_metadata(params: dict[str, Any], notification: Notification) -> None:
+    if notification.changes and (metadata := notification.changes[-1].metadata):
+        params["metadata"] = msgspec.Raw(safe_json(metadata))
 
 
 def _summary(notification: Notification, shape: Shape) -> dict[str, Any]:
     """What rides in `_meta`."""
-    revision, digest = notification.version
-    summaries = [_summarized(change, shape) for change in notification.changes[: shape.most]]
-    summary = summaries[0] if len(notification.changes) == 1 else {}
-    summary |= {"revision": revision, "digest": digest}
-    if len(notification.changes) > 1:
-        summary["changes"] = summaries
-    is_truncated = len(notification.changes) > shape.most
-    if is_truncated:
-        summary["truncated"] = True
+    changes = notification.changes
+    summary = _summarized(changes[0], shape) if len(changes) == 1 else {}
+    summary["revision"], summary["digest"] = notification.version
+    is_truncated = len(changes) > shape.most
+    if len(changes) > 1:
+        summary["changes"] = [_summarized(change, shape) for change in changes[: shape.most]]
+        if is_truncated:
+            summary["truncated"] = True
     # Always there: whoever came back with a cursor knows by it whether to refetch.
     summary["complete"] = notification.complete and not is_truncated
     return summary

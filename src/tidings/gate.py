@@ -150,10 +150,11 @@ class _May:
         except Exception:  # as in `allowed`
             logger.exception("authorize() failed for %r; refusing", shown(uri))
             return False
+        if answer is True:
+            return True
         if inspect.iscoroutine(answer):
             answer.close()
-            return False
-        return answer is True
+        return False
 
 
 def _discount(counter: Counter[Any], key: object) -> None:

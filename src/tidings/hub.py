@@ -15,19 +15,18 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, count, groupby
-from operator import attrgetter
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from tidings.agenda import Agenda
 from tidings.catalog import Catalog
-from tidings.counts import Counts, Why
+from tidings.counts import Counts, Why, batches
 from tidings.index import WatchIndex, check_limit
 from tidings.journal import Journal
 from tidings.logged import shown
 from tidings.mailbox import NEVER, Entry, Filter, IsMuted, Mailbox
 from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version, topic_named
-from tidings.news import News
+from tidings.news import News, by_topic
 from tidings.observer import Observer
 from tidings.patterns import Templates, is_pattern
 from tidings.policy import Policy
@@ -255,8 +254,8 @@ class Hub:
             try:
                 while self._outbox:
                     self._sweep()
-                    for topic, group in groupby(self._outbox.popleft(), attrgetter("topic")):
-                        self._fan_out(topic, tuple(group))
+                    for group in by_topic(self._outbox.popleft()):
+                        self._fan_out(group)
                         self._serve_woken()
             finally:
                 self._publishing = False
@@ -283,42 +282,43 @@ class Hub:
                 subscriber.date = None
                 self._serve_in_turn(subscriber, now)
 
-    def _fan_out(self, topic: Topic, changes: tuple[Change, ...]) -> None:
-        previous, newest = changes[0].previous, changes[-1]
-        notification = self.news.publish(topic, changes)
-        paths = self._index.paths(topic)
-        asked = tuple(self._index.watching(paths))
+    def _fan_out(self, changes: tuple[Change, ...]) -> None:
+        notification = self.news.publish(changes)
+        topic, index = notification.topic, self._index
+        asked = tuple(index.watching(paths := index.paths(topic)))
         telling = self.observer.telling(notification, len(asked))
-        now, index = self._clock(), self._index
-        edits, is_deleted = index.edits, newest.operation is Operation.DELETED
+        now, edits, is_deletion = self._clock(), index.edits, changes[-1].operation is Operation.DELETED
         told: list[Subscriber] = []
-        for subscriber in chain.from_iterable(self.counts.batches(asked, changes, self.catalog.now)):
-            # A callback may have closed or unsubscribed others meanwhile.
-            if edits != index.edits and not index.is_watching(subscriber, paths):
-                self.counts.set_aside(Why.UNSUBSCRIBED)
-                continue
-            said = notification
-            if not subscriber.is_plain:
-                if isinstance(topic, Feature) and subscriber.is_only_picky:
-                    said = self.news.missed(topic, previous.revision, subscriber.filter)
-                if said is notification or not said.changes:
-                    self.counts.set_aside()
-                    self._note(subscriber, notification, previous, now)
+        for batch in batches(asked):
+            aside = self.counts.aside
+            for subscriber in batch:
+                # A callback may have closed or unsubscribed others meanwhile.
+                if edits != index.edits and not index.is_watching(subscriber, paths):
+                    self.counts.set_aside(Why.UNSUBSCRIBED)
                     continue
-            try:
-                taken = subscriber.deliver(said)
-                if taken is not None and isinstance(taken, Busy):
-                    subscriber.pause()
-                    self.counts.aside += not taken.is_told
-            except Exception as error:  # one bad subscriber must not affect another, nor the publisher
-                self.counts.set_aside()
-                self.observer.failed(subscriber, said, error)
-            if is_deleted:
-                told.append(subscriber)
+                said = notification
+                if not subscriber.is_plain:
+                    if isinstance(topic, Feature) and subscriber.is_only_picky:
+                        said = self.news.missed(topic, notification.since, subscriber.filter)
+                    if said is notification or not said.changes:
+                        self.counts.set_aside()
+                        self._note(subscriber, notification, changes[0].previous, now)
+                        continue
+                try:
+                    taken = subscriber.deliver(said)
+                    if taken is not None and isinstance(taken, Busy):
+                        subscriber.pause()
+                        self.counts.aside += not taken.is_told
+                except Exception as error:  # one bad subscriber must not affect another, nor the publisher
+                    self.counts.set_aside()
+                    self.observer.failed(subscriber, said, error)
+                if is_deletion:
+                    told.append(subscriber)
+            self.counts.tell(topic, self.catalog.now() - changes[0].time, len(batch) - (self.counts.aside - aside))
         self.observer.told(telling, notification, len(asked))
         if told:
             # The resource is gone, and the subscribers know: their subscriptions to just this URI are over.
-            self._unwatch(told, [newest.key], Reason.DELETED, notification)
+            self._unwatch(told, [changes[-1].key], Reason.DELETED, notification)
 
     def _serve_in_turn(self, subscriber: Subscriber, now: float) -> None:
         """At once, or after the fan-out under way, which would tell the same version again."""

@@ -5,7 +5,7 @@ Finding who is to be told of a change costs what it finds, however many watch so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import combinations
 
 from tidings.errors import LimitReached
@@ -38,22 +38,33 @@ class WatchIndex:
     def paths(self, topic: Topic) -> list[Topic]:
         """Under what a topic may be watched: itself, the patterns that match it, and what it is a part of."""
         paths: list[Topic] = [topic]
-        if not isinstance(topic, Feature):
+        if isinstance(topic, Feature):
+            return paths
+        if self.patterns.count:
             paths += self.patterns.matching(topic)
-            if self._covers_subresources:
-                paths += [path for path in _ancestors(topic) if path in self.watchers]
+        if self._covers_subresources:
+            # `a://b/c/d` may be a part of `a://b/c/`, `a://b/c`, `a://b/` and `a://b`.
+            scheme = topic.find("://")
+            root = scheme + 3 if scheme >= 0 else 0
+            end = topic.rfind("/", root, len(topic) - 1)
+            while end > root:
+                if (path := topic[: end + 1]) in self.watchers:
+                    paths.append(path)
+                if (path := topic[:end]) in self.watchers:
+                    paths.append(path)
+                end = topic.rfind("/", root, end)
         return paths
 
     def watching(self, paths: list[Topic]) -> Mapping[Subscriber, None]:
         """Who is to be told. One who matches in several ways is told once."""
-        topic, *others = paths
-        if not others:
-            return self.watchers.get(topic, _NOBODY)
-        found = dict(self.watchers.get(topic, _NOBODY))
-        for path in others:
-            for subscriber in self.watchers.get(path, _NOBODY):
-                if subscriber.may is None or subscriber.may(str(topic)):
-                    found[subscriber] = None
+        topic = paths[0]
+        found = self.watchers.get(topic, _NOBODY)
+        if len(paths) > 1:
+            found = dict(found)
+            for path in paths[1:]:
+                for subscriber in self.watchers.get(path, _NOBODY):
+                    if subscriber.may is None or subscriber.may(str(topic)):
+                        found[subscriber] = None
         return found
 
     def is_watching(self, subscriber: Subscriber, paths: list[Topic]) -> bool:
@@ -125,16 +136,6 @@ _SETS = {
     for chosen in map(frozenset[Feature], combinations(Feature, size))
 }
 """All sets of features there are, so that subscribers share them."""
-
-
-def _ancestors(uri: str) -> Iterator[str]:
-    """What a resource may be a part of: `a://b/c/d` → `a://b/c/`, `a://b/c`, `a://b/`, `a://b`."""
-    root = uri.find("://") + 3 if "://" in uri else 0
-    end = uri.rfind("/", root, len(uri) - 1)
-    while end > root:
-        yield uri[: end + 1]
-        yield uri[:end]
-        end = uri.rfind("/", root, end)
 
 
 def check_limit(policy: Policy, known: Subscriber | None, uris: list[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
 import msgspec
@@ -21,45 +21,48 @@ __all__ = ["Journal", "net"]
 
 
 class _History:
-    __slots__ = ("_trails", "changes", "floor", "size")
+    __slots__ = ("_filed", "_trails", "changes", "floor", "size")
 
     def __init__(self, floor: int) -> None:
         self.changes: deque[Change] = deque()
         self._trails: dict[str, list[Change]] = {}
         """The changes of each content by itself: a client that comes back may ask for thousands. What is forgotten may
         still be at the start of one."""
+        self._filed = floor
+        """The revision until which they are in there. Nearly all are forgotten before anybody asks."""
         self.floor = floor
         """Everything after this revision is still here."""
         self.size = 0
-
-    def remember(self, change: Change) -> None:
-        self.changes.append(change)
-        self.size += _size(change)
-        if not isinstance(change.topic, Feature):
-            trail = self._trails.setdefault(change.topic, [])
-            trail.append(change)
-            # Only once half of it is forgotten, so that each change is moved a constant number of times.
-            if trail[len(trail) // 2].revision <= self.floor:
-                del trail[: len(trail) // 2]
 
     def forget_oldest(self) -> None:
         change = self.changes.popleft()
         self.size -= _size(change)
         self.floor = change.revision
-        if not isinstance(change.topic, Feature) and self._trails[change.topic][-1] is change:
-            del self._trails[change.topic]
+        trail = self._trails.get(change.key)
+        if trail is not None and trail[-1] is change:
+            del self._trails[change.key]
 
     def after(self, revision: int, topic: str | None = None) -> list[Change]:
         """What came after a revision, oldest first, of one content or of all."""
         # From the newest backwards: the answer is nearly always a few of many.
         found: list[Change] = []
         first = max(revision, self.floor)
-        for change in reversed(self.changes if topic is None else self._trails.get(topic, ())):
+        for change in reversed(self.changes if topic is None else self._trail(topic)):
             if change.revision <= first:
                 break
             found.append(change)
         found.reverse()
         return found
+
+    def _trail(self, uri: str) -> Sequence[Change]:
+        for change in self.after(self._filed):
+            trail = self._trails.setdefault(change.key, [])
+            trail.append(change)
+            # Only once half of it is forgotten, so that each change is moved a constant number of times.
+            if trail[len(trail) // 2].revision <= self.floor:
+                del trail[: len(trail) // 2]
+            self._filed = change.revision
+        return self._trails.get(uri, ())
 
 
 class Journal:
@@ -78,15 +81,15 @@ class Journal:
     def append(self, changes: Iterable[Change]) -> None:
         """Take in changes, in the order of their revisions."""
         for change in changes:
-            history = self._history(change.topic)
-            history.remember(change)
-            while (
-                len(history.changes) > self._most
-                or history.size > self._bytes
-                or history.changes[0].time < change.time - self._age
-            ):
+            history = self._lists[change.topic] if isinstance(change.topic, Feature) else self._contents
+            remembered = history.changes
+            remembered.append(change)
+            if change.item or change.before or change.metadata:
+                history.size += _size(change)
+            oldest = change.time - self._age
+            while len(remembered) > self._most or history.size > self._bytes or remembered[0].time < oldest:
                 history.forget_oldest()
-                if not history.changes:
+                if not remembered:
                     break
 
     def restore(self, changes: Iterable[Change], floors: Mapping[Feature | None, int]) -> None:

@@ -460,16 +460,17 @@ class Live:
     def _publish(self, changes: tuple[Change, ...]) -> None:
         """Hand a commit to the hub, on the thread of the event loop once there is one."""
         self._outbox.append(changes)
-        if self._loop is None or self._loop.is_closed() or threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread or self._loop is None or self._loop.is_closed():
             self._drain()
         else:
             self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
         while self._outbox:
-            self.hub.publish(self._outbox.popleft())
-        if self._loop is not None and self._loop.is_running():
-            self.lists.changed()
+            self.hub.publish(changes := self._outbox.popleft())
+            is_list = len(changes) > 1 or not isinstance(changes[0].topic, str)
+            if is_list and self._loop is not None and self._loop.is_running():
+                self.lists.changed()
 
     def _release_soon(self) -> None:
         """A batch was written, or could not be: on the thread that writes."""

@@ -135,7 +135,7 @@ class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return self.hash[:16].hex()
 
 
-class Change(msgspec.Struct, frozen=True, array_like=True):
+class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One operation on one item (or on one resource's content), and the version of the topic that it led to."""
 
     topic: Topic
@@ -176,7 +176,7 @@ class Notification:
     Subscribers that missed the same share one object, and with it the encoded frames.
     """
 
-    __slots__ = ("changes", "complete", "frames", "priority", "since", "topic", "trace", "version")
+    __slots__ = ("changes", "complete", "frames", "since", "topic", "trace", "version")
 
     def __init__(
         self,
@@ -186,7 +186,6 @@ class Notification:
         *,
         since: int,
         complete: bool = True,
-        priority: Priority = Priority.NORMAL,
     ) -> None:
         self.topic = topic
         self.version = version
@@ -198,7 +197,6 @@ class Notification:
         """The revision after which the changes begin."""
         self.complete = complete
         """False when the journal no longer knew all changes: refetch."""
-        self.priority = priority
         self.frames: dict[Any, tuple[bytes, bytes]] = {}
         """Encoded once per shape, by `tidings.frames`."""
 

@@ -5,7 +5,9 @@ The catalog may be ahead: a subscriber may change it while others are still bein
 
 from __future__ import annotations
 
-from itertools import takewhile
+from collections.abc import Iterable
+from itertools import groupby, takewhile
+from operator import attrgetter
 
 from tidings.catalog import UNKNOWN, Catalog
 from tidings.journal import Journal, net
@@ -13,7 +15,7 @@ from tidings.mailbox import Filter
 from tidings.model import Change, Feature, Notification, Topic, Version
 from tidings.policy import Policy
 
-__all__ = ["News"]
+__all__ = ["News", "by_topic"]
 
 _MOST_BUILT = 256
 """Notifications kept per list: readers that fell behind at the same time share one, and there are few such times."""
@@ -43,21 +45,22 @@ class News:
         """The contents that changed after `revision`, the newest first."""
         return [uri for uri, _ in takewhile(lambda each: each[1].revision > revision, reversed(self._contents.items()))]
 
-    def publish(self, topic: Topic, changes: tuple[Change, ...]) -> Notification:
+    def publish(self, changes: tuple[Change, ...]) -> Notification:
         """Take in the changes of one topic; returns what to tell those who knew it as it was."""
         # Each topic by itself: whoever is told of one list now must not hear of another one's changes before its turn.
         self.journal.append(changes)
-        previous, newest = changes[0].previous, changes[-1]
-        self._revision = newest.revision
-        notification = Notification(topic, newest.version, changes, since=previous.revision)
+        topic, version, since = changes[0].topic, changes[-1].version, changes[0].previous.revision
+        self._revision = version.revision
+        notification = Notification(topic, version, changes, since=since)
         if isinstance(topic, Feature):
-            self._versions[topic] = newest.version
-            self._built[topic] = {(previous.revision, None): notification}
+            self._versions[topic] = version
+            self._built[topic] = {(since, None): notification}
         else:
-            self._contents.pop(topic, None)
-            self._contents[topic] = newest.version
-            while len(self._contents) > self._most_contents:
-                del self._contents[next(iter(self._contents))]
+            contents = self._contents
+            contents.pop(topic, None)
+            contents[topic] = version
+            while len(contents) > self._most_contents:
+                del contents[next(iter(contents))]
         return notification
 
     def since(self, topic: Topic, version: Version | None) -> Notification:
@@ -91,3 +94,10 @@ class News:
         if filter is not None:
             changes = tuple(change for change in changes if filter.passes(change))
         return Notification(feature, self._versions[feature], changes, since=since, complete=complete)
+
+
+def by_topic(changes: tuple[Change, ...]) -> Iterable[tuple[Change, ...]]:
+    """Those of one topic that come one after the other."""
+    if len(changes) == 1:  # most often
+        return (changes,)
+    return (tuple(group) for _, group in groupby(changes, attrgetter("topic")))

@@ -153,9 +153,10 @@ class Observer:
 
     def telling(self, notification: Notification, watching: int) -> object:
         """A change is about to be told. What this returns is given back to `told`."""
+        kind = kind_of(notification.topic)
         for change in notification.changes:
-            self.counts.changes[kind_of(change.topic), change.operation] += 1
-        return None
+            self.counts.changes[kind, change.operation] += 1
+        return self._begin(notification, watching)
 
     def told(self, telling: object, notification: Notification, watching: int) -> None:
         """All have heard of it who could."""
@@ -168,6 +169,17 @@ class Observer:
             said = f"{who}: {kind_of(notification.topic)} {what} (revision {notification.version.revision})"
             fields = {"clients": watching, "revision": notification.version.revision, "changes": changes}
             _log(level, "told", said, None, topics=[notification.topic], **fields)
+        if telling is not None:
+            self._finish(telling, notification, watching)
+
+    # What may be added to that
+
+    def _begin(self, notification: Notification, watching: int) -> object:
+        """A change is about to be told. None if nothing is to be finished afterwards."""
+        return None
+
+    def _finish(self, telling: Any, notification: Notification, watching: int) -> None:
+        pass
 
 
 def distinct(ended: list[tuple[Subscriber, Topic]]) -> tuple[list[Subscriber], list[Topic]]:

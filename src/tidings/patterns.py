@@ -187,7 +187,7 @@ class PatternIndex:
     def __init__(self, templates: Templates | None = None) -> None:
         self._templates = templates
         self._root = _Node()
-        self._count = 0
+        self.count = 0
 
     def add(self, pattern: str, match: Match | None = None) -> None:
         """File a pattern; `match` is its compiled form, for who has that already."""
@@ -197,14 +197,14 @@ class PatternIndex:
         self._edit(self._root, _segments(pattern), pattern, None)
 
     def matching(self, uri: str) -> list[str]:
-        if not self._count:
+        if not self.count:
             return []
         found: list[tuple[str, Match]] = []
         self._collect(self._root, uri.split("/"), 0, uri, found)
         return [pattern for pattern, match in found if match(uri)]
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def _collect(self, node: _Node, parts: list[str], at: int, uri: str, found: list[tuple[str, Match]]) -> None:
         if node.rest is not None:
@@ -263,9 +263,9 @@ class PatternIndex:
 
     def _put(self, shelf: _Shelf, pattern: str, match: Match | None) -> None:
         if match is None:
-            self._count -= shelf.discard(pattern)
+            self.count -= shelf.discard(pattern)
         else:
-            self._count += shelf.put(pattern, match)
+            self.count += shelf.put(pattern, match)
 
 
 _NONE: dict[str, Match] = {}

@@ -307,8 +307,11 @@ class Callbacks:
     def __contains__(self, subscriber: Subscriber) -> bool:
         return self.find(subscriber.deliver) is subscriber
 
-    def collected(self) -> Iterator[Subscriber]:
+    def collected(self) -> Iterable[Subscriber]:
         """Those whose object is gone."""
+        return self._collected() if self._lost else ()
+
+    def _collected(self) -> Iterator[Subscriber]:
         while self._lost:
             if (subscriber := self._subscribers.get(self._lost.popleft())) is not None:
                 yield subscriber

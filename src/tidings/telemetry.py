@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from opentelemetry import context as contexts
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tidings import spans as names
@@ -46,6 +46,7 @@ R = TypeVar("R")
 
 _W3C = TraceContextTextMapPropagator()
 _ROOT = Context()
+_PRODUCER = SpanKind.PRODUCER
 _LONGEST_STATE = 512
 """Characters of a `tracestate`, which goes out again with every notification: what W3C has everybody take at least."""
 
@@ -183,9 +184,13 @@ class Tracing(Observer):
         if context is not None:
             contexts.attach(context)
 
-    @_guarded
     def cause(self) -> dict[str, str] | None:
-        return _carried()
+        # As `_guarded`, but without its price: here it is paid for each change.
+        try:
+            return None if trace.get_current_span() is INVALID_SPAN else _carried()
+        except Exception as error:
+            self.trouble(error)
+            return None
 
     # What the hub tells
 
@@ -257,20 +262,21 @@ class Tracing(Observer):
         if entered is not None:
             contexts.detach(entered)
 
-    def telling(self, notification: Notification, watching: int) -> object:
-        super().telling(notification, watching)
-        return self._begin(notification, watching)
-
-    @_guarded
     def _begin(self, notification: Notification, watching: int) -> object:
+        try:
+            # Never below the span that is current: a change may be told by somebody else than who made it.
+            cause = (_extract(notification.trace) if notification.trace else None) or _ROOT
+            is_list = isinstance(notification.topic, Feature)
+            span = self._tracer.start_span(names.NOTIFY_LIST if is_list else names.NOTIFY_CONTENT, cause, _PRODUCER)
+            if span is INVALID_SPAN and trace.get_current_span() is INVALID_SPAN:
+                return None  # nobody traces anything here
+            return self._enter_fan_out(span, cause, notification, watching)
+        except Exception as error:  # likewise
+            self.trouble(error)
+            return None
+
+    def _enter_fan_out(self, span: Span, cause: Context, notification: Notification, watching: int) -> object:
         topic = notification.topic
-        # Never below the span that is current: a change may be told by somebody else than who made it.
-        cause = (_extract(notification.trace) if notification.trace else None) or _ROOT
-        is_list = isinstance(topic, Feature)
-        span = self._tracer.start_span(names.NOTIFY_LIST if is_list else names.NOTIFY_CONTENT, cause, SpanKind.PRODUCER)
-        is_traced = span.get_span_context().is_valid or trace.get_current_span().get_span_context().is_valid
-        if not is_traced and not span.is_recording():
-            return None  # nobody traces anything here
         context = trace.set_span_in_context(span, cause)
         spans = [span]
         if isinstance(topic, Feature):
@@ -283,11 +289,6 @@ class Tracing(Observer):
                 self.trouble(error)
         notification.trace = _carried(context) or notification.trace
         return spans, contexts.attach(context), self.counts.sent[kind_of(topic)]
-
-    def told(self, telling: object, notification: Notification, watching: int) -> None:
-        super().told(telling, notification, watching)
-        if telling is not None:
-            self._finish(telling, notification, watching)
 
     @_guarded
     def _finish(self, telling: Any, notification: Notification, watching: int) -> None:

@@ -71,7 +71,7 @@ class Board:
         if settings.is_broken:
             self.live.catalog.follow(_broken_sink)
             self.live.hub.subscribe(_broken_callback, *Feature)
-        self.live.catalog._sinks.insert(0, self._note)
+        self.live.catalog._sinks = (self._note, *self.live.catalog._sinks)
         if settings.folder:
             self._file = FileIO(Path(settings.folder, RECORD), "ab")
             self._go_on(Path(settings.folder, OPERATIONS))

@@ -14,10 +14,11 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from tidings import seams
+from tidings.lanes.collector import spare, sparing
 from tidings.lanes.front import Front
 from tidings.lanes.shortcut import Shortcut
 
@@ -29,9 +30,6 @@ __all__ = ["build_app", "run_http", "serve_app"]
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-_COLLECTOR_THRESHOLDS = (20_000, 20, 50)
-"""Python's own are 700, 10 and 10. So many objects are a few MB, which is what garbage may add here."""
 
 
 def build_app(live: Live, options: dict[str, Any]) -> Any:
@@ -122,7 +120,8 @@ def serve_app(
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            _spare_the_collector()
+            gc.collect()
+            spare()
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             if on_signal is not None:
@@ -135,14 +134,8 @@ def serve_app(
         timeout_graceful_shutdown=1,  # streams end by themselves; a request that hangs must not keep the process
         **options,
     )
-    thresholds = gc.get_threshold()
-    try:
+    with sparing(), suppress(KeyboardInterrupt):  # which uvicorn raises anew once everything has ended
         Server(config).run(sockets=sockets)
-    except KeyboardInterrupt:
-        pass  # uvicorn raises it anew once everything has ended
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(*thresholds)
 
 
 def _protocol() -> Any:
@@ -152,12 +145,3 @@ def _protocol() -> Any:
     except ImportError:
         return "auto"
     return Doorstep
-
-
-def _spare_the_collector() -> None:
-    """Python's garbage collector walks all that is there again and again as streams come, which is what makes one
-    stream of many dearer than one of few. What the start left stays until the end, so it need not be walked at all, and
-    a stream leaves no garbage that only the collector finds: it may come less often, for what requests leave."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_COLLECTOR_THRESHOLDS)

@@ -70,7 +70,8 @@ class LineWriter:
         self._lines.append(line)
         self._size += len(line)
         if self._size < _MOST_UNREAD:
-            self._plan(is_pressing=is_pressing)
+            if is_pressing or self._timer is None:
+                self._plan(is_pressing=is_pressing)
             return True
         # Who writes much in one turn of the loop must not wait for the next one.
         if not self._is_blocked:
@@ -137,7 +138,7 @@ class LineWriter:
             self._deadline = self._loop.call_later(self._patience, self._lose)
 
     def _plan(self, *, is_pressing: bool = True) -> None:
-        if self._is_blocked or self._is_due or (self._timer is not None and not is_pressing):
+        if self._is_blocked or self._is_due:
             return
         wait = 0.0 if is_pressing else self._flushed + _MOMENT - self._loop.time()
         if wait > 0:

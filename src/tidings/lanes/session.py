@@ -300,10 +300,11 @@ class _Pipe:
     """A legacy session on a duplex pipe: as many notifications as it takes, or through the SDK one at a time; the rest
     waits in the mailbox."""
 
-    __slots__ = ("_connection", "_live", "_shape", "_task", "_wire", "subscriber")
+    __slots__ = ("_connection", "_counts", "_live", "_shape", "_task", "_wire", "subscriber")
 
     def __init__(self, live: Live, connection: Connection) -> None:
         self._live = live
+        self._counts = live.hub.counts
         self._connection = connection
         self._wire = _wire_of(connection)
         self._shape = Shape()
@@ -339,7 +340,7 @@ class _Pipe:
 
     def _deliver(self, notification: Notification) -> object:
         frame = write(notification, self._shape)
-        self._live.hub.counts.bytes += len(frame)
+        self._counts.bytes += len(frame)
         if self._wire is not None:
             return None if self._wire.write(frame, self.start) else BUSY
         message = msgspec.json.decode(frame)

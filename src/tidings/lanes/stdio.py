@@ -18,6 +18,8 @@ import stat
 import sys
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import anyio
@@ -30,12 +32,11 @@ from mcp.shared.message import SessionMessage
 
 from tidings import seams
 from tidings.frames import encode_tag
+from tidings.lanes.collector import spare, sparing
 from tidings.lanes.lines import LineReader, LineWriter
 from tidings.lanes.verdicts import LISTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tidings.live import Live
 
 __all__ = ["Wire", "run_stdio"]
@@ -56,9 +57,10 @@ _MOST_TRIES = 3
 
 def run_stdio(live: Live) -> None:
     """Serve one client on standard input and output."""
-    with _lines_of(live) as lines:
+    with _lines_of(live) as lines, sparing():
+        spare()
         try:
-            anyio.run(_serve, live, lines)
+            anyio.run(_serve, live, lines, backend_options={"use_uvloop": find_spec("uvloop") is not None})
         except KeyboardInterrupt:
             sys.exit(130)
 
@@ -158,6 +160,8 @@ class Wire:
     def __init__(self, live: Live, stdin: int, stdout: int) -> None:
         self._live = live
         self._writer = LineWriter(stdout, self._on_lost)
+        self.write = partial(self._writer.write, is_pressing=False)
+        """Write a notification; False if what is given to be called then has to be waited for before the next one."""
         self._reader = LineReader(stdin, self._answer, self._writer, self._on_end)
         self._handshakes = 0
         self._asked: dict[str | int, _Asked] = {}
@@ -173,10 +177,6 @@ class Wire:
             self._reader.close()
             self._writer.flush()
             self._writer.close()
-
-    def write(self, line: bytes, on_free: Callable[[], None]) -> bool:
-        """Write a notification; False if `on_free` has to be waited for before the next one."""
-        return self._writer.write(line, on_free, is_pressing=False)
 
     def renew(self) -> None:
         """A handshake: what was answered before it may have been in another version."""
