@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +17,7 @@ from tests.servers.receiver import DEADLINE, Delivery, Receiver, make_certificat
 from tests.test_cli_history import ran
 from tidings import Feature, LimitReached, Live, Notification, Policy, Principal, TidingsError
 from tidings.durable import SERVER, Durable, Webhook
+from tidings.lanes.courier import Courier, Outcome
 from tidings.lanes.signature import new_secret
 from tidings.lanes.webhook import _Post
 from tidings.store.sqlite import peek
@@ -651,3 +652,117 @@ async def test_who_has_to_refetch_is_listed_so_until_it_knows(tmp_path: Path) ->
         assert "refetch" not in listed
         assert listed["lastRefetch"] == listed["lastSuccess"]
         assert f"was told to refetch at {listed['lastRefetch']}" in (await ran("subscriptions", path))[1]
+
+
+@pytest.mark.parametrize("status", [500, 204])
+async def test_two_calls_to_refetch_have_one_id_only_if_nothing_changed_between_them(
+    tmp_path: Path, status: int
+) -> None:
+    path = tmp_path / "state.db"
+    async with receiving() as receiver:
+        await missed_too_much(path, receiver)
+        async with lively(path, max_contents=1) as live:
+            statuses = iter([status])
+
+            def answer(delivery: Delivery) -> tuple[int, dict[str, str]]:
+                if (now := next(statuses, None)) is None:
+                    return 204, {}
+                for number in range(7, 9):  # of which one can be remembered
+                    live.resources.updated(f"board://{number}")
+                return now, {}
+
+            receiver.answer = answer
+            first, second = await receiver.next(), await receiver.next()
+            assert first.envelope["type"] == second.envelope["type"] == "resources.refetch"
+            assert first.id != second.id, "who drops what it has seen would not hear of board://8"
+            await until(lambda: live.durables.is_connected((SERVER, "hook")))
+
+
+async def test_contents_that_change_faster_than_they_are_refetched_are_not_called_without_a_pause(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "state.db"
+    async with receiving() as receiver:
+        await missed_too_much(path, receiver)
+        async with lively(path, max_contents=1, webhook_backoff=600.0) as live:
+
+            def answer(delivery: Delivery) -> tuple[int, dict[str, str]]:
+                for number in range(2):
+                    live.resources.updated(f"board://{number}")
+                return 204, {}
+
+            receiver.answer = answer
+            for _ in range(2):
+                assert (await receiver.next()).envelope["type"] == "resources.refetch"
+            await until(lambda: _post(live)._timer is not None)
+            assert receiver.came.empty()
+            assert not live.durables.is_connected((SERVER, "hook")), "nor was it said to know what it does not"
+
+
+def _post(live: Live) -> _Post:
+    return live.webhooks._posts[SERVER, "hook"]
+
+
+class Meddling(Courier):
+    """Whose deliveries something else happens after, before anybody has looked at the answer."""
+
+    then: Callable[[], object] | None = None
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Outcome:
+        outcome = await super().post(url, headers, body)
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return outcome
+
+
+async def test_what_is_put_while_a_call_to_refetch_is_answered_counts(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    async with receiving() as receiver, receiving() as another:
+        await missed_too_much(path, receiver)
+        live = Live(MCPServer("hooks"), policy=Policy(webhook_backoff=0.01), store=path)
+        courier = live.webhooks.courier = Meddling(timeout=5.0)
+        courier.then = lambda: live.webhooks.put("hook", another.url, "prompts", uris=["board://*", "other://*"], ttl=9)
+        await live.attend()
+        try:
+            assert (await receiver.next()).envelope["type"] == "resources.refetch"
+            told = await another.next()
+            assert told.envelope["type"] == "resources.refetch", (
+                "of what the former receiver was told, this knows nothing"
+            )
+            await until(lambda: live.durables.is_connected((SERVER, "hook")))
+            durable = live.durables.get((SERVER, "hook"))
+            assert durable is not None
+            assert (durable.features, durable.uris, durable.ttl) == ((Feature.PROMPTS,), ("board://*", "other://*"), 9)
+            live.resources.updated("other://1")
+            assert (await another.next()).gist == "resources.updated updated other://1"
+        finally:
+            live.stop()
+            live.keeper.close()
+
+
+async def test_a_webhook_whose_name_a_stream_had_meanwhile_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    async with receiving() as receiver:
+        await missed_too_much(path, receiver)
+        live = Live(MCPServer("hooks"), policy=Policy(webhook_backoff=0.01), store=path)
+        courier = live.webhooks.courier = Meddling(timeout=5.0)
+
+        def visit() -> None:
+            visit = live.durables.enter({"name": "hook"}, SERVER, [Feature.PROMPTS], [], {}, nothing)
+            assert visit is not None
+            subscriber = live.hub.open(lambda notification: None)
+            visit.watch(subscriber)
+            live.hub.subscribe(subscriber, "prompts")
+            live.hub.close(subscriber)
+
+        courier.then = visit
+        await live.attend()
+        try:
+            assert (await receiver.next()).envelope["type"] == "resources.refetch"
+            await until(lambda: live.durables.is_connected((SERVER, "hook")))
+            live.prompts.add(nothing, name="one")
+            assert (await receiver.next()).gist == "prompts.list_changed added one"
+        finally:
+            live.stop()
+            live.keeper.close()

@@ -41,6 +41,11 @@ class News:
     def version(self, topic: Topic) -> Version:
         return self._versions[topic] if isinstance(topic, Feature) else self._contents.get(topic, UNKNOWN)
 
+    @property
+    def newest_content(self) -> int:
+        """The revision of the content that changed last: unlike the catalog's, the same after a restart."""
+        return next((version.revision for version in reversed(self._contents.values())), 0)
+
     def contents_since(self, revision: int) -> list[str]:
         """The contents that changed after `revision`, the newest first."""
         return [uri for uri, _ in takewhile(lambda each: each[1].revision > revision, reversed(self._contents.items()))]

@@ -51,6 +51,8 @@ _AT_ONCE = 64
 _GONE = 410
 _MOST_BYTES = 1 << 20
 """Of one delivery: past it, it goes without the items themselves."""
+_ROUNDS = 2
+"""Calls to refetch, one right after the other, while more changes than anybody can remember."""
 _AGAIN = 15.0
 """Seconds until a name is tried again that a stream has taken over."""
 
@@ -231,15 +233,17 @@ class _Post:
             return
         if not await self._tell_to_refetch(durable):
             return
-        if live.durables.is_connected(self._key):
-            self._again(_AGAIN)
-            return
-        wish = Wish(live, {FILTER_KEY: durable.terms} if durable.terms else None, None, principal)
-        self._shape = wish.shape()
-        asked = {"name": durable.name, "ttl": durable.ttl}
-        visit = live.durables.enter(
-            asked, durable.owner, durable.features, durable.uris, durable.terms, from_any_thread(self._pushed_out)
-        )
+        with live.catalog.lock:
+            # What is put until here counts, and was not asked about yet.
+            if live.durables.is_connected(self._key) or self._unless_another(durable) is None:
+                self._come_back()
+                return
+            wish = Wish(live, {FILTER_KEY: durable.terms} if durable.terms else None, None, principal)
+            self._shape = wish.shape()
+            asked = {"name": durable.name, "ttl": durable.ttl}
+            visit = live.durables.enter(
+                asked, durable.owner, durable.features, durable.uris, durable.terms, from_any_thread(self._pushed_out)
+            )
         if visit is None:
             self._fail(Outcome(error="the server can't keep it now; its log says why"))
             return
@@ -259,9 +263,12 @@ class _Post:
     async def _tell_to_refetch(self, durable: Durable) -> bool:
         """Say first of what it missed more than anybody knows; whether it has taken that."""
         live = self._live
-        while True:
+        for _ in range(_ROUNDS):
             with live.catalog.lock:
-                as_of = live.hub.news.revision
+                if (now := self._unless_another(durable)) is None:
+                    self._come_back()
+                    return False
+                as_of, newest = live.hub.news.revision, live.hub.news.newest_content
                 told, refetch = live.durables.missed(self._key)
                 # These it is told of by themselves.
                 rest = {topic: None for topic, version in told.items() if version is None}
@@ -271,14 +278,27 @@ class _Post:
             self._note(refetch=refetch)
             data = {"_meta": {REFETCH_KEY: refetch, CURSOR_KEY: cursor}}
             message = _encoded("resources.refetch", self._lane.clock(), data)
-            outcome = await self._post(self._message_id(refetch, durable.as_of), message)
+            outcome = await self._post(self._message_id(refetch, now.as_of, newest), message)
             if self._is_over:
                 return False
             if outcome.error is not None:
                 self._fail(outcome)
                 return False
-            live.durables.refetched(self._key, as_of)
-            self._note_success(refetch=(), last_refetch=self._lane.clock())
+            with live.catalog.lock:
+                if self._unless_another(durable) is not None:
+                    live.durables.refetched(self._key, as_of)
+                    self._note_success(refetch=(), last_refetch=self._lane.clock())
+        self._again(max(live.policy.min_interval, live.policy.webhook_backoff))
+        return False
+
+    def _unless_another(self, durable: Durable) -> Durable | None:
+        """As it is now, unless somebody has put something else under its name."""
+        now = self._live.durables.get(self._key)
+        return now if now is not None and _what_was_put(now) == _what_was_put(durable) else None
+
+    def _come_back(self) -> None:
+        """As whatever it is then; later, if a stream has the name and is told."""
+        self._again(_AGAIN if self._live.durables.is_connected(self._key) else 0.0)
 
     def _pushed_out(self) -> None:
         """Somebody came under the same name, with a stream."""
@@ -417,6 +437,12 @@ class _Post:
                 self._live.failures["webhook"] += 1
             else:
                 self._fail(Outcome(error=f"{type(error).__name__}: {error}"))
+
+
+def _what_was_put(durable: Durable) -> tuple[object, ...]:
+    webhook = durable.webhook
+    to = (webhook.url, webhook.secret, webhook.scopes) if webhook is not None else None
+    return durable.features, durable.uris, durable.terms, durable.ttl, to
 
 
 def _encoded(kind: str, happened: float, data: Any) -> bytes:
