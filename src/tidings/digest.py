@@ -19,7 +19,17 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["DELETED", "EMPTY", "ListDigest", "canonical", "content_digest", "item_hash", "revision_digest", "safe_json"]
+__all__ = [
+    "DELETED",
+    "EMPTY",
+    "ListDigest",
+    "canonical",
+    "content_digest",
+    "item_hash",
+    "plain",
+    "revision_digest",
+    "safe_json",
+]
 
 _MODULUS = 1 << 256
 _encode_sorted = msgspec.json.Encoder(order="sorted")
@@ -79,18 +89,19 @@ def safe_json(value: Any) -> bytes:
     try:
         return _encode.encode(value)
     except Exception:  # any value at all may come here; the slow path below takes each
-        return _encode.encode(_plain(value, ()))
+        return _encode.encode(plain(value))
 
 
-def _plain(value: Any, above: tuple[int, ...]) -> Any:
+def plain(value: Any, above: tuple[int, ...] = ()) -> Any:
+    """The same in what every format can write."""
     if id(value) in above or len(above) > 64:  # contains itself, or is deeper than any metadata is
         return "…"
     if value is None or isinstance(value, bool | int | float):
         return value if not isinstance(value, int) or abs(value) < 1 << 63 else str(value)
     if isinstance(value, dict):
-        return {_text(key): _plain(inner, (*above, id(value))) for key, inner in value.items()}
+        return {_text(key): plain(inner, (*above, id(value))) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(inner, (*above, id(value))) for inner in value]
+        return [plain(inner, (*above, id(value))) for inner in value]
     return _text(value)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from tidings.digest import plain
 from tidings.model import Change, Item, Operation, Version
 from tidings.store import History
 
@@ -44,7 +45,12 @@ def packed(changes: Sequence[Change]) -> Iterator[tuple[int, bytes]]:
     """The rows of changes of one history, each with the last revision in it."""
     for start in range(0, len(changes), _CHUNK):
         chunk = changes[start : start + _CHUNK]
-        yield chunk[-1].revision, _encode(_thinned(chunk))
+        thin = _thinned(chunk)
+        try:
+            row = _encode(thin)
+        except OverflowError:  # metadata with an integer past 64 bits, which must not hold back all that comes after it
+            row = _encode([structs.replace(change, metadata=plain(change.metadata)) for change in thin])
+        yield chunk[-1].revision, row
 
 
 def unpacked(row: bytes, history: History) -> Iterator[Change]:

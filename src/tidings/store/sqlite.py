@@ -15,7 +15,7 @@ import logging
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
@@ -34,8 +34,9 @@ __all__ = ["SQLiteStore", "peek"]
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = 1
-"""Counts up with every change of the tables that an older version could not read."""
+SCHEMA = 2
+"""Counts up with every change of what is written that an older version could not read; this one reads all before it.
+1: each change of the journal had what its item was before. 2: only where no earlier change of the row has it."""
 
 _APPLICATION = 0x54494447
 """In the file's header, so that nobody else's database is taken for ours."""
@@ -78,7 +79,8 @@ class SQLiteStore:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._lock = FileLock(self.path.with_name(self.path.name + "-lock"))
+        # Beside the file itself, as SQLite's own: two names of one file must not be two locks.
+        self._lock = FileLock(Path(f"{os.path.realpath(path)}-lock"))
         self._db: sqlite3.Connection | None = None
         self._fresh = Batch()
         """What the journal has and the tables have not."""
@@ -125,7 +127,8 @@ class SQLiteStore:
         is_due = count >= _SETTLE or batch.is_whole or any(floor > self._settled for floor in batch.floors.values())
         if is_due:
             coming += _settle_bytes(self._fresh, batch)
-        with _explained(self.path):
+        with _explained(self.path), self._known_log():
+            coming += _durable_bytes(db, durables)
             self._limit_log(coming)
             with _transaction(db):
                 # First, so that what comes has its room.
@@ -173,11 +176,22 @@ class SQLiteStore:
             db = self._opened()
             # Without waiting for somebody who reads: it is tried again with the next batch.
             db.execute("PRAGMA busy_timeout = 0")
-            is_busy = db.execute(f"PRAGMA wal_checkpoint({kind})").fetchone()[0]
-            db.execute(f"PRAGMA busy_timeout = {int(1000 * _PATIENCE)}")
+            try:
+                is_busy = db.execute(f"PRAGMA wal_checkpoint({kind})").fetchone()[0]
+            finally:
+                db.execute(f"PRAGMA busy_timeout = {int(1000 * _PATIENCE)}")
             if not is_busy:
                 self._logged = 0
         self._logged += coming
+
+    @contextmanager
+    def _known_log(self) -> Iterator[None]:
+        """What a write that failed has logged, and had to count, is not known: the next one begins by making room."""
+        try:
+            yield
+        except BaseException:
+            self._logged = _LOG_BYTES
+            raise
 
     def _opened(self) -> sqlite3.Connection:
         if self._db is None:
@@ -218,6 +232,7 @@ class SQLiteStore:
         with _transaction(db):
             db.execute("UPDATE meta SET value = value + 1 WHERE name = 'life'")
             life = db.execute("SELECT value FROM meta WHERE name = 'life'").fetchone()[0]
+            db.execute(f"PRAGMA user_version = {SCHEMA}")  # of one that an older version has written, too
         db.execute("PRAGMA synchronous = NORMAL")
         return int(life)
 
@@ -370,12 +385,26 @@ def _durable_rows(batch: Batch) -> list[tuple[str, str, str | None]]:
     return rows
 
 
+def _durable_bytes(db: sqlite3.Connection, rows: Collection[tuple[str, str, str | None]]) -> int:
+    """About what `_write_durables` logs: their own bytes; where they lie far apart, the pages that they are in, one of
+    the table and one of its index for each."""
+    if not rows:
+        return 0
+    size = sum(64 + sum(len(value) for value in row if value is not None) for row in rows)
+    count = int(db.execute("SELECT count(*) FROM durables").fetchone()[0])
+    return max(size, min(2 * _PAGE * len(rows), count * size // len(rows)))
+
+
 def _write_durables(db: sqlite3.Connection, rows: Iterable[tuple[str, str, str | None]]) -> None:
     for owner, name, state in rows:
         if state is None:
             db.execute("DELETE FROM durables WHERE owner = ? AND name = ?", (owner, name))
         else:
-            db.execute("INSERT OR REPLACE INTO durables VALUES (?, ?, ?)", (owner, name, state))
+            # In its place: a row that was replaced would be written elsewhere, and its index with it.
+            db.execute(
+                "INSERT INTO durables VALUES (?, ?, ?) ON CONFLICT (owner, name) DO UPDATE SET state = excluded.state",
+                (owner, name, state),
+            )
 
 
 def _give_back(db: sqlite3.Connection) -> None:
@@ -411,6 +440,8 @@ def _check(db: sqlite3.Connection, path: Path) -> bool:
         return False
     if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
         raise StoreBroken(f"{path} is a database of something else; name another file")
+    if version < 1:
+        raise StoreBroken(f"{path} is damaged (there is no format {version}); move it away to begin anew")
     if version > SCHEMA:
         raise StoreBroken(
             f"{path} was written by a newer Tidings (format {version}, this one knows {SCHEMA}); update this one, or "
