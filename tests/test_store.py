@@ -352,7 +352,7 @@ class Twins(RuleBasedStateMachine):
 
 
 def _as_dict(state: State) -> dict[str, Any]:
-    items = sorted(state.items, key=lambda item: (item.feature, item.key))  # which come in any order
+    items = sorted(state.items, key=lambda item: (item.feature.value, item.key))  # which come in any order
     return {**asdict(state), "items": items, "epoch": ""}
 
 
