@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from mcp.server.mcpserver import MCPServer
 
 from tests.servers.ears import MODERN
 from tidings import Live
 from tidings.delta import Copy
-from tidings.frames import CURSOR_KEY
+from tidings.frames import CHANGE_KEY, CURSOR_KEY, Shape, write
 from tidings.model import Feature, Notification
 from tidings.resume import resumed
 from tidings.sources.workspace.workspace import Workspace
@@ -121,3 +122,38 @@ async def test_a_list_that_nobody_has_read_since_it_changed_has_no_version() -> 
     await live.refresh()
     known = (await live.answered("tools/list", MODERN))["_meta"][CURSOR_KEY]["topics"]["tools"]
     assert known == live.catalog.tools.version._asdict()
+
+
+async def test_a_copy_of_a_folders_resources_is_what_the_cursor_says_and_stays_so(tmp_path: Path) -> None:
+    folder = tmp_path / "resources"
+    folder.mkdir()
+    (folder / "old.txt").write_text("x" * 10)
+    (folder / "any.meta.json").write_text('{"uriTemplate": "any://{+path}", "path": "resources/{path}"}')
+    workspace = Workspace(tmp_path)
+    live = Live(workspace)
+    await live.attend(None)
+    copy, cursor = await resources_of(live)
+    assert {"workspace:///old.txt", "any://{+path}"} <= copy.items.keys()
+    assert copy.items["workspace:///old.txt"]["size"] == 10
+    assert copy.digest == cursor["topics"]["resources"]["digest"]
+
+    heard = told(live, cursor, Feature.RESOURCES)
+    for path, length in ((folder / "new.txt", 20), (folder / "old.txt", 30), (folder / "last.txt", 40)):
+        path.write_text("y" * length)
+        elsewhere(lambda path=path: workspace.rescan([path]))  # type: ignore[misc]
+        live._drain()
+    for notification in heard:
+        frame = msgspec.json.decode(write(notification, Shape(detail="delta")))
+        assert copy.apply(frame["params"]["_meta"][CHANGE_KEY])
+    assert len(heard) == 2, "another size alone is another content, and no other list"
+    again, cursor = await resources_of(live)
+    assert again.items["workspace:///old.txt"]["size"] == 30
+    assert copy.digest == again.digest == cursor["topics"]["resources"]["digest"]
+    live.close()
+
+
+async def resources_of(live: Live) -> tuple[Copy, Any]:
+    """A copy of what a client lists, and its cursor."""
+    listed = await live.answered("resources/list", MODERN)
+    templates = await live.answered("resources/templates/list", MODERN)
+    return Copy("resources", [*listed["resources"], *templates["resourceTemplates"]]), listed["_meta"][CURSOR_KEY]

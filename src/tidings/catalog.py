@@ -308,7 +308,7 @@ class Items:
         plain = definition if isinstance(definition, dict) else dict(definition)
         try:
             text = msgspec.json.encode(plain)
-            hashed = digest.item_hash(msgspec.json.decode(text))
+            hashed = digest.item_hash(msgspec.json.decode(text), feature)
         except Exception as error:  # any value at all may come here; the message says which item it was
             raise InvalidItem(f"{feature.value}: {key!r} can't be written as JSON: {error}") from None
         limit = self._catalog.policy.max_item_bytes

@@ -56,7 +56,7 @@ class Copy:
         return True
 
     def _put(self, key: str, item: dict[str, Any]) -> None:
-        self.items[key], self._hashes[key] = item, item_hash(item)
+        self.items[key], self._hashes[key] = item, item_hash(item, self.feature)
 
     @property
     def _has_uris(self) -> bool:

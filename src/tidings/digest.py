@@ -1,7 +1,8 @@
 """Canonical JSON and digests: what makes two contents the same.
 
 *An item's hash* is BLAKE2b-256 over the item's canonical JSON: object keys sorted, no white space, UTF-8. Key order
-and the way the JSON was written play no part; numbers compare as they are written (`1` is not `1.0`).
+and the way the JSON was written play no part; numbers compare as they are written (`1` is not `1.0`). Nor does
+the `size` of a resource: it is the content's, and whoever lists a file measures it anew each time.
 
 *A list's digest* is over the set of its items' hashes: their sum modulo 2^256 (an additive multiset hash) and their
 number, hashed once more to 128 bits. Adding, removing or replacing one item is one addition or subtraction, whatever
@@ -18,6 +19,8 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
+
+from tidings.model import Feature
 
 __all__ = [
     "DELETED",
@@ -41,7 +44,9 @@ def canonical(value: Any) -> bytes:
     return _encode_sorted.encode(value)
 
 
-def item_hash(definition: Any) -> bytes:
+def item_hash(definition: Any, feature: Feature | None = None) -> bytes:
+    if feature is Feature.RESOURCES and "size" in definition:
+        definition = {name: value for name, value in definition.items() if name != "size"}
     return blake2b(canonical(definition), digest_size=32).digest()
 
 
