@@ -12,6 +12,7 @@ import json
 import math
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -126,7 +127,7 @@ print("after", input(), flush=True)
 def test_every_registry_of_an_mcpserver_is_watched_and_still_used() -> None:
     server = MCPServer("seams")
     woken: list[str] = []
-    seams.watch_mcpserver(server, lambda name, key: woken.append(name))
+    seams.watch_mcpserver(server, lambda name, key: woken.append(name), threading.RLock())
 
     server.add_tool(hello, name="t")
     server.remove_tool("t")
@@ -161,7 +162,7 @@ async def test_what_is_put_into_a_registry_of_an_mcpserver_is_listed() -> None:
 def test_the_registry_of_a_fastmcp_is_watched_and_still_used() -> None:
     server = FastMCP("seams")
     woken: list[None] = []
-    seams.watch_fastmcp(server, lambda: woken.append(None))
+    seams.watch_fastmcp(server, lambda: woken.append(None), threading.RLock())
     added: list[Any] = [
         Tool.from_function(hello, name="t"),
         Prompt.from_function(hello, name="p"),
@@ -205,7 +206,7 @@ def test_the_registry_of_a_fastmcp_is_watched_and_still_used() -> None:
 )
 def test_a_watched_dict_tells_of_every_way_to_change_it(change: Any) -> None:
     calls: list[str | None] = []
-    watched = seams.Watched({"a": 1}, calls.append)
+    watched = seams.Watched({"a": 1}, calls.append, threading.RLock())
     plain = {"a": 1}
 
     change(watched)

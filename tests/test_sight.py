@@ -18,6 +18,7 @@ from tidings.delta import Copy
 from tidings.frames import CHANGE_KEY, CURSOR_KEY, Shape, write
 from tidings.model import Feature, Notification
 from tidings.resume import resumed
+from tidings.seams import Watched, registries_of
 from tidings.sources.workspace.workspace import Workspace
 
 pytestmark = pytest.mark.anyio
@@ -122,6 +123,38 @@ async def test_a_list_that_nobody_has_read_since_it_changed_has_no_version() -> 
     await live.refresh()
     known = (await live.answered("tools/list", MODERN))["_meta"][CURSOR_KEY]["topics"]["tools"]
     assert known == live.catalog.tools.version._asdict()
+
+
+async def test_a_list_that_is_made_while_another_thread_changes_it_says_which_one_it_is() -> None:
+    server = MCPServer("board")
+    live = Live(server)
+    await live.attend(None)
+    before = live.catalog.tools.version
+    tools = registries_of(server)["tools"]
+    assert isinstance(tools, Watched)
+    is_changed, is_listed, tell = threading.Event(), threading.Event(), tools._changed
+
+    def tell_late(key: str | None) -> None:
+        is_changed.set()
+        is_listed.wait(0.3)  # which may have to wait for this in turn
+        tell(key)
+
+    tools._changed = tell_late
+    thread = threading.Thread(target=lambda: server.add_tool(lambda: "", name="new"))
+    thread.start()
+    assert is_changed.wait(10)
+    result = await live.answered("tools/list", MODERN)
+    is_listed.set()
+    thread.join()
+    tools._changed = tell
+    live._drain()
+
+    cursor = result["_meta"][CURSOR_KEY]
+    assert cursor["topics"]["tools"]["digest"] == Copy(Feature.TOOLS, result["tools"]).digest
+    live.tools.remove("new")
+    assert live.catalog.tools.version.digest == before.digest
+    assert told(live, cursor, Feature.TOOLS), "it was shown what is no longer there"
+    live.close()
 
 
 async def test_a_copy_of_a_folders_resources_is_what_the_cursor_says_and_stays_so(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -161,18 +161,21 @@ def add_to_fastmcp(server: FastMCP[Any], component: Any) -> None:
     server.local_provider._add_component(component)
 
 
-def watch_mcpserver(server: MCPServer[Any], wake: Callable[[str, str | None], None]) -> None:
-    """Call `wake` with the name of a registry and the key that was changed in it (None: any), by whatever method."""
-    server._tool_manager._tools = Watched(server._tool_manager._tools, lambda key: wake("tools", key))
-    server._prompt_manager._prompts = Watched(server._prompt_manager._prompts, lambda key: wake("prompts", key))
-    manager = server._resource_manager
-    manager._resources = Watched(manager._resources, lambda key: wake("resources", key))
-    manager._templates = Watched(manager._templates, lambda key: wake("resources", key))
+def watch_mcpserver(
+    server: MCPServer[Any], wake: Callable[[str, str | None], None], lock: AbstractContextManager[Any]
+) -> None:
+    """Call `wake` with the name of a registry and the key that was changed in it (None: any), by whatever method. The
+    registries are changed with the lock alone."""
+    tools, prompts, resources = server._tool_manager, server._prompt_manager, server._resource_manager
+    tools._tools = Watched(tools._tools, lambda key: wake("tools", key), lock)
+    prompts._prompts = Watched(prompts._prompts, lambda key: wake("prompts", key), lock)
+    resources._resources = Watched(resources._resources, lambda key: wake("resources", key), lock)
+    resources._templates = Watched(resources._templates, lambda key: wake("resources", key), lock)
 
 
-def watch_fastmcp(server: FastMCP[Any], wake: Callable[[], None]) -> None:
+def watch_fastmcp(server: FastMCP[Any], wake: Callable[[], None], lock: AbstractContextManager[Any]) -> None:
     provider = server.local_provider
-    provider._components = Watched(provider._components, lambda key: wake())
+    provider._components = Watched(provider._components, lambda key: wake(), lock)
 
 
 def fastmcp_endpoint(app: Any) -> Any:
@@ -189,43 +192,54 @@ def fastmcp_endpoint(app: Any) -> Any:
 
 
 class Watched(dict[str, Any]):
-    """A dict that tells when it was changed, and under which key, if it was one."""
+    """A dict that tells when it was changed, and under which key, if it was one. Both under one lock: who has it finds
+    nothing changed that was not told."""
 
-    def __init__(self, items: dict[str, Any], changed: Callable[[str | None], None]) -> None:
+    def __init__(
+        self, items: dict[str, Any], changed: Callable[[str | None], None], lock: AbstractContextManager[Any]
+    ) -> None:
         super().__init__(items)
         self._changed = changed
+        self._lock = lock
 
     def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, value)
-        self._changed(key)
+        with self._lock:
+            super().__setitem__(key, value)
+            self._changed(key)
 
     def __delitem__(self, key: str) -> None:
-        super().__delitem__(key)
-        self._changed(key)
+        with self._lock:
+            super().__delitem__(key)
+            self._changed(key)
 
     def __ior__(self, other: Any) -> Watched:  # type: ignore[override, misc]  # dict's own is an overload for pairs
         self.update(other)
         return self
 
     def pop(self, *args: Any) -> Any:
-        value = super().pop(*args)
-        self._changed(args[0])
-        return value
+        with self._lock:
+            value = super().pop(*args)
+            self._changed(args[0])
+            return value
 
     def popitem(self) -> tuple[str, Any]:
-        item = super().popitem()
-        self._changed(item[0])
-        return item
+        with self._lock:
+            item = super().popitem()
+            self._changed(item[0])
+            return item
 
     def clear(self) -> None:
-        super().clear()
-        self._changed(None)
+        with self._lock:
+            super().clear()
+            self._changed(None)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        super().update(*args, **kwargs)
-        self._changed(None)
+        with self._lock:
+            super().update(*args, **kwargs)
+            self._changed(None)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        value = super().setdefault(key, default)
-        self._changed(key)
-        return value
+        with self._lock:
+            value = super().setdefault(key, default)
+            self._changed(key)
+            return value

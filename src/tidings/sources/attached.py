@@ -103,7 +103,9 @@ class MCPServerSource:
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
         seams.watch_mcpserver(
-            self.server, lambda name, key: wake(Feature(name), key if self.lists_are_shared else None)
+            self.server,
+            lambda name, key: wake(Feature(name), key if self.lists_are_shared else None),
+            catalog.lock,
         )
 
         def on_event(event: ServerEvent) -> None:
@@ -186,7 +188,7 @@ class FastMCPSource:
             for feature in Feature:
                 wake(feature)
 
-        seams.watch_fastmcp(self.server, wake_all)
+        seams.watch_fastmcp(self.server, wake_all, catalog.lock)
         for name in ("add_provider", "mount", "add_transform", "enable", "disable", "add_middleware"):
             _wrap(self.server, name, wake_all)
 
