@@ -35,7 +35,8 @@ class Policy:
     """Seconds after which a topic is told although the gap never came, so that a busy source can't starve anyone."""
 
     min_interval: float = 0.0
-    """Seconds between two notifications of one topic to one subscriber. The last change is always told."""
+    """Seconds between two notifications of one topic to one subscriber. The last change is always told. A default: a
+    client may ask for less, or call a resource urgent; `terms=` is what binds."""
 
     spread: float = 0.0
     """Seconds over which the notifications of one change are spread, each subscriber having its own place in them, so
