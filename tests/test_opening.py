@@ -375,7 +375,8 @@ async def test_on_plain_asgi_a_stream_whose_request_comes_in_two_pieces_is_parke
         async with door.line() as line:
             request = listens(line)
             line.writer.write(request[:-10])
-            await until(lambda: any(each.cycle for each in door.server.server_state.connections))
+            connections: Any = door.server.server_state.connections
+            await until(lambda: any(each.cycle for each in connections))
             assert b"acknowledged" in (await response(line, request[-10:]))[-1]
             assert streams(door) == [Parked]
 
