@@ -80,6 +80,10 @@ class Subscription:
     lost: frozenset[tuple[Topic, Version]] = frozenset()
     """What no longer was when it came, because a server was killed before it had written that down."""
     is_closed: bool = False
+    asked: Topic | None = None
+    """What it is about to be subscribed to."""
+    is_in_doubt: bool = False
+    """Whether nobody knows if a deletion that it heard of meanwhile came before the subscription, or ended it."""
 
     def record(self, event: Event, at: int | None = None) -> None:
         self.events.append((time.monotonic_ns() if at is None else at, event))
@@ -100,6 +104,9 @@ class Subscription:
         self.told[told.topic] = told.version
         if any(operation == "deleted" for operation, _ in told.changes or ()):
             self.paths.pop(told.topic, None)
+            if told.topic == self.asked:
+                self.is_in_doubt = True
+                self.record(Subscribed(self.name, (told.topic,)), at)
         self.server.heard.set()
 
     def close(self) -> None:
@@ -305,9 +312,15 @@ class Player:
                     await self.client.unsubscribe_resource(uri)
                     session.record(Unsubscribed(session.name, (uri,)))
                 for uri in self._some_uris():
+                    session.asked, session.is_in_doubt = uri, False
                     session.record(Subscribed(session.name, (uri,)))
                     await self.client.subscribe_resource(uri)
-                    session.granted([uri])
+                    session.asked = None
+                    if session.is_in_doubt:
+                        await self.client.unsubscribe_resource(uri)
+                        session.record(Unsubscribed(session.name, (uri,)))
+                    else:
+                        session.granted([uri])
                 wish = await self._next_wish()
             session.close()
         return wish

@@ -366,6 +366,21 @@ async def test_it_makes_no_difference_in_which_pieces_a_request_comes(step: int)
         assert b"acknowledged" in (await response(line, request[rest:]))[-1]
 
 
+async def test_on_plain_asgi_a_stream_whose_request_comes_in_two_pieces_is_parked_too() -> None:
+    """Its beginning was read before Starlette's layers, and the way to its connection is still known behind them."""
+    async with open_door(some_server(), "asgi") as door:
+        async with door.line() as line:
+            await response(line, listens(line))  # from here on, the form is known
+        await until(lambda: not door.server.server_state.connections)
+        async with door.line() as line:
+            request = listens(line)
+            line.writer.write(request[:-10])
+            connections: Any = door.server.server_state.connections
+            await until(lambda: any(each.cycle for each in connections))
+            assert b"acknowledged" in (await response(line, request[-10:]))[-1]
+            assert streams(door) == [Parked]
+
+
 async def test_a_connection_on_which_nothing_came_leaves_nothing_behind() -> None:
     async with opening() as door:
         connections = door.server.server_state.connections

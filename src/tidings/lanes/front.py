@@ -63,7 +63,7 @@ class Front:
         """Answer a modern list or listen request if nobody has to be asked; otherwise, where the request can still be
         read. A stream that its request has to wait for is returned."""
         claim = self.verdicts.known(form_of(scope["headers"]))
-        if claim is None or not claim.method:
+        if claim is None or not claim.method or (claim.method == LISTEN and not self._may_listen(claim)):
             return receive
         message = await receive()
         if message["type"] == "http.request" and not message.get("more_body"):
@@ -89,10 +89,13 @@ class Front:
 
     def listen_request(self, claim: Claim, body: bytes) -> ListenRequest | None:
         """What a client asks to listen to, if that is ours to serve and nobody has to be asked for it."""
-        live = self._live
-        if not claim.is_clear or len(body) > self._most or live.steps_aside or not live.is_attended:
+        if len(body) > self._most or not self._may_listen(claim):
             return None
         return self.verdicts.listen_request(claim.version, body)
+
+    def _may_listen(self, claim: Claim) -> bool:
+        live = self._live
+        return claim.is_clear and not live.steps_aside and live.is_attended
 
     def answer(self, claim: Claim, body: bytes) -> tuple[Kept, bytes] | None:
         """What a modern list request gets, and its id, if both are known without asking or waiting for anybody."""
@@ -162,6 +165,7 @@ class Front:
             await live.listen.carry(self._app, _tidy(scope), receive, send)
             return None
         messages, body = await self._read(receive)
+        receive = _behind(receive)
         if messages[-1]["type"] == "http.disconnect":
             return None  # as above
         request = self.verdicts.listen_request(claim.version, body)
@@ -195,15 +199,29 @@ class Front:
             messages.append(message)
 
 
-def _replay(messages: list[Message], receive: Receive) -> Receive:
-    kept = iter(messages)
+class _Replay:
+    """A request that was read, to be read once more."""
 
-    async def replayed() -> Message:
-        for message in kept:
+    __slots__ = ("_kept", "behind")
+
+    def __init__(self, messages: list[Message], receive: Receive) -> None:
+        self._kept = iter(messages)
+        self.behind = receive
+
+    async def receive(self) -> Message:
+        for message in self._kept:
             return message
-        return await receive()
+        return await self.behind()
 
-    return replayed
+
+def _replay(messages: list[Message], receive: Receive) -> Receive:
+    return _Replay(messages, receive).receive
+
+
+def _behind(receive: Receive) -> Receive:
+    """The server's own, by which it is known how to reach the connection, once all that was kept is read."""
+    owner = getattr(receive, "__self__", None)
+    return owner.behind if isinstance(owner, _Replay) else receive
 
 
 def _session_id(scope: Scope) -> bytes | None:
