@@ -77,8 +77,8 @@ async def serving(*middleware: Any, **options: Any) -> AsyncIterator[Server]:
     app = live.http_app()
     for each in middleware:
         app.add_middleware(each)
-    options = {"port": 0, "http": _protocol(), **options}
-    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, **options)
+    options = {"port": 0, "http": _protocol(), "timeout_graceful_shutdown": 1, **options}
+    config = uvicorn.Config(app, log_level="critical", **options)
     server = Server(live, uvicorn.Server(config))
     # Not `serve()`, which would take the signals of the tests' own process.
     running = asyncio.create_task(server.uvicorn._serve())
@@ -412,6 +412,55 @@ async def test_a_stream_over_tls_is_parked(tmp_path: Path) -> None:
         (result,) = await rest(stream)
         assert result["id"] == 1
         assert stream.is_terminated
+
+
+class Curt:
+    """A client over TLS that reads what it is sent, and never says that it will close its end too."""
+
+    def __init__(self, address: Any, trust: ssl.SSLContext, request: bytes) -> None:
+        self._socket = trust.wrap_socket(socket.create_connection(address, DEADLINE), server_hostname="localhost")
+        self._socket.sendall(request)
+        self.text = b""
+
+    def read_until(self, mark: bytes) -> None:
+        while mark not in self.text:
+            data = self._socket.recv(1 << 16)
+            assert data, f"the connection ended after {self.text[-100:]!r}"
+            self.text += data
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@asynccontextmanager
+async def curt(server: Server, files: dict[str, str], request: bytes) -> AsyncIterator[Curt]:
+    trust = ssl.create_default_context(cafile=files["ssl_certfile"])
+    client = await asyncio.to_thread(Curt, server.address, trust, request)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("is_parked", [True, False], ids=["parked", "plain"])
+async def test_over_tls_who_never_says_goodbye_cannot_keep_the_process(tmp_path: Path, is_parked: bool) -> None:
+    """As under `uvicorn --ssl-keyfile …`, which waits for every connection, however long it takes."""
+    files = certificate(tmp_path)
+    middleware = [] if is_parked else [Capitals]
+    async with (
+        serving(*middleware, http="httptools", timeout_graceful_shutdown=None, **files) as server,
+        curt(server, files, listen_request(1)) as client,
+    ):
+        await asyncio.to_thread(client.read_until, b"acknowledged")
+        await server.until(lambda: [type(outlet) for outlet in server.outlets] == [Parked if is_parked else Channel])
+        server.live.stop()
+        server.uvicorn.should_exit = True
+        await asyncio.to_thread(client.read_until, b"\r\n0\r\n\r\n")
+        async with asyncio.timeout(2):
+            await server.until(lambda: not server.uvicorn.server_state.connections)
 
 
 def certificate(folder: Path) -> dict[str, str]:

@@ -54,7 +54,7 @@ class Parked(asyncio.Protocol):
     """An outlet that is the connection itself."""
 
     __slots__ = ("_connections", "_counts", "_deadline", "_limit", "_owner", "_press", "_tag", "_transport", "is_busy",
-                 "is_cut", "is_over")  # fmt: skip
+                 "is_cut", "is_gone", "is_over")  # fmt: skip
     frames_chunks = True
     _counts: Counts
     _press: Press
@@ -69,7 +69,7 @@ class Parked(asyncio.Protocol):
         self._limit = limit
         self._connections = connections
         self._deadline: asyncio.TimerHandle | None = None
-        self.is_busy = self.is_cut = self.is_over = False
+        self.is_busy = self.is_cut = self.is_gone = self.is_over = False
         if connections is not None:
             connections.add(self)
 
@@ -132,7 +132,7 @@ class Parked(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._rest()
-        self.is_over = True
+        self.is_over = self.is_gone = True
         if self._connections is not None:
             self._connections.discard(self)
         self._owner.on_lost()
