@@ -25,7 +25,7 @@ from mcp.server.mcpserver import MCPServer
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from tests.faults.wire import ALL, Stream, get_request, listen_request, modern_request, open_session
-from tidings import Feature, Live, Reason
+from tidings import Feature, Live, Policy, Reason
 from tidings.lanes.app import _protocol
 from tidings.lanes.channel import Channel
 from tidings.lanes.parked import DirectLine, Parked
@@ -70,10 +70,10 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(*middleware: Any, **options: Any) -> AsyncIterator[Server]:
+async def serving(*middleware: Any, policy: Policy | None = None, **options: Any) -> AsyncIterator[Server]:
     mcp = MCPServer("parked", log_level="ERROR")
     mcp.add_tool(str.upper, name="echo", description="old")
-    live = Live(mcp)
+    live = Live(mcp, policy=policy)
     app = live.http_app()
     for each in middleware:
         app.add_middleware(each)
@@ -461,6 +461,25 @@ async def test_over_tls_who_never_says_goodbye_cannot_keep_the_process(tmp_path:
         await asyncio.to_thread(client.read_until, b"\r\n0\r\n\r\n")
         async with asyncio.timeout(2):
             await server.until(lambda: not server.uvicorn.server_state.connections)
+
+
+async def test_over_tls_a_stream_that_has_ended_takes_nobodys_place_and_its_connection_is_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = certificate(tmp_path)
+    async with (
+        serving(policy=Policy(write_deadline=1.0, max_streams=1), **files) as server,
+        curt(server, files, listen_request(1)) as client,
+    ):
+        await asyncio.to_thread(client.read_until, b"acknowledged")
+        await asyncio.to_thread(client.send, ANOTHER)
+        await asyncio.to_thread(client.read_until, b"\r\n0\r\n\r\n")
+        async with curt(server, files, listen_request(2)) as other:
+            await asyncio.to_thread(other.read_until, b"acknowledged")
+            assert server.live.gate.count == 1
+            await server.until(lambda: len(server.outlets) == 1)
+        assert dict(server.live.hub.counts.cut_off) == {}, "it has read everything"
+        assert "not read" not in caplog.text
 
 
 def certificate(folder: Path) -> dict[str, str]:

@@ -298,6 +298,7 @@ class ListenStream:
         self._close(reason)
         if not self.channel.is_busy:
             self.channel.write(listen_result(self._lane.live.result_meta, self.tag), is_last=True)
+            self._make_room()  # its connection may be there for a while
 
     def give_way(self) -> None:
         """Its client has something else in its place."""
@@ -319,12 +320,16 @@ class ListenStream:
         """The connection is gone, or the request: leave nothing behind, not even for the garbage collector."""
         self._lane.leave(self)
         self._close(Reason.DISCONNECTED)
-        if self._ticket is not None:
-            self._lane.live.gate.leave(self._ticket)
-            self._ticket = None
+        self._make_room()
         channel, self.channel = self.channel, NOWHERE
         if channel.is_busy:
             channel.abort()
+
+    def _make_room(self) -> None:
+        """For another stream."""
+        if self._ticket is not None:
+            self._lane.live.gate.leave(self._ticket)
+            self._ticket = None
 
     def _close(self, reason: Reason) -> None:
         subscriber, self.subscriber = self.subscriber, None

@@ -138,8 +138,9 @@ class Parked(asyncio.Protocol):
         self._owner.on_lost()
 
     def _limit_rest(self) -> None:
-        """Nothing more will be written, so that nothing else would notice a reader who leaves the last of it."""
-        if self._deadline is None and self._transport.get_write_buffer_size():
+        """Nothing more will be written, so that nothing else would notice a reader who leaves the last of it, or does
+        not close its own end: over TLS, both have to."""
+        if self._deadline is None and not self.is_gone:
             self._arm()
 
     def _arm(self) -> None:
@@ -156,7 +157,8 @@ class Parked(asyncio.Protocol):
 
     def _give_up(self) -> None:
         self._deadline = None
-        self._owner.on_slow()
+        if not self.is_read:
+            self._owner.on_slow()
         self.abort()
 
 
