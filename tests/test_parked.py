@@ -70,7 +70,7 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(*middleware: Any, policy: Policy | None = None, **options: Any) -> AsyncIterator[Server]:
+async def serving(*middleware: Any, policy: Any = None, around: Any = None, **options: Any) -> AsyncIterator[Server]:
     mcp = MCPServer("parked", log_level="ERROR")
     mcp.add_tool(str.upper, name="echo", description="old")
     live = Live(mcp, policy=policy)
@@ -78,7 +78,7 @@ async def serving(*middleware: Any, policy: Policy | None = None, **options: Any
     for each in middleware:
         app.add_middleware(each)
     options = {"port": 0, "http": _protocol(), "timeout_graceful_shutdown": 1, **options}
-    config = uvicorn.Config(app, log_level="critical", **options)
+    config = uvicorn.Config(app if around is None else around(app), log_level="critical", **options)
     server = Server(live, uvicorn.Server(config))
     # Not `serve()`, which would take the signals of the tests' own process.
     running = asyncio.create_task(server.uvicorn._serve())
@@ -312,29 +312,77 @@ async def test_with_another_parser_there_is_nothing_to_park_with() -> None:
 # Legacy streams, which stay responses
 
 
-@pytest.mark.parametrize(("middleware", "is_direct"), [(Labelled, True), (Capitals, False)])
-async def test_events_take_the_direct_line_only_if_they_arrive_as_they_were_sent(
-    middleware: Any, is_direct: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    direct: list[bytes] = []
+class Seeing:
+    """A middleware that changes a few events only."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.seen = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def changed(message: Any) -> None:
+            if message["type"] == "http.response.body" and scope["method"] == "GET":
+                self.seen += b"edition" in message["body"]
+                message = {**message, "body": message["body"].replace(b"edition 2", b"edition X")}
+            await send(message)
+
+        await self._app(scope, receive, changed if scope["type"] == "http" else send)
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What went out on direct lines."""
+    written: list[bytes] = []
 
     def noted(self: DirectLine, chunk: bytes) -> bool:
         is_written = write(self, chunk)
-        direct.extend([chunk] if is_written else [])
+        written.extend([chunk] if is_written else [])
         return is_written
 
     write = DirectLine.write
     monkeypatch.setattr(DirectLine, "write", noted)
-    async with serving(middleware) as server:
-        session_id = await open_session(server.address[1])
-        async with connected(server, get_request(session_id)) as (stream, _):
-            for number in range(3):
-                server.change(f"edition {number}")
-                assert (await event(stream))["params"]["tool"]["description"] == f"edition {number}"
-            server.live.stop()
-            assert await rest(stream) == []
-            assert stream.is_terminated
-    assert len(direct) == (2 if is_direct else 0), "the first one shows how it arrives"
+    return written
+
+
+async def legacy_editions(server: Server) -> list[str]:
+    """What a legacy client is told of three changes."""
+    session_id = await open_session(server.address[1])
+    told = []
+    async with connected(server, get_request(session_id)) as (stream, _):
+        for number in range(3):
+            server.change(f"edition {number}")
+            told.append((await event(stream))["params"]["tool"]["description"])
+        server.live.stop()
+        assert await rest(stream) == []
+        assert stream.is_terminated
+    return told
+
+
+EDITIONS = ["edition 0", "edition 1", "edition 2"]
+
+
+@pytest.mark.parametrize("http", [{}, {"http": "httptools"}], ids=["our protocol", "uvicorn's"])
+@pytest.mark.parametrize("middleware", [(), (Labelled,), (Capitals,)], ids=["none", "labelled", "capitals"])
+async def test_events_take_the_direct_line_only_if_nobody_else_would_see_them(
+    middleware: tuple[Any, ...], http: dict[str, str], direct: list[bytes]
+) -> None:
+    async with serving(*middleware, **http) as server:
+        assert await legacy_editions(server) == EDITIONS
+    assert len(direct) == (0 if middleware else 2), "the first one shows how it arrives"
+
+
+@pytest.mark.parametrize("is_around", [True, False], ids=["around the app", "in the app"])
+async def test_a_middleware_sees_and_may_change_every_event(is_around: bool, direct: list[bytes]) -> None:
+    seeing: list[Seeing] = []
+
+    def made(app: Any) -> Seeing:
+        seeing.append(Seeing(app))
+        return seeing[-1]
+
+    async with serving(*([] if is_around else [made]), around=made if is_around else None, http="httptools") as server:
+        assert await legacy_editions(server) == [*EDITIONS[:2], "edition X"]
+    assert sum(each.seen for each in seeing) == 3
+    assert direct == []
 
 
 # What comes in on a parked connection

@@ -45,7 +45,7 @@ from tests.servers.door import open_door, some_server
 from tidings import seams
 from tidings.lanes.answers import QuickAnswers
 from tidings.lanes.channel import PARK
-from tidings.lanes.parked import ParkingProtocol, direct_line
+from tidings.lanes.parked import ParkingProtocol
 
 SOURCE = Path(tidings.__file__).parent
 
@@ -449,7 +449,6 @@ async def test_a_connection_of_uvicorns_can_be_taken_over_in_the_middle_of_a_res
         await receive()
         transport = receive.__self__.transport  # where a channel looks for it
         watch = scope["extensions"][PARK]["watch"]
-        assert direct_line(receive) is not None, "uvicorn has moved what a legacy stream writes to; see `DirectLine`"
         witness = watch()
         assert witness is not None, "uvicorn has moved what parking takes apart; see `_name_parts` in parked.py"
         await send({"type": "http.response.start", "status": 200})
@@ -469,6 +468,18 @@ async def test_a_connection_of_uvicorns_can_be_taken_over_in_the_middle_of_a_res
         head, body = (await reader.read()).split(b"\r\n\r\n", 1)
         assert head.startswith(b"HTTP/1.1 200")
         assert body == b"5\r\nfirst\r\n6\r\nsecond\r\n0\r\n\r\n"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("front", ["asgi", "connection"])
+async def test_a_legacy_stream_of_uvicorns_has_a_direct_line(front: str) -> None:
+    async with open_door(some_server(), front) as door, door.line() as line:
+        named = await line.shake_hands("2025-11-25")
+        line.writer.write(line.request(b"", start="GET /mcp HTTP/1.1", **named))
+        async with asyncio.timeout(20):
+            await line.reader.readuntil(b"\r\n\r\n")
+        [channel] = door.live.splice._ends
+        assert channel._line is not None, "uvicorn has moved what a legacy stream writes to; see `direct_line`"
 
 
 @pytest.mark.anyio

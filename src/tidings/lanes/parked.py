@@ -11,6 +11,9 @@ A stream is parked only if the connection was seen to get exactly what the lane 
 holds back what is sent, where another request waits behind this one, and on any other server, the stream stays on plain
 ASGI: nothing else differs.
 
+A legacy stream stays the SDK's response. Where nobody's middleware stands before it, our events are written to its
+connection all the same (`DirectLine`).
+
 Every part of uvicorn that this relies on is named in this module, and shown to be there by `tests/test_seams.py`.
 """
 
@@ -24,11 +27,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tidings.counts import Counts
 from tidings.frames import Press
 from tidings.lanes.channel import PARK, Owner, Receive
+from tidings.lanes.shortcut import front_of
 from tidings.model import Notification
 from tidings.subscriber import BUSY, Deliver
 
@@ -264,8 +269,9 @@ def watch(receive: Receive) -> Witness | None:
 
 
 class DirectLine:
-    """The connection of a response that goes on. Once a chunk was seen to arrive as it was sent, the next ones go there
-    without a detour; behind a middleware that changes or holds back what is sent, none does."""
+    """The connection of a response that goes on, for an app that has nothing of anybody's between the two: whoever
+    stands there is to see every chunk. Once one was seen to arrive as it was sent, the next ones go there without a
+    detour."""
 
     __slots__ = ("_cycle", "_is_clear", "_written")
 
@@ -293,15 +299,25 @@ class DirectLine:
 
 
 def direct_line(receive: Receive) -> DirectLine | None:
-    """The connection of a request under uvicorn, if that is as we know it."""
+    """The connection of a request under uvicorn, if that is as we know it and nothing else would see what is sent."""
     cycle = getattr(receive, "__self__", None)
     if not isinstance(cycle, RequestResponseCycle):
         return None
     try:
         _ = cycle.flow.write_paused, cycle.disconnected, cycle.response_complete, cycle.chunked_encoding
+        return DirectLine(cycle) if _is_bare(cycle) else None
     except AttributeError:
         return None
-    return DirectLine(cycle)
+
+
+def _is_bare(cycle: RequestResponseCycle) -> bool:
+    """Whether an app of ours is all that uvicorn serves, and this request went straight to its front."""
+    protocol: Any = cycle.transport.get_protocol()
+    app = protocol.app
+    if type(app) is ProxyHeadersMiddleware:  # uvicorn's own, which looks at requests only
+        app = app.app
+    found = front_of(app)
+    return found is not None and cycle.scope["path"] == found[0] and not cycle.scope["root_path"]
 
 
 def _framed(chunk: bytes) -> bytes:
