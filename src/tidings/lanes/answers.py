@@ -322,8 +322,12 @@ class QuickAnswers(HttpToolsProtocol):
             self.access_logger.info('%s - "%s %s HTTP/%s" %d', get_client_addr(scope), "POST", path, "1.1", 200)
 
     def _respond(self, door: Door, kept: Kept, tag: bytes) -> None:
+        self._complete(door, door.response(kept, tag, self.server_state.default_headers))
+
+    def _complete(self, door: Door, response: bytes) -> None:
+        """Give a whole response."""
         self._log_access(door)
-        self.transport.write(door.response(kept, tag, self.server_state.default_headers))
+        self.transport.write(response)
         if self.timeout_keep_alive_task is None:
             self.on_response_complete()
         else:

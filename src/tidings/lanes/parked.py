@@ -25,7 +25,7 @@ import logging
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -37,9 +37,23 @@ from tidings.lanes.shortcut import front_of
 from tidings.model import Notification
 from tidings.subscriber import BUSY, Deliver
 
-__all__ = ["DirectLine", "Parked", "ParkedOwner", "ParkingProtocol", "Witness", "direct_line", "take_over", "watch"]
+__all__ = [
+    "END",
+    "DirectLine",
+    "Parked",
+    "ParkedOwner",
+    "ParkingProtocol",
+    "Witness",
+    "direct_line",
+    "framed",
+    "take_over",
+    "watch",
+]
 
 logger = logging.getLogger(__name__)
+
+END: Final = b"0\r\n\r\n"
+"""Of a response, after its last chunk."""
 
 
 class ParkedOwner(Owner, Protocol):
@@ -83,11 +97,11 @@ class Parked(asyncio.Protocol):
             return False
         if is_last:
             self.is_over = True
-            self._transport.write((_framed(chunk) if chunk else b"") + b"0\r\n\r\n")
+            self._transport.write((framed(chunk) if chunk else b"") + END)
             self._limit_rest()
             self._transport.close()  # once all of it is read
         elif chunk:  # an empty one would be the last
-            self._transport.write(_framed(chunk))
+            self._transport.write(framed(chunk))
         return not self.is_busy
 
     def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
@@ -225,7 +239,7 @@ class Witness(Held):
         arrived = self.written[1:]
         self.leave()
         if (
-            arrived != [_framed(chunk)]
+            arrived != [framed(chunk)]
             or not cycle.chunked_encoding
             or cycle.response_complete
             or cycle.disconnected
@@ -284,7 +298,7 @@ class DirectLine:
         cycle = self._cycle
         if not (self._is_clear and chunk) or cycle.flow.write_paused or cycle.disconnected or cycle.response_complete:
             return False
-        cycle.transport.write(_framed(chunk))
+        cycle.transport.write(framed(chunk))
         return True
 
     def watch(self, chunk: bytes, step: Callable[[], Any]) -> Any:
@@ -294,7 +308,7 @@ class DirectLine:
         try:
             return step()
         finally:
-            self._is_clear = held.written == [_framed(chunk)]
+            self._is_clear = held.written == [framed(chunk)]
             held.leave()
 
 
@@ -320,7 +334,8 @@ def _is_bare(cycle: RequestResponseCycle) -> bool:
     return found is not None and cycle.scope["path"] == found[0] and not cycle.scope["root_path"]
 
 
-def _framed(chunk: bytes) -> bytes:
+def framed(chunk: bytes) -> bytes:
+    """A chunk as it is on the wire."""
     return b"%x\r\n%b\r\n" % (len(chunk), chunk)
 
 
