@@ -7,6 +7,7 @@ it, so that the same one can be sent both ways.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import json
@@ -25,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from tests.faults.wire import Stream
 from tests.servers.door import META, Door, Line, open_door, some_server
 from tests.servers.ears import DEADLINE
-from tidings import Feature, Policy
+from tidings import Feature, LimitReached, Policy
 from tidings.lanes.answers import known_door
 from tidings.lanes.app import _protocol
 from tidings.lanes.listen import ListenLane
@@ -468,6 +469,51 @@ async def test_a_reader_that_vanishes_is_noticed_by_the_kernel(tried: list[bool]
                 assert connection.getsockopt(socket.IPPROTO_TCP, option) == 12_000
             await until(lambda: not streams(door))
         assert tried == [True, True]
+
+
+FAILURES = [RuntimeError("a defect"), LimitReached("a limit")]
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=["a defect", "a limit"])
+async def test_what_fails_before_a_stream_is_parked_goes_the_whole_way(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise failure
+
+    async with opening() as door:
+        monkeypatch.setattr("tidings.lanes.listen.honour_at_once", fail)
+        for _ in range(2):  # a new form, and one that was seen
+            async with door.line() as line:
+                assert b"acknowledged" in (await response(line, listens(line)))[-1]
+                assert streams(door) == [Parked]
+            await until(lambda: not streams(door))
+        assert door.live.gate.count == 0
+        assert ("could not be opened at its connection" in caplog.text) is (failure is FAILURES[0])
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=["a defect", "a limit"])
+async def test_what_fails_once_a_stream_is_parked_ends_the_connection(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise failure
+
+    async with opening() as door:
+        for _ in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(ListenLane, "_begin", fail)
+                async with door.line() as line:
+                    line.writer.write(listens(line))
+                    async with asyncio.timeout(DEADLINE):
+                        with contextlib.suppress(ConnectionResetError):
+                            assert (await line.reader.read()).count(b"HTTP/1.1") <= 1
+            await until(lambda: not door.server.server_state.connections)
+            assert door.live.gate.count == 0
+            async with door.line() as line:  # whose head is remembered
+                await response(line, listens(line))
+            await until(lambda: not streams(door))
+        assert caplog.text.count("could not be opened at its connection") == 2
 
 
 async def test_the_log_of_requests_has_streams_too(caplog: pytest.LogCaptureFixture, tried: list[bool]) -> None:

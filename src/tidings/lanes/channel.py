@@ -1,7 +1,7 @@
 """One streamed HTTP response that can be written to without waiting.
 
-`Outlet` is what a lane writes to. There are two: a `Channel` on any ASGI server, here, and a `Parked` connection where
-the process is ours (`tidings.lanes.parked`).
+`Outlet` is what a lane writes to. There are two: a `Channel` on any ASGI server, here, and under uvicorn a `Parked`
+connection (`tidings.lanes.parked`).
 
 A channel's writer itself drives the ASGI `send()` one step. Under uvicorn it completes there and then, so that nothing
 is scheduled per stream and event. A `send()` that suspends (its reader is not reading) is handed to a task, with a

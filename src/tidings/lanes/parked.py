@@ -46,6 +46,7 @@ __all__ = [
     "Witness",
     "direct_line",
     "framed",
+    "parts_to_take_over",
     "take_over",
     "watch",
 ]
@@ -257,6 +258,14 @@ class Witness(Held):
         return parked
 
 
+def parts_to_take_over(protocol: HttpToolsProtocol) -> tuple[object, ...]:
+    """All that `take_over` uses: nobody may find out in the middle of it that one is missing."""
+    return (
+        (protocol.parser, protocol.connections, protocol.flow.resume_reading),
+        (protocol.transport.set_protocol, protocol.server_state.total_requests),
+    )
+
+
 def take_over(protocol: HttpToolsProtocol, owner: ParkedOwner, limit: float) -> Parked:
     """Make a connection an outlet, and let go of everything else that it has."""
     protocol.flow.resume_reading()
@@ -353,9 +362,9 @@ def _watch(protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> Witness 
 def _name_parts(protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> tuple[object, ...]:
     """All that parking takes apart. None of it is promised by uvicorn, and half of it would be worse than nothing."""
     return (
-        (protocol.parser, protocol.scope, protocol.pipeline, protocol.connections),
-        (protocol.flow.write_paused, protocol.flow.resume_reading, protocol.server_state.total_requests),
-        (cycle.transport.set_protocol, cycle.scope, cycle.more_body, cycle.disconnected),
+        parts_to_take_over(protocol),
+        (protocol.scope, protocol.pipeline, protocol.flow.write_paused),
+        (cycle.transport, cycle.scope, cycle.more_body, cycle.disconnected),
         (cycle.response_started, cycle.response_complete, cycle.chunked_encoding, cycle.message_event.set),
     )
 
