@@ -118,6 +118,8 @@ async def test_a_stream_that_has_nothing_to_tell_is_acknowledged_and_ended(front
         told = [json.loads(each[6:]) for each in answer.body.split(b"\r\n") if each.startswith(b"data: ")]
         assert told[0]["method"] == "notifications/subscriptions/acknowledged"
         assert told[1]["id"] == "mine"
+        said = [value for name, value in answer.headers if name == b"connection"]
+        assert said == ([b"close"] if connection == "close" else [])
         if connection == "close":
             assert await line.ended()
         else:

@@ -7,6 +7,7 @@ it, so that the same one can be sent both ways.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import json
@@ -25,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from tests.faults.wire import Stream
 from tests.servers.door import META, Door, Line, open_door, some_server
 from tests.servers.ears import DEADLINE
-from tidings import Feature, Policy
+from tidings import Feature, LimitReached, Policy
 from tidings.lanes.answers import known_door
 from tidings.lanes.app import _protocol
 from tidings.lanes.listen import ListenLane
@@ -47,7 +48,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each stream that was to be opened at its connection, whether it was."""
+    """Of each stream that was to be opened at its connection, whether it was, or was refused there."""
     found: list[bool] = []
     serve = ListenLane.serve_at_once
 
@@ -150,14 +151,22 @@ REFUSED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", REFUSED)
 async def test_what_is_refused_is_refused_with_the_same_bytes_on_either_way(case: str, tried: list[bool]) -> None:
     policy = Policy(max_uris=1, list_memory=3600)
-    async with opening(policy=policy, authorize=lambda principal, topic: topic is not Feature.PROMPTS) as door:
+    asked = []
+
+    def authorize(principal: Any, topic: Any) -> bool:
+        asked.append(topic)
+        return topic is not Feature.PROMPTS
+
+    async with opening(policy=policy, authorize=authorize) as door:
+        asked.clear()
         said = []
         for headers in ({}, {}, WHOLE_WAY):
             async with door.line() as line:
                 request = listens(line, **{**REFUSED[case], **headers})
                 said.append(await response(line, request, is_stream=False))
         assert said[0] == said[1] == said[2]
-        assert True not in tried
+        assert (True in tried) is case.startswith("nothing"), "errors are worded on the whole way"
+        assert asked == ([Feature.PROMPTS] * 3 if case == "nothing allowed" else [])
         assert not streams(door)
         assert door.live.gate.count == 0
 
@@ -279,6 +288,44 @@ async def test_an_authorization_that_waits_is_waited_for(authorize: Any, tried: 
             async with door.line() as line:
                 assert b'"toolsListChanged":true' in (await response(line, listens(line)))[-1]
         assert tried == [False] * 3
+
+
+async def test_an_authorization_that_waits_is_asked_once(tried: list[bool]) -> None:
+    asked = []
+
+    def authorize(principal: Any, topic: Any) -> Any:
+        asked.append(asyncio.ensure_future(allow_slowly(principal, topic)))
+        return asked[-1]
+
+    async with opening(authorize=authorize) as door:
+        for _ in range(2):
+            async with door.line() as line:
+                await response(line, listens(line))
+        assert len(asked) == 3  # the first was the door's own
+        assert all(each.done() for each in asked)
+
+
+@pytest.mark.parametrize("is_fresh", [True, False], ids=["the first on its connection", "a later one"])
+async def test_after_a_refusal_the_connection_goes_on(is_fresh: bool, tried: list[bool]) -> None:
+    def authorize(principal: Any, topic: Any) -> bool:
+        return topic is not Feature.PROMPTS
+
+    async with opening(authorize=authorize, timeout_keep_alive=DEADLINE) as door:
+        async with door.line() as line:  # whose head is remembered
+            await line.send(listens(line, wanted={"promptsListChanged": True}))
+        tried.clear()
+        async with door.line() as line:
+            if not is_fresh:
+                await line.send(line.asks("tools/list"))
+            for request_id in range(3):
+                refused = await line.send(listens(line, request_id, {"promptsListChanged": True}))
+                assert b"acknowledged" in refused.body
+                assert b'"id":%d,"result"' % request_id in refused.body
+            assert b"200" in (await line.send(line.asks("tools/list"))).status
+            assert door.live.gate.count == 0
+            await response(line, listens(line))
+            assert streams(door) == [Parked]
+        assert tried == [True] * 4
 
 
 async def test_an_authorization_that_fails_refuses(caplog: pytest.LogCaptureFixture, tried: list[bool]) -> None:
@@ -422,6 +469,51 @@ async def test_a_reader_that_vanishes_is_noticed_by_the_kernel(tried: list[bool]
                 assert connection.getsockopt(socket.IPPROTO_TCP, option) == 12_000
             await until(lambda: not streams(door))
         assert tried == [True, True]
+
+
+FAILURES = [RuntimeError("a defect"), LimitReached("a limit")]
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=["a defect", "a limit"])
+async def test_what_fails_before_a_stream_is_parked_goes_the_whole_way(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise failure
+
+    async with opening() as door:
+        monkeypatch.setattr("tidings.lanes.listen.honour_at_once", fail)
+        for _ in range(2):  # a new form, and one that was seen
+            async with door.line() as line:
+                assert b"acknowledged" in (await response(line, listens(line)))[-1]
+                assert streams(door) == [Parked]
+            await until(lambda: not streams(door))
+        assert door.live.gate.count == 0
+        assert ("could not be opened at its connection" in caplog.text) is (failure is FAILURES[0])
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=["a defect", "a limit"])
+async def test_what_fails_once_a_stream_is_parked_ends_the_connection(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise failure
+
+    async with opening() as door:
+        for _ in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(ListenLane, "_begin", fail)
+                async with door.line() as line:
+                    line.writer.write(listens(line))
+                    async with asyncio.timeout(DEADLINE):
+                        with contextlib.suppress(ConnectionResetError):
+                            assert (await line.reader.read()).count(b"HTTP/1.1") <= 1
+            await until(lambda: not door.server.server_state.connections)
+            assert door.live.gate.count == 0
+            async with door.line() as line:  # whose head is remembered
+                await response(line, listens(line))
+            await until(lambda: not streams(door))
+        assert caplog.text.count("could not be opened at its connection") == 2
 
 
 async def test_the_log_of_requests_has_streams_too(caplog: pytest.LogCaptureFixture, tried: list[bool]) -> None:

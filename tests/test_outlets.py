@@ -1,4 +1,4 @@
-"""One contract, two outlets: the ASGI response on any server, and the parked connection of our own process.
+"""One contract, two outlets: the ASGI response on any server, and the parked connection under uvicorn.
 
 Each is that of a real request to a real uvicorn, and what it writes is read from a real socket.
 """

@@ -25,7 +25,7 @@ from mcp.server.mcpserver import MCPServer
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from tests.faults.wire import ALL, Stream, get_request, listen_request, modern_request, open_session
-from tidings import Feature, Live, Reason
+from tidings import Feature, Live, Policy, Reason
 from tidings.lanes.app import _protocol
 from tidings.lanes.channel import Channel
 from tidings.lanes.parked import DirectLine, Parked
@@ -70,15 +70,15 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(*middleware: Any, **options: Any) -> AsyncIterator[Server]:
+async def serving(*middleware: Any, policy: Any = None, around: Any = None, **options: Any) -> AsyncIterator[Server]:
     mcp = MCPServer("parked", log_level="ERROR")
     mcp.add_tool(str.upper, name="echo", description="old")
-    live = Live(mcp)
+    live = Live(mcp, policy=policy)
     app = live.http_app()
     for each in middleware:
         app.add_middleware(each)
-    options = {"port": 0, "http": _protocol(), **options}
-    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, **options)
+    options = {"port": 0, "http": _protocol(), "timeout_graceful_shutdown": 1, **options}
+    config = uvicorn.Config(app if around is None else around(app), log_level="critical", **options)
     server = Server(live, uvicorn.Server(config))
     # Not `serve()`, which would take the signals of the tests' own process.
     running = asyncio.create_task(server.uvicorn._serve())
@@ -312,29 +312,77 @@ async def test_with_another_parser_there_is_nothing_to_park_with() -> None:
 # Legacy streams, which stay responses
 
 
-@pytest.mark.parametrize(("middleware", "is_direct"), [(Labelled, True), (Capitals, False)])
-async def test_events_take_the_direct_line_only_if_they_arrive_as_they_were_sent(
-    middleware: Any, is_direct: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    direct: list[bytes] = []
+class Seeing:
+    """A middleware that changes a few events only."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.seen = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def changed(message: Any) -> None:
+            if message["type"] == "http.response.body" and scope["method"] == "GET":
+                self.seen += b"edition" in message["body"]
+                message = {**message, "body": message["body"].replace(b"edition 2", b"edition X")}
+            await send(message)
+
+        await self._app(scope, receive, changed if scope["type"] == "http" else send)
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What went out on direct lines."""
+    written: list[bytes] = []
 
     def noted(self: DirectLine, chunk: bytes) -> bool:
         is_written = write(self, chunk)
-        direct.extend([chunk] if is_written else [])
+        written.extend([chunk] if is_written else [])
         return is_written
 
     write = DirectLine.write
     monkeypatch.setattr(DirectLine, "write", noted)
-    async with serving(middleware) as server:
-        session_id = await open_session(server.address[1])
-        async with connected(server, get_request(session_id)) as (stream, _):
-            for number in range(3):
-                server.change(f"edition {number}")
-                assert (await event(stream))["params"]["tool"]["description"] == f"edition {number}"
-            server.live.stop()
-            assert await rest(stream) == []
-            assert stream.is_terminated
-    assert len(direct) == (2 if is_direct else 0), "the first one shows how it arrives"
+    return written
+
+
+async def legacy_editions(server: Server) -> list[str]:
+    """What a legacy client is told of three changes."""
+    session_id = await open_session(server.address[1])
+    told = []
+    async with connected(server, get_request(session_id)) as (stream, _):
+        for number in range(3):
+            server.change(f"edition {number}")
+            told.append((await event(stream))["params"]["tool"]["description"])
+        server.live.stop()
+        assert await rest(stream) == []
+        assert stream.is_terminated
+    return told
+
+
+EDITIONS = ["edition 0", "edition 1", "edition 2"]
+
+
+@pytest.mark.parametrize("http", [{}, {"http": "httptools"}], ids=["our protocol", "uvicorn's"])
+@pytest.mark.parametrize("middleware", [(), (Labelled,), (Capitals,)], ids=["none", "labelled", "capitals"])
+async def test_events_take_the_direct_line_only_if_nobody_else_would_see_them(
+    middleware: tuple[Any, ...], http: dict[str, str], direct: list[bytes]
+) -> None:
+    async with serving(*middleware, **http) as server:
+        assert await legacy_editions(server) == EDITIONS
+    assert len(direct) == (0 if middleware else 2), "the first one shows how it arrives"
+
+
+@pytest.mark.parametrize("is_around", [True, False], ids=["around the app", "in the app"])
+async def test_a_middleware_sees_and_may_change_every_event(is_around: bool, direct: list[bytes]) -> None:
+    seeing: list[Seeing] = []
+
+    def made(app: Any) -> Seeing:
+        seeing.append(Seeing(app))
+        return seeing[-1]
+
+    async with serving(*([] if is_around else [made]), around=made if is_around else None, http="httptools") as server:
+        assert await legacy_editions(server) == [*EDITIONS[:2], "edition X"]
+    assert sum(each.seen for each in seeing) == 3
+    assert direct == []
 
 
 # What comes in on a parked connection
@@ -412,6 +460,74 @@ async def test_a_stream_over_tls_is_parked(tmp_path: Path) -> None:
         (result,) = await rest(stream)
         assert result["id"] == 1
         assert stream.is_terminated
+
+
+class Curt:
+    """A client over TLS that reads what it is sent, and never says that it will close its end too."""
+
+    def __init__(self, address: Any, trust: ssl.SSLContext, request: bytes) -> None:
+        self._socket = trust.wrap_socket(socket.create_connection(address, DEADLINE), server_hostname="localhost")
+        self._socket.sendall(request)
+        self.text = b""
+
+    def read_until(self, mark: bytes) -> None:
+        while mark not in self.text:
+            data = self._socket.recv(1 << 16)
+            assert data, f"the connection ended after {self.text[-100:]!r}"
+            self.text += data
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@asynccontextmanager
+async def curt(server: Server, files: dict[str, str], request: bytes) -> AsyncIterator[Curt]:
+    trust = ssl.create_default_context(cafile=files["ssl_certfile"])
+    client = await asyncio.to_thread(Curt, server.address, trust, request)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("is_parked", [True, False], ids=["parked", "plain"])
+async def test_over_tls_who_never_says_goodbye_cannot_keep_the_process(tmp_path: Path, is_parked: bool) -> None:
+    """As under `uvicorn --ssl-keyfile …`, which waits for every connection, however long it takes."""
+    files = certificate(tmp_path)
+    middleware = [] if is_parked else [Capitals]
+    async with (
+        serving(*middleware, http="httptools", timeout_graceful_shutdown=None, **files) as server,
+        curt(server, files, listen_request(1)) as client,
+    ):
+        await asyncio.to_thread(client.read_until, b"acknowledged")
+        await server.until(lambda: [type(outlet) for outlet in server.outlets] == [Parked if is_parked else Channel])
+        server.live.stop()
+        server.uvicorn.should_exit = True
+        await asyncio.to_thread(client.read_until, b"\r\n0\r\n\r\n")
+        async with asyncio.timeout(2):
+            await server.until(lambda: not server.uvicorn.server_state.connections)
+
+
+async def test_over_tls_a_stream_that_has_ended_takes_nobodys_place_and_its_connection_is_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = certificate(tmp_path)
+    async with (
+        serving(policy=Policy(write_deadline=1.0, max_streams=1), **files) as server,
+        curt(server, files, listen_request(1)) as client,
+    ):
+        await asyncio.to_thread(client.read_until, b"acknowledged")
+        await asyncio.to_thread(client.send, ANOTHER)
+        await asyncio.to_thread(client.read_until, b"\r\n0\r\n\r\n")
+        async with curt(server, files, listen_request(2)) as other:
+            await asyncio.to_thread(other.read_until, b"acknowledged")
+            assert server.live.gate.count == 1
+            await server.until(lambda: len(server.outlets) == 1)
+        assert dict(server.live.hub.counts.cut_off) == {}, "it has read everything"
+        assert "not read" not in caplog.text
 
 
 def certificate(folder: Path) -> dict[str, str]:

@@ -39,6 +39,7 @@ from mcp.server.subscriptions import ServerEvent, ToolsListChanged
 from mcp.shared.message import SessionMessage
 from mcp_types import CallToolResult, JSONRPCRequest, ListToolsResult, PaginatedRequestParams, TextContent
 from pydantic import AnyHttpUrl
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
 import tidings
@@ -46,7 +47,7 @@ from tests.servers.door import open_door, some_server
 from tidings import seams
 from tidings.lanes.answers import QuickAnswers
 from tidings.lanes.channel import PARK
-from tidings.lanes.parked import ParkingProtocol, direct_line
+from tidings.lanes.parked import ParkingProtocol
 
 SOURCE = Path(tidings.__file__).parent
 
@@ -450,7 +451,6 @@ async def test_a_connection_of_uvicorns_can_be_taken_over_in_the_middle_of_a_res
         await receive()
         transport = receive.__self__.transport  # where a channel looks for it
         watch = scope["extensions"][PARK]["watch"]
-        assert direct_line(receive) is not None, "uvicorn has moved what a legacy stream writes to; see `DirectLine`"
         witness = watch()
         assert witness is not None, "uvicorn has moved what parking takes apart; see `_name_parts` in parked.py"
         await send({"type": "http.response.start", "status": 200})
@@ -470,6 +470,18 @@ async def test_a_connection_of_uvicorns_can_be_taken_over_in_the_middle_of_a_res
         head, body = (await reader.read()).split(b"\r\n\r\n", 1)
         assert head.startswith(b"HTTP/1.1 200")
         assert body == b"5\r\nfirst\r\n6\r\nsecond\r\n0\r\n\r\n"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("front", ["asgi", "connection"])
+async def test_a_legacy_stream_of_uvicorns_has_a_direct_line(front: str) -> None:
+    async with open_door(some_server(), front) as door, door.line() as line:
+        named = await line.shake_hands("2025-11-25")
+        line.writer.write(line.request(b"", start="GET /mcp HTTP/1.1", **named))
+        async with asyncio.timeout(20):
+            await line.reader.readuntil(b"\r\n\r\n")
+        [channel] = door.live.splice._ends
+        assert channel._line is not None, "uvicorn has moved what a legacy stream writes to; see `direct_line`"
 
 
 @pytest.mark.anyio
@@ -493,14 +505,20 @@ CLOCK = ("timeout_keep_alive", "timeout_keep_alive_task")
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("missing", [None, *PARTS, *CLOCK])
+@pytest.mark.parametrize("missing", [None, *PARTS, *CLOCK, "flow.resume_reading"])
 async def test_only_a_uvicorn_with_all_the_parts_has_lists_answered_at_the_connection(missing: str | None) -> None:
     class Other(QuickAnswers):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-            part = self.__dict__.pop(missing) if missing is not None else None  # under another name, it would say
-            super().connection_made(transport)
-            if missing is not None:
-                setattr(self, missing, part)
+            # Under another name, it would say.
+            if missing == "flow.resume_reading":
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.delattr(FlowControl, "resume_reading")
+                    super().connection_made(transport)
+            else:
+                part = self.__dict__.pop(missing) if missing is not None else None
+                super().connection_made(transport)
+                if missing is not None:
+                    setattr(self, missing, part)
             found.append(self._door is not None)
 
     found: list[bool] = []

@@ -56,8 +56,8 @@ class Gate:
         """Whether a pattern can be honoured: what it matches has to be asked for when it changes, without waiting."""
         self._asked = authorize if self.knows_patterns else None
         self._anyone = _May(self._asked, None)
-        self._waits = not self.knows_patterns
-        """Whether the function's answers have to be waited for, as far as is known."""
+        self._waits = None if self.knows_patterns else True
+        """Whether the function's answers have to be waited for, once that is known: found out where they can be."""
         self._principals: Counter[tuple[str, str | None]] = Counter()
         self._addresses: Counter[str] = Counter()
         self.count = 0
@@ -99,7 +99,10 @@ class Gate:
             try:
                 answer = self._authorize(principal, topic)
                 if not isinstance(answer, bool) and inspect.isawaitable(answer):
+                    self._waits = True
                     answer = await answer
+                elif self._waits is None:
+                    self._waits = False
                 if answer:
                     may.append(topic)
             except Exception:  # the user's function; in doubt nobody is let in
@@ -107,10 +110,10 @@ class Gate:
         return may
 
     def allowed_at_once(self, principal: Principal | None, topics: Iterable[Topic]) -> list[Topic] | None:
-        """The same where nobody can wait; None if somebody has to."""
+        """The same where nobody can wait; None if somebody may have to."""
         if self._authorize is None:
             return list(topics)
-        if self._waits:
+        if self._waits is not False:
             return None
         may: list[Topic] = []
         for topic in topics:

@@ -21,6 +21,7 @@ from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 
 from tidings.lanes.front import Front
 from tidings.lanes.lists import Kept
+from tidings.lanes.parked import parts_to_take_over
 from tidings.lanes.shortcut import front_of
 from tidings.lanes.verdicts import LISTEN, LISTS, Claim, Form, form_of, remember
 
@@ -89,6 +90,8 @@ class Door:
 
     def recognize_stream(self, data: bytes) -> tuple[Claim, bytes] | None:
         """The claim and the body of a listen request whose head was seen before, if this is all of it."""
+        if len(data) > _LARGEST:
+            return None
         head, _, body = data.partition(b"\r\n\r\n")
         seen = self._streams.get(head)
         if seen is None or len(body) != seen.length or not self.is_first:
@@ -322,8 +325,12 @@ class QuickAnswers(HttpToolsProtocol):
             self.access_logger.info('%s - "%s %s HTTP/%s" %d', get_client_addr(scope), "POST", path, "1.1", 200)
 
     def _respond(self, door: Door, kept: Kept, tag: bytes) -> None:
+        self._complete(door, door.response(kept, tag, self.server_state.default_headers))
+
+    def _complete(self, door: Door, response: bytes) -> None:
+        """Give a whole response."""
         self._log_access(door)
-        self.transport.write(door.response(kept, tag, self.server_state.default_headers))
+        self.transport.write(response)
         if self.timeout_keep_alive_task is None:
             self.on_response_complete()
         else:
@@ -360,6 +367,7 @@ def _name_parts(protocol: QuickAnswers) -> tuple[object, ...]:
     """All that is used of uvicorn and is there before a request is. None of it is promised, and half of it would be
     worse than nothing."""
     return (
+        parts_to_take_over(protocol),
         (protocol.parser, protocol.headers, protocol.cycle, protocol.pipeline, protocol.flow.write_paused),
         (protocol.timeout_keep_alive, protocol.timeout_keep_alive_task, protocol._unset_keepalive_if_required),
         (protocol.on_response_complete, protocol.server_state.default_headers, protocol.server_state.total_requests),

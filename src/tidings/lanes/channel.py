@@ -1,7 +1,7 @@
 """One streamed HTTP response that can be written to without waiting.
 
-`Outlet` is what a lane writes to. There are two: a `Channel` on any ASGI server, here, and a `Parked` connection where
-the process is ours (`tidings.lanes.parked`).
+`Outlet` is what a lane writes to. There are two: a `Channel` on any ASGI server, here, and under uvicorn a `Parked`
+connection (`tidings.lanes.parked`).
 
 A channel's writer itself drives the ASGI `send()` one step. Under uvicorn it completes there and then, so that nothing
 is scheduled per stream and event. A `send()` that suspends (its reader is not reading) is handed to a task, with a
@@ -86,6 +86,10 @@ class Outlet(Protocol):
     @property
     def is_read(self) -> bool:
         """Whether all that was written has left for the reader, as far as is known."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the connection is closed, or is the server's again and goes on."""
 
     @property
     def frames_chunks(self) -> bool:
@@ -221,6 +225,10 @@ class Channel:
     def is_read(self) -> bool:
         return self._task is None and (self._transport is None or not self._transport.get_write_buffer_size())
 
+    @property
+    def is_gone(self) -> bool:
+        return self.is_read and (self._transport is None or not self._transport.is_closing())
+
     async def wait_until_free(self) -> None:
         while self._task is not None:
             await asyncio.wait({self._task})
@@ -250,7 +258,7 @@ class _Nowhere:
     """The outlet of a stream that has none, yet or any more."""
 
     __slots__ = ()
-    is_over = is_read = True
+    is_over = is_read = is_gone = True
     is_cut = is_busy = frames_chunks = False
 
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
@@ -267,14 +275,16 @@ NOWHERE: Final[Outlet] = _Nowhere()
 
 
 def dismiss(outlets: Iterable[Outlet], loop: asyncio.AbstractEventLoop | None) -> None:
-    """The server stops: after a moment, drop the connections of those who still have not read the last of it."""
+    """The server stops: after a moment, drop the connections that are still there. Their readers have not read the last
+    of it; or they have, but over TLS a connection that is closed waits for its reader to say goodbye."""
     kept = list(outlets)
 
     def drop() -> None:
-        unread = [outlet for outlet in kept if not outlet.is_read]
+        left = [outlet for outlet in kept if not outlet.is_gone]
+        unread = sum(not outlet.is_read for outlet in left)
         if unread:
-            logger.warning("%d streams were not read while the server was stopping; cutting them off", len(unread))
-        for outlet in unread:
+            logger.warning("%d streams were not read while the server was stopping; cutting them off", unread)
+        for outlet in left:
             outlet.abort()
 
     if kept and loop is not None:

@@ -14,7 +14,7 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from tidings import seams
 from tidings.gate import Principal
 from tidings.lanes.channel import Message, Receive, Scope, Send
-from tidings.lanes.listen import ListenStream, Park
+from tidings.lanes.listen import ListenStream, Park, Refuse
 from tidings.lanes.lists import Kept
 from tidings.lanes.verdicts import LISTEN, Claim, ListenRequest, Verdicts, form_of, tidied
 
@@ -78,14 +78,14 @@ class Front:
                 return None
         return _replay([message], receive)
 
-    def open_at_once(self, claim: Claim, body: bytes, address: str | None, park: Park) -> bool:
-        """Open a listen stream at its connection, if nobody has to be asked or waited for."""
+    def open_at_once(self, claim: Claim, body: bytes, address: str | None, park: Park, refuse: Refuse) -> bool:
+        """Open a listen stream at its connection, or refuse it there, if nobody has to be waited for."""
         request = self.listen_request(claim, body)
         if request is None:
             return False
         live = self._live
         live.hub.observer.take_up(request.meta)
-        return live.listen.serve_at_once(request, address, park)
+        return live.listen.serve_at_once(request, address, park, refuse)
 
     def listen_request(self, claim: Claim, body: bytes) -> ListenRequest | None:
         """What a client asks to listen to, if that is ours to serve and nobody has to be asked for it."""

@@ -34,14 +34,13 @@ if TYPE_CHECKING:
     from tidings.lanes.verdicts import ListenRequest
     from tidings.live import Live
 
-__all__ = ["STREAM_HEADERS", "ListenLane", "ListenStream", "Park"]
+__all__ = ["STREAM_HEADERS", "ListenLane", "ListenStream", "Park", "Refuse"]
 
 logger = logging.getLogger(__name__)
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
-    (b"connection", b"keep-alive"),
     (b"x-accel-buffering", b"no"),
 ]
 
@@ -53,6 +52,9 @@ _SLOTS = 16
 
 Park: TypeAlias = Callable[[bytes, "ListenStream", Policy], Outlet]
 """Begins a response at its connection with an event, and makes the connection the stream's outlet."""
+
+Refuse: TypeAlias = Callable[[bytes, bytes], None]
+"""Responds at a connection with two events, and nothing after them."""
 
 _MARK = encode_tag(f"tag {secrets.token_hex(8)}")
 """Stands where a stream's own id will be."""
@@ -101,9 +103,10 @@ class ListenLane:
                 stream.on_lost()
         return None if is_parked or not is_open else stream
 
-    def serve_at_once(self, request: ListenRequest, address: str | None, park: Park) -> bool:
-        """Open a stream for nobody in particular, at its connection. False if somebody has to be waited for, or
-        anything else than a stream is the answer: `serve` does all of that, and nothing has happened yet."""
+    def serve_at_once(self, request: ListenRequest, address: str | None, park: Park, refuse: Refuse) -> bool:
+        """Open a stream for nobody in particular, at its connection, or end it there at once if nothing of it is
+        honoured: nobody is asked twice. False if somebody has to be waited for, or an error is the answer: `serve` does
+        all of that, and nothing has happened yet."""
         live = self.live
         if live.is_stopping:
             return False
@@ -116,12 +119,18 @@ class ListenLane:
         is_open = False
         try:
             honoured = honour_at_once(live, request.wanted, None)
-            if honoured:
-                stream.channel = park(self._acknowledge(stream, honoured, wish), stream, live.policy)
-                self._begin(stream, honoured, wish, str(request.id))
-                is_open = True
+            if honoured is None:
+                return False
+            acknowledged = self._acknowledge(stream, honoured, wish)
+            if not honoured:
+                refuse(acknowledged, listen_result(live.result_meta, stream.tag))
+                return True
+            stream.channel = park(acknowledged, stream, live.policy)
+            self._begin(stream, honoured, wish, str(request.id))
+            is_open = True
         except LimitReached:
-            pass
+            if stream.channel is not NOWHERE:
+                raise  # too late for another answer
         finally:
             if not is_open:
                 stream.channel.abort()
@@ -298,6 +307,7 @@ class ListenStream:
         self._close(reason)
         if not self.channel.is_busy:
             self.channel.write(listen_result(self._lane.live.result_meta, self.tag), is_last=True)
+            self._make_room()  # its connection may be there for a while
 
     def give_way(self) -> None:
         """Its client has something else in its place."""
@@ -319,12 +329,16 @@ class ListenStream:
         """The connection is gone, or the request: leave nothing behind, not even for the garbage collector."""
         self._lane.leave(self)
         self._close(Reason.DISCONNECTED)
-        if self._ticket is not None:
-            self._lane.live.gate.leave(self._ticket)
-            self._ticket = None
+        self._make_room()
         channel, self.channel = self.channel, NOWHERE
         if channel.is_busy:
             channel.abort()
+
+    def _make_room(self) -> None:
+        """For another stream."""
+        if self._ticket is not None:
+            self._lane.live.gate.leave(self._ticket)
+            self._ticket = None
 
     def _close(self, reason: Reason) -> None:
         subscriber, self.subscriber = self.subscriber, None

@@ -11,6 +11,9 @@ A stream is parked only if the connection was seen to get exactly what the lane 
 holds back what is sent, where another request waits behind this one, and on any other server, the stream stays on plain
 ASGI: nothing else differs.
 
+A legacy stream stays the SDK's response. Where nobody's middleware stands before it, our events are written to its
+connection all the same (`DirectLine`).
+
 Every part of uvicorn that this relies on is named in this module, and shown to be there by `tests/test_seams.py`.
 """
 
@@ -22,19 +25,36 @@ import logging
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tidings.counts import Counts
 from tidings.frames import Press
 from tidings.lanes.channel import PARK, Owner, Receive
+from tidings.lanes.shortcut import front_of
 from tidings.model import Notification
 from tidings.subscriber import BUSY, Deliver
 
-__all__ = ["DirectLine", "Parked", "ParkedOwner", "ParkingProtocol", "Witness", "direct_line", "take_over", "watch"]
+__all__ = [
+    "END",
+    "DirectLine",
+    "Parked",
+    "ParkedOwner",
+    "ParkingProtocol",
+    "Witness",
+    "direct_line",
+    "framed",
+    "parts_to_take_over",
+    "take_over",
+    "watch",
+]
 
 logger = logging.getLogger(__name__)
+
+END: Final = b"0\r\n\r\n"
+"""Of a response, after its last chunk."""
 
 
 class ParkedOwner(Owner, Protocol):
@@ -54,7 +74,7 @@ class Parked(asyncio.Protocol):
     """An outlet that is the connection itself."""
 
     __slots__ = ("_connections", "_counts", "_deadline", "_limit", "_owner", "_press", "_tag", "_transport", "is_busy",
-                 "is_cut", "is_over")  # fmt: skip
+                 "is_cut", "is_gone", "is_over")  # fmt: skip
     frames_chunks = True
     _counts: Counts
     _press: Press
@@ -69,7 +89,7 @@ class Parked(asyncio.Protocol):
         self._limit = limit
         self._connections = connections
         self._deadline: asyncio.TimerHandle | None = None
-        self.is_busy = self.is_cut = self.is_over = False
+        self.is_busy = self.is_cut = self.is_gone = self.is_over = False
         if connections is not None:
             connections.add(self)
 
@@ -78,11 +98,11 @@ class Parked(asyncio.Protocol):
             return False
         if is_last:
             self.is_over = True
-            self._transport.write((_framed(chunk) if chunk else b"") + b"0\r\n\r\n")
+            self._transport.write((framed(chunk) if chunk else b"") + END)
             self._limit_rest()
             self._transport.close()  # once all of it is read
         elif chunk:  # an empty one would be the last
-            self._transport.write(_framed(chunk))
+            self._transport.write(framed(chunk))
         return not self.is_busy
 
     def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
@@ -132,14 +152,15 @@ class Parked(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._rest()
-        self.is_over = True
+        self.is_over = self.is_gone = True
         if self._connections is not None:
             self._connections.discard(self)
         self._owner.on_lost()
 
     def _limit_rest(self) -> None:
-        """Nothing more will be written, so that nothing else would notice a reader who leaves the last of it."""
-        if self._deadline is None and self._transport.get_write_buffer_size():
+        """Nothing more will be written, so that nothing else would notice a reader who leaves the last of it, or does
+        not close its own end: over TLS, both have to."""
+        if self._deadline is None and not self.is_gone:
             self._arm()
 
     def _arm(self) -> None:
@@ -156,7 +177,8 @@ class Parked(asyncio.Protocol):
 
     def _give_up(self) -> None:
         self._deadline = None
-        self._owner.on_slow()
+        if not self.is_read:
+            self._owner.on_slow()
         self.abort()
 
 
@@ -218,7 +240,7 @@ class Witness(Held):
         arrived = self.written[1:]
         self.leave()
         if (
-            arrived != [_framed(chunk)]
+            arrived != [framed(chunk)]
             or not cycle.chunked_encoding
             or cycle.response_complete
             or cycle.disconnected
@@ -234,6 +256,14 @@ class Witness(Held):
         cycle.response_complete = True
         cycle.message_event.set()
         return parked
+
+
+def parts_to_take_over(protocol: HttpToolsProtocol) -> tuple[object, ...]:
+    """All that `take_over` uses: nobody may find out in the middle of it that one is missing."""
+    return (
+        (protocol.parser, protocol.connections, protocol.flow.resume_reading),
+        (protocol.transport.set_protocol, protocol.server_state.total_requests),
+    )
 
 
 def take_over(protocol: HttpToolsProtocol, owner: ParkedOwner, limit: float) -> Parked:
@@ -262,8 +292,9 @@ def watch(receive: Receive) -> Witness | None:
 
 
 class DirectLine:
-    """The connection of a response that goes on. Once a chunk was seen to arrive as it was sent, the next ones go there
-    without a detour; behind a middleware that changes or holds back what is sent, none does."""
+    """The connection of a response that goes on, for an app that has nothing of anybody's between the two: whoever
+    stands there is to see every chunk. Once one was seen to arrive as it was sent, the next ones go there without a
+    detour."""
 
     __slots__ = ("_cycle", "_is_clear", "_written")
 
@@ -276,7 +307,7 @@ class DirectLine:
         cycle = self._cycle
         if not (self._is_clear and chunk) or cycle.flow.write_paused or cycle.disconnected or cycle.response_complete:
             return False
-        cycle.transport.write(_framed(chunk))
+        cycle.transport.write(framed(chunk))
         return True
 
     def watch(self, chunk: bytes, step: Callable[[], Any]) -> Any:
@@ -286,23 +317,34 @@ class DirectLine:
         try:
             return step()
         finally:
-            self._is_clear = held.written == [_framed(chunk)]
+            self._is_clear = held.written == [framed(chunk)]
             held.leave()
 
 
 def direct_line(receive: Receive) -> DirectLine | None:
-    """The connection of a request under uvicorn, if that is as we know it."""
+    """The connection of a request under uvicorn, if that is as we know it and nothing else would see what is sent."""
     cycle = getattr(receive, "__self__", None)
     if not isinstance(cycle, RequestResponseCycle):
         return None
     try:
         _ = cycle.flow.write_paused, cycle.disconnected, cycle.response_complete, cycle.chunked_encoding
+        return DirectLine(cycle) if _is_bare(cycle) else None
     except AttributeError:
         return None
-    return DirectLine(cycle)
 
 
-def _framed(chunk: bytes) -> bytes:
+def _is_bare(cycle: RequestResponseCycle) -> bool:
+    """Whether an app of ours is all that uvicorn serves, and this request went straight to its front."""
+    protocol: Any = cycle.transport.get_protocol()
+    app = protocol.app
+    if type(app) is ProxyHeadersMiddleware:  # uvicorn's own, which looks at requests only
+        app = app.app
+    found = front_of(app)
+    return found is not None and cycle.scope["path"] == found[0] and not cycle.scope["root_path"]
+
+
+def framed(chunk: bytes) -> bytes:
+    """A chunk as it is on the wire."""
     return b"%x\r\n%b\r\n" % (len(chunk), chunk)
 
 
@@ -320,9 +362,9 @@ def _watch(protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> Witness 
 def _name_parts(protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> tuple[object, ...]:
     """All that parking takes apart. None of it is promised by uvicorn, and half of it would be worse than nothing."""
     return (
-        (protocol.parser, protocol.scope, protocol.pipeline, protocol.connections),
-        (protocol.flow.write_paused, protocol.flow.resume_reading, protocol.server_state.total_requests),
-        (cycle.transport.set_protocol, cycle.scope, cycle.more_body, cycle.disconnected),
+        parts_to_take_over(protocol),
+        (protocol.scope, protocol.pipeline, protocol.flow.write_paused),
+        (cycle.transport, cycle.scope, cycle.more_body, cycle.disconnected),
         (cycle.response_started, cycle.response_complete, cycle.chunked_encoding, cycle.message_event.set),
     )
 

@@ -1,10 +1,10 @@
 """The connections of our own process: lists answered and listen streams opened there, and all streams parked.
 
 A stream is opened at its connection, without an ASGI request, where a list would be answered there (`QuickAnswers`),
-and its request came alone. Every check is the one of the whole way (`Front`, `ListenLane`): what the headers and the
-body say, the limits, the server's authorization. Whatever has to be waited for, and every answer that is not a stream,
-goes the whole way. Most streams come on a connection of their own, so that uvicorn's protocol is only made for one that
-begins with something else (`Doorstep`).
+and its request came alone; one of which nothing is honoured ends there too. Every check is the one of the whole way
+(`Front`, `ListenLane`): what the headers and the body say, the limits, the server's authorization. Whatever has to be
+waited for, and every error, goes the whole way. Most streams come on a connection of their own, so that uvicorn's
+protocol is only made for one that begins with something else (`Doorstep`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from uvicorn.server import ServerState
 
 from tidings.lanes.answers import FORWARDED, Door, QuickAnswers, known_door
 from tidings.lanes.channel import limit_silence
-from tidings.lanes.listen import STREAM_HEADERS, ListenStream
-from tidings.lanes.parked import Parked, ParkingProtocol, take_over
+from tidings.lanes.listen import STREAM_HEADERS, ListenStream, Park, Refuse
+from tidings.lanes.parked import END, Parked, ParkingProtocol, framed, take_over
 from tidings.lanes.verdicts import LISTEN, Claim
 from tidings.policy import Policy
 
@@ -30,6 +30,7 @@ __all__ = ["Connection", "Doorstep"]
 
 _HEAD = b"".join(b"%b: %b\r\n" % header for header in [*STREAM_HEADERS, (b"transfer-encoding", b"chunked")])
 
+logger = logging.getLogger(__name__)
 _access = logging.getLogger("uvicorn.access")
 
 
@@ -44,6 +45,7 @@ class Connection(QuickAnswers, ParkingProtocol):
         if door is not None and self._held is None and self._is_between and self._is_free():
             found = door.recognize_stream(data)
             if found is not None and self._open(door, *found):
+                self.has_tried = False
                 return
         super().data_received(data)
         self.has_tried = False
@@ -62,14 +64,20 @@ class Connection(QuickAnswers, ParkingProtocol):
         if self.has_tried:
             return False
         self.has_tried = True
-        return _open(door, claim, body, self.client, partial(self._begin, door))
+        return _open(
+            door, claim, body, self.transport, self.client, partial(self._begin, door), partial(self.refuse, door)
+        )
+
+    def refuse(self, door: Door, acknowledged: bytes, result: bytes) -> None:
+        self._complete(door, _begun(door, self.server_state, acknowledged) + framed(result) + END)
 
     def _begin(self, door: Door, acknowledged: bytes, stream: ListenStream, policy: Policy) -> Parked:
         self._log_access(door)
         self._unset_keepalive_if_required()
         # Before it is written to, since it hears of it if the reader has to be waited for.
         parked = take_over(self, stream, policy.write_deadline)
-        _write(door, self.transport, self.server_state, acknowledged, policy)
+        limit_silence(self.transport, policy)
+        self.transport.write(_begun(door, self.server_state, acknowledged))
         return parked
 
 
@@ -103,7 +111,9 @@ class Doorstep(asyncio.Protocol):
             found = door.recognize_stream(data)
             if found is not None:
                 has_tried = True
-                if _open(door, *found, get_remote_addr(self._transport), partial(self._begin, door)):
+                transport = self._transport
+                begin, refuse = partial(self._begin, door), partial(self._refuse, door)
+                if _open(door, *found, transport, get_remote_addr(transport), begin, refuse):
                     return
         connection = self._step_in()
         connection.has_tried = has_tried
@@ -128,17 +138,34 @@ class Doorstep(asyncio.Protocol):
         self._state.total_requests += 1
         parked = Parked(self._transport, stream, policy.write_deadline, self._state.connections)
         self._transport.set_protocol(parked)
-        _write(door, self._transport, self._state, acknowledged, policy)
+        limit_silence(self._transport, policy)
+        self._transport.write(_begun(door, self._state, acknowledged))
         return parked
 
-
-def _open(door: Door, claim: Claim, body: bytes, client: tuple[str, int] | None, park: Any) -> bool:
-    # In a context of its own, as a request's task is: what is set in there is of this request alone.
-    return copy_context().run(door.front.open_at_once, claim, body, client[0] if client else None, park)
+    def _refuse(self, door: Door, acknowledged: bytes, result: bytes) -> None:
+        self._step_in().refuse(door, acknowledged, result)
 
 
-def _write(door: Door, transport: asyncio.Transport, state: ServerState, event: bytes, policy: Policy) -> None:
-    """As uvicorn would."""
-    limit_silence(transport, policy)
-    start = door.start(state.default_headers)
-    transport.write(b"%b%b\r\n%x\r\n%b\r\n" % (start, _HEAD, len(event), event))
+def _open(
+    door: Door,
+    claim: Claim,
+    body: bytes,
+    transport: asyncio.Transport,
+    client: tuple[str, int] | None,
+    park: Park,
+    refuse: Refuse,
+) -> bool:
+    try:
+        # In a context of its own, as a request's task is: what is set in there is of this request alone.
+        return copy_context().run(door.front.open_at_once, claim, body, client[0] if client else None, park, refuse)
+    except Exception:
+        logger.exception("a listen stream could not be opened at its connection")
+        if not isinstance(transport.get_protocol(), Parked):
+            return False  # the whole way has an answer to everything
+        transport.abort()
+        return True
+
+
+def _begun(door: Door, state: ServerState, event: bytes) -> bytes:
+    """A response with its first event, as uvicorn would write it."""
+    return b"%b%b\r\n%b" % (door.start(state.default_headers), _HEAD, framed(event))
