@@ -38,6 +38,8 @@ from mcp.server.subscriptions import ServerEvent, ToolsListChanged
 from mcp.shared.message import SessionMessage
 from mcp_types import CallToolResult, JSONRPCRequest, ListToolsResult, PaginatedRequestParams, TextContent
 from pydantic import AnyHttpUrl
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 import tidings
@@ -45,6 +47,7 @@ from tests.servers.door import open_door, some_server
 from tidings import seams
 from tidings.lanes.answers import QuickAnswers
 from tidings.lanes.channel import PARK
+from tidings.lanes.guard import guard, leave_word
 from tidings.lanes.parked import ParkingProtocol, direct_line
 
 SOURCE = Path(tidings.__file__).parent
@@ -469,6 +472,33 @@ async def test_a_connection_of_uvicorns_can_be_taken_over_in_the_middle_of_a_res
         head, body = (await reader.read()).split(b"\r\n\r\n", 1)
         assert head.startswith(b"HTTP/1.1 200")
         assert body == b"5\r\nfirst\r\n6\r\nsecond\r\n0\r\n\r\n"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("protocol", [HttpToolsProtocol, H11Protocol])
+async def test_a_request_of_uvicorns_is_found_and_guarded_in_the_middle_of_its_response(protocol: Any) -> None:
+    found: list[bool] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def wrapped() -> Any:
+            return await receive()
+
+        async def look(scope: Any, receive: Any) -> None:
+            guarded = guard(scope, receive, lambda reason: None)
+            found.append(guarded is not None)
+            if guarded is not None:
+                guarded.leave()
+
+        await look(scope, receive)
+        await look(scope, wrapped)  # by its task
+        leave_word(scope, receive)
+        await asyncio.create_task(look(scope, wrapped))  # by the word
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        await send({"type": "http.response.body", "body": b"end"})
+
+    async with connected(protocol, app) as reader:
+        await reader.readuntil(b"end")
+    assert found == [True] * 3, "uvicorn has moved what guard.py uses; see `_name_parts` there"
 
 
 @pytest.mark.anyio
