@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import gc
 import json
 import logging
 import socket
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -366,6 +368,31 @@ async def test_what_is_set_for_one_request_ends_with_it(tried: list[bool]) -> No
         assert tried == [True] * 2
 
 
+class Thing:
+    """Something that can be seen to be gone."""
+
+
+async def test_nothing_of_the_first_request_is_kept_for_the_streams_after_it() -> None:
+    """Its keep-alives are timed for all of them."""
+    mark: contextvars.ContextVar[Thing] = contextvars.ContextVar("mark")
+    things: list[weakref.ref[Thing]] = []
+
+    def authorize(principal: Any, topic: Any) -> bool:
+        if not things:
+            thing = Thing()
+            things.append(weakref.ref(thing))
+            mark.set(thing)
+        return True
+
+    async with opening(authorize=authorize) as door, door.line() as second:
+        async with door.line() as first:
+            await response(first, listens(first))
+            await response(second, listens(second))
+        await until(lambda: len(streams(door)) == 1)
+        gc.collect()
+        assert [thing() for thing in things] == [None]
+
+
 # The connection
 
 
@@ -392,13 +419,18 @@ async def test_a_stream_is_opened_on_a_connection_that_was_used_before(is_seen: 
 
 @pytest.mark.parametrize("behind", ["a request", "the beginning of one"])
 async def test_a_stream_with_something_behind_it_is_not_opened_there(behind: str, tried: list[bool]) -> None:
-    async with opening() as door, door.line() as line:
+    async with opening() as door:
         async with door.line() as other:
             await response(other, listens(other))
-        rest = line.asks("tools/list", 2) if behind == "a request" else b"POST /mcp"
-        await response(line, listens(line) + rest)
-        assert tried == [True]
-        assert HttpToolsProtocol in {base for each in door.server.server_state.connections for base in type(each).mro()}
+        await until(lambda: not door.server.server_state.connections)
+        async with door.line() as line:
+            rest = line.asks("tools/list", 2) if behind == "a request" else b"POST /mcp"
+            await response(line, listens(line) + rest)
+            assert tried == [True]
+            (connection,) = door.server.server_state.connections
+            assert isinstance(connection, HttpToolsProtocol)
+        await until(lambda: not door.server.server_state.connections)
+        assert (door.live.gate.count, streams(door)) == (0, [])
 
 
 @pytest.mark.parametrize("step", [1, 7, 400])

@@ -13,6 +13,7 @@ import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,48 @@ async def test_a_stream_is_parked_only_if_it_reaches_the_connection_as_it_was_se
         assert stream.is_terminated
 
 
+class Waiting:
+    """A middleware that goes on only when it may, after the start of the response."""
+
+    def __init__(self, app: Any, started: asyncio.Event, may_go_on: asyncio.Event, failed: list[Exception]) -> None:
+        self._app = app
+        self._started = started
+        self._may_go_on = may_go_on
+        self._failed = failed
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def waiting(message: Any) -> None:
+            await send(message)
+            if message["type"] == "http.response.start":
+                self._started.set()
+                await self._may_go_on.wait()
+
+        try:
+            await self._app(scope, receive, waiting if scope["type"] == "http" else send)
+        except Exception as error:
+            self._failed.append(error)
+            raise
+
+
+@pytest.mark.parametrize("is_ours", [True, False], ids=["our protocol", "uvicorn's"])
+async def test_a_client_that_leaves_before_its_response_has_left_is_no_error(is_ours: bool) -> None:
+    failed: list[Exception] = []
+    started, may_go_on = asyncio.Event(), asyncio.Event()
+    middleware = partial(Waiting, started=started, may_go_on=may_go_on, failed=failed)
+    async with serving(middleware, **({} if is_ours else {"http": "httptools"})) as server:
+        _, writer = await asyncio.open_connection(*server.address[:2])
+        writer.write(listen_request(1))
+        async with asyncio.timeout(DEADLINE):
+            await started.wait()
+        writer.close()
+        state = server.uvicorn.server_state
+        await server.until(lambda: not state.connections)
+        may_go_on.set()
+        await server.until(lambda: not state.tasks)
+        assert not failed
+        assert server.live.gate.count == 0
+
+
 async def test_a_client_of_http_1_0_is_not_parked() -> None:
     async with serving() as server, connected(server, listen_request(1).replace(b"HTTP/1.1", b"HTTP/1.0", 1)):
         await server.until(lambda: len(server.outlets) == 1)
@@ -296,11 +339,15 @@ ANOTHER = modern_request("tools/list", 2)
 
 @pytest.mark.parametrize("behind", [ANOTHER, ANOTHER[:30]], ids=["a request", "the beginning of one"])
 async def test_a_stream_with_another_request_behind_it_is_not_parked(behind: bytes) -> None:
-    async with serving() as server, connected(server, listen_request(1) + behind) as (stream, _):
-        await check_told(server, stream)
-        assert [type(each) for each in server.outlets] == [Channel]
-        server.live.stop()
-        assert (await rest(stream))[-1]["id"] == 1
+    """Nor is it kept: what is behind it would wait for ever."""
+    async with serving() as server:
+        async with connected(server, listen_request(1) + behind) as (stream, _):
+            assert (await event(stream))["method"] == "notifications/subscriptions/acknowledged"
+            assert [told["id"] for told in await rest(stream)] == [1]
+            assert stream.is_terminated, "the connection is left for the request behind it"
+        live, state = server.live, server.uvicorn.server_state
+        await server.until(lambda: not state.connections and not state.tasks)
+        assert (live.gate.count, len(live.listen), len(live.hub)) == (0, 0, 0)
 
 
 async def test_with_another_parser_there_is_nothing_to_park_with() -> None:

@@ -40,6 +40,8 @@ from mcp.shared.message import SessionMessage
 from mcp_types import CallToolResult, JSONRPCRequest, ListToolsResult, PaginatedRequestParams, TextContent
 from pydantic import AnyHttpUrl
 from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 import tidings
@@ -47,6 +49,7 @@ from tests.servers.door import open_door, some_server
 from tidings import seams
 from tidings.lanes.answers import QuickAnswers
 from tidings.lanes.channel import PARK
+from tidings.lanes.guard import guard, leave_word
 from tidings.lanes.parked import ParkingProtocol
 
 SOURCE = Path(tidings.__file__).parent
@@ -482,6 +485,33 @@ async def test_a_legacy_stream_of_uvicorns_has_a_direct_line(front: str) -> None
             await line.reader.readuntil(b"\r\n\r\n")
         [channel] = door.live.splice._ends
         assert channel._line is not None, "uvicorn has moved what a legacy stream writes to; see `direct_line`"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("protocol", [HttpToolsProtocol, H11Protocol])
+async def test_a_request_of_uvicorns_is_found_and_guarded_in_the_middle_of_its_response(protocol: Any) -> None:
+    found: list[bool] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def wrapped() -> Any:
+            return await receive()
+
+        async def look(scope: Any, receive: Any) -> None:
+            guarded = guard(scope, receive, lambda reason: None)
+            found.append(guarded is not None)
+            if guarded is not None:
+                guarded.leave()
+
+        await look(scope, receive)
+        await look(scope, wrapped)  # by its task
+        leave_word(scope, receive)
+        await asyncio.create_task(look(scope, wrapped))  # by the word
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        await send({"type": "http.response.body", "body": b"end"})
+
+    async with connected(protocol, app) as reader:
+        await reader.readuntil(b"end")
+    assert found == [True] * 3, "uvicorn has moved what guard.py uses; see `_name_parts` there"
 
 
 @pytest.mark.anyio

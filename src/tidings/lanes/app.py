@@ -39,8 +39,6 @@ def build_app(live: Live, options: dict[str, Any]) -> Any:
         app = server.streamable_http_app(**options)
         manager = server.session_manager
         manager.asgi_app = Front(live, manager)
-        build_stack = app.build_middleware_stack
-        app.build_middleware_stack = lambda: Shortcut(app, build_stack())
 
         def take_place() -> Any:
             return manager
@@ -54,6 +52,8 @@ def build_app(live: Live, options: dict[str, Any]) -> Any:
             manager.asgi_app = Front(live, manager)
             return manager
 
+    build_stack = app.build_middleware_stack
+    app.build_middleware_stack = lambda: Shortcut(app, build_stack())
     inner = app.router.lifespan_context
 
     @asynccontextmanager

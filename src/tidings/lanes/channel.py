@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 
 from tidings.counts import Counts
 from tidings.frames import Press
+from tidings.lanes.guard import End, Guard, guard
 from tidings.model import Notification
 from tidings.policy import Policy
 from tidings.subscriber import BUSY, Deliver
@@ -121,6 +122,7 @@ class Channel:
     __slots__ = (
         "_counts",
         "_deadline",
+        "_guard",
         "_limit",
         "_line",
         "_loop",
@@ -156,6 +158,7 @@ class Channel:
         self._request = asyncio.current_task()
         self._task: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self._guard: Guard | None = None
         self.owner: Owner | None = None
         self.is_over = False
         self.is_cut = False
@@ -166,9 +169,23 @@ class Channel:
     def is_busy(self) -> bool:
         return self._task is not None
 
+    def guard(self, scope: Scope, receive: Receive, end: End) -> None:
+        """The response goes on as a stream: have it end when it must, which may be at once."""
+        self._guard = guard(scope, receive, end)
+        if self._guard is not None:
+            self._guard.look_behind()
+
+    def release(self) -> None:
+        """The response ends."""
+        released, self._guard = self._guard, None
+        if released is not None:
+            released.leave()
+
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
         if self.is_over or self._task is not None:
             return False
+        if is_last:
+            self.release()
         if self._line is not None and not is_last and self._line.write(chunk):
             return True
         self.is_over = is_last
@@ -205,7 +222,9 @@ class Channel:
     async def relay(self, send: Send, message: Message) -> None:
         """Let somebody else write a chunk of theirs, between ours."""
         await self.wait_until_free()
-        deadline = self._loop.call_later(self._limit, self._give_up)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            self.release()
+        deadline = self._loop.call_later(self._limit, self._give_up, context=contextvars.Context())
         try:
             await send(message)
         finally:
@@ -288,7 +307,7 @@ def dismiss(outlets: Iterable[Outlet], loop: asyncio.AbstractEventLoop | None) -
             outlet.abort()
 
     if kept and loop is not None:
-        loop.call_later(_FAREWELL, drop)
+        loop.call_later(_FAREWELL, drop, context=contextvars.Context())
 
 
 def limit_silence(transport: asyncio.Transport, policy: Policy) -> None:

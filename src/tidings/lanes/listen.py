@@ -8,6 +8,7 @@ directly. On plain ASGI there is a task per stream, asleep until the client is g
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import secrets
 import sys
@@ -165,6 +166,8 @@ class ListenLane:
             if witness is not None:
                 witness.leave()
         self._begin(stream, honoured, wish, label)
+        if stream.channel is channel:
+            channel.guard(scope, receive, stream.end)
         return True
 
     def _acknowledge(self, stream: ListenStream, honoured: Honoured, wish: Wish) -> bytes:
@@ -199,10 +202,17 @@ class ListenLane:
         channel = Channel(send, receive, self.live.policy, self._loop)
         channel.owner = _Carried(self.live)
         self._carried[channel] = None
+        channel.guard(scope, receive, self._end_carried)
         try:
             await app(scope, replayed or receive, partial(channel.relay, send))
         finally:
+            channel.release()
             del self._carried[channel]
+
+    def _end_carried(self, reason: Reason) -> None:
+        # The SDK has no way to end one stream.
+        if reason is Reason.SHUTDOWN:
+            self.live.stop()
 
     def stop(self) -> None:
         """End every stream with its result."""
@@ -242,7 +252,10 @@ class ListenLane:
             self._arm()
 
     def _arm(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self.live.policy.keep_alive / _SLOTS, self._keep_alive)
+        # In nobody's context: the first stream's would be kept as long as there are any.
+        self._timer = asyncio.get_running_loop().call_later(
+            self.live.policy.keep_alive / _SLOTS, self._keep_alive, context=contextvars.Context()
+        )
 
     def _keep_alive(self) -> None:
         self._timer = None

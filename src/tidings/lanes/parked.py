@@ -220,9 +220,10 @@ class Held:
 
     def leave(self) -> None:
         self._cycle.transport = self._transport
-        if self.written:
+        # Some transports raise when their client has left.
+        if self.written and not self._transport.is_closing():
             self._transport.write(b"".join(self.written))
-            self.written = []
+        self.written = []
 
 
 class Witness(Held):

@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from tidings.lanes.channel import Receive, Scope, Send
 from tidings.lanes.front import Front
+from tidings.lanes.guard import leave_word
 from tidings.lanes.listen import ListenStream
 
 __all__ = ["Shortcut", "front_of"]
@@ -61,4 +62,6 @@ class Shortcut:
             if rest is None:
                 return
             receive = rest
+        elif self._app.user_middleware and scope["type"] == "http":
+            leave_word(scope, receive)
         await self._stack(scope, receive, send)

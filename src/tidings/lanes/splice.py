@@ -174,6 +174,7 @@ class SpliceLane:
                 if self._live.is_stopping:
                     end.set()
                 session.attach(channel, is_resumed=event_id is not None and read is None, read=read)
+                channel.guard(scope, receive, lambda reason: end.set())
 
         async def spliced_receive() -> Message:
             # The SDK's response goes on until its client is gone; on shutdown, we say so.
