@@ -84,9 +84,9 @@ class Side:
             tools.add(definition(number % 200, next(edition)), replace=True)
 
     def change_in_commits(self, changes: int) -> None:
-        for _ in range(changes // 50):
+        for start in range(0, changes, 50):
             with self.live.catalog.batch():
-                self.change_tools(50)
+                self.change_tools(min(50, changes - start))
 
     def change_contents(self, changes: int) -> None:
         resources, edition = self.live.catalog.resources, self._edition

@@ -749,6 +749,21 @@ def test_a_write_that_failed_is_tried_again_with_room_made_first(path: Path, mon
     assert Server(SQLiteStore(path), Policy(journal_changes=500)).shown() == shown
 
 
+def test_who_could_not_make_room_is_as_patient_as_before(path: Path) -> None:
+    store = SQLiteStore(path)
+    server = Server(store)
+    put_tools(server, range(10))
+    db = store._opened()
+    db.set_authorizer(lambda _, name, *rest: sqlite3.SQLITE_DENY if name == "wal_checkpoint" else sqlite3.SQLITE_OK)
+    with pytest.raises(StoreError):
+        server.write()
+    db.set_authorizer(None)
+    assert db.execute("PRAGMA busy_timeout").fetchone() == (2000,)
+    server.write()
+    store.close()
+    assert len(peek(path).journal) == 10
+
+
 def fail(*args: object) -> None:
     raise sqlite3.OperationalError("disk I/O error")
 

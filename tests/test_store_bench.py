@@ -15,5 +15,7 @@ def test_every_figure_has_its_target_and_the_bounds_hold() -> None:
 
     ratios = [rows[f"store_{what}_{readers}_process"] for what in ("tools", "contents") for readers in (0, 1, 100)]
     assert all(row["target"] == "≤ 1.3" and row["value"] > 0.5 for row in ratios)
-    assert rows["store_file"]["met"]
-    assert rows["store_journal"]["met"]
+    for name in ("store", "store_durable"):
+        assert rows[f"{name}_file"]["met"]
+        assert rows[f"{name}_journal"]["met"]
+    assert rows["store_tools_durable_300_process"]["met"] is None, "a figure, and no promise"
