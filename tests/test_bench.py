@@ -100,12 +100,12 @@ def peers(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 @needs_linux
 @needs_compiler
 def test_peers_are_measured_side_by_side_and_the_client_with_them() -> None:
-    done = peers("--quick", "--json", "--only", "fanout,lists,floor,asgi,sdk", "--streams", "1,100")
+    done = peers("--quick", "--json", "--only", "fanout,lists,floor,raw,asgi,sdk", "--streams", "1,100")
 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["failures"] == []
-    assert set(found["samples"]) == {"floor", "asgi", "sdk"}
+    assert set(found["samples"]) == {"floor", "raw", "asgi", "sdk"}
     for samples in found["samples"].values():
         names = ("last/1", "last/100", "delivery/100", "memory/100", "opens/100", "client/100", "client-busy/100")
         for name in (*names, "lists/10", "list/10", "list-client-busy/10"):

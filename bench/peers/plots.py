@@ -22,6 +22,7 @@ FOLDER = ROOT / "docs" / "performance"
 BEGIN, END = "<!-- peers: what `python -m bench.peers --write` wrote -->", "<!-- peers: end -->"
 COLOURS = {
     "floor": "#8c8c8c",
+    "raw": "#5c6f7b",
     "own": "#0a84c9",
     "asgi": "#2aa876",
     "typescript": "#b07aa1",

@@ -65,7 +65,7 @@ class Peer:
     key: str
     name: str
     module: str = ""
-    """Of its server program; none for the floor and the TypeScript SDK."""
+    """Of its server program; none for those that are started in another way."""
     options: tuple[str, ...] = ()
     does: frozenset[str] = frozenset({"listen", "lists", "legacy", "stdio"})
     is_taken_once: bool = False
@@ -74,6 +74,8 @@ class Peer:
     def command(self, transport: str, tools: int, programs: Path) -> list[str]:
         if self.key == "floor":
             return [str(programs / "floor"), str(programs / f"recorded-{tools}")]
+        if self.key == "raw":
+            return [sys.executable, "-m", "bench.peers.servers.raw", str(programs / f"recorded-{tools}")]
         given = [transport, "--tools", str(tools), *self.options]
         if self.key == "typescript":
             return [str(node()), str(HERE / "servers" / "typescript.mjs"), *given]
@@ -95,6 +97,7 @@ PEERS = {
     peer.key: peer
     for peer in (
         Peer("floor", "C loop of send()", does=frozenset({"listen", "lists"})),
+        Peer("raw", "raw protocol on uvloop", does=frozenset({"listen", "lists"})),
         Peer("own", "Tidings, own process", "live", ("--own-process",)),
         Peer("asgi", "Tidings, plain ASGI", "live", does=frozenset({"listen", "lists", "legacy"})),
         Peer("typescript", "TypeScript SDK", is_taken_once=True),

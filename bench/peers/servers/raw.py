@@ -1,0 +1,102 @@
+"""What uvloop can do at all: a protocol that sends what lies ready, and knows nothing of change notifications.
+
+    python -m bench.peers.servers.raw FOLDER
+
+As floor.c, in Python: the same recorded bytes, and a loop of `transport.write` in place of its loop of `send`. What of
+Tidings is its own, and what is the event loop's, is the difference between the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from bench.peers.servers.scene import announce, listening_socket
+
+RECORDED: Final = b"1000000"
+"""The id of the recorded requests; all ids are as long."""
+
+_OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-type: application/json\r\n\r\n{}"
+_LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
+_ID = re.compile(rb'"id":(\d+)')
+_COUNT = re.compile(rb"count=(\d+)")
+_VERSION = re.compile(rb"(?<=Version )\d{6}")
+
+
+class Scene:
+    """The recorded bytes, and who listens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.opening, self.told, self.listed = (_cut(folder / name) for name in ("open", "told", "list"))
+        self.streams: list[Stream] = []
+
+    def change(self, version: int, count: int) -> None:
+        (head, tail), (before, after) = self.told, self.listed
+        for number in range(version, version + count):
+            self.listed = before, _VERSION.sub(b"%06d" % number, after)
+            for stream in self.streams:
+                stream.transport.write(head + stream.tag + tail)
+
+
+class Stream(asyncio.Protocol):
+    """A connection: of requests, or of one listen stream."""
+
+    __slots__ = ("_received", "_scene", "tag", "transport")
+
+    transport: asyncio.Transport
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._received = b""
+        self.tag = b""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as it is
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, end, body = self._received.partition(b"\r\n\r\n")
+        length = _LENGTH.search(head)
+        if end and length is not None and len(body) >= int(length[1]):
+            self._received = b""
+            self._answer(head, body)
+
+    def _answer(self, head: bytes, body: bytes) -> None:
+        scene, found = self._scene, _ID.search(body)
+        if found is None:
+            asked, count = re.search(rb"version=(\d+)", head), _COUNT.search(head)
+            scene.change(int(asked[1]) if asked else 0, int(count[1]) if count else 1)
+            self.transport.write(_OK)
+            return
+        self.tag = found[1]
+        is_stream = b'"subscriptions/listen"' in body
+        before, after = scene.opening if is_stream else scene.listed
+        self.transport.write(before + self.tag + after)
+        if is_stream:
+            scene.streams.append(self)
+
+
+def _cut(path: Path) -> tuple[bytes, bytes]:
+    before, found, after = path.read_bytes().partition(RECORDED)
+    if not found:
+        raise SystemExit(f"{path} has no id")
+    return before, after
+
+
+async def main() -> None:
+    scene = Scene(Path(sys.argv[1]))
+    listener = listening_socket()
+    await asyncio.get_running_loop().create_server(lambda: Stream(scene), sock=listener)
+    announce(listener.getsockname()[1])
+    gc.freeze()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())
