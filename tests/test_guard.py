@@ -5,6 +5,7 @@ same connection, and when the server stops without a signal. With each of uvicor
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -90,6 +91,44 @@ async def test_a_client_that_leaves_with_a_request_behind_a_stream_that_it_does_
             await writer.drain()
             writer.transport.abort()
         await check_nothing_is_left(server)
+
+
+class Held:
+    """A middleware that lets listen requests in only when it may."""
+
+    def __init__(self, app: Any, may_go_on: asyncio.Event, failed: list[Exception]) -> None:
+        self._app = app
+        self._may_go_on = may_go_on
+        self._failed = failed
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await self._may_go_on.wait()
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            self._failed.append(error)
+            raise
+
+
+@pytest.mark.parametrize("behind", [b"", ANOTHER], ids=["nothing", "a request"])
+async def test_a_client_that_left_before_its_stream_was_opened_leaves_nothing_and_is_no_error(
+    behind: bytes, http: Any
+) -> None:
+    failed: list[Exception] = []
+    may_go_on = asyncio.Event()
+    async with serving(partial(Held, may_go_on=may_go_on, failed=failed), http=http) as server:
+        state = server.uvicorn.server_state
+        _, writer = await asyncio.open_connection(*server.address[:2])
+        writer.write(listen_request(1) + behind)
+        await server.until(lambda: state.tasks)
+        connection: Any = next(iter(state.connections))
+        writer.transport.abort()
+        connection.flow.resume_reading()  # as whoever still reads the request would
+        await server.until(lambda: not state.connections)
+        may_go_on.set()
+        await check_nothing_is_left(server)
+        assert not failed
 
 
 async def test_a_request_behind_a_legacy_stream_is_answered_and_the_session_may_open_another(http: Any) -> None:

@@ -320,7 +320,7 @@ def limit_silence(transport: asyncio.Transport, policy: Policy) -> None:
     if option is not None and connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
         try:
             connection.setsockopt(socket.IPPROTO_TCP, option, int(seconds * 1000))
-        except OSError as error:  # gone already: its own request task hears of it
+        except (OSError, ValueError) as error:  # gone already: its own request task hears of it
             logger.debug("a connection's time-out could not be set: %r", error)
 
 

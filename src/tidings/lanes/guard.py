@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 from tidings.model import Reason
 
-__all__ = ["End", "Guard", "guard", "leave_word"]
+__all__ = ["End", "Guard", "guard", "leave_word", "tell_if_gone"]
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +91,7 @@ class Guard(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end = None
         self._protocol.connections.discard(self)
-        if not self._cycle.response_complete:
-            self._cycle.disconnected = True
-        self._cycle.message_event.set()
+        _tell(self._cycle)
         self._protocol.connection_lost(exc)
 
 
@@ -105,11 +103,22 @@ def leave_word(scope: MutableMapping[str, Any], receive: Callable[..., Any]) -> 
         scope.setdefault("extensions", {})[_WORD] = weakref.ref(cycle)
 
 
+def tell_if_gone(scope: MutableMapping[str, Any], receive: Callable[..., Any]) -> bool:
+    """Tell a request whose client is gone already that it is: nothing can be sent any more, and nothing is."""
+    cycle = _cycle_of(scope, receive)
+    if cycle is None or not cycle.transport.is_closing():
+        return False
+    _tell(cycle)
+    return True
+
+
 def guard(scope: MutableMapping[str, Any], receive: Callable[..., Any], end: End) -> Guard | None:
     """Guard the response of the request that is being served, if its connection is one that we know."""
+    if tell_if_gone(scope, receive):
+        return None
     cycle = _cycle_of(scope, receive)
     try:
-        return None if cycle is None or cycle.transport.is_closing() else Guard(cycle, end)
+        return Guard(cycle, end) if cycle is not None else None
     except AttributeError as error:
         logger.debug("this version of uvicorn is another than we know (%s); streams are not guarded", error)
         return None
@@ -128,6 +137,13 @@ def _cycle_of(scope: MutableMapping[str, Any], receive: Callable[..., Any]) -> A
     coroutine = task.get_coro() if task is not None else None
     found = inspect.getcoroutinelocals(coroutine).get("self") if inspect.iscoroutine(coroutine) else None
     return found if _is_cycle(found) else None
+
+
+def _tell(cycle: Any) -> None:
+    """As uvicorn does it for the newest request."""
+    if not cycle.response_complete:
+        cycle.disconnected = True
+    cycle.message_event.set()
 
 
 def _is_cycle(found: object) -> bool:

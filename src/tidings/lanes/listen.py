@@ -24,6 +24,7 @@ from tidings.errors import LimitReached
 from tidings.frames import KEEP_ALIVE, Press, Shape, acknowledgement, bookmark, encode_tag, listen_result
 from tidings.gate import Principal, Ticket
 from tidings.lanes.channel import NOWHERE, PARK, UVICORN, Channel, Outlet, Receive, Scope, Send, dismiss
+from tidings.lanes.guard import tell_if_gone
 from tidings.lanes.wanted import Honoured, honour, honour_at_once
 from tidings.lanes.wish import Wish
 from tidings.model import Feature, Reason
@@ -150,6 +151,7 @@ class ListenLane:
     ) -> bool:
         """Acknowledge, subscribe, and park the stream where that is offered. False if it is over already."""
         live = self.live
+        tell_if_gone(scope, receive)
         channel = stream.channel = Channel(send, receive, live.policy, asyncio.get_running_loop())
         channel.owner = stream
         witness = _watch(scope, receive)
@@ -198,6 +200,7 @@ class ListenLane:
     ) -> None:
         """Let the SDK carry a stream, and see to it that a reader who does not read is cut off here too. `replayed` is
         for a request that has been read."""
+        tell_if_gone(scope, receive)
         self._loop = asyncio.get_running_loop()
         channel = Channel(send, receive, self.live.policy, self._loop)
         channel.owner = _Carried(self.live)

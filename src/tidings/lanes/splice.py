@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tidings.errors import LimitReached
 from tidings.frames import Shape, bookmark, render
 from tidings.lanes.channel import UVICORN, Channel, Line, Message, Receive, Scope, Send, dismiss
+from tidings.lanes.guard import tell_if_gone
 from tidings.lanes.sent import Sent, event_number
 from tidings.lanes.wish import Wish
 from tidings.mailbox import IsMuted
@@ -148,6 +149,7 @@ class SpliceLane:
 
     async def serve(self, app: Any, scope: Scope, receive: Receive, send: Send, session_id: str) -> None:
         """Let the SDK serve the `GET`, and write between its chunks once it has accepted it."""
+        tell_if_gone(scope, receive)
         session = self.session(session_id)
         self._loop = asyncio.get_running_loop()
         channel = Channel(send, receive, self._live.policy, self._loop, _line(receive))
