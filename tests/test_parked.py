@@ -133,6 +133,8 @@ async def rest(stream: Stream) -> list[dict[str, Any]]:
 
 
 async def test_a_parked_stream_keeps_neither_task_nor_cycle_nor_parser_nor_protocol() -> None:
+    gc.collect()
+    there = counted()  # what tests of other files have left in this process
     async with serving() as server, connected(server, listen_request(0)) as (first, _):
         await check_told(server, first)
         before = len(asyncio.all_tasks())
@@ -148,22 +150,21 @@ async def test_a_parked_stream_keeps_neither_task_nor_cycle_nor_parser_nor_proto
                 assert [type(outlet) for outlet in server.outlets] == [Parked] * 3
                 await server.until(lambda: len(asyncio.all_tasks()) == before)
                 await server.until(lambda: not server.uvicorn.server_state.tasks)
-                assert kept() == {"Parked": 3, "ListenStream": 3, "Subscriber": 3}
+                assert kept(there) == {"Parked": 3, "ListenStream": 3, "Subscriber": 3}
             await server.until(lambda: len(server.outlets) == 1)
-            await server.until(lambda: kept() == {"Parked": 1, "ListenStream": 1, "Subscriber": 1})
+            await server.until(lambda: kept(there) == {"Parked": 1, "ListenStream": 1, "Subscriber": 1})
         finally:
             gc.enable()
         assert server.live.gate.count == 1
 
 
-def kept() -> dict[str, int]:
-    # Not those of the process that the tests may run in: execnet has channels too.
-    kinds = Counter(type(each).__name__ for each in gc.get_objects() if not is_of(type(each), "execnet"))
-    return {kind: kinds[kind] for kind in KINDS if kinds[kind]}
+def counted() -> Counter[str]:
+    return Counter(type(each).__name__ for each in gc.get_objects() if type(each).__name__ in KINDS)
 
 
-def is_of(kind: type, package: str) -> bool:
-    return str(kind.__module__).partition(".")[0] == package
+def kept(there: Counter[str]) -> dict[str, int]:
+    """What is there now and was not."""
+    return dict(counted() - there)
 
 
 class Receiving:
