@@ -53,6 +53,9 @@ from tidings.model import Feature, Topic, Version
 from tidings.store.sqlite import peek
 from tidings.testing import Acknowledged, Subscribed, Told, check_resumable
 
+KILLED_CHANGES = int(os.environ.get("TIDINGS_CHANGES", 250))
+"""Of the plays in which servers are killed; 2,000 take over a minute."""
+
 pytestmark = pytest.mark.anyio
 
 CHANGES = 2_000
@@ -425,7 +428,9 @@ async def test_clients_of_servers_that_are_killed_are_told_exactly_what_differs(
             return processes.enter_async_context(serve(how, settings))
 
         place = Mortal(await start(), start, tmp_path)
-        server, readers = await play(place, dice_of_this_run(), most=250, clients=10)
+        server, readers = await play(
+            place, dice_of_this_run(), most=KILLED_CHANGES, clients=20 if KILLED_CHANGES > 250 else 10
+        )
         await judge(place, server, readers, journal)
     assert place.lives > 2
     assert server.lost
