@@ -53,7 +53,7 @@ from tidings.model import Feature, Topic, Version
 from tidings.store.sqlite import peek
 from tidings.testing import Acknowledged, Subscribed, Told, check_resumable
 
-KILLED_CHANGES = int(os.environ.get("TIDINGS_CHANGES", 250))
+KILLED_CHANGES = int(os.environ.get("TIDINGS_CHANGES", "250"))
 """Of the plays in which servers are killed; 2,000 take over a minute."""
 
 pytestmark = pytest.mark.anyio
