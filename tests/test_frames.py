@@ -20,6 +20,7 @@ from tidings.frames import (
     DELETED_METHOD,
     KEEP_ALIVE,
     SUBSCRIPTION_KEY,
+    Press,
     Shape,
     acknowledgement,
     encode_tag,
@@ -339,6 +340,20 @@ def test_frames_that_follow_one_another_are_read_as_one_event_each() -> None:
     events = read_events(KEEP_ALIVE + KEEP_ALIVE.join(frames))
 
     assert [json.loads(text)["params"]["_meta"][SUBSCRIPTION_KEY] for _, text in events] == list(CASES)
+
+
+@pytest.mark.parametrize("tag", [b"7", b"1234567", '"名前"'.encode()])
+def test_a_press_makes_chunks_that_are_as_long_as_they_say_and_turns_with_the_news(tag: bytes) -> None:
+    shape = Shape(is_sse=True, is_tagged=True)
+    press, plain = Press(shape, len(tag)), Press(shape)
+    for notification in (CASES["several tools"](), CASES["several tools"]()):
+        frame = write(notification, shape, tag)
+        press.turn_to(notification)
+        plain.turn_to(notification)
+        assert press.notification is notification
+        assert press.head + tag + press.tail == b"%x\r\n%b\r\n" % (len(frame), frame)
+        assert press.length == len(frame)
+        assert plain.head + tag + plain.tail == frame
 
 
 @pytest.mark.parametrize("is_tagged", [True, False])
