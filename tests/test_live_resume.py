@@ -140,7 +140,9 @@ class Reader:
         self._connect = self._by_sdk if uses_sdk else self._by_hand
         self._features = dice.sample(list(Feature), dice.randrange(1, 4))
         self._uris: list[str] = dice.sample(URIS, dice.randrange(4))
+        self._cursor: Cursor | None = None
         self._cursors: list[Cursor] = []
+        """Those that speak of all its lists: of a list that a cursor is silent about, nothing would be told."""
         self._stays = self._leaves = False
         self._heard: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         """What came on the connection; None at its end."""
@@ -244,7 +246,9 @@ class Reader:
         meta = (message.get("params") or message)["_meta"]
         cursor = Cursor.parse(meta[CURSOR_KEY])
         assert cursor is not None
-        self._cursors.append(self._cursors[-1].then(cursor) if self._cursors else cursor)
+        self._cursor = self._cursor.then(cursor) if self._cursor is not None else cursor
+        if self._cursor.versions.keys() >= set(self._features):
+            self._cursors.append(self._cursor)
 
     async def _refetch(self, *features: Feature) -> None:
         for feature in features:
