@@ -15,7 +15,7 @@ CORE_NAMES = frozenset(
     {
         *("agenda", "catalog", "counts", "cursor", "delta", "digest", "durable", "errors", "frames", "hub", "index"),
         *("journal", "logged", "mailbox", "model", "news", "observer", "patterns", "policy", "resume", "subscriber"),
-        *("spans", "terms", "visit"),
+        *("shown", "spans", "terms", "visit"),
     }
 )
 CORE = [SOURCE / f"{name}.py" for name in sorted(CORE_NAMES)]

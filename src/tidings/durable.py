@@ -20,7 +20,7 @@ from tidings.errors import LimitReached, TidingsError
 from tidings.index import check_limit
 from tidings.model import Feature, Topic, Version
 from tidings.patterns import compile_pattern, is_pattern
-from tidings.resume import Resumed, missed, settled, watched_by
+from tidings.resume import Resumed, missed, remembered, watched_by
 
 if TYPE_CHECKING:
     from tidings.hub import Hub
@@ -295,7 +295,7 @@ class Durables:
         """Where one stands that nobody is here for."""
         with self._lock:
             durable = self._kept.get(key) or Durable(name=key[1])
-            return settled(missed(self.hub, durable.uris, durable.as_of), durable.told, durable.uris)
+            return remembered(self.hub, durable.told, durable.uris, durable.as_of)
 
     def refetched(self, key: Key, as_of: int) -> None:
         """It was told, as of a revision, what to refetch. Of the rest it may still have to hear."""

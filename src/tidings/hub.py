@@ -1,7 +1,8 @@
 """Who listens to what, and the fan-out.
 
-One rule: if a topic's digest differs from what a subscriber was told, tell it, and remember. A subscriber that keeps up
-is told at once and costs no memory per topic; for any other one the change is noted in its mailbox.
+One rule: if a topic's digest differs from what a subscriber was told, tell it, and remember. So too if it differed and
+somebody was shown it then. A subscriber that keeps up is told at once and costs no memory per topic; for any other one
+the change is noted in its mailbox.
 
 The hub writes to nobody. It calls each subscriber's `deliver`, which must not wait: one that can take no more for now
 returns `BUSY` and calls `hub.wake(subscriber)` later. It never sleeps either: whoever owns the hub calls `tick(now)`
@@ -383,13 +384,9 @@ class Hub:
     def _tell(self, subscriber: Subscriber, topic: Topic, entry: Entry, now: float) -> None:
         mailbox = subscriber.mailbox
         assert mailbox is not None
-        if entry.is_true_still:
-            self.counts.suppress(Why.SAME_DIGEST)
-            mailbox.skip(topic, entry, now)
-            return
-        notification = entry.content or self.news.missed(topic, entry.since, subscriber.filter)
-        if notification.complete and not notification.changes:
-            self.counts.suppress(Why.FILTERED)
+        notification = self.news.owed(topic, entry, subscriber.filter)
+        if isinstance(notification, Why):
+            self.counts.suppress(notification)
             mailbox.skip(topic, entry, now)
             return
         # Remember before delivering: whatever `deliver` does, it does to a subscriber that has been told.
@@ -420,7 +417,7 @@ class Hub:
             if version is not None and version.revision > published.revision and current != published:
                 mailbox.expect(topic, version, current.revision)
             elif version is not None and version.digest == published.digest:
-                mailbox.forgive(topic, version)
+                mailbox.forgive(topic, published)
             else:
                 mailbox.owe(self.news.since(topic, version), version, subscriber.policy, now)
         subscriber.settle()

@@ -126,6 +126,7 @@ class Live:
         self.resources = LiveResources(self)
         self.own_request_id = f"tidings-{secrets.token_hex(8)}"
         """Of the requests with which we ask the server ourselves, so that we don't take them for a client's."""
+        self.own_list_id = f"{self.own_request_id}-list"
         self.is_stopping = False
         self.failures: Counter[str] = self.hub.failures
         """How often something inside failed, by what it was: each was logged, and survived."""
@@ -435,7 +436,7 @@ class Live:
 
     async def answered(self, method: str, version: str) -> dict[str, Any]:
         """What any modern client is answered to a list request."""
-        return await inquiry.answered(self.lowlevel, method, version, self._lifespan, f"{self.own_request_id}-list")
+        return await inquiry.answered(self.lowlevel, method, version, self._lifespan, self.own_list_id)
 
     async def _ask(self, feature: Feature) -> list[dict[str, Any]]:
         try:

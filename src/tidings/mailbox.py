@@ -138,12 +138,10 @@ class Mailbox:
             entry.told, entry.since = previous, previous.revision
         entry.latest = notification.version
         if entry.awaits:
-            if notification.version.revision >= entry.awaits:
-                entry.awaits = 0
-            if entry.awaits or entry.is_true_still:
+            if notification.version.revision < entry.awaits:
                 self.skip(topic, entry, now)
                 return NEVER
-            entry.since = -1
+            entry.awaits, entry.since = 0, -1
         if not isinstance(topic, Feature):
             # Who was to be told to refetch still has to, and must not take the last change for all there was.
             entry.content = notification.incomplete() if entry.since < 0 else notification
@@ -185,7 +183,7 @@ class Mailbox:
         self.owe(notification, None, policy, now)
 
     def forgive(self, topic: Topic, version: Version) -> None:
-        """The subscriber says that it knows this version: what was to be told until then needs no telling."""
+        """The subscriber says that it holds what this version is: what was to be told until then needs no telling."""
         entry = self.entries.get(topic)
         if entry is not None:
             entry.told = version

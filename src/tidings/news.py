@@ -5,15 +5,17 @@ The catalog may be ahead: a subscriber may change it while others are still bein
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import groupby, takewhile
 from operator import attrgetter
 
 from tidings.catalog import UNKNOWN, Catalog
+from tidings.counts import Why
 from tidings.journal import Journal, net
-from tidings.mailbox import Filter
+from tidings.mailbox import Entry, Filter
 from tidings.model import Change, Feature, Notification, Topic, Version
 from tidings.policy import Policy
+from tidings.shown import Shown
 
 __all__ = ["News", "by_topic"]
 
@@ -25,6 +27,7 @@ class News:
     def __init__(self, catalog: Catalog, policy: Policy, journal: Journal | None = None) -> None:
         # An empty journal is falsy, and still the one that was given.
         self.journal = Journal(policy, since=catalog.revision) if journal is None else journal
+        self.shown = Shown(catalog.lock, catalog.revision)
         self._catalog = catalog
         self._most_contents = policy.max_contents
         self._revision = catalog.revision
@@ -74,6 +77,28 @@ class News:
         changes = None if version is None else self.journal.since(version.revision, topic)
         is_known = bool(changes) and changes is not None and changes[0].previous == version
         return self.missed(topic, version.revision if version is not None and is_known else -1)
+
+    def held(self, told: Mapping[Topic, Version | None]) -> dict[Topic, Version | None]:
+        """What somebody holds who was away, and by our own books was told this last: None where that is true again, but
+        was not all the time, and it may have looked then."""
+        misleads = self.shown.may_mislead
+        return {
+            topic: None if version is not None and misleads(topic, version, self.version(topic)) else version
+            for topic, version in told.items()
+        }
+
+    def owed(self, topic: Topic, entry: Entry, filter: Filter | None) -> Notification | Why:
+        """What to tell one whose mailbox has this entry, or why there is nothing to tell."""
+        told, latest = entry.told, entry.latest
+        if told and entry.is_true_still and not self.shown.has_other(topic, latest, told.revision):
+            return Why.SAME_DIGEST
+        notification = entry.content or self.missed(topic, entry.since, filter)
+        if notification.changes or not notification.complete:
+            return notification
+        # Seen at once, nothing is left of the changes; but somebody has seen them one by one.
+        if self.shown.has_other(topic, latest, entry.since):
+            return self.missed(topic, -1)
+        return Why.FILTERED
 
     def missed(self, topic: Topic, since: int, filter: Filter | None = None) -> Notification:
         """What to tell one who knows a topic as of a revision."""

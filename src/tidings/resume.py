@@ -18,7 +18,7 @@ from tidings.patterns import compile_pattern, is_pattern
 if TYPE_CHECKING:
     from tidings.hub import Hub
 
-__all__ = ["Resumed", "missed", "resumed", "settled", "watched_by"]
+__all__ = ["Resumed", "missed", "remembered", "resumed", "settled", "watched_by"]
 
 
 class Resumed(NamedTuple):
@@ -50,6 +50,19 @@ def resumed(
         return Resumed(told)
     since = missed(hub, uris, cursor.as_of, may) if cursor.epoch == epoch else None
     return settled(since, told, uris)
+
+
+def remembered(
+    hub: Hub,
+    told: Mapping[Topic, Version | None],
+    uris: Collection[str],
+    as_of: int,
+    may: Callable[[str], bool] | None = None,
+) -> Resumed:
+    """Where one stands that by our own books was told this last, and knows all else as of a revision. What it was told
+    is not what it holds: that only a cursor says."""
+    known, refetch = settled(missed(hub, uris, as_of, may), told, uris)
+    return Resumed(hub.news.held(known), refetch)
 
 
 def missed(

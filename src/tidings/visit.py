@@ -18,7 +18,7 @@ from tidings.durable import MOST_CONTENTS, Durable, Durables
 from tidings.logged import topic_name
 from tidings.model import Feature, Notification, Topic, Version
 from tidings.patterns import is_pattern
-from tidings.resume import Resumed, missed, settled
+from tidings.resume import Resumed, remembered
 from tidings.subscriber import Subscriber
 
 __all__ = ["LONGEST_HOLD", "Visit"]
@@ -109,8 +109,7 @@ class Visit:
             durable = durables._kept.get(self.key)
             if durable is None or self._former is None:
                 return Resumed({})
-            since = missed(durables.hub, durable.uris, durable.as_of, may)
-            return settled(since, durable.told, durable.uris)
+            return remembered(durables.hub, durable.told, durable.uris, durable.as_of, may)
 
     def told(self) -> dict[Topic, Version | None]:
         """The same for `hub.subscribe`, where there is no acknowledgement that could say more."""

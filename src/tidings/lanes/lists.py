@@ -22,7 +22,7 @@ from mcp_types import JSONRPCResponse
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from tidings.lanes.channel import Message, Receive, Scope, Send
-from tidings.model import Feature
+from tidings.model import Feature, Version
 
 if TYPE_CHECKING:
     from tidings.live import Live
@@ -104,7 +104,10 @@ class ListsLane:
             return None
         if time.monotonic() >= kept.until and key not in self._asked:
             return None
-        kept.is_used = True
+        if not kept.is_used:
+            kept.is_used = True
+            if isinstance(kept.state, Version):
+                self._live.hub.news.shown.note(_FEATURES[method], kept.state)
         return kept
 
     def knows(self, method: str) -> bool:

@@ -101,19 +101,19 @@ class SessionLane:
         except Exception:  # our trouble must not become the client's
             live.failures["reading"] += 1
             logger.exception("reading the server's lists failed; going on with what was known")
-        sight = Sight(live, _shown(ctx))
         if ctx.method == "subscriptions/listen" and not live.steps_aside and (wanted := _listen_params(ctx)):
             # Past the SDK's span of the request, which would live as long as the stream.
             live.hub.observer.take_up(ctx.meta)
             over = await self._listen(ctx, wanted)
             return {"resultType": "complete", "_meta": {**live.result_meta, **(over.meta or {})}}
-        result = await call_next(ctx)
-        try:
-            return await self._after(ctx, result, sight)
-        except Exception:  # likewise
-            live.failures["answering"] += 1
-            logger.exception("%s was answered, but Tidings could not add to it", ctx.method)
-            return result
+        with Sight(live, _shown(ctx), is_for_us=ctx.request_id == live.own_list_id) as sight:
+            result = await call_next(ctx)
+            try:
+                return await self._after(ctx, result, sight)
+            except Exception:  # likewise
+                live.failures["answering"] += 1
+                logger.exception("%s was answered, but Tidings could not add to it", ctx.method)
+                return result
 
     async def _after(self, ctx: Ctx, result: HandlerResult, sight: Sight) -> HandlerResult:
         if ctx.method in _LISTS:

@@ -94,7 +94,9 @@ class SplicedSession:
         if read is not None and self.subscriber is not None:
             told, ended = self._sent.missed(read)
             try:
-                self._live.hub.subscribe(self.subscriber, uris=ended, told=told)
+                # What it was told, and not what it holds: it may have looked while it could hear nothing.
+                held = self._live.hub.news.held(told)
+                self._live.hub.subscribe(self.subscriber, uris=ended, told=held)
             except LimitReached as error:  # its client has subscribed to others since
                 logger.warning("a legacy session can't be told of what it missed: %s", error)
         channel.owner = self

@@ -19,6 +19,7 @@ __all__ = [
     "History",
     "Muted",
     "PromiseBroken",
+    "Shown",
     "Subscribed",
     "Told",
     "Unmuted",
@@ -91,6 +92,24 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """Somebody was shown a version of a topic: in a list, or in what was read of a resource. Who does not matter: any
+    subscriber may hold it from then on, and is then told of the last version, even if that is what it was told before.
+    """
+
+    topic: Topic
+    version: Version | None = None
+    """With an empty digest where it may have been any one until that revision. None where it is not known at all, or
+    not yet: then everybody may be told, and nobody need be."""
+
+    def is_other(self, told: Version, before: Version) -> bool:
+        """Whether who was told `before` may have to hear `told`, though the content is the same."""
+        if self.version is None:
+            return True
+        return before.revision < self.version.revision <= told.revision and self.version.digest != told.digest
+
+
+@dataclass(frozen=True, slots=True)
 class Told:
     """A notification reached a subscriber."""
 
@@ -155,7 +174,7 @@ class Held:
     """`Policy.max_pending`, where it is known."""
 
 
-Event: TypeAlias = Subscribed | Acknowledged | Unsubscribed | Changed | Told | Muted | Unmuted | Closed | Held
+Event: TypeAlias = Subscribed | Acknowledged | Unsubscribed | Changed | Shown | Told | Muted | Unmuted | Closed | Held
 
 
 class History:
@@ -169,7 +188,8 @@ class History:
 
     def subscribers(self) -> list[str]:
         """In the order of their first mention."""
-        return list(dict.fromkeys(event.subscriber for event in self.events if not isinstance(event, Changed)))
+        found = (event.subscriber for event in self.events if not isinstance(event, Changed | Shown))
+        return list(dict.fromkeys(found))
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
-from tidings.model import Feature, Topic, Version
+from tidings.model import Topic, Version
 from tidings.testing.history import (
     Changed,
     Closed,
     Held,
     History,
     PromiseBroken,
+    Shown,
     Subscribed,
     Told,
     Unsubscribed,
@@ -20,11 +22,11 @@ from tidings.testing.reading import (
     Ear,
     Last,
     broken,
-    changes_since,
     concerning,
     is_deletion,
-    is_ruled_out,
+    is_enough,
     knowledge,
+    shown_of,
     unwanted,
 )
 from tidings.testing.resumable import check_resumable
@@ -48,6 +50,7 @@ def check_filtered(history: History) -> None:
     for index, event in enumerate(history):
         if isinstance(event, Changed):
             seen[event.topic, event.version] = index
+        if isinstance(event, Changed | Shown):
             continue
         ear = ears.setdefault(event.subscriber, Ear())
         if isinstance(event, Told):
@@ -67,7 +70,7 @@ def check_ordered(history: History) -> None:
     newest: dict[tuple[str, Topic], int] = {}
     cursors: dict[tuple[str, Topic], int] = {}
     for index, event in enumerate(history):
-        if isinstance(event, Changed):
+        if isinstance(event, Changed | Shown):
             continue
         who = event.subscriber
         is_new = who not in ears
@@ -98,18 +101,19 @@ def check_unique(history: History) -> None:
     """A subscriber is never told the same version of a topic twice in a row.
 
     The same means the same digest, and for one that ended its subscription in between, the same revision: it may have
-    missed that the content was another one for a while.
+    missed that the content was another one for a while. So too where another content was shown in between.
     """
+    shown = shown_of(history)
     ears: dict[str, Ear] = {}
     last: dict[tuple[str, Topic], Last] = {}
     for index, event in enumerate(history):
-        if isinstance(event, Changed):
+        if isinstance(event, Changed | Shown):
             continue
         who, ear = event.subscriber, ears.setdefault(event.subscriber, Ear())
         if isinstance(event, Told):
             if event.version is not None:
                 before = last.get((who, event.topic))
-                if before is not None and before.is_same(event.version):
+                if before is not None and before.is_same(event.version, shown.get(event.topic, ())):
                     broken("Unique", history, index, event, f"it had been told {event.version.digest} already")
                 last[who, event.topic] = Last(event.version)
             if is_deletion(event):
@@ -131,9 +135,9 @@ def check_unique(history: History) -> None:
 def check_reliable(history: History) -> None:
     """Once changes stopped and everybody had the chance: every live subscriber was told the last version.
 
-    It need not have been where the digest is the one it knew when it came or was told last. One with a filter need not
-    have been told of a list if what it missed can be cut into stretches, each of which, seen at once, has no change
-    that passes the filter.
+    It need not have been where the digest is the one it knew when it came or was told last, and no other was shown to
+    anybody since. One with a filter need not have been told of a list if what it missed can be cut into stretches, each
+    of which, seen at once, has no change that passes the filter.
     """
     changes: dict[Topic, list[Changed]] = {}
     for event in history:
@@ -141,17 +145,15 @@ def check_reliable(history: History) -> None:
             changes.setdefault(event.topic, []).append(event)
     latest = {topic: max(each.version for each in found) for topic, found in changes.items()}
     for subscriber in history.subscribers():
-        ear, knows = knowledge(history, subscriber, changes)
+        ear, knows, seen = knowledge(history, subscriber, changes)
         for topic, known in knows.items():
-            newest = latest[topic]
-            if ear.is_muted(topic) or any(version.digest == newest.digest for version in known):
+            newest, may_hold = latest[topic], seen.get(topic, ())
+            suffices = partial(is_enough, newest=newest, changes=changes[topic], chosen=ear.filter)
+            if ear.is_muted(topic) or (any(map(suffices, known)) and all(map(suffices, may_hold))):
                 continue
-            if isinstance(topic, Feature) and ear.filter is not None:
-                missed = (changes_since(changes[topic], version) for version in known)
-                if any(found is not None and is_ruled_out(found, ear.filter) for found in missed):
-                    continue
             knew = ", ".join(f"r{version.revision} {version.digest}" for version in known) or "nothing"
-            why = f"the last version is r{newest.revision} {newest.digest}, and it knows {knew}"
+            may = "".join(f", and may have seen r{version.revision} {version.digest}" for version in may_hold)
+            why = f"the last version is r{newest.revision} {newest.digest}, and it knows {knew}{may}"
             raise PromiseBroken(
                 "Reliable", subscriber, topic, why, concerning(history, len(history), subscriber, topic)
             )
@@ -167,6 +169,7 @@ def check_bounded(history: History) -> None:
     for index, event in enumerate(history):
         if isinstance(event, Changed):
             topics[event.topic] = None
+        if isinstance(event, Changed | Shown):
             continue
         ear = ears.setdefault(event.subscriber, Ear())
         if isinstance(event, Held):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
 from tidings.mailbox import Filter
@@ -17,6 +17,7 @@ from tidings.testing.history import (
     History,
     Muted,
     PromiseBroken,
+    Shown,
     Subscribed,
     Told,
     Unmuted,
@@ -30,11 +31,13 @@ __all__ = [
     "changes_since",
     "concerning",
     "is_deletion",
+    "is_enough",
     "is_ruled_out",
     "knowledge",
     "net_operation",
     "passes",
     "ruled_out",
+    "shown_of",
     "unwanted",
 ]
 
@@ -99,10 +102,10 @@ class Last:
         self.is_continuous = True
         """Whether it has been listening ever since."""
 
-    def is_same(self, version: Version) -> bool:
-        if self.version is None:
-            return False
-        return self.version.digest == version.digest if self.is_continuous else self.version == version
+    def is_same(self, version: Version, shown: Iterable[Shown] = ()) -> bool:
+        if self.version is None or self.version == version or not self.is_continuous:
+            return self.version == version
+        return self.version.digest == version.digest and not any(each.is_other(version, self.version) for each in shown)
 
 
 def unwanted(ear: Ear, told: Told) -> str:
@@ -122,15 +125,25 @@ def unwanted(ear: Ear, told: Told) -> str:
     return ""
 
 
+def shown_of(history: History) -> dict[Topic, list[Shown]]:
+    found: dict[Topic, list[Shown]] = {}
+    for event in history:
+        if isinstance(event, Shown):
+            found.setdefault(event.topic, []).append(event)
+    return found
+
+
 def knowledge(
     history: History, subscriber: str, changes: Mapping[Topic, list[Changed]]
-) -> tuple[Ear, dict[Topic, tuple[Version, ...]]]:
-    """What a subscriber knows in the end of all that it watches then and that ever changed.
+) -> tuple[Ear, dict[Topic, tuple[Version, ...]], dict[Topic, list[Version]]]:
+    """What a subscriber knows in the end of all that it watches then and that ever changed; and what newer versions of
+    that it may have been shown since.
 
     Several versions where the history can't tell which one it knows; none where it knows nothing.
     """
     ear = Ear()
     knows: dict[Topic, tuple[Version, ...]] = {}
+    seen: dict[Topic, list[Version]] = {}
     asked_only: set[Topic] = set()
     """What is asked for and not granted yet."""
     granted = max((at for at, event in enumerate(history) if event == Acknowledged(subscriber)), default=-1)
@@ -142,12 +155,16 @@ def knowledge(
             if event.topic in asked_only:
                 # It is taken to know what was there when its wish was granted: any of these.
                 knows[event.topic] += (event.version,)
+        elif isinstance(event, Shown):
+            if event.version is not None and event.topic in knows and event.topic not in asked_only:
+                seen.setdefault(event.topic, []).append(event.version)
         elif event.subscriber != subscriber:
             continue
         elif isinstance(event, Told):
             version = event.version or present.get(event.topic)
             asked_only.discard(event.topic)
             knows[event.topic] = () if version is None else (version,)
+            seen.pop(event.topic, None)
             if is_deletion(event):
                 ear.end(event.topic)
         elif isinstance(event, Acknowledged):
@@ -162,16 +179,30 @@ def knowledge(
                         cursor = now  # of another life, where the same list had another revision
                     asked_only.discard(topic)
                     knows[topic] = () if cursor is None else (cursor,)
+                    seen.pop(topic, None)
                 elif topic not in knows and ear.hears(topic, surely=True):
                     version = present[topic]
                     knows[topic] = () if version is None else (version,)
                     if index < granted:
                         asked_only.add(topic)
-        elif not isinstance(event, Changed):
+        elif not isinstance(event, Changed | Shown):
             for topic in [topic for topic in knows if topic not in changes or not ear.hears(topic, surely=True)]:
                 asked_only.discard(topic)
+                seen.pop(topic, None)
                 del knows[topic]
-    return ear, knows
+    for topic, versions in seen.items():
+        newest = max((version.revision for version in knows[topic]), default=-1)
+        seen[topic] = [version for version in versions if version.revision > newest]
+    return ear, knows, seen
+
+
+def is_enough(version: Version, *, newest: Version, changes: list[Changed], chosen: Filter | None) -> bool:
+    """Whether one who holds a version need not hear of the newest one."""
+    if version.digest == newest.digest or chosen is None or not isinstance(changes[0].topic, Feature):
+        return version.digest == newest.digest
+    missed = changes_since(changes, version)
+    # Of one that may have been any, the history does not tell what came after it.
+    return not version.digest if missed is None else is_ruled_out(missed, chosen)
 
 
 def changes_since(changes: list[Changed], version: Version) -> list[Changed] | None:
@@ -269,5 +300,5 @@ def concerning(history: History, end: int, subscriber: str, topic: Topic | None)
     """The part of a history, up to a point, that one subscriber (and one topic) has to do with."""
     for index, event in enumerate(history.events[:end]):
         is_noise = topic is not None and (isinstance(event, Held) or getattr(event, "topic", topic) != topic)
-        if not is_noise and (isinstance(event, Changed) or event.subscriber == subscriber):
+        if not is_noise and (isinstance(event, Changed | Shown) or event.subscriber == subscriber):
             yield index, event

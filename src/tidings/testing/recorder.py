@@ -9,7 +9,18 @@ from tidings.catalog import Catalog
 from tidings.hub import Hub
 from tidings.model import Change, Feature, Notification, Reason, Topic, Version
 from tidings.subscriber import Subscriber, identity
-from tidings.testing.history import Changed, Closed, Held, History, Muted, Subscribed, Told, Unmuted, Unsubscribed
+from tidings.testing.history import (
+    Changed,
+    Closed,
+    Held,
+    History,
+    Muted,
+    Shown,
+    Subscribed,
+    Told,
+    Unmuted,
+    Unsubscribed,
+)
 
 __all__ = ["Recorder"]
 
@@ -35,6 +46,9 @@ class Recorder:
             hub.unsubscribe, hub.close = self._unsubscribe, self._close  # type: ignore[method-assign]
             self._journal_append = hub.journal.append
             hub.journal.append = self._append  # type: ignore[method-assign]
+            shown = hub.news.shown
+            self._shown_begin, self._shown_note = shown.begin, shown.note
+            shown.begin, shown.note = self._begin_showing, self._show  # type: ignore[method-assign]
             for subscriber in hub._subscribers:
                 self._adopt(subscriber)
                 self._wish(subscriber, tuple(subscriber.watched), {})
@@ -73,6 +87,14 @@ class Recorder:
             self._topics[change.topic] = None
             self.history.record(Changed.from_change(change))
         self._journal_append(changes)
+
+    def _begin_showing(self, topic: Topic, revision: int) -> None:
+        self.history.record(Shown(topic))
+        self._shown_begin(topic, revision)
+
+    def _show(self, topic: Topic, version: Version) -> None:
+        self.history.record(Shown(topic, version))
+        self._shown_note(topic, version)
 
     def _told(self, subscriber: Subscriber, name: str, notification: Notification) -> None:
         if subscriber in self._names:

@@ -6,8 +6,8 @@ from bisect import bisect_right
 
 from tidings.mailbox import Filter
 from tidings.model import Feature, Operation, Topic, Version
-from tidings.testing.history import Changed, Closed, History, Subscribed, Told, Unsubscribed
-from tidings.testing.reading import Ear, broken, is_deletion, net_operation, passes, ruled_out
+from tidings.testing.history import Changed, Closed, History, Shown, Subscribed, Told, Unsubscribed
+from tidings.testing.reading import Ear, broken, is_deletion, net_operation, passes, ruled_out, shown_of
 
 __all__ = ["check_resumable"]
 
@@ -17,13 +17,13 @@ def check_resumable(history: History, *, journal: int | None = None) -> None:
 
     From its cursor on, every notification says all that differs from what it knew before, unless it says that it does
     not: that it must where nobody knows the cursor, and may only where more was forgotten than the `journal` keeps (if
-    that is given: changes of one feature, and of all contents together).
+    that is given: changes of one feature, and of all contents together), or where it may hold what somebody was shown.
     """
     record = _Record(history)
     ears: dict[str, Ear] = {}
     knows: dict[tuple[str, Topic], Version | None] = {}
     for index, event in enumerate(history):
-        if isinstance(event, Changed):
+        if isinstance(event, Changed | Shown):
             continue
         who, ear = event.subscriber, ears.setdefault(event.subscriber, Ear())
         if isinstance(event, Told):
@@ -55,6 +55,7 @@ class _Record:
     """What changed, as a history has it."""
 
     def __init__(self, history: History) -> None:
+        self._shown = shown_of(history)
         self._changes: dict[Topic, list[tuple[int, Changed]]] = {}
         self._seen: dict[tuple[Topic, Version], int] = {}
         """Where in the history each version was first known."""
@@ -99,6 +100,7 @@ class _Record:
         if not told.is_complete and not told.changes:
             kept = self._since(told.topic, known.revision, index)
             is_forgotten = journal is None or kept > journal
+            is_forgotten |= any(each.is_other(told.version, known) for each in self._shown.get(told.topic, ()))
             return "" if is_forgotten else f"it was told to refetch, with {kept} changes since, and {journal} are kept"
         said = {key: done for done, key in told.changes}
         if not isinstance(told.topic, Feature):
