@@ -171,8 +171,7 @@ def test_who_comes_back_is_told_exactly_what_differs(place: Place) -> None:
     assert again.keys == [("added", "b"), ("added", "d")]
 
 
-@pytest.mark.parametrize("is_restarted", [False, True])
-def test_who_missed_nothing_is_told_nothing(place: Place, is_restarted: bool) -> None:
+def test_who_missed_nothing_is_told_nothing(place: Place) -> None:
     client = Client(place, TOOLS, RESOURCES, uris="a://b")
     add(place, "a")
     place.catalog.resources.updated("a://b", etag="1")
@@ -182,9 +181,6 @@ def test_who_missed_nothing_is_told_nothing(place: Place, is_restarted: bool) ->
     place.catalog.resources.updated("a://b", etag="1")
     add(place, "b")
     place.catalog.tools.remove("b")
-    if is_restarted:
-        place.save()
-        place.die()
 
     assert Client(place, TOOLS, RESOURCES, uris="a://b").heard == []
 

@@ -46,13 +46,9 @@ class Place:
         self.shown = self.hub.news.shown
         self.heard: list[Notification] = []
         self.muted: set[Topic] = set()
-        options: dict[str, Any] = {
-            "slow": {},
-            "quiet gap": {"policy": Policy(quiet_gap=1.0, longest_wait=10.0)},
-            "rate": {"policy": Policy(min_interval=1.0)},
-            "muted": {"is_muted": self.muted.__contains__},
-        }[kind]
-        self.reader = self.hub.open(self.deliver, filter=filter, **options)
+        policies = {"quiet gap": Policy(quiet_gap=1.0, longest_wait=10.0), "rate": Policy(min_interval=1.0)}
+        is_muted = self.muted.__contains__ if kind == "muted" else None
+        self.reader = self.hub.open(self.deliver, policy=policies.get(kind), filter=filter, is_muted=is_muted)
         self.is_busy = False
         self.reader.subscribe("tools", uris=[URI])
         if kind == "rate":
@@ -192,7 +188,7 @@ def test_an_answer_of_which_nobody_knows_what_it_showed_counts() -> None:
 
 def test_a_client_that_says_what_it_holds_is_believed() -> None:
     place = Place()
-    known = dict.fromkeys([TOOLS], place.catalog.tools.version)
+    known: dict[Topic, Version | None] = {TOOLS: place.catalog.tools.version}
     place.flip(1)
     place.show()
     place.flip(0)

@@ -57,7 +57,10 @@ class Cursor:
         if newer.epoch != self.epoch:
             return newer
         as_of = self.as_of if newer.as_of is None else newer.as_of
-        return Cursor(self.epoch, {**self.versions, **newer.versions}, as_of)
+        # A bookmark says what its reader was told, and that may be older than what it has looked at since.
+        kept = {topic for topic, version in newer.versions.items() if _is_older(version, self.versions.get(topic))}
+        read = {topic: version for topic, version in newer.versions.items() if topic not in kept}
+        return Cursor(self.epoch, {**self.versions, **read}, as_of)
 
     def told(self, epoch: str) -> dict[Topic, Version | None]:
         """What the client was told last, in the terms of the hub of this epoch: `hub.subscribe(told=…)`.
@@ -83,6 +86,10 @@ def cursor_json(epoch: str, versions: Mapping[Topic, Version | None], as_of: int
         known = None if version is None else {"revision": version.revision, "digest": version.digest}
         written.setdefault(member, {})[name] = known
     return written
+
+
+def _is_older(version: Version | None, known: Version | None) -> bool:
+    return version is not None and known is not None and version.revision < known.revision
 
 
 def _version(given: Any) -> Version | None:

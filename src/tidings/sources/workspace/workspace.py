@@ -173,21 +173,24 @@ class Workspace:
                 async for paths in changed_paths(self.root):
                     gone = await asyncio.to_thread(self.rescan_guarded, paths, spares=True)
                     if gone:
-                        task = asyncio.create_task(self._confirm(gone))
-                        self._confirming.add(task)
-                        task.add_done_callback(self._confirming.discard)
+                        self._look_again(gone, _GRACE)
             except Exception as error:  # a file system or its watcher may fail in any way; the poll goes on meanwhile
                 logger.warning("%s can't be watched for now (%s); trying again", self.root, error)
             await asyncio.sleep(_RETRY)
 
-    async def _confirm(self, gone: set[Path]) -> None:
-        """What is gone for a moment was being replaced, as `git checkout` does it: that is one change and not two."""
-        await asyncio.sleep(_GRACE)
-        await asyncio.to_thread(self.rescan_guarded, gone)
+    def _look_again(self, paths: set[Path], delay: float) -> None:
+        task = asyncio.create_task(self._confirm(paths, delay))
+        self._confirming.add(task)
+        task.add_done_callback(self._confirming.discard)
+
+    async def _confirm(self, paths: set[Path], delay: float) -> None:
+        # What is gone for a moment was being replaced, as `git checkout` does it: that is one change and not two.
+        await asyncio.sleep(delay)
+        await asyncio.to_thread(self.rescan_guarded, paths)
 
     @property
     def is_settled(self) -> bool:
-        """Whether no file is gone of which it is not yet sure that it stays away."""
+        """Whether no file has to be looked at again: one that was gone a moment ago, or was read as something new."""
         return not self._confirming
 
     async def _follow_clock(self) -> None:
@@ -446,6 +449,8 @@ class Workspace:
             for name in names:
                 if piece is not None and piece.registry == name:
                     registries[name][key] = piece.component
+                    if isinstance(piece.component, FileContent):
+                        piece.component.report_to(self._was_read)
                 else:
                     registries[name].pop(key, None)
 
@@ -459,6 +464,15 @@ class Workspace:
                     for other in others
                 ]
         return tuple(sorted(found, key=str))
+
+    def _was_read(self, file: FileContent, etag: str) -> None:
+        """Somebody may see a file before its watcher does: that is told, and then what has become of it."""
+        if (catalog := self._catalog) is None:
+            return
+        with catalog.lock:
+            is_new = file.uri in catalog.resources and catalog.resources.updated(file.uri, etag=etag)
+        if is_new:
+            self._look_again({file.path}, 0.0)
 
     def _describe_problems(self) -> str:
         return "\n".join(map(str, self._problems))

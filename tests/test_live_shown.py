@@ -1,0 +1,137 @@
+"""Real clients that look while a list, or a content, is another one for a moment: in the end they hold what is true."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp.client.stdio import StdioServerParameters
+
+from tests.servers.ears import MODERN, Ear, Heard, listening, open_ear, serving_all, stdio_server
+from tidings import Live
+from tidings.frames import CURSOR_KEY
+from tidings.model import Notification
+from tidings.sources.workspace.workspace import Workspace
+
+pytestmark = pytest.mark.anyio
+
+LEGACY = "2025-11-25"
+SPRINT = "board://sprint"
+PATIENT = {"policy": {"quiet_gap": 0.8, "longest_wait": 6.0, "list_memory": 3600.0}}
+"""Long enough that all of a step is over before anybody is told."""
+SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "asgi": ("mcpserver", PATIENT),
+    "own": ("mcpserver", {**PATIENT, "own": True}),
+    "through the SDK": ("lowlevel", PATIENT),
+}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    with serving_all(SERVERS) as urls:
+        yield urls
+
+
+@pytest.fixture(params=[MODERN, LEGACY])
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[*SERVERS, "stdio"])
+async def ear(request: pytest.FixtureRequest, version: str, urls: dict[str, str]) -> AsyncIterator[Ear]:
+    server: str | StdioServerParameters
+    server = stdio_server("mcpserver", **PATIENT) if request.param == "stdio" else urls[request.param]
+    async with AsyncExitStack() as stack:
+        ear = await stack.enter_async_context(open_ear(server, version))
+        await stack.enter_async_context(listening(ear, SPRINT))
+        yield ear
+
+
+def told(ear: Ear, method: str, revision: int) -> list[Heard]:
+    return [each for each in ear.heard if each.method == method and each.change.get("revision") == revision]
+
+
+async def test_who_listed_meanwhile_is_told_when_the_list_is_as_it_was(ear: Ear) -> None:
+    await ear.listed("tools")
+    before, version = await ear.listed("tools")  # from bytes, which are then made anew before anybody asks
+    await ear.change("add", feature="tools", key="passing")
+    held, _ = await ear.listed("tools")
+    assert len(held) == len(before) + 1
+    await ear.change("remove", feature="tools", key="passing")
+    after, version_after = await ear.listed("tools")
+    assert after == before
+    assert version_after["digest"] == version["digest"]
+    assert version_after["revision"] > version["revision"]
+    method, revision = "notifications/tools/list_changed", version_after["revision"]
+
+    await ear.until(lambda: bool(told(ear, method, revision)), "that the list is as it was")
+
+    assert len(told(ear, method, revision)) == 1
+
+
+async def test_who_read_meanwhile_is_told_when_the_content_is_as_it_was(ear: Ear) -> None:
+    usual, passing = f"A for {ear.version}", f"B for {ear.version}"
+    await ear.change("updated", uri=SPRINT, etag=usual)
+    await ear.until(lambda: any(each.uri == SPRINT for each in ear.heard), "the first content")
+    await ear.change("updated", uri=SPRINT, etag=passing)
+    held = await ear.request("resources/read", uri=SPRINT)
+    await ear.change("updated", uri=SPRINT, etag=usual)
+    now = await ear.request("resources/read", uri=SPRINT)
+    was, version = (each["_meta"][CURSOR_KEY]["uris"][SPRINT] for each in (held, now))
+    assert was["digest"] != version["digest"]
+    method, revision = "notifications/resources/updated", version["revision"]
+
+    await ear.until(lambda: bool(told(ear, method, revision)), "that the content is as it was")
+
+    assert len(told(ear, method, revision)) == 1
+
+
+# A file that is read before its watcher has seen it
+
+
+async def test_what_a_reader_saw_before_the_watcher_is_told_to_all_and_that_it_is_over(tmp_path: Path) -> None:
+    file = tmp_path / "resources" / "notes.txt"
+    file.parent.mkdir()
+    file.write_text("A")
+    workspace = Workspace(tmp_path, poll=0)
+    live = Live(workspace)
+    uri = "workspace:///notes.txt"
+    heard: list[Notification] = []
+    live.hub.subscribe(heard.append, uris=[uri])
+    first = live.catalog.version(uri)
+    file.write_text("B")
+
+    (shown,) = await workspace.server.read_resource(uri)
+    file.write_text("A")
+
+    assert getattr(shown, "content", None) == "B"
+    assert live.catalog.version(uri).digest != first.digest
+    with anyio.fail_after(10):
+        while not workspace.is_settled:
+            await anyio.lowlevel.checkpoint()
+    live._drain()
+    assert live.catalog.version(uri).digest == first.digest
+    assert [each.version.digest == first.digest for each in heard] == [False, True]
+
+
+async def test_a_read_of_what_is_known_tells_nobody(tmp_path: Path) -> None:
+    file = tmp_path / "resources" / "notes.txt"
+    file.parent.mkdir()
+    file.write_text("A")
+    workspace = Workspace(tmp_path, poll=0)
+    live = Live(workspace)
+    before = live.catalog.revision
+
+    await workspace.server.read_resource("workspace:///notes.txt")
+
+    assert live.catalog.revision == before
+    assert workspace.is_settled
