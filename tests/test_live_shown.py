@@ -8,12 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 from mcp.client.stdio import StdioServerParameters
 
-from tests.servers.ears import MODERN, Ear, Heard, listening, open_ear, serving_all, stdio_server
+from tests.servers.ears import (
+    DEADLINE,
+    MODERN,
+    Ear,
+    Heard,
+    LegacyWire,
+    Stream,
+    listening,
+    open_ear,
+    serving,
+    serving_all,
+    stdio_server,
+)
 from tidings import Live
-from tidings.frames import CURSOR_KEY
+from tidings.frames import CHANGE_KEY, CURSOR_KEY
 from tidings.model import Notification
 from tidings.sources.workspace.workspace import Workspace
 
@@ -93,6 +106,38 @@ async def test_who_read_meanwhile_is_told_when_the_content_is_as_it_was(ear: Ear
     await ear.until(lambda: bool(told(ear, method, revision)), "that the content is as it was")
 
     assert len(told(ear, method, revision)) == 1
+
+
+async def test_a_session_that_listed_while_its_stream_was_broken_is_told_when_the_list_is_as_it_was() -> None:
+    async with AsyncExitStack() as stack:
+        url = stack.enter_context(serving("mcpserver"))
+        http = await stack.enter_async_context(httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)))
+        wire = LegacyWire(url, http)
+        await wire.shake_hands()
+
+        async def change(what: str, key: str) -> None:
+            await wire.post(
+                "tools/call", name="change", arguments={"what": what, "args": {"feature": "tools", "key": key}}
+            )
+
+        async with wire.stream() as stream:
+            await change("add", "first")
+            event = await stream.event()
+            await change("add", "passing")
+            listed = await wire.post("tools/list")
+            await change("remove", "passing")
+        assert "passing" in [tool["name"] for tool in listed["result"]["tools"]]
+        (read,) = [line for line in event.splitlines() if line.startswith("id: ")]
+        headers = wire.headers | {"Last-Event-ID": read.removeprefix("id: ")}
+        async with http.stream("GET", url, headers=headers) as response:
+            told = await Stream(response, response.aiter_text()).message()
+
+    assert told["method"] == "notifications/tools/list_changed"
+    change_of = told["params"]["_meta"][CHANGE_KEY]
+    assert (change_of["revision"], change_of["complete"]) == (
+        listed["result"]["_meta"][CURSOR_KEY]["topics"]["tools"]["revision"] + 1,
+        False,
+    )
 
 
 # A file that is read before its watcher has seen it
