@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import pty
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -21,24 +20,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tests.servers.command import DEADLINE, HELLO, TIDINGS, Served, board, serving, started, tidings
 from tests.servers.ears import LEGACY, MODERN, open_ear
 from tests.servers.ears import serving as serving_board
 from tests.servers.receiver import receiving, verify
-from tests.test_cli import DEADLINE, EXAMPLE, HELLO, TIDINGS, Served, serving, started, tidings
 from tidings import Feature, TidingsError
 from tidings.cli.commands import app
 from tidings.durable import SERVER
 from tidings.store import State
 from tidings.store.sqlite import peek
 
+__all__ = ["board"]
+
 pytestmark = pytest.mark.anyio
-
-TOKEN = "correct-horse-battery-staple"
-
-
-@pytest.fixture
-def board(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(EXAMPLE, tmp_path / "board"))
 
 
 async def ran(*arguments: object, token: str | None = None) -> tuple[int, str, str]:
