@@ -31,11 +31,6 @@ LISTED = modern("tools/list")
 FIRST_LINE = "POST /mcp HTTP/1.1"
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture
 async def door() -> AsyncIterator[Door]:
     async with open_door(some_server(), "connection") as door:

@@ -185,7 +185,7 @@ async def test_a_signal_while_it_still_starts_ends_it_as_cleanly(board: Path, nu
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     async with asyncio.timeout(DEADLINE), started("serve", board, "--port", port) as process:
-        await until_served(port, DEADLINE)  # the port is bound before anything slow is done
+        await until_served(port)  # the port is bound before anything slow is done
         process.send_signal(number)
         assert await asyncio.wait_for(process.wait(), GRACE) == 0
         assert b"Traceback" not in await process.stderr.read()

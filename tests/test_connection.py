@@ -28,11 +28,6 @@ pytestmark = pytest.mark.anyio
 KEEP_ALIVE = 0.1
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @asynccontextmanager
 async def slow_door(front: str = "connection", **options: Any) -> AsyncIterator[tuple[Door, asyncio.Event]]:
     """With a tool that takes until the event is set, and connections that may not be idle for long."""

@@ -16,7 +16,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
-from tests.servers.command import DEADLINE, line_with
+from tests.servers.command import line_with
 from tests.waiting import until_served
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -60,7 +60,7 @@ def test_the_board_tells_whoever_watches_it(era: list[str]) -> None:
         url = f"http://127.0.0.1:{port}/mcp"
         async with asyncio.timeout(60), running(str(EXAMPLES / "board.py"), "--port", str(port)) as board:
             assert "Serving the board" in await line_with(board.stdout, "Serving")
-            await until_served(port, DEADLINE)
+            await until_served(port)
             async with running(str(EXAMPLES / "watch.py"), url, *era) as watcher:
                 await line_with(watcher.stdout, "watching")
                 assert await call(url, "open_sprint") == "open\n"

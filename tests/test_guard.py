@@ -5,25 +5,27 @@ same connection, and when the server stops without a signal. With each of uvicor
 from __future__ import annotations
 
 import asyncio
+import itertools
 from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.faults.wire import get_request, listen_request, modern_request, open_session
+from tests.loops import anyio_backend
 from tests.test_parked import (
     ANOTHER,
     DEADLINE,
     Capitals,
     Delayed,
     Server,
-    anyio_backend,
     check_told,
     connected,
     event,
     rest,
     serving,
 )
+from tests.waiting import until
 from tidings.lanes.app import _protocol
 from tidings.lanes.channel import Channel
 from tidings.lanes.guard import Guard
@@ -81,12 +83,11 @@ async def test_a_client_that_leaves_with_a_request_behind_a_stream_that_it_does_
             await event(stream)
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             (outlet,) = server.outlets
-            edition = 0
-            async with asyncio.timeout(DEADLINE):
-                while not outlet.is_busy and not server.live.listen.slow and edition < 200:
-                    edition += 1
-                    server.change(f"{edition}" * 100_000)
-                    await asyncio.sleep(0)
+            editions = itertools.count(1)
+            await until(
+                lambda: outlet.is_busy or server.live.listen.slow,
+                doing=lambda: server.change(f"{next(editions)}" * 100_000),
+            )
             writer.write(ANOTHER)
             await writer.drain()
             writer.transport.abort()

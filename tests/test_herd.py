@@ -21,11 +21,6 @@ from tidings import Feature, Policy
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def asks(line: Line) -> bytes:
     return line.asks("tools/list")
 

@@ -35,11 +35,6 @@ LISTS = ("tools/list", "prompts/list", "resources/list", "resources/templates/li
 Raw = Callable[[Line], bytes]
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(params=FRONTS)
 async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
     async with open_door(some_server(), request.param) as door:

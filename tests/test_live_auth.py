@@ -43,11 +43,6 @@ ASKS = {"mcpserver": "sync", "lowlevel": "async", "fastmcp": "async"}
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     options = {"auth": True, "deny": DENY, "policy": {"max_streams_per_principal": 2}}
     servers = {kind: (kind, {**options, "asks": ASKS[kind]}) for kind in KINDS}

@@ -19,11 +19,6 @@ ALL = {"tools": True, "prompts": True, "resources": True, "subscribe": True}
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def http() -> AsyncIterator[httpx2.AsyncClient]:
     async with httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)) as client:
         yield client

@@ -57,11 +57,6 @@ PARKING = ("mcpserver", "lowlevel", "fastmcp", "few streams")
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     parking = {f"{name}, own": (SERVERS[name][0], {**SERVERS[name][1], "own": True}) for name in PARKING}
     parking["mcpserver, uvicorn"] = (SERVERS["mcpserver"][0], {**SERVERS["mcpserver"][1], "parser": "httptools"})

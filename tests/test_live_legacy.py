@@ -40,11 +40,6 @@ IDLE = 0.5
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     with serving_all({kind: (kind, {}) for kind in KINDS}) as urls:
         yield urls

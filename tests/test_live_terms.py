@@ -28,11 +28,6 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     with serving_all(SERVERS) as urls:
         yield urls

@@ -34,11 +34,6 @@ LISTS = {"toolsListChanged": True, "promptsListChanged": True}
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with serving("mcpserver", app={"health": True, "metrics": "local"}) as url:
         yield url

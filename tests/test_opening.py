@@ -26,6 +26,7 @@ from starlette.middleware import Middleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.faults.wire import Stream
+from tests.loops import anyio_backend
 from tests.servers.door import META, Door, Line, open_door, some_server
 from tests.servers.ears import DEADLINE
 from tidings import Feature, LimitReached, Policy
@@ -34,18 +35,14 @@ from tidings.lanes.app import _protocol
 from tidings.lanes.listen import ListenLane
 from tidings.lanes.parked import Parked
 
+__all__ = ["anyio_backend"]
+
 pytestmark = pytest.mark.anyio
 
 WHOLE_WAY = {"X_Forwarded_For": "127.0.0.1"}
 TOOLS = {"toolsListChanged": True}
 EVERYTHING = {**TOOLS, "promptsListChanged": True, "resourcesListChanged": True, "resourceSubscriptions": ["door://r"]}
 TRACE = "0af7651916cd43dd8448eb211c80319c"
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
-    """Their transports have nothing in common."""
-    return "asyncio", {"use_uvloop": request.param == "uvloop"}
 
 
 @pytest.fixture

@@ -26,10 +26,13 @@ from mcp.server.mcpserver import MCPServer
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from tests.faults.wire import ALL, Stream, get_request, listen_request, modern_request, open_session
+from tests.loops import anyio_backend
 from tidings import Feature, Live, Policy, Reason
 from tidings.lanes.app import _protocol
 from tidings.lanes.channel import Channel
 from tidings.lanes.parked import DirectLine, Parked
+
+__all__ = ["anyio_backend"]
 
 pytestmark = pytest.mark.anyio
 
@@ -38,12 +41,6 @@ KINDS = (
     *("Parked", "ListenStream", "Subscriber"),
     *("Channel", "Connection", "RequestResponseCycle", "HttpRequestParser"),
 )
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
-    """Their transports have nothing in common."""
-    return "asyncio", {"use_uvloop": request.param == "uvloop"}
 
 
 class Server:

@@ -24,11 +24,6 @@ LOCAL = {"webhook_private": True, "webhook_backoff": 0.01}
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     deny = {"bob": ["tools", "board://secret"]}
     servers: dict[str, tuple[str, dict[str, Any]]] = {

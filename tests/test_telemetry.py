@@ -44,11 +44,6 @@ Spans = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     with serving_all(SERVERS) as urls:
         yield urls
