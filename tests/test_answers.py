@@ -21,7 +21,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.servers.board import Own
 from tests.servers.door import FRONTS, META, Answer, Door, Line, modern, open_door, some_server
-from tests.servers.ears import DEADLINE, MODERN
+from tests.servers.ears import MODERN
+from tests.waiting import until
 from tidings.lanes import answers
 from tidings.lanes.answers import QuickAnswers
 
@@ -147,10 +148,8 @@ async def test_a_body_that_looks_like_a_request_is_a_body(door: Door) -> None:
         assert b"200" in (await line.send(raw)).status
         before = dict(door.counts)
         line.writer.write(line.head(raw, {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/list"}, FIRST_LINE))
-        with anyio.fail_after(DEADLINE):
-            connections: set[Any] = door.server.server_state.connections
-            while not any(each._claim for each in connections):  # it is held back until its body is there
-                await anyio.lowlevel.checkpoint()
+        connections: set[Any] = door.server.server_state.connections
+        await until(lambda: any(each._claim for each in connections))  # it is held back until its body is there
         assert b"400" in (await line.send(raw)).status
         assert door.counts["connection"] == before["connection"]
 
@@ -208,11 +207,9 @@ async def test_a_request_that_is_half_there_when_the_server_stops_is_still_answe
         raw = line.asks("tools/list")
         await line.send(raw)
         line.writer.write(raw[:-5])
-        protocol: Any = None
-        with anyio.fail_after(DEADLINE):
-            while protocol is None or protocol._claim is None:
-                await anyio.lowlevel.checkpoint()
-                protocol = next((each for each in door.server.server_state.connections), None)
+        connections: set[Any] = door.server.server_state.connections
+        await until(lambda: any(each._claim for each in connections))
+        (protocol,) = connections
         protocol.shutdown()
         answer = await line.send(raw[-5:])
         assert b"200" in answer.status
@@ -223,9 +220,7 @@ async def test_a_request_that_is_half_there_when_the_server_stops_is_still_answe
 async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(door: Door) -> None:
     async with door.line() as line:
         line.writer.write(line.asks("tools/list")[:-5])
-    with anyio.fail_after(DEADLINE):
-        while door.server.server_state.connections:
-            await anyio.lowlevel.checkpoint()
+    await until(lambda: not door.server.server_state.connections)
     assert not door.server.server_state.tasks
     await warm(door)
 
@@ -298,9 +293,7 @@ class Making:
         return [each for each in connections if each._held is not None]
 
     async def until_waiting(self, number: int) -> None:
-        with anyio.fail_after(DEADLINE):
-            while len(self.waiting) != number:
-                await anyio.lowlevel.checkpoint()
+        await until(lambda: len(self.waiting) == number)
 
     def counted(self) -> tuple[int, int]:
         """How many the SDK has answered meanwhile, and how many the connections."""

@@ -19,7 +19,7 @@ PAUSE = 0.002
 
 
 async def until(
-    is_so: Callable[[], object], deadline: float = DEADLINE, *, doing: Callable[[], object] | None = None
+    is_so: Callable[[], object], deadline: float | None = DEADLINE, *, doing: Callable[[], object] | None = None
 ) -> None:
     """Wait until it is so; `doing` is done after each look in vain. What is not so in time is a `TimeoutError`."""
     async with asyncio.timeout(deadline):
