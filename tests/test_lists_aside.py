@@ -23,7 +23,7 @@ from starlette.routing import Mount, Route
 from tests.servers.board import Own, authentication
 from tests.servers.door import FRONTS, META, Answer, Door, Line, modern, open_door, some_server
 from tests.servers.ears import DEADLINE, LEGACY, MODERN
-from tests.servers.lists import Raw, changed, counted, door, listed, posted, warm
+from tests.servers.lists import LISTED, Raw, changed, counted, door, listed, posted, warm
 from tidings import Live
 from tidings.lanes.shortcut import front_of
 
@@ -44,7 +44,6 @@ def doubled(name: bytes) -> Raw:
     return raw
 
 
-LISTED = modern("tools/list")
 ASIDE: dict[str, tuple[bytes, Raw]] = {
     "another host": (b"421", changed(Host="evil.example")),
     "another origin": (b"403", changed(Origin="http://evil.example")),
