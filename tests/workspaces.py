@@ -12,6 +12,25 @@ from mcp.client.client import Client
 
 from tidings.sources.workspace.workspace import Workspace
 
+NASTY = {
+    "emoji": "👩‍👩‍👧‍👦🏳️‍🌈",
+    "separators": "\u2028\u2029\x85",
+    "quotes": "'\"`\\'\"",
+    "newlines": "a\nb\r\nc\n\n",
+    "substitution": "$(touch owned) `touch owned` ${HOME} $PATH",
+    "dashes": "--help",
+    "dash": "-",
+    "controls": "".join(map(chr, range(1, 32))),
+    "direction": "\u202eabc\u202c\u200b\ufeff",
+    "astral": "\U0010ffff\ue000",
+    "equals": "A=B;C=D",
+    "function": "() { :; }; touch owned",
+    "empty": "",
+    "blank": "  \t ",
+    "percent": "%s%n%d",
+    "glob": "* ? [a-z] ~ {a,b}",
+}
+"""Texts that careless quoting breaks."""
 Scenario = Callable[[Client, Workspace], Awaitable[None]]
 
 
