@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.wire import get_request, listen_request, modern_request, open_session
 from tests.loops import anyio_backend
-from tests.test_parked import (
+from tests.servers.streams import (
     ANOTHER,
     DEADLINE,
     Capitals,
@@ -56,7 +56,7 @@ def http(request: pytest.FixtureRequest) -> Any:
 
 async def check_nothing_is_left(server: Server) -> None:
     live, state = server.live, server.uvicorn.server_state
-    await server.until(lambda: not state.connections and not state.tasks)
+    await until(lambda: not state.connections and not state.tasks)
     assert (live.gate.count, len(live.listen), len(live.splice)) == (0, 0, 0)
 
 
@@ -122,11 +122,11 @@ async def test_a_client_that_left_before_its_stream_was_opened_leaves_nothing_an
         state = server.uvicorn.server_state
         _, writer = await asyncio.open_connection(*server.address[:2])
         writer.write(listen_request(1) + behind)
-        await server.until(lambda: state.tasks)
+        await until(lambda: state.tasks)
         connection: Any = next(iter(state.connections))
         writer.transport.abort()
         connection.flow.resume_reading()  # as whoever still reads the request would
-        await server.until(lambda: not state.connections)
+        await until(lambda: not state.connections)
         may_go_on.set()
         await check_nothing_is_left(server)
         assert not failed
@@ -142,7 +142,7 @@ async def test_a_request_behind_a_legacy_stream_is_answered_and_the_session_may_
             assert await rest(stream) == []
             async with asyncio.timeout(DEADLINE):
                 assert (await stream._reader.readline()).startswith(b"HTTP/1.1 200")
-        await server.until(lambda: not len(server.live.splice))
+        await until(lambda: not len(server.live.splice))
         async with connected(server, get_request(session_id)) as (stream, _):
             server.change("newer")
             assert (await event(stream))["params"]["tool"]["description"] == "newer"
@@ -164,7 +164,7 @@ async def test_a_server_that_stops_without_a_signal_ends_legacy_streams(middlewa
     async with serving(middleware, http=http) as server:
         session_id = await open_session(server.address[1])
         async with connected(server, get_request(session_id)) as (stream, _):
-            await server.until(lambda: len(server.live.splice))
+            await until(lambda: len(server.live.splice))
             server.uvicorn.should_exit = True
             assert await rest(stream) == []
             assert stream.is_terminated
