@@ -12,8 +12,8 @@ import pytest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tests.servers.board import Own
 from tests.servers.door import Door, Line, open_door, some_server
+from tests.servers.kinds import Own
 from tests.servers.lists import ids, warm
 from tests.servers.lists import quick_door as door
 from tests.waiting import until

@@ -12,9 +12,9 @@ import mcp_types as types
 import pytest
 from mcp.server import Server, ServerRequestContext
 
-from tests.servers.board import Own
 from tests.servers.door import FRONTS, META, Door, Line, modern, open_door, some_server
 from tests.servers.ears import LEGACY, MODERN
+from tests.servers.kinds import Own
 from tests.servers.lists import LISTS, changed, counted, door, posted, warm
 from tidings.lanes import answers, verdicts
 

@@ -20,10 +20,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from tests.servers.board import Own, authentication
 from tests.servers.door import FRONTS, META, Answer, Door, Line, modern, open_door, some_server
 from tests.servers.ears import DEADLINE, LEGACY, MODERN
+from tests.servers.kinds import Own
 from tests.servers.lists import LISTED, Raw, changed, counted, door, listed, posted, warm
+from tests.servers.tokens import authentication
 from tidings import Live
 from tidings.lanes.shortcut import front_of
 

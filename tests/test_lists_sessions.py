@@ -8,10 +8,10 @@ import anyio
 import pytest
 from mcp.server.streamable_http import EventStore
 
-from tests.servers.board import authentication
 from tests.servers.door import open_door, some_server
 from tests.servers.ears import LEGACY
 from tests.servers.lists import counted, listed
+from tests.servers.tokens import authentication
 from tidings import seams
 
 pytestmark = pytest.mark.anyio
