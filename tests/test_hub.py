@@ -5,17 +5,7 @@ import threading
 import pytest
 
 from tests.readers import Clock, Reader, add
-from tidings import (
-    Catalog,
-    Feature,
-    Filter,
-    Hub,
-    InvalidPattern,
-    LimitReached,
-    Notification,
-    Policy,
-    Reason,
-)
+from tidings import Catalog, Feature, Filter, Hub, InvalidPattern, LimitReached, Notification, Policy, Reason
 from tidings.lanes.templates import read_template
 
 TOOLS, PROMPTS, RESOURCES = Feature

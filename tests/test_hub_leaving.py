@@ -7,16 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.readers import Clock, Reader, add
-from tidings import (
-    Catalog,
-    Feature,
-    Hub,
-    Policy,
-    Reason,
-    Subscriber,
-    Topic,
-    Version,
-)
+from tidings import Catalog, Feature, Hub, Policy, Reason, Subscriber, Topic, Version
 from tidings.lanes.templates import read_template
 
 TOOLS, PROMPTS, RESOURCES = Feature
