@@ -45,6 +45,7 @@ LONG_FILES = (
     "test_live_history.py",
     "test_live_matrix.py",
     "test_live_resume.py",
+    "test_store_killed.py",
     "test_store_restart.py",
 )
 """The first to be begun where several processes share the files: at the end, the others would wait for them."""
