@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.wire import listen_request
 from tests.loops import anyio_backend
-from tests.servers.receiver import make_certificates
+from tests.servers.certificates import make_certificates
 from tests.servers.streams import ANOTHER, DEADLINE, Capitals, Server, check_told, connected, rest, serving
 from tests.waiting import until
 from tidings import Policy

@@ -13,7 +13,7 @@ import pytest
 from mcp import MCPError
 
 from tests.bash_tools import Tools, tools
-from tests.servers.receiver import make_certificates
+from tests.servers.certificates import make_certificates
 from tidings.sources.workspace.sdk import download
 
 __all__ = ["tools"]
