@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.servers.command import DEADLINE, HELLO, TOKEN, board, serving, started
-from tests.servers.ears import LegacyWire
+from tests.servers.wires import LegacyWire
 from tidings import Catalog, Feature, Hub, Reason
 from tidings.cli.export import _Complaints as Complaints
 from tidings.cli.export import _endpoint as endpoint

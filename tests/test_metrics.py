@@ -18,7 +18,8 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.servers.ears import DEADLINE, MUTED, LegacyWire, Stream, Wire, serving
+from tests.servers.ears import DEADLINE, MUTED, serving
+from tests.servers.wires import LegacyWire, Stream, Wire
 from tidings import Catalog, Hub, Live, Policy
 from tidings.counts import BOUNDS, Latency, Why
 from tidings.mailbox import Filter

@@ -16,7 +16,7 @@ import anyio
 import httpx2
 import pytest
 
-from tests.servers.ears import MODERN, Stream, Wire, read_answer
+from tests.servers.ears import MODERN
 from tests.servers.folder import (
     CHANGE,
     CURSOR,
@@ -31,6 +31,7 @@ from tests.servers.folder import (
     listening,
     on,
 )
+from tests.servers.wires import Stream, Wire, read_answer
 from tests.waiting import until
 from tidings.store.sqlite import peek
 

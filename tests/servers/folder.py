@@ -22,7 +22,7 @@ from typing import Any, Literal
 import anyio
 import httpx2
 
-from tests.servers.ears import Stream, Wire, read_answer
+from tests.servers.wires import Stream, Wire, read_answer
 
 DEADLINE = 60.0
 CURSOR, RESUME, DURABLE, CHANGE = (f"dev.tidings/{name}" for name in ("cursor", "resume", "durable", "change"))
