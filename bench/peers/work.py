@@ -72,8 +72,8 @@ def told(watch: Watch, key: str, streams: int, scale: Scale) -> float:
     deliveries = rounds * streams
     watch.put(f"{key}last/{streams}", 1e3 * statistics.median(found["times"]))
     watch.put(f"{key}delivery/{streams}", 1e6 * cpu / deliveries)
-    watch.put(f"{key}client/{streams}", 1e6 * found["cpu"] / deliveries)
-    watch.put(f"{key}client-busy/{streams}", 100 * found["cpu"] / sum(found["times"]))
+    watch.put(f"{key}client/{streams}", 1e6 * found["busy"] / deliveries)
+    watch.put(f"{key}client-busy/{streams}", 100 * found["busy"] / sum(found["times"]))
     return cpu / deliveries
 
 
@@ -99,8 +99,8 @@ def listed(watch: Watch, key: str, era: str, scale: Scale) -> None:
     answers, taken = found["answers"], found["times"][0]
     watch.put(f"{key}lists/{tools}", answers / taken)
     watch.put(f"{key}list/{tools}", 1e6 * cpu / answers)
-    watch.put(f"{key}list-client/{tools}", 1e6 * found["client"] / answers)
-    watch.put(f"{key}list-client-busy/{tools}", 100 * found["client"] / taken)
+    watch.put(f"{key}list-client/{tools}", 1e6 * found["busy"] / answers)
+    watch.put(f"{key}list-client-busy/{tools}", 100 * found["busy"] / taken)
 
 
 def herd(watch: Watch, key: str, streams: int, era: str) -> None:
@@ -111,7 +111,7 @@ def herd(watch: Watch, key: str, streams: int, era: str) -> None:
     watch.put(f"{key}herd-{tools}-cpu/{streams}", 1e6 * cpu / streams)
     watch.put(f"{key}herd-{tools}-stale/{streams}", found["stale"])
     watch.put(f"{key}herd-{tools}-again/{streams}", found["again"])
-    watch.put(f"{key}herd-{tools}-client-busy/{streams}", 100 * found["cpu"] / found["times"][0])
+    watch.put(f"{key}herd-{tools}-client-busy/{streams}", 100 * found["busy"] / found["times"][0])
 
 
 # Sittings
