@@ -210,7 +210,7 @@ SITTINGS = (
     Sitting(10, (Part("legacy", legacy, "legacy"),)),
     Sitting(10, (LEGACY_LISTS,)),
     Sitting(10, (Part("uri", one_uri),), is_taken_once=True, only=frozenset({"own", "asgi", "sdk", "typescript"})),
-    Sitting(10, (Part("others", others),), is_taken_once=True, only=frozenset({"own", "asgi"})),
+    Sitting(10, (Part("others", others),), only=frozenset({"own", "asgi", "floor", "raw"})),
 )
 
 
