@@ -12,9 +12,9 @@
  *     burst COUNT x SECONDS     COUNT changes in one request, until all streams were told of each, or nothing comes any more
  *     touch R URI SECONDS       R times: the content of URI is another one, until one stream was told
  *     list K ERA SECONDS        K connections ask for tools/list for SECONDS, each anew when it was answered
- *     gather x ERA SECONDS      a connection for each stream, on which tools/list is asked for once
- *     herd x ERA SECONDS        after it: one change; every stream, when told, asks for tools/list on a connection of its own, until
- *                               all of them hold the new list
+ *     gather K ERA SECONDS      K connections, of which each stream has one, on which it asks for tools/list once
+ *     herd x ERA SECONDS        after it: one change; every stream, when told, asks for tools/list on its connection, until all of
+ *                               them hold the new list; who shares a connection waits in a line
  *
  * Streams stay open until standard input ends. Ids have seven digits, so that all servers write as many bytes.
  */
@@ -51,6 +51,8 @@ struct conn {
     long left; /* bytes of the body or chunk that are still to come */
     int head_length, carried, tail_length;
     int told; /* notifications so far */
+    struct conn *asks, *asks_last; /* of an asker: the streams that want to ask, in their order */
+    struct conn *behind;           /* of a stream: who wants to ask after it */
     char watches, session[80], head[2048], carry[CARRY], *tail;
 };
 
@@ -144,6 +146,20 @@ static void ask_list(struct conn *c) {
     ask_legacy(c, body);
 }
 
+/* For a stream of a herd, on the connection it has. A session is that of its stream. */
+static void ask_for(struct conn *c, struct conn *stream) {
+    memcpy(c->session, stream->session, sizeof c->session);
+    ask_list(c);
+}
+
+static void want_list(struct conn *stream) {
+    struct conn *c = askers[stream->number % asker_count];
+    stream->behind = NULL;
+    if (c->asks) c->asks_last->behind = stream;
+    else c->asks = stream, ask_for(c, stream);
+    c->asks_last = stream;
+}
+
 /* The handshake of a legacy session, one step at a time; the last one opens its stream, or leaves an asker ready. */
 static void shake_hands(struct conn *c) {
     char text[700];
@@ -201,9 +217,15 @@ static void answered(struct conn *c) {
     if (c->status >= 300 || c->status < 200) fail("an answer has the status %d", c->status);
     if (c->role == SESSION || (c->role == ASKER && !c->is_open)) {
         shake_hands(c);
-    } else if (c->role == ASKER && is_herd) {
-        if (memmem(c->tail, c->tail_length, marker, strlen(marker))) held++;
-        else stale++, ask_list(c);
+    } else if (c->role == ASKER && c->asks) {
+        if (is_herd && !memmem(c->tail, c->tail_length, marker, strlen(marker))) {
+            stale++;
+            ask_list(c);
+            return;
+        }
+        held++;
+        c->asks = c->asks->behind;
+        if (c->asks) ask_for(c, c->asks);
     } else if (c->role == ASKER) {
         answers++;
         if (is_listing) ask_list(c);
@@ -215,7 +237,7 @@ static void notified(struct conn *c, int number) {
     c->told += number;
     notifications += number;
     last_told = now();
-    if (is_herd && !askers[c->number]->is_waiting) ask_list(askers[c->number]);
+    if (is_herd) want_list(c);
 }
 
 /* The events of a stream, found by their names wherever they stand. */
@@ -444,18 +466,16 @@ static void list(int connections, double seconds) {
 }
 
 /* What a herd of clients has done before a change: no server has connections to accept when the clock starts. */
-static void gather(double deadline) {
-    add_askers(stream_count, 0, deadline);
-    if (era_is_legacy) /* the same session as its stream's */
-        for (int i = 0; i < stream_count; i++) strcpy(askers[i]->session, streams[i]->session);
-    answers = 0;
-    for (int i = 0; i < stream_count; i++) ask_list(askers[i]);
-    wait_for(&answers, stream_count, deadline, "clients hold a list");
+static void gather(int connections, double deadline) {
+    add_askers(connections, 0, deadline);
+    held = 0;
+    for (int i = 0; i < stream_count; i++) want_list(streams[i]);
+    wait_for(&held, stream_count, deadline, "clients hold a list");
 }
 
 static void herd(double deadline) {
     char path[100];
-    if (asker_count < stream_count) fail("a herd has to gather first");
+    if (!asker_count) fail("a herd has to gather first");
     goal_of(1);
     held = stale = again = 0;
     is_herd = 1;
@@ -496,7 +516,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(name, "burst")) burst(number, deadline);
         else if (!strcmp(name, "list")) list(number, seconds);
         else if (!strcmp(name, "gather")) {
-            gather(deadline);
+            gather(number, deadline);
             printf("%.6f", now() - begin);
         } else if (!strcmp(name, "herd")) herd(deadline);
         else fail("there is no command %s", name);
