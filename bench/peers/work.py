@@ -19,8 +19,8 @@ __all__ = ["SITTINGS", "Part", "Scale", "Sitting", "sit"]
 CONNECTIONS = 32
 """That ask for lists at the same time: enough that a server never waits for the next request."""
 
-FILES = 19_500
-"""That a process may have open here, but for those that it needs itself: a herd of 15,000 shares 4,500 connections."""
+ASKERS = 4_500
+"""Connections that a herd asks on, at most: with 15,000 streams beside them, what a process may have open here."""
 
 MANY = 1000
 """Streams. With more, only what Tidings, the floor and the raw protocol do in a moment is done in every round."""
@@ -116,7 +116,7 @@ def listed(watch: Watch, key: str, era: str, scale: Scale) -> None:
 
 def herd(watch: Watch, key: str, streams: int, era: str) -> None:
     tools = watch.tools
-    watch.ask("gather", min(streams, FILES - streams), era, 120)
+    watch.ask("gather", min(streams, ASKERS), era, 120)
     found, cpu = watch.ask("herd", 0, era, 120)
     watch.put(f"{key}herd-{tools}/{streams}", 1e3 * found["times"][0])
     watch.put(f"{key}herd-{tools}-cpu/{streams}", 1e6 * cpu / streams)
