@@ -21,6 +21,7 @@ from starlette.responses import Response
 __all__ = [
     "CHANGING",
     "DESCRIPTION",
+    "PATIENT",
     "TOUCHED",
     "announce",
     "controls",
@@ -38,9 +39,9 @@ TOUCHED = "bench://item"
 CHANGING = "zz_changing"
 """The only tool that ever changes, and the last of the list, in the order of coming and of names."""
 
-KEEP_ALIVE = 120
-"""Seconds that a server leaves an idle connection open. The slowest takes ten to answer a herd once: with uvicorn's 5,
-it would have closed the first of the herd's connections before the last was answered."""
+PATIENT: dict[str, Any] = {"timeout_keep_alive": 120, "access_log": False}
+"""How uvicorn is told to leave idle connections open for a while, and to log no request. The slowest server takes ten
+seconds to answer a herd once: with uvicorn's 5, it would have closed the herd's first connections by then."""
 
 DESCRIPTION = "Finds the tickets of one sprint that mention a text, newest first."
 
@@ -113,8 +114,7 @@ def serve_plainly(app: Any) -> None:
         loop="uvloop",
         http="httptools",
         log_level="warning",
-        access_log=False,
         timeout_graceful_shutdown=1,
-        timeout_keep_alive=KEEP_ALIVE,
+        **PATIENT,
     )
     uvicorn.Server(config).run(sockets=[listener])
