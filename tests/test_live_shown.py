@@ -17,14 +17,13 @@ from tests.servers.ears import (
     MODERN,
     Ear,
     Heard,
-    LegacyWire,
-    Stream,
     listening,
     open_ear,
     serving,
     serving_all,
     stdio_server,
 )
+from tests.servers.wires import LegacyWire, Stream
 from tidings import Live
 from tidings.frames import CHANGE_KEY, CURSOR_KEY
 from tidings.model import Notification

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from tests.test_promises import URIS, Clock, Machine, quiet, topics  # noqa: F401
+from tests.promises.draws import URIS, topics
+from tests.promises.machine import Machine
+from tests.readers import Clock
 from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Topic, Version
 from tidings import shown as shown_module
 from tidings.shown import Shown
@@ -31,6 +34,12 @@ from tidings.testing import Shown as ShownEvent
 
 TOOLS, URI = Feature.TOOLS, "a://p"
 A, B, A_AGAIN = Version(1, "a"), Version(2, "b"), Version(3, "a")
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Callbacks that raise are logged, and here they do so on purpose."""
+    caplog.set_level(logging.CRITICAL + 1, "tidings")
 
 
 class Place:
