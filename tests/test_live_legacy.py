@@ -243,15 +243,15 @@ async def test_a_stream_that_reconnects_is_told_only_what_it_missed(url: str, ht
         await session.shake_hands()
         await session.post("resources/subscribe", uri=MARKER)
         async with session.stream() as stream:
-            await other.change("add", feature="prompts", key="heard")
-            assert (await stream.heard()).gist == "prompts added heard"
+            await other.change("add", feature="tools", key="heard")
+            assert (await stream.heard()).gist == "tools added heard"
         await other.until_state(standing=0)
-        # Away, something comes and goes: what the session was last told is true again.
-        await other.change("add", feature="tools", key="passing")
-        await other.change("remove", feature="tools", key="passing")
-        await other.change("remove", feature="prompts", key="heard")
+        # Away, something comes and goes that nobody looks at: what the session was last told is true again.
+        await other.change("add", feature="prompts", key="passing")
+        await other.change("remove", feature="prompts", key="passing")
+        await other.change("remove", feature="tools", key="heard")
         async with session.stream() as stream:
-            assert (await stream.heard()).gist == "prompts removed heard"
+            assert (await stream.heard()).gist == "tools removed heard"
             await other.change("updated", uri=MARKER)
             assert (await stream.heard()).gist == f"content updated {MARKER}"
         await session.end()
