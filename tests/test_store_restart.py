@@ -91,10 +91,13 @@ async def test_journal_contents_and_names_survive_being_killed(folder: Folder, w
             assert meta[CURSOR]["epoch"] == epoch
             if way == "name":
                 assert meta[DURABLE] == {"name": "laptop", "ttl": 600.0, "isNew": False}
-            told = [await next_change(stream) for _ in range(3)]
+            # What was shown of the one that is as it was, before the server was killed, nobody knows.
+            doubted: list[Any] = [(URIS[1], [], False)] if way == "name" else []
+            told = [await next_change(stream) for _ in range(3 + len(doubted))]
             assert told[0] == ("list", [("added", "a"), ("added", "b"), ("added", "c")], True)
             assert sorted(told[1:]) == [
                 (URIS[0], [("updated", URIS[0])], True),
+                *doubted,
                 (URIS[2], [("updated", URIS[2])], True),
             ]
             prompt(folder, "d")  # and nothing in between
