@@ -21,12 +21,13 @@ from msgspec import structs
 
 from tidings import BUSY, Catalog, Feature, Hub, Journal, LimitReached, Notification, Policy, TidingsError, Version
 from tidings.durable import SERVER, Durable, Durables, Key, Owner, Webhook
+from tidings.hold import LONGEST_HOLD
 from tidings.lanes.templates import read_template
 from tidings.mailbox import Filter
 from tidings.store import Batch
 from tidings.store.memory import MemoryStore
 from tidings.subscriber import Subscriber
-from tidings.visit import LONGEST_HOLD, Visit
+from tidings.visit import Visit
 
 TOOLS, PROMPTS, RESOURCES = Feature.TOOLS, Feature.PROMPTS, Feature.RESOURCES
 KEY = (None, "laptop")
@@ -57,7 +58,7 @@ class Place:
 
     def hold(self) -> None:
         """Tell nobody of what is not saved."""
-        self.durables.is_saved = lambda revision: revision <= self.saved
+        self.hub.hold.is_saved = lambda revision: revision <= self.saved
         self.durables.written()
 
     def collect(self) -> Mapping[Key, Durable | None]:
@@ -73,7 +74,7 @@ class Place:
         self.batch.__init__()  # type: ignore[misc]
         self.saved = self.catalog.revision
         self.durables.written()
-        self.durables.release()
+        self.hub.release()
 
     def settle(self) -> None:
         """Let so much time pass that what was told before is beyond doubt."""
@@ -676,6 +677,7 @@ def test_many_are_collected_in_slices_that_let_others_at_the_hub(place: Place) -
         Client(place, name=str(number))
     place.collect()
     add(place, "a")
+    place.settle()
     pauses = []
 
     assert len(place.durables.collect(lambda: pauses.append(1))) == 1000
@@ -734,7 +736,7 @@ def test_nobody_is_told_of_what_would_be_forgotten_with_the_server(place: Place)
     client = Client(place, TOOLS, PROMPTS)
     add(place, "a")
     assert client.heard == []
-    place.durables.release()
+    place.hub.release()
     assert client.heard == []
     place.catalog.tools.remove("a")
     add(place, "b")
@@ -744,7 +746,7 @@ def test_nobody_is_told_of_what_would_be_forgotten_with_the_server(place: Place)
     assert (counts.sent["tools"], counts.coalesced, dict(counts.suppressed)) == (1, 2, {}), "held is not muted"
     add(place, "c")
     place.now += LONGEST_HOLD
-    place.durables.release()
+    place.hub.release()
     assert client.keys == [("added", "b"), ("added", "c")], "a disk that hangs silences nobody"
 
 

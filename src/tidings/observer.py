@@ -102,7 +102,7 @@ class Observer:
         counts.closed[reason] += 1
         if reason in CUT_OFF:
             counts.cut_off[reason] += 1
-        waiting = subscriber.mailbox.waiting(subscriber.is_muted) if subscriber.mailbox else 0
+        waiting = subscriber.waiting
         counts.suppress(Why.UNSUBSCRIBED, waiting)
         level = logging.INFO if reason in CUT_OFF else logging.DEBUG
         if logger.isEnabledFor(level):
