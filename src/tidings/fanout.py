@@ -37,9 +37,12 @@ class FanOut:
         hub.observer.told(telling, notification, len(asked))
         self._end_deleted(notification, told)
         if patient:
+            was_empty = not hub.hold
             merged = hub.hold.add(notification, previous, patient, hub.catalog.now())
             hub.counts.coalesced += merged
             self._tell_held(notification.topic)  # it may be written down by now
+            if was_empty:
+                hub.hold.go_on()
 
     def release(self) -> dict[Subscriber, None]:
         """Tell what need be held no longer; returns those who wait for the same with something in their mailbox."""
@@ -115,8 +118,10 @@ class FanOut:
         """What is handed over to one that is not plain; None if its mailbox has to decide."""
         if subscriber.filter is None:
             return notification if subscriber.is_patient else None
-        if not subscriber.is_only_picky or not isinstance(notification.topic, Feature):
+        if not subscriber.is_only_picky:
             return None
+        if not isinstance(notification.topic, Feature):
+            return notification  # filters are of lists
         said = self._hub.news.missed(notification.topic, notification.since, subscriber.filter)
         return said if said.changes or not said.complete else None
 

@@ -58,7 +58,7 @@ class Hold:
         """Whether a revision is written down, or (of any at all) there is no use in waiting for that. Without it,
         nobody waits."""
         self.on_hold: Callable[[], None] | None = None
-        """Called when somebody begins to wait, so that `hub.release` is called in time."""
+        """Called when somebody waits, so that `hub.release` is called in time."""
         self._held: dict[Topic, list[Held]] = {}
         """Several for a topic only where some came while others were waiting already."""
         self._crowd: dict[Subscriber, None] = {}
@@ -80,7 +80,6 @@ class Hold:
     def add(self, notification: Notification, previous: Version, who: list[Subscriber], now: float) -> int:
         """Hold a change for some. Returns how many of them wait for an earlier one of the topic, and will be told of
         both at once."""
-        self._rouse()
         crowd = self._crowd if list(self._crowd) == who else dict.fromkeys(who)
         self._crowd = new = crowd
         before = self._held.setdefault(notification.topic, [])
@@ -96,8 +95,10 @@ class Hold:
 
     def add_other(self, subscriber: Subscriber) -> None:
         """Wake this one, whatever it waits for, when something is written down."""
-        self._rouse()
+        was_empty = not self
         self._others[subscriber] = None
+        if was_empty:
+            self.go_on()
 
     def take(self, topic: Topic, now: float) -> list[Held]:
         """What need be held no longer of a topic."""
@@ -116,7 +117,7 @@ class Hold:
         return others
 
     def go_on(self) -> None:
-        """What is still held after a release is released later."""
+        """See to it that what is held is released in time."""
         if self and self.on_hold is not None:
             self.on_hold()
 
@@ -133,7 +134,3 @@ class Hold:
                 held.drop(subscriber)
                 return held.previous
         return None
-
-    def _rouse(self) -> None:
-        if not self and self.on_hold is not None:
-            self.on_hold()

@@ -82,6 +82,14 @@ class Visit:
         if durables.hub.hold.is_saved is not None:
             subscriber.is_held = self._is_held
             subscriber.settle()
+        if self._is_noted:
+            self.note_presence()
+
+    def mark(self) -> None:
+        """There is something to write down at once."""
+        with self._durables._lock:
+            if self._subscriber is not None:
+                self._durables._mark(self.key)
 
     def note_presence(self) -> None:
         """It is written down that the client is here. From now on it waits as all others do who came before."""

@@ -241,12 +241,15 @@ class SessionLane:
             self._live.hub.subscribe(session.subscriber, uris=[uri], told=told)
         except (InvalidPattern, LimitReached) as error:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri}) from None
+        wish.keep()
         return types.EmptyResult(_meta=said if wish.is_special else None)
 
     async def _unsubscribe(self, ctx: Ctx, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
-        session = seams.connection_of(ctx.session).state.get(_STATE)
+        state = seams.connection_of(ctx.session).state
+        session = state.get(_STATE)
         if session is not None:
             self._live.hub.unsubscribe(session.subscriber, uris=[str(params.uri)])
+            state[_WISH].keep()
             await session.unsubscribed(str(params.uri))
         return types.EmptyResult()
 
@@ -334,7 +337,7 @@ class _Pipe:
 
     def bookmark(self) -> None:
         if self.subscriber is not None and self.subscriber.is_ready:
-            self.subscriber.is_ready = self.subscriber.is_plain = False
+            self.subscriber.pause()
             meta = {CURSOR_KEY: self._live.cursor_of(self.subscriber).as_json()}
             self._begin(BOOKMARK_METHOD, {"_meta": meta})
 
