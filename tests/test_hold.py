@@ -12,6 +12,7 @@ from tidings.counts import Why
 from tidings.durable import Durables
 from tidings.hold import LONGEST_HOLD
 from tidings.mailbox import Filter
+from tidings.model import Priority
 from tidings.store import Batch
 from tidings.store.memory import MemoryStore
 from tidings.visit import Visit
@@ -169,6 +170,32 @@ def test_a_change_that_is_not_written_down_is_held_when_others_are_released(plac
     place.catalog.resources.updated("a://1")
     place.hub.release()
     assert len(client.heard) == 2, "the next one waits as long again"
+
+
+def test_who_is_told_in_an_order_of_its_own_waits_as_long_in_its_mailbox(place: Place) -> None:
+    client = Client(place, "a", "a://1", policy=Policy(priorities=(("a://1", Priority.URGENT),)))
+    place.save()
+    assert not client.subscriber.is_patient
+    for _ in range(2):
+        place.add("x")
+        place.catalog.resources.updated("a://1")
+        place.hub.release()
+        assert client.heard == []
+        place.now += LONGEST_HOLD
+        place.hub.release()
+        assert [each.topic for each in client.heard] == ["a://1", TOOLS]
+        place.catalog.tools.remove("x")
+        place.save()
+        client.heard.clear()
+
+
+def test_who_was_noted_before_it_has_a_stream_waits_as_all_others_do(place: Place) -> None:
+    visit = place.durables.enter({"name": "a"}, None, [TOOLS], [], {}, lambda: None)
+    place.save()
+    assert visit is not None
+    subscriber = place.hub.open(lambda _: None)
+    visit.watch(subscriber)
+    assert subscriber.is_patient
 
 
 def test_who_comes_while_others_wait_is_not_told_what_it_has_seen(place: Place) -> None:

@@ -123,7 +123,7 @@ class FanOut:
         if not isinstance(notification.topic, Feature):
             return notification  # filters are of lists
         said = self._hub.news.missed(notification.topic, notification.since, subscriber.filter)
-        return said if said.changes or not said.complete else None
+        return said if said.changes else None
 
     def _end_deleted(self, notification: Notification, told: list[Subscriber]) -> None:
         """The resource is gone, and these know: their subscriptions to just this URI are over."""
