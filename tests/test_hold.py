@@ -7,68 +7,31 @@ from typing import Any
 
 import pytest
 
-from tidings import BUSY, Catalog, Feature, Hub, Journal, Notification, Policy, Reason
+from tests import durables
+from tidings import BUSY, Feature, Notification, Policy, Reason
 from tidings.counts import Why
-from tidings.durable import Durables
 from tidings.hold import LONGEST_HOLD
 from tidings.mailbox import Filter
 from tidings.model import Priority
-from tidings.store import Batch
-from tidings.store.memory import MemoryStore
 from tidings.visit import Visit
 
 TOOLS = Feature.TOOLS
 
 
-class Place:
+class Place(durables.Place):
     """A server in memory whose store is as slow as the test wants it to be."""
 
-    def __init__(self, **knobs: Any) -> None:
-        self.now = 1000.0
-        self.policy = Policy(**knobs)
-        self.store = MemoryStore()
-        self.start()
-
     def start(self) -> None:
-        state = self.store.open()
-        self.catalog = Catalog(self.policy, clock=lambda: self.now)
-        self.catalog.restore(state.items, state.versions, state.contents, state.life << 32)
-        journal = Journal(self.policy)
-        journal.restore(state.journal, state.floors)
-        self.batch = Batch()
-        self.catalog.follow(self.batch.take)
-        self.hub = Hub(self.catalog, journal=journal, clock=lambda: self.now)
-        self.durables = Durables(self.hub, state.durables.values(), rouse=lambda: True)
-        self.saved = self.catalog.revision
+        super().start()
         self.alarms = 0
-        self.hub.hold.is_saved = lambda revision: revision <= self.saved
+        self.hold()
         self.hub.hold.on_hold = self.alarm
 
     def alarm(self) -> None:
         self.alarms += 1
 
-    def save(self) -> int:
-        """What the server's thread does; how many durable subscriptions had to be written."""
-        durables = self.durables.collect()
-        self.batch.durables.update(durables)
-        self.batch.forget(self.hub.journal.floors(), self.catalog.resources.forgotten)
-        self.store.write(self.batch)
-        self.batch.__init__()  # type: ignore[misc]
-        self.saved = self.catalog.revision
-        self.durables.written()
-        self.hub.release()
-        return len(durables)
-
     def add(self, *names: str) -> None:
-        for name in names:
-            self.catalog.tools.add({"name": name})
-
-    def die(self) -> None:
-        self.store.close()
-        self.start()
-
-    def settle(self) -> None:
-        self.now += 2 * (self.policy.write_deadline + self.policy.keep_alive)
+        durables.add(self, *names)
 
 
 class Client:
@@ -345,11 +308,13 @@ def test_what_readers_were_told_is_written_when_it_is_beyond_doubt_and_not_with_
     written = 0
     for number in range(50):
         place.add(f"t{number}")
-        written += place.save()
+        written += len(place.durables.collect())
+        place.save()
         place.now += 0.05
     assert written == 0
     place.settle()
-    assert place.save() == 20
+    assert len(place.durables.collect()) == 20
+    place.save()
     assert not place.durables.is_waiting
     kept = place.durables.all()
     assert {each.lists[TOOLS] for each in kept} == {place.catalog.version(TOOLS)}
