@@ -11,7 +11,8 @@ import anyio
 import httpx2
 import pytest
 
-from tests.servers.ears import DEADLINE, LegacyWire
+from tests.servers.ears import DEADLINE
+from tests.servers.wires import LegacyWire
 from tidings.store.sqlite import peek
 
 
