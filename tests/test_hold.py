@@ -261,6 +261,17 @@ def test_a_deletion_ends_the_subscription_when_it_is_told(place: Place) -> None:
     assert client.subscriber.uris is None
 
 
+def test_more_topics_than_may_wait_for_a_reader_that_is_slow_end_nobody_who_keeps_up() -> None:
+    place = Place(max_pending=3)
+    (client,) = here(place, "a", uris=["a://**"])
+    uris = [f"a://{number}" for number in range(10)]
+    for uri in uris:
+        place.catalog.resources.updated(uri)
+    place.save()
+    assert not client.subscriber.is_closed
+    assert client.keys == [("updated", uri) for uri in uris]
+
+
 def test_where_it_stands_is_said_as_of_what_it_was_told(place: Place) -> None:
     """To a bookmark, and to its own durable subscription."""
     (client,) = here(place, "a", uris=["a://**"])
