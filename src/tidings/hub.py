@@ -256,7 +256,8 @@ class Hub:
                     self._sweep()
                     for group in by_topic(self._outbox.popleft()):
                         self._fan_out(group)
-                        self._serve_woken()
+                        if self._woken:
+                            self._serve_woken()
             finally:
                 self._publishing = False
 

@@ -70,10 +70,10 @@ class WatchIndex:
         topic = paths[0]
         found = self.watchers.get(topic, _NOBODY)
         if len(paths) > 1:
-            found = dict(found)
+            found, uri = dict(found), str(topic)
             for path in paths[1:]:
                 for subscriber in self.watchers.get(path, _NOBODY):
-                    if subscriber.may is None or subscriber.may(str(topic)):
+                    if subscriber.may is None or subscriber.may(uri):
                         found[subscriber] = None
         return found
 
