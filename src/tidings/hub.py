@@ -256,8 +256,7 @@ class Hub:
                     self._sweep()
                     for group in by_topic(self._outbox.popleft()):
                         self._fan_out(group)
-                        if self._woken:
-                            self._serve_woken()
+                        self._serve_woken()
             finally:
                 self._publishing = False
 
