@@ -160,7 +160,7 @@ class Observer:
 
     def told(self, telling: object, notification: Notification, watching: int) -> None:
         """All have heard of it who could."""
-        is_list = isinstance(notification.topic, Feature)
+        is_list = not isinstance(notification.topic, str)
         level = logging.DEBUG if not is_list else logging.INFO if watching else self.level_unwatched
         if logger.isEnabledFor(level):
             changes = [f"{change.operation} {change_name(change)}" for change in notification.changes[:_MOST_SHOWN]]

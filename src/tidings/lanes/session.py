@@ -30,6 +30,7 @@ from tidings.frames import (
     Shape,
     encode_tag,
     write,
+    write_alone,
 )
 from tidings.gate import Principal
 from tidings.lanes.front import principal_of
@@ -342,10 +343,10 @@ class _Pipe:
             self._begin(BOOKMARK_METHOD, {"_meta": meta})
 
     def _deliver(self, notification: Notification) -> object:
-        frame = write(notification, self._shape)
+        frame = write_alone(notification, self._shape)
         self._counts.bytes += len(frame)
         if self._wire is not None:
-            return None if self._wire.write(frame, self.start) else BUSY
+            return None if self._wire.put(frame, self.start) else BUSY
         message = msgspec.json.decode(frame)
         self._begin(message["method"], message["params"])
         return BUSY
@@ -435,7 +436,7 @@ class _Pump:
         if self._wire is not None:
             frame = write(notification, self._shape, self._tag)
             self._live.hub.counts.bytes += len(frame)
-            return None if self._wire.write(frame, self._wake) else BUSY
+            return None if self._wire.put(frame, self._wake) else BUSY
         self._notification = notification
         self._roused.set()
         return BUSY
