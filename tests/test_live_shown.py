@@ -128,7 +128,10 @@ async def test_a_session_that_listed_while_its_stream_was_broken_is_told_when_th
         assert "passing" in [tool["name"] for tool in listed["result"]["tools"]]
         (read,) = [line for line in event.splitlines() if line.startswith("id: ")]
         headers = wire.headers | {"Last-Event-ID": read.removeprefix("id: ")}
+        async with open_ear(url, MODERN) as other:
+            await other.until_state(standing=0)  # a session has one stream at a time
         async with http.stream("GET", url, headers=headers) as response:
+            assert response.status_code == 200
             told = await Stream(response, response.aiter_text()).message()
 
     assert told["method"] == "notifications/tools/list_changed"
