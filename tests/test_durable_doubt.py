@@ -296,8 +296,9 @@ class Comings(RuleBasedStateMachine):
         if is_saved:
             self.place.save()
         kept = self.place.store._state.durables.get(KEY)
-        if kept is not None and self.client is not None:
-            # It may have been told of what changed after this was written, for all that the next server knows.
+        if kept is not None:
+            # It may have been told of what changed after this was written, or have looked at it, for all that the next
+            # server knows.
             for topic in self.topics():
                 version = self.place.catalog.version(topic)
                 if version.revision > kept.as_of or kept.told.get(topic, version) != version:

@@ -69,6 +69,18 @@ def test_a_restart_in_which_nothing_was_another_one_tells_nobody(place: Place) -
     assert heard(place) == []
 
 
+def test_of_its_own_life_a_server_knows_what_was_shown(place: Place) -> None:
+    client = Client(place, TOOLS, uris=URI)
+    place.settle()
+    client.leave()
+    place.save()
+    place.die()
+    flip(place, "A")
+    flip(place, "B")
+
+    assert heard(place) == []
+
+
 def test_who_says_what_it_holds_is_believed(place: Place) -> None:
     show(place)
     flip(place, "A")

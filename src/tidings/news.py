@@ -27,12 +27,14 @@ class News:
     def __init__(self, catalog: Catalog, policy: Policy, journal: Journal | None = None) -> None:
         # An empty journal is falsy, and still the one that was given.
         self.journal = Journal(policy, since=catalog.revision) if journal is None else journal
-        self.shown = Shown(catalog.lock, catalog.revision)
         self._catalog = catalog
         self._most_contents = policy.max_contents
         self._revision = catalog.revision
         self._versions = {feature: catalog.version(feature) for feature in Feature}
         self._contents = catalog.resources.contents()
+        begun: dict[Topic, Version] = dict(self._contents.items())
+        begun.update(self._versions.items())
+        self.shown = Shown(catalog.lock, begun)
         self._built: dict[Feature, dict[tuple[int, Filter | None], Notification]] = {feature: {} for feature in Feature}
         """By the revision as of which a list is known, and the filter."""
 

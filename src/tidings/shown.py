@@ -10,6 +10,7 @@ needed to know whether anything but a given content was shown after a revision.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,10 +23,10 @@ _MOST_CONTENTS = 4096
 
 
 class Shown:
-    def __init__(self, lock: AbstractContextManager[Any], known_since: int = 0) -> None:
-        """What an earlier life showed, until the revision `known_since`, nobody knows."""
+    def __init__(self, lock: AbstractContextManager[Any], begun: Mapping[Topic, Version] | None = None) -> None:
+        """What was shown of the versions before those that this life has `begun` with, nobody knows."""
         self._lock = lock
-        self._known_since = known_since
+        self._begun = begun or {}
         self._lists: dict[Topic, tuple[Version, Version | None]] = {}
         self._contents: dict[Topic, tuple[Version, Version | None]] = {}
         """In the order in which a new version was shown, so that the one longest unchanged is forgotten first."""
@@ -77,4 +78,5 @@ class Shown:
         """Whether one who was away, and was told what is true again, may hold something else all the same."""
         if told.digest != now.digest or told.revision >= now.revision:
             return False
-        return told.revision < self._known_since or self.has_other(topic, now, told.revision)
+        begun = self._begun.get(topic, told)
+        return told.revision < begun.revision or self.has_other(topic, now, told.revision)
