@@ -58,7 +58,9 @@ class Catalog:
         self._sinks: tuple[Sink, ...] = ()
         self._outbox: deque[tuple[Change, ...]] = deque()
         self._sending = False
-        self._features = (self.tools, self.prompts, self.resources)
+        self._features: dict[Feature, Items] = {
+            each.feature: each for each in (self.tools, self.prompts, self.resources)
+        }
         self._batch = Batch(self)
         self._cause: Mapping[str, str] | None = None
 
@@ -67,9 +69,7 @@ class Catalog:
         return self._revision
 
     def items(self, feature: Feature | str) -> Items:
-        return {Feature.TOOLS: self.tools, Feature.PROMPTS: self.prompts, Feature.RESOURCES: self.resources}[
-            Feature(feature)
-        ]
+        return self._features[feature if isinstance(feature, Feature) else Feature(feature)]
 
     def version(self, topic: Topic) -> Version:
         """The version of a list, or of a resource's content (revision 0 when nothing is known of it)."""
@@ -123,7 +123,7 @@ class Catalog:
     def _commit(self, changes: list[Change]) -> None:
         now = self._clock()
         self._cause = self.trace() if self.trace is not None else None
-        for items in self._features:
+        for items in self._features.values():
             if items.is_touched:
                 items._net(now, changes)
         if changes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -37,6 +38,7 @@ __all__ = [
     "lowlevel_of",
     "put_off_idle_end",
     "registries_of",
+    "registry_of",
     "session_of",
     "set_auth",
     "watch_fastmcp",
@@ -135,14 +137,22 @@ def bus_of(server: MCPServer[Any]) -> SubscriptionBus:
     return server._subscriptions
 
 
+_REGISTRIES: dict[str, Callable[[MCPServer[Any]], dict[str, Any]]] = {
+    "tools": attrgetter("_tool_manager._tools"),
+    "prompts": attrgetter("_prompt_manager._prompts"),
+    "resources": attrgetter("_resource_manager._resources"),
+    "templates": attrgetter("_resource_manager._templates"),
+}
+
+
 def registries_of(server: MCPServer[Any]) -> dict[str, dict[str, Any]]:
     """The dicts that an `MCPServer` keeps its items in: it has no way to remove a resource, nor to update anything."""
-    return {
-        "tools": server._tool_manager._tools,
-        "prompts": server._prompt_manager._prompts,
-        "resources": server._resource_manager._resources,
-        "templates": server._resource_manager._templates,
-    }
+    return {name: registry(server) for name, registry in _REGISTRIES.items()}
+
+
+def registry_of(server: MCPServer[Any], name: str) -> dict[str, Any]:
+    """One of them."""
+    return _REGISTRIES[name](server)
 
 
 def set_auth(server: MCPServer[Any], settings: AuthSettings, verifier: TokenVerifier) -> None:

@@ -20,7 +20,7 @@ from tidings.catalog import Catalog
 from tidings.errors import AlreadyExists, InvalidItem, NotFound, TidingsError
 from tidings.model import Feature
 from tidings.sources.code import LowLevelSource, has_own_middleware
-from tidings.sources.definitions import definition_of, dump, key_of
+from tidings.sources.definitions import KEYS, definition_of, dump, key_of
 
 if TYPE_CHECKING:
     from fastmcp import FastMCP
@@ -100,6 +100,8 @@ class MCPServerSource:
         # A method or handler of the user's own may look at who asks: it is asked as nobody then, and nobody is told of
         # what only some are shown.
         self.lists_are_shared = seams.lists_registries(server)
+        self._made: tuple[Any, dict[str, Any]] = (None, {})
+        """What an update under way puts in, and its definition, which was made to check it."""
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
         seams.watch_mcpserver(
@@ -134,7 +136,10 @@ class MCPServerSource:
 
     def list_one(self, feature: Feature, key: str) -> dict[str, Any] | None:
         component = self._registry(feature, key).get(key)
-        return None if component is None else definition_of(component)
+        if component is None:
+            return None
+        made, definition = self._made
+        return definition if component is made else definition_of(component)
 
     def has_own_middleware(self) -> bool:
         return has_own_middleware(self.lowlevel)
@@ -157,13 +162,16 @@ class MCPServerSource:
         registry = self._registry(feature, key)
         if key not in registry:
             raise NotFound(f"{feature.value}: there is no {key!r}")
-        registry[key] = _copy(feature, key, registry[key], fields)
+        self._made = made = _copy(feature, key, registry[key], fields, definition_of)
+        try:
+            registry[key] = made[0]
+        finally:
+            self._made = (None, {})  # from now on it may be changed in place
 
     def _registry(self, feature: Feature, key: str) -> dict[str, Any]:
-        registries = seams.registries_of(self.server)
-        if feature is Feature.RESOURCES and key not in registries["resources"] and "{" in key:
-            return registries["templates"]
-        return registries[feature.value]
+        if feature is Feature.RESOURCES and "{" in key and key not in seams.registry_of(self.server, "resources"):
+            return seams.registry_of(self.server, "templates")
+        return seams.registry_of(self.server, feature.value)
 
     @staticmethod
     def _build(feature: Feature, function: Callable[..., Any], options: dict[str, Any]) -> BaseModel:
@@ -238,7 +246,7 @@ class FastMCPSource:
             raise NotFound(f"{feature.value}: there is no {key!r} that was registered with this server itself")
         registry = seams.fastmcp_registry(self.server)
         for component in found:
-            registry[component.key] = _copy(feature, key, component, fields)
+            registry[component.key], _ = _copy(feature, key, component, fields, _shown)
 
     def _find(self, feature: Feature, key: str) -> list[Any]:
         from fastmcp.prompts import Prompt
@@ -298,29 +306,32 @@ def _uri(options: dict[str, Any]) -> str:
         raise InvalidItem("resources: a function needs uri=… to be added as a resource or a template") from None
 
 
-def _copy(feature: Feature, key: str, item: BaseModel, fields: Mapping[str, Any]) -> BaseModel:
+def _copy(
+    feature: Feature, key: str, item: BaseModel, fields: Mapping[str, Any], show: Callable[[Any], dict[str, Any]]
+) -> tuple[BaseModel, dict[str, Any]]:
+    """The item with other fields, and what its server would list, which checks it: a copy of a model checks nothing."""
     wanted = {_FIELDS.get(name, name): value for name, value in fields.items()}
-    known = type(item).model_fields.keys() & _CHANGEABLE
-    if unknown := sorted(name for name in wanted if name not in known):
-        raise InvalidItem(f"{feature.value}: {key!r} has no field {', '.join(unknown)} that can be changed")
+    known = type(item).model_fields
+    if unknown := [name for name in wanted if name not in known or name not in _CHANGEABLE]:
+        raise InvalidItem(f"{feature.value}: {key!r} has no field {', '.join(sorted(unknown))} that can be changed")
     copy = item.model_copy(update=wanted)
     try:
-        definition = _shown(copy)
+        definition = show(copy)
     except (ValidationError, TypeError, AttributeError) as error:
         raise InvalidItem(f"{feature.value}: {key!r} would not be valid: {error}") from None
-    if key_of(copy) != key:
+    if not wanted.keys().isdisjoint(KEYS) and key_of(copy) != key:
         raise InvalidItem(f"{feature.value}: an update can't rename {key!r} to {key_of(copy)!r}; remove and add")
     if feature is Feature.TOOLS and definition.get("inputSchema", {}).get("type") != "object":
         raise InvalidItem(f"{feature.value}: {key!r} needs an inputSchema of type object")
-    return copy
+    return copy, definition
 
 
 def _shown(component: Any) -> dict[str, Any]:
-    """What its server would list, which checks it: a copy of a model checks nothing."""
+    """What a FastMCP lists of it."""
     for name in ("to_mcp_tool", "to_mcp_prompt", "to_mcp_template", "to_mcp_resource"):
         if hasattr(component, name):
             return dump(getattr(component, name)())
-    return definition_of(component)
+    raise InvalidItem(f"{component!r:.80} is nothing that can be listed")
 
 
 def _wrap(owner: Any, name: str, after: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from tidings.errors import InvalidItem
 from tidings.model import Feature
 
-__all__ = ["definition_of", "distinct", "dump", "key_of"]
+__all__ = ["KEYS", "definition_of", "distinct", "dump", "key_of"]
 
 
 def definition_of(component: Any) -> dict[str, Any]:
@@ -73,9 +73,13 @@ def definition_of(component: Any) -> dict[str, Any]:
     )
 
 
+KEYS = ("uri_template", "uri", "name")
+"""The fields that tell an item apart, the first that it has."""
+
+
 def key_of(item: Any) -> str:
     """What tells an item of any of the high-level servers apart from the others."""
-    for name in ("uri_template", "uri", "name"):
+    for name in KEYS:
         if (value := getattr(item, name, None)) is not None:
             return str(value)
     raise InvalidItem(f"{item!r:.80} has neither a name nor a URI")
