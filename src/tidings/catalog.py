@@ -210,6 +210,13 @@ class Items:
             self._put(item.key, item)
         return changes
 
+    def put(self, text: bytes) -> Sequence[Change]:
+        """Add an item that is JSON already, or put it in the place of the one that has its key."""
+        item = self._read(text)
+        with self._catalog.batch() as changes:
+            self._put(item.key, item)
+        return changes
+
     def remove(self, key: str) -> Sequence[Change]:
         with self._catalog.batch() as changes:
             self._known(key)
@@ -305,18 +312,22 @@ class Items:
         if not isinstance(definition, Mapping):
             raise InvalidItem(f"{feature.value}: an item is a mapping, not {definition!r:.80}")
         key = self._key(definition)
-        plain = definition if isinstance(definition, dict) else dict(definition)
         try:
-            text = msgspec.json.encode(plain)
-            hashed = digest.item_hash(msgspec.json.decode(text), feature)
+            text = msgspec.json.encode(definition if isinstance(definition, dict) else dict(definition))
         except Exception as error:  # any value at all may come here; the message says which item it was
             raise InvalidItem(f"{feature.value}: {key!r} can't be written as JSON: {error}") from None
+        return self._read(text)
+
+    def _read(self, text: bytes) -> Item:
+        # Not what the text was made of: clients take the digest of what they read.
+        definition = msgspec.json.decode(text)
+        key = self._key(definition)
         limit = self._catalog.policy.max_item_bytes
         if len(text) > limit:
             raise InvalidItem(
-                f"{feature.value}: {key!r} has {len(text)} bytes of JSON; Policy.max_item_bytes allows {limit}"
+                f"{self.feature.value}: {key!r} has {len(text)} bytes of JSON; Policy.max_item_bytes allows {limit}"
             )
-        return Item(feature, key, text, hashed)
+        return Item(self.feature, key, text, digest.item_hash(definition, self.feature))
 
     def _key(self, definition: Mapping[str, Any]) -> str:
         key = definition.get("name")

@@ -103,7 +103,9 @@ def _on_signal(stop: Callable[[], None]) -> Iterator[None]:
 def run_http(live: Live, *, host: str = "127.0.0.1", port: int = 8000, log_level: str = "info", **options: Any) -> None:
     if hasattr(live.server, "streamable_http_app"):
         options.setdefault("host", host)
-    serve_app(live.http_app(**options), host=host, port=port, log_level=log_level)
+    # uvicorn words a line for each request, also where the level keeps it from being written.
+    has_access_log = log_level in ("info", "debug", "trace")
+    serve_app(live.http_app(**options), host=host, port=port, log_level=log_level, access_log=has_access_log)
 
 
 def serve_app(

@@ -14,55 +14,38 @@ from pydantic import BaseModel
 from tidings.errors import InvalidItem
 from tidings.model import Feature
 
-__all__ = ["KEYS", "definition_of", "distinct", "dump", "key_of"]
+__all__ = ["KEYS", "distinct", "dump", "encode", "key_of", "shown"]
 
 
-def definition_of(component: Any) -> dict[str, Any]:
+def shown(component: Any) -> BaseModel:
+    """An item as the server lists it, which checks it."""
     if isinstance(component, Tool):
-        return dump(
-            types.Tool(
-                name=component.name,
-                title=component.title,
-                description=component.description,
-                input_schema=component.parameters,
-                output_schema=component.output_schema,
-                annotations=component.annotations,
-                icons=component.icons,
-                _meta=component.meta,
-            )
+        return types.Tool(
+            name=component.name,
+            title=component.title,
+            description=component.description,
+            input_schema=component.parameters,
+            output_schema=component.output_schema,
+            annotations=component.annotations,
+            icons=component.icons,
+            _meta=component.meta,
         )
     if isinstance(component, Prompt):
         arguments = [
             types.PromptArgument(name=each.name, description=each.description, required=each.required)
             for each in component.arguments or ()
         ]
-        return dump(
-            types.Prompt(
-                name=component.name,
-                title=component.title,
-                description=component.description,
-                arguments=arguments,
-                icons=component.icons,
-            )
+        return types.Prompt(
+            name=component.name,
+            title=component.title,
+            description=component.description,
+            arguments=arguments,
+            icons=component.icons,
         )
     if isinstance(component, ResourceTemplate):
-        return dump(
-            types.ResourceTemplate(
-                uri_template=component.uri_template,
-                name=component.name,
-                title=component.title,
-                description=component.description,
-                mime_type=component.mime_type,
-                icons=component.icons,
-                annotations=component.annotations,
-                _meta=component.meta,
-            )
-        )
-    assert isinstance(component, Resource)
-    return dump(
-        types.Resource(
-            uri=component.uri,
-            name=component.name or "",
+        return types.ResourceTemplate(
+            uri_template=component.uri_template,
+            name=component.name,
             title=component.title,
             description=component.description,
             mime_type=component.mime_type,
@@ -70,6 +53,16 @@ def definition_of(component: Any) -> dict[str, Any]:
             annotations=component.annotations,
             _meta=component.meta,
         )
+    assert isinstance(component, Resource)
+    return types.Resource(
+        uri=component.uri,
+        name=component.name or "",
+        title=component.title,
+        description=component.description,
+        mime_type=component.mime_type,
+        icons=component.icons,
+        annotations=component.annotations,
+        _meta=component.meta,
     )
 
 
@@ -87,6 +80,11 @@ def key_of(item: Any) -> str:
 
 def dump(model: BaseModel) -> dict[str, Any]:
     return model.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+
+def encode(model: BaseModel) -> bytes:
+    """The same as JSON."""
+    return model.model_dump_json(by_alias=True, exclude_none=True).encode()
 
 
 def distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
