@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 
 REQUIRE_ALL = os.environ.get("TIDINGS_REQUIRE_ALL") == "1"
 
+pytest.register_assert_rewrite("tests.promises")  # what the machine asserts is shown with its values, as in a test
+
 # Every setting that Hypothesis' own profiles differ in is named: where it recognises a CI service it has already
 # chosen its own "ci", and a profile inherits whatever is left open from the one in force.
 settings.register_profile(
@@ -45,6 +47,7 @@ LONG_FILES = (
     "test_live_history.py",
     "test_live_matrix.py",
     "test_live_resume.py",
+    "test_store_killed.py",
     "test_store_restart.py",
 )
 """The first to be begun where several processes share the files: at the end, the others would wait for them."""

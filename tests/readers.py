@@ -32,3 +32,8 @@ class Reader:
 def add(catalog: Catalog, *names: str) -> None:
     for name in names:
         catalog.tools.add({"name": name})
+
+
+def lines(reader: Reader) -> list[str]:
+    """What it was told since the last time, one line for each notification."""
+    return [" + ".join(told) for told in reader.told()]

@@ -38,7 +38,7 @@ HELLO = 'def hello() -> str:\n    """Say hello."""\n    return "hello"\n'
 TOKEN = "correct-horse-battery-staple"
 DEADLINE = 40
 GRACE = 20.0
-"""Seconds for the end of a server, met only by one that does not end. How soon it does is shown in test_live_faults."""
+"""Seconds for the end of a server, met only by one that does not end. How soon it does: test_live_stopping."""
 
 pytestmark = pytest.mark.anyio
 

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 from typing import Any
 
-import anyio
 import httpx2
-import mcp_types as types
 import pytest
-from mcp.client.extension import NotificationBinding
-from mcp.client.session import ClientSession
-from mcp.client.stdio import stdio_client
-from pydantic import BaseModel, ConfigDict, Field
 
+from tests.servers.cursors import LISTS, SPRINT, WATCHED, gists, position, told
 from tests.servers.ears import (
     DEADLINE,
     KINDS,
     LEGACY,
     MARKER,
     MODERN,
-    LegacyWire,
-    Stream,
     Wire,
     open_ear,
     read_answer,
@@ -30,29 +22,16 @@ from tests.servers.ears import (
     serving_all,
     stdio_server,
 )
-from tidings.frames import (
-    BOOKMARK_METHOD,
-    CHANGE_KEY,
-    CURSOR_KEY,
-    EXTENSION,
-    FILTER_KEY,
-    REFETCH_KEY,
-    RESUME_KEY,
-    SUBSCRIPTION_KEY,
-)
+from tidings.frames import CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, REFETCH_KEY, RESUME_KEY, SUBSCRIPTION_KEY
 
 pytestmark = pytest.mark.anyio
 
-SPRINT = "board://sprint"
-LISTS = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
-WATCHED = {**LISTS, "resourceSubscriptions": [SPRINT, MARKER]}
 GARBAGE: list[Any] = [None, 7, "r7", [], {}, {"epoch": 3}, {"epoch": "e", "topics": []}, {"topics": {"tools": 1}}]
 SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {}) for kind in KINDS},
     "other": ("mcpserver", {}),
     "through the SDK": ("mcpserver", {"middleware": True}),
     "forgetful": ("mcpserver", {"policy": {"journal_changes": 2}}),
-    "beating": ("mcpserver", {"policy": {"keep_alive": 0.2}}),
     "silent": ("mcpserver", {"policy": {"detail": "none"}}),
 }
 
@@ -72,48 +51,6 @@ def urls() -> Iterator[dict[str, str]]:
 async def http() -> AsyncIterator[httpx2.AsyncClient]:
     async with httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)) as client:
         yield client
-
-
-async def position(wire: Wire) -> dict[str, Any]:
-    """The cursor of a client that has just read all lists and the sprint."""
-    cursor: dict[str, Any] = {"topics": {}, "uris": {}}
-    for method, params in (
-        *((f"{feature}/list", {}) for feature in ("tools", "prompts", "resources")),
-        ("resources/read", {"uri": SPRINT, "name": SPRINT}),
-    ):
-        params = dict(params)
-        headers = {"Mcp-Name": params.pop("name")} if "name" in params else {}
-        response = await Wire(wire.url, wire.http, headers).post(method, **params)
-        said = read_answer(response.text)["result"]["_meta"][CURSOR_KEY]
-        cursor["epoch"] = said["epoch"]
-        cursor["topics"] |= said.get("topics", {})
-        cursor["uris"] |= said.get("uris", {})
-    return cursor
-
-
-async def told(stream: Stream, wire: Wire) -> list[dict[str, Any]]:
-    """The params of all that is told before the marker."""
-    await wire.change("updated", uri=MARKER)
-    found: list[dict[str, Any]] = []
-    while (params := (await stream.message())["params"]).get("uri") != MARKER:
-        found.append(params)
-    return found
-
-
-def gists(told: list[dict[str, Any]]) -> list[tuple[list[str], bool]]:
-    """What changed, and whether that is all."""
-    summaries = [params["_meta"][CHANGE_KEY] for params in told]
-    return [
-        (
-            [
-                f"{change['operation']} {change.get('name', change.get('uri'))}"
-                for change in summary.get("changes", [summary])
-                if "operation" in change
-            ],
-            summary["complete"],
-        )
-        for summary in summaries
-    ]
 
 
 # Where they stand
@@ -189,7 +126,7 @@ async def test_a_plain_server_says_nothing_of_it_but_to_those_who_declared_the_e
         assert (await extended.message())["params"]["_meta"][CURSOR_KEY]["uris"].keys() == {MARKER}
 
 
-# Coming back
+# Whoever comes back
 
 
 @pytest.mark.parametrize("server", [*KINDS, "through the SDK"])
@@ -345,205 +282,3 @@ async def test_patterns_and_folders_can_be_come_back_to(
             refetch |= {(await stream.message())["params"]["uri"] for uri in wanted["resourceSubscriptions"]
                         if uri not in refetch}  # fmt: skip
             assert refetch == {*wanted["resourceSubscriptions"]}
-
-
-# Clients that can't put anything into `_meta`, and those of the other era
-
-
-@pytest.mark.parametrize("transport", ["http", "stdio"])
-async def test_the_sdks_own_client_resumes_through_its_settings_of_the_extension(
-    urls: dict[str, str], transport: str
-) -> None:
-    server = urls["mcpserver"] if transport == "http" else stdio_server("mcpserver")
-    lost = {"resume": {"epoch": "of another life", "topics": {"tools": {"revision": 1, "digest": "x"}}}}
-    async with open_ear(server, MODERN, extended="extensions", settings=lost) as ear, ear.listen():
-        (heard,) = await ear.settle("tools None None")
-        assert heard.change["complete"] is False
-        assert heard.meta[CURSOR_KEY]["topics"].keys() == {"tools"}
-
-
-async def test_the_sdks_session_resumes_with_meta_over_stdio() -> None:
-    async with open_ear(stdio_server("mcpserver"), MODERN) as ear:
-        cursor = (await ear.request("tools/list"))["_meta"][CURSOR_KEY]
-        await ear.change("add", feature="tools", key="missed")
-        wanted: Any = {"toolsListChanged": True, "resourceSubscriptions": [MARKER]}
-        listen = types.SubscriptionsListenRequest(
-            params=types.SubscriptionsListenRequestParams.model_validate(
-                {"notifications": wanted, "_meta": {RESUME_KEY: cursor}}
-            )
-        )
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ear.session.send_request, listen, types.SubscriptionsListenResult)
-            await ear.until(lambda: "tools added missed" in ear.gists, "what it missed")
-            await ear.mark()
-            tasks.cancel_scope.cancel()
-    told = [each for each in ear.heard if each.change]
-    assert [each.gist for each in told] == ["tools added missed", f"content updated {MARKER}"]
-    assert told[0].change["complete"] is True
-
-
-@pytest.mark.parametrize("where", ["_meta", "extensions", "experimental"])
-async def test_a_legacy_client_goes_on_from_its_cursor(
-    urls: dict[str, str], http: httpx2.AsyncClient, where: str
-) -> None:
-    wire = Wire(urls["mcpserver"], http)
-    known = await position(wire)
-    await wire.change("add", feature="prompts", key="meanwhile")
-    await wire.change("updated", uri=SPRINT)
-    legacy = LegacyWire(wire.url, http)
-    settings = {where: {EXTENSION: {"resume": known}}} if where != "_meta" else {}
-    result = await legacy.shake_hands({RESUME_KEY: known} if where == "_meta" else None, **settings)
-    async with legacy.stream() as stream:
-        for uri in (SPRINT, MARKER):
-            answer = await legacy.post("resources/subscribe", uri=uri)
-            assert answer["result"]["_meta"][CURSOR_KEY]["uris"].keys() == {uri}
-        found = await told(stream, wire)
-    await legacy.end()
-
-    assert gists(found) == [(["added meanwhile"], True), (["updated " + SPRINT], True)]
-    assert result["_meta"][CURSOR_KEY]["topics"]["prompts"] == known["topics"]["prompts"]
-    await wire.change("remove", feature="prompts", key="meanwhile")
-
-
-async def test_a_legacy_client_with_garbage_is_told_to_refetch_and_one_without_any_is_told_nothing(
-    urls: dict[str, str], http: httpx2.AsyncClient
-) -> None:
-    wire = Wire(urls["mcpserver"], http)
-    for meta, expected in (({RESUME_KEY: 7}, 4), (None, 0)):
-        legacy = LegacyWire(wire.url, http)
-        result = await legacy.shake_hands(meta)
-        async with legacy.stream() as stream:
-            refetch = [
-                (await legacy.post("resources/subscribe", uri=uri))["result"].get("_meta", {}).get(REFETCH_KEY)
-                for uri in (SPRINT, "board://*", MARKER)
-            ]
-            found = await told(stream, wire)
-        await legacy.end()
-        assert gists(found) == [([], False)] * expected
-        assert refetch == [None, ["board://*"] if meta else None, None]
-        assert (CURSOR_KEY in result.get("_meta", {})) == bool(meta)
-
-
-async def test_a_legacy_client_can_come_back_to_a_pattern(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    wire = Wire(urls["mcpserver"], http)
-    first = LegacyWire(wire.url, http)
-    known = (await first.shake_hands(None, extensions={EXTENSION: {}}))["_meta"][CURSOR_KEY]
-    await first.end()
-    await wire.change("updated", uri="parts://1")
-    await wire.change("updated", uri="parts://2")
-
-    legacy = LegacyWire(wire.url, http)
-    result = await legacy.shake_hands({RESUME_KEY: known})
-    async with legacy.stream() as stream:
-        for uri in ("parts://2", "parts://*", "parts://1", MARKER):
-            await legacy.post("resources/subscribe", uri=uri)
-        found = await told(stream, wire)
-    await legacy.end()
-
-    assert gists(found) == [(["updated parts://2"], True), (["updated parts://1"], True)], "each once"
-    assert result["_meta"][CURSOR_KEY]["asOf"] == known["asOf"], "it has not come to them yet"
-
-
-@pytest.mark.parametrize("kind", ["mcpserver", "lowlevel"])
-async def test_a_legacy_client_on_stdio_goes_on_from_its_cursor(kind: str) -> None:
-    lost = {"resume": {"epoch": "of another life", "topics": {"prompts": {"revision": 1, "digest": "x"}}}}
-    async with open_ear(stdio_server(kind), LEGACY[-1], extended="extensions", settings=lost) as ear:
-        await ear.subscribe(MARKER)
-        (heard,) = await ear.settle("prompts None None")
-        assert heard.change["complete"] is False
-
-
-# Bookmarks
-
-
-async def test_heartbeats_carry_the_cursor_to_those_who_asked(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    wire = Wire(urls["beating"], http)
-    bookmarks = {FILTER_KEY: {"bookmarks": True}}
-    async with wire.listen("b", WATCHED, bookmarks) as stream:
-        acknowledged = (await stream.message())["params"]["_meta"]
-        assert acknowledged[FILTER_KEY] == {"bookmarks": True}
-        beat = await stream.message()
-        assert beat["method"] == BOOKMARK_METHOD
-        assert beat["params"]["_meta"] == {SUBSCRIPTION_KEY: "b", CURSOR_KEY: acknowledged[CURSOR_KEY]}
-
-        await wire.change("add", feature="tools", key="beaten")
-        while (message := await stream.message())["method"] == BOOKMARK_METHOD:
-            pass
-        tools = message["params"]["_meta"][CURSOR_KEY]["topics"]["tools"]
-        beat = await stream.message()
-        assert beat["params"]["_meta"][CURSOR_KEY]["topics"]["tools"] == tools
-    await wire.change("remove", feature="tools", key="beaten")
-
-    async with wire.listen("plain", WATCHED) as stream:
-        await stream.message()
-        assert await stream.event() == ": keep-alive"
-
-
-async def test_a_bookmark_leaves_out_what_waits_and_passes_over_what_a_filter_ruled_out(
-    urls: dict[str, str], http: httpx2.AsyncClient
-) -> None:
-    """Who comes back with one is told neither too little nor the same again."""
-    wire = Wire(urls["beating"], http)
-    terms = {"bookmarks": True, "names": ["x*"], "quietGap": 3600}
-    async with wire.listen(1, WATCHED, {FILTER_KEY: terms}) as stream:
-        first = (await stream.message())["params"]["_meta"][CURSOR_KEY]
-        await wire.change("add", feature="tools", key="ruled-out")
-        await wire.change("updated", uri=SPRINT)
-        now = await position(wire)
-        while (beat := (await stream.message())["params"]["_meta"][CURSOR_KEY]) == first:
-            pass
-    assert beat["topics"]["tools"] == now["topics"]["tools"]
-    assert beat["uris"][SPRINT] == first["uris"][SPRINT] != now["uris"][SPRINT]
-
-    async with wire.listen(2, WATCHED, {FILTER_KEY: {"names": ["x*"]}, RESUME_KEY: beat}) as stream:
-        await stream.message()
-        assert gists(await told(stream, wire)) == [(["updated " + SPRINT], True)]
-    await wire.change("remove", feature="tools", key="ruled-out")
-
-
-class _Bookmark(BaseModel):
-    model_config = ConfigDict(extra="allow")
-    meta: dict[str, Any] = Field(alias="_meta")
-
-
-@pytest.mark.parametrize("version", [MODERN, LEGACY[-1]])
-async def test_bookmarks_come_over_stdio_too(version: str) -> None:
-    """In the way of each era: a listen that the SDK carries, and a session."""
-    beats: list[dict[str, Any]] = []
-    came = anyio.Event()
-
-    async def note(params: _Bookmark) -> None:
-        beats.append(params.meta[CURSOR_KEY])
-        came.set()
-
-    server = stdio_server("mcpserver", policy={"keep_alive": 0.2})
-    binding = NotificationBinding(method=BOOKMARK_METHOD, params_type=_Bookmark, handler=note)
-    settings: dict[str, dict[str, Any]] = {EXTENSION: {"filter": {"bookmarks": True}}}
-    async with AsyncExitStack() as stack:
-        reader, writer = await stack.enter_async_context(stdio_client(server))
-        session = ClientSession(reader, writer, notification_bindings=[binding], extensions=settings)
-        await stack.enter_async_context(session)
-        async with anyio.create_task_group() as tasks:
-            with anyio.fail_after(DEADLINE):
-                if version == MODERN:
-                    await session.discover()
-                    listen = types.SubscriptionsListenRequest.model_validate(
-                        {"params": {"notifications": {"toolsListChanged": True}}}
-                    )
-                    tasks.start_soon(session.send_request, listen, types.SubscriptionsListenResult)
-                else:
-                    await session.initialize()
-                await came.wait()
-            tasks.cancel_scope.cancel()
-    assert "tools" in beats[0]["topics"]
-
-
-async def test_bookmarks_come_on_a_legacy_stream_too(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    legacy = LegacyWire(urls["beating"], http)
-    await legacy.shake_hands({FILTER_KEY: {"bookmarks": True}})
-    async with legacy.stream() as stream:
-        beat = await stream.message()
-    await legacy.end()
-
-    assert beat["method"] == BOOKMARK_METHOD
-    assert beat["params"]["_meta"][CURSOR_KEY]["topics"].keys() == {"tools", "prompts", "resources"}

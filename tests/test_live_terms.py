@@ -9,8 +9,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.servers.cursors import WATCHED, gists, told
 from tests.servers.ears import DEADLINE, LEGACY, MARKER, MODERN, LegacyWire, Wire, open_ear, serving_all, stdio_server
-from tests.test_live_cursors import WATCHED, gists, told
 from tidings.frames import CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, SUBSCRIPTION_KEY
 
 pytestmark = pytest.mark.anyio

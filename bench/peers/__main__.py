@@ -31,7 +31,8 @@ from bench.peers.record import record
 from bench.peers.work import SITTINGS, Scale, sit
 
 DEFAULT = Scale()
-FULL = Scale(streams=(1, 100, 1000, 5000, 15_000), legacy=(1, 100, 1000, 5000), herds=(1, 100, 1000, 5000))
+SIZES = (1, 100, 1000, 5000, 15_000)
+FULL = Scale(streams=SIZES, legacy=SIZES, herds=SIZES)
 QUICK = Scale(streams=(1, 50), legacy=(20,), herds=(50,), others=200, busy=0.05, listing=0.2, most_tools=10)
 STDIO_CHANGES = 2000
 PACKAGES = ("mcp", "fastmcp", "uvicorn", "uvloop", "httptools")
@@ -111,7 +112,8 @@ class Run:
                 parts = sitting.parts_of(peer, options.parts)
                 if parts and not (turn and sitting.is_taken_once):
                     what = f"{', '.join(part.key for part in parts)} with {sitting.tools} tools"
-                    self._attempt(turn, what, peer, partial(sit, sitting, parts, peer, options.scale, self._programs))
+                    scale = options.scale.later(peer) if turn else options.scale
+                    self._attempt(turn, what, peer, partial(sit, sitting, parts, peer, scale, self._programs))
         for peer in peers:
             if "stdio" in options.parts and "stdio" in peer.does:
                 changes = STDIO_CHANGES // (20 if options.quick else 1)

@@ -80,10 +80,12 @@ static void answer(struct request *r, int poll_fd) {
         }
         send(r->fd, ok, sizeof ok - 1, MSG_NOSIGNAL);
     } else if (id && strstr(r->bytes, "\"subscriptions/listen\"")) {
-        struct stream *s = &streams[stream_count++];
-        s->fd = r->fd;
-        memcpy(s->id, id + 5, DIGITS);
-        put(s->fd, &opening, s->id);
+        put(r->fd, &opening, id + 5);
+        if (strstr(r->bytes, "\"toolsListChanged\"")) { /* else it is never told anything */
+            struct stream *s = &streams[stream_count++];
+            s->fd = r->fd;
+            memcpy(s->id, id + 5, DIGITS);
+        }
         epoll_ctl(poll_fd, EPOLL_CTL_DEL, r->fd, NULL);
         free(r);
         return;

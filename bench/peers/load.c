@@ -1,8 +1,10 @@
 /* The load client: drives any server of the bench over HTTP/1.1 on 127.0.0.1, with the same requests for all.
  *
- *     cc -O2 -o load load.c && ./load PORT
+ *     cc -O2 -o load load.c && ./load PORT PATIENCE
  *
- * One command per line on standard input, one JSON object per answer. One thread, one epoll, no pipelining.
+ * One command per line on standard input, one JSON object per answer. One thread, one epoll, no pipelining. PATIENCE is
+ * for how many milliseconds it sleeps if nothing has come. With 0 it never does: to wake it would be work of the server's
+ * core, which in the field is done by another machine. "busy" is for how long it had something to do.
  *
  *     open N WHAT SECONDS       grow to N listen streams; WHAT is tools, prompts, or uris:K (K URIs of its own for each)
  *     session N x SECONDS       grow to N legacy sessions, each with its GET stream
@@ -10,9 +12,9 @@
  *     burst COUNT x SECONDS     COUNT changes in one request, until all streams were told of each, or nothing comes any more
  *     touch R URI SECONDS       R times: the content of URI is another one, until one stream was told
  *     list K ERA SECONDS        K connections ask for tools/list for SECONDS, each anew when it was answered
- *     gather x ERA SECONDS      a connection for each stream, on which tools/list is asked for once
- *     herd x ERA SECONDS        after it: one change; every stream, when told, asks for tools/list on a connection of its own, until
- *                               all of them hold the new list
+ *     gather K ERA SECONDS      K connections, of which each stream has one, on which it asks for tools/list once
+ *     herd x ERA SECONDS        after it: one change; every stream, when told, asks for tools/list on its connection, until all of
+ *                               them hold the new list; who shares a connection waits in a line
  *
  * Streams stay open until standard input ends. Ids have seven digits, so that all servers write as many bytes.
  */
@@ -27,7 +29,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -50,6 +51,8 @@ struct conn {
     long left; /* bytes of the body or chunk that are still to come */
     int head_length, carried, tail_length;
     int told; /* notifications so far */
+    struct conn *asks, *asks_last; /* of an asker: the streams that want to ask, in their order */
+    struct conn *behind;           /* of a stream: who wants to ask after it */
     char watches, session[80], head[2048], carry[CARRY], *tail;
 };
 
@@ -57,7 +60,8 @@ static struct conn *streams[MOST], *askers[MOST], *control;
 static int stream_count, asker_count, port, poll_fd;
 static int opened, told_goal, told_enough, answers, is_listing, is_herd, stale, held, again, watched_count;
 static long notifications;
-static double last_told;
+static double last_told, busy;
+static int patience;
 static int version = 1;
 static char era_is_legacy, failure[300], marker[40];
 static char buffer[1 << 18];
@@ -66,12 +70,6 @@ static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec + t.tv_nsec * 1e-9;
-}
-
-static double cpu(void) {
-    struct rusage used;
-    getrusage(RUSAGE_SELF, &used);
-    return used.ru_utime.tv_sec + used.ru_stime.tv_sec + (used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
 }
 
 static void fail(const char *format, ...) {
@@ -148,6 +146,20 @@ static void ask_list(struct conn *c) {
     ask_legacy(c, body);
 }
 
+/* For a stream of a herd, on the connection it has. A session is that of its stream. */
+static void ask_for(struct conn *c, struct conn *stream) {
+    memcpy(c->session, stream->session, sizeof c->session);
+    ask_list(c);
+}
+
+static void want_list(struct conn *stream) {
+    struct conn *c = askers[stream->number % asker_count];
+    stream->behind = NULL;
+    if (c->asks) c->asks_last->behind = stream;
+    else c->asks = stream, ask_for(c, stream);
+    c->asks_last = stream;
+}
+
 /* The handshake of a legacy session, one step at a time; the last one opens its stream, or leaves an asker ready. */
 static void shake_hands(struct conn *c) {
     char text[700];
@@ -205,9 +217,15 @@ static void answered(struct conn *c) {
     if (c->status >= 300 || c->status < 200) fail("an answer has the status %d", c->status);
     if (c->role == SESSION || (c->role == ASKER && !c->is_open)) {
         shake_hands(c);
-    } else if (c->role == ASKER && is_herd) {
-        if (memmem(c->tail, c->tail_length, marker, strlen(marker))) held++;
-        else stale++, ask_list(c);
+    } else if (c->role == ASKER && c->asks) {
+        if (is_herd && !memmem(c->tail, c->tail_length, marker, strlen(marker))) {
+            stale++;
+            ask_list(c);
+            return;
+        }
+        held++;
+        c->asks = c->asks->behind;
+        if (c->asks) ask_for(c, c->asks);
     } else if (c->role == ASKER) {
         answers++;
         if (is_listing) ask_list(c);
@@ -219,7 +237,7 @@ static void notified(struct conn *c, int number) {
     c->told += number;
     notifications += number;
     last_told = now();
-    if (is_herd && !askers[c->number]->is_waiting) ask_list(askers[c->number]);
+    if (is_herd) want_list(c);
 }
 
 /* The events of a stream, found by their names wherever they stand. */
@@ -328,16 +346,20 @@ static void take(struct conn *c) {
 
 static int is_done(int *count, int goal) { return *failure || *count >= goal; }
 
-static void pump(int timeout) {
+static void pump(void) {
     struct epoll_event events[512];
-    int number = epoll_wait(poll_fd, events, 512, timeout);
+    double start = now();
+    int number = epoll_wait(poll_fd, events, 512, patience);
+    if (number <= 0) return;
+    if (patience) start = now();
     for (int i = 0; i < number; i++) take(events[i].data.ptr);
+    busy += now() - start;
 }
 
 static void wait_for(int *count, int goal, double deadline, const char *what) {
     while (!is_done(count, goal)) {
         if (now() > deadline) fail("timed out: %d of %d %s", *count, goal, what);
-        pump(100);
+        pump();
     }
 }
 
@@ -363,7 +385,7 @@ static void open_streams(int goal, const char *what, double deadline, int is_ses
             stream_count++;
         }
         if (now() > deadline) fail("timed out: %d of %d streams opened", opened, goal);
-        pump(100);
+        pump();
     }
 }
 
@@ -383,7 +405,7 @@ static void change(int rounds, int count, double deadline) {
         ask_control(path);
         wait_for(&told_enough, watched_count, deadline, "streams told");
         printf("%s%.6f", i ? "," : "", last_told - start);
-        while (control->is_waiting && !*failure) pump(100);
+        while (control->is_waiting && !*failure) pump();
     }
 }
 
@@ -396,7 +418,7 @@ static void touch(int rounds, const char *uri, double deadline) {
         ask_control(path);
         wait_for(&told_enough, 1, deadline, "streams told");
         printf("%s%.6f", i ? "," : "", last_told - start);
-        while (control->is_waiting && !*failure) pump(100);
+        while (control->is_waiting && !*failure) pump();
     }
 }
 
@@ -410,9 +432,9 @@ static void burst(int count, double deadline) {
     ask_control(path);
     while (!*failure && told_enough < watched_count && (control->is_waiting || now() < last_told + QUIET)) {
         if (now() > deadline) fail("timed out: after %ld notifications of a burst", notifications);
-        pump(50);
+        pump();
     }
-    while (control->is_waiting && !*failure) pump(50);
+    while (control->is_waiting && !*failure) pump();
     printf("%.6f", last_told - start);
 }
 
@@ -430,32 +452,30 @@ static void add_askers(int goal, int is_greeting, double deadline) {
 
 static void list(int connections, double seconds) {
     add_askers(connections, era_is_legacy, now() + 60);
-    double start = now(), cpu_start = cpu();
+    double start = now();
     answers = 0;
     is_listing = 1;
     for (int i = 0; i < connections; i++) ask_list(askers[i]);
-    while (now() < start + seconds && !*failure) pump(20);
+    while (now() < start + seconds && !*failure) pump();
     is_listing = 0;
     for (int i = 0; i < connections; i++) { /* all that were asked for are answered, and count */
-        while (askers[i]->is_waiting && !*failure && now() < start + seconds + 60) pump(20);
+        while (askers[i]->is_waiting && !*failure && now() < start + seconds + 60) pump();
         if (askers[i]->is_waiting) fail("timed out: a list was not answered for a minute");
     }
-    printf("%.6f],\"answers\":%d,\"client\":%.6f,\"rest\":[", now() - start, answers, cpu() - cpu_start);
+    printf("%.6f],\"answers\":%d,\"rest\":[", now() - start, answers);
 }
 
 /* What a herd of clients has done before a change: no server has connections to accept when the clock starts. */
-static void gather(double deadline) {
-    add_askers(stream_count, 0, deadline);
-    if (era_is_legacy) /* the same session as its stream's */
-        for (int i = 0; i < stream_count; i++) strcpy(askers[i]->session, streams[i]->session);
-    answers = 0;
-    for (int i = 0; i < stream_count; i++) ask_list(askers[i]);
-    wait_for(&answers, stream_count, deadline, "clients hold a list");
+static void gather(int connections, double deadline) {
+    add_askers(connections, 0, deadline);
+    held = 0;
+    for (int i = 0; i < stream_count; i++) want_list(streams[i]);
+    wait_for(&held, stream_count, deadline, "clients hold a list");
 }
 
 static void herd(double deadline) {
     char path[100];
-    if (asker_count < stream_count) fail("a herd has to gather first");
+    if (!asker_count) fail("a herd has to gather first");
     goal_of(1);
     held = stale = again = 0;
     is_herd = 1;
@@ -466,23 +486,25 @@ static void herd(double deadline) {
     wait_for(&held, watched_count, deadline, "clients hold the new list");
     double taken = now() - start;
     is_herd = 0;
-    while (control->is_waiting && !*failure && now() < deadline) pump(20);
+    while (control->is_waiting && !*failure && now() < deadline) pump();
     printf("%.6f],\"told\":%.6f,\"stale\":%d,\"again\":%d,\"rest\":[", taken, last_told - start, stale, again);
 }
 
 int main(int argc, char **argv) {
     char line[200], name[20], text[100];
     double seconds;
-    if (argc != 2) return fprintf(stderr, "load PORT, and commands on standard input\n"), 2;
+    if (argc != 3) return fprintf(stderr, "load PORT PATIENCE, and commands on standard input\n"), 2;
     port = atoi(argv[1]);
     poll_fd = epoll_create1(0);
+    patience = atoi(argv[2]);
     control = dial(CONTROL, 0);
     while (fgets(line, sizeof line, stdin)) {
         char first[20];
         if (sscanf(line, "%19s %19s %99s %lf", name, first, text, &seconds) != 4) return fprintf(stderr, "can't read %s", line), 2;
         int number = atoi(first);
-        double deadline = now() + seconds, start = cpu();
+        double deadline = now() + seconds;
         notifications = 0;
+        busy = 0;
         era_is_legacy = !strcmp(text, "legacy");
         double begin = now();
         printf("{\"times\":[");
@@ -494,11 +516,11 @@ int main(int argc, char **argv) {
         else if (!strcmp(name, "burst")) burst(number, deadline);
         else if (!strcmp(name, "list")) list(number, seconds);
         else if (!strcmp(name, "gather")) {
-            gather(deadline);
+            gather(number, deadline);
             printf("%.6f", now() - begin);
         } else if (!strcmp(name, "herd")) herd(deadline);
         else fail("there is no command %s", name);
-        printf("],\"streams\":%d,\"notifications\":%ld,\"cpu\":%.6f,\"error\":\"%s\"}\n", stream_count, notifications, cpu() - start, failure);
+        printf("],\"streams\":%d,\"notifications\":%ld,\"busy\":%.6f,\"error\":\"%s\"}\n", stream_count, notifications, busy, failure);
         fflush(stdout);
         if (*failure) return 1;
     }

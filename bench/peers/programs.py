@@ -254,6 +254,7 @@ class Load:
 
 @contextmanager
 def loading(server: Server, programs: Path) -> Iterator[Load]:
-    command = [str(programs / "load"), str(server.port)]
+    patience = 0 if len(CORES) > 1 else 20
+    command = [str(programs / "load"), str(server.port), str(patience)]
     with starting(command, -1, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield Load(process, server.peer)

@@ -58,6 +58,8 @@ OPERATIONS, RECORD, STATE = "operations.json", "record.jsonl", "state.db"
 
 How = Literal["asgi", "uvicorn", "run", "stdio"]
 """`asgi` is uvicorn with another parser, under which nothing is parked: as any ASGI server is to us."""
+HTTP: tuple[How, ...] = ("asgi", "run")
+"""The two fronts that the same tests run over."""
 COMMANDS: dict[How, list[str]] = {
     "asgi": ["-m", "uvicorn", "--http", "h11", "--port", "0", "tests.faults.app:app"],
     "uvicorn": ["-m", "uvicorn", "--port", "0", "tests.faults.app:app"],

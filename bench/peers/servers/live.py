@@ -13,6 +13,7 @@ from mcp.server.mcpserver import MCPServer
 from bench.peers.servers.scene import (
     CHANGING,
     DESCRIPTION,
+    PATIENT,
     TOUCHED,
     announce,
     controls,
@@ -23,6 +24,7 @@ from bench.peers.servers.scene import (
     version_text,
 )
 from tidings import Live, Policy, Principal, Topic
+from tidings.lanes.app import serve_app
 
 __all__ = ["build"]
 
@@ -62,11 +64,10 @@ def main() -> None:
     if options.transport == "stdio":
         live.run("stdio")
     elif options.own_process:
-        # It binds by number, so one that was free a moment ago is named.
-        with listening_socket() as listener:
-            port = listener.getsockname()[1]
-        announce(port)
-        live.run("http", port=port, log_level="warning")
+        # What `live.run("http")` does, on a port that is free and patient with idle connections.
+        listener = listening_socket()
+        announce(listener.getsockname()[1])
+        serve_app(live.http_app(), sockets=[listener], log_level="warning", **PATIENT)
     else:
         serve_plainly(live.http_app())
 

@@ -78,7 +78,7 @@ class Stream(asyncio.Protocol):
         is_stream = b'"subscriptions/listen"' in body
         before, after = scene.opening if is_stream else scene.listed
         self.transport.write(before + self.tag + after)
-        if is_stream:
+        if b'"toolsListChanged"' in body:  # any other stream is never told anything
             scene.streams.append(self)
 
 

@@ -79,6 +79,6 @@ if (transport === 'stdio') {
             await serveSession(request, response);
         }
     });
-    http.keepAliveTimeout = 120000; // as all servers of the bench: see KEEP_ALIVE in scene.py
+    http.keepAliveTimeout = 120000; // as all servers of the bench: see PATIENT in scene.py
     http.listen({ port: 0, host: '127.0.0.1', backlog: 4096 }, () => console.log(http.address().port));
 }

@@ -103,9 +103,9 @@ def _on_signal(stop: Callable[[], None]) -> Iterator[None]:
 def run_http(live: Live, *, host: str = "127.0.0.1", port: int = 8000, log_level: str = "info", **options: Any) -> None:
     if hasattr(live.server, "streamable_http_app"):
         options.setdefault("host", host)
-    # uvicorn words a line for each request, also where the level keeps it from being written.
-    has_access_log = log_level in ("info", "debug", "trace")
-    serve_app(live.http_app(**options), host=host, port=port, log_level=log_level, access_log=has_access_log)
+    # At a level that drops them, uvicorn would still put each line together.
+    logs_access = log_level.lower() in ("trace", "debug", "info")
+    serve_app(live.http_app(**options), host=host, port=port, log_level=log_level, access_log=logs_access)
 
 
 def serve_app(

@@ -1,0 +1,311 @@
+"""Contents, batches and sinks: one publication of the net changes, in one order, whoever listens and whoever fails."""
+
+import logging
+import threading
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.definitions import PROMPT, RESOURCE, TOOL, names
+from tests.published import Published, hear, state, summary
+from tidings import Catalog, Change, Feature, InvalidItem, NotFound, Operation, Policy
+
+ADDED, REMOVED, UPDATED, DELETED = Operation
+TOOLS, PROMPTS, RESOURCES = Feature
+
+
+@pytest.fixture
+def catalog() -> Catalog:
+    return Catalog()
+
+
+@pytest.fixture
+def published(catalog: Catalog) -> Published:
+    return hear(catalog)
+
+
+# Contents
+
+
+def test_each_update_without_an_etag_is_a_new_version(catalog: Catalog, published: Published) -> None:
+    digests = {catalog.version("a://b").digest}
+    for revision in (1, 2, 3):
+        catalog.resources.updated("a://b")
+        assert catalog.version("a://b").revision == revision
+        digests.add(catalog.version("a://b").digest)
+
+    assert len(digests) == 4
+    assert [summary(changes) for changes in published] == [[(UPDATED, "a://b")]] * 3
+
+
+def test_the_same_etag_twice_for_one_uri_is_no_change(catalog: Catalog, published: Published) -> None:
+    for etag in ("1", "1", "2", "2", "1"):
+        catalog.resources.updated("a://b", etag=etag)
+    catalog.resources.updated("a://c", etag="1")
+
+    assert [(changes[0].key, changes[0].revision) for changes in published] == [
+        ("a://b", 1),
+        ("a://b", 2),
+        ("a://b", 3),
+        ("a://c", 4),
+    ]
+    assert published[0][0].digest == published[2][0].digest == published[3][0].digest
+
+
+def test_metadata_is_passed_on_as_it_was_said(catalog: Catalog) -> None:
+    authors = ["ada"]
+    [change] = catalog.resources.updated("a://b", etag="1", version=2, author=authors, updated_at="2026-07-28")
+    authors.append("somebody else")
+
+    assert change.metadata == {"version": 2, "author": ["ada"], "updated_at": "2026-07-28"}
+
+
+def test_metadata_without_a_json_form_is_no_reason_to_lose_the_change(catalog: Catalog) -> None:
+    [change] = catalog.resources.updated("a://b", author=object(), note="half \ud800")
+
+    assert isinstance(change.metadata, Mapping)
+    assert "object object" in change.metadata["author"]
+    assert change.metadata["note"] == "half ?"
+
+
+def test_a_deleted_resource_is_told_as_content_first_and_then_leaves_the_list(
+    catalog: Catalog, published: Published
+) -> None:
+    catalog.resources.add(RESOURCE)
+    uri = str(RESOURCE["uri"])
+    published.clear()
+
+    catalog.resources.deleted(uri)
+    assert catalog.resources.deleted(uri) == [], "gone is gone"
+
+    [changes] = published
+    assert [(change.topic, change.operation) for change in changes] == [(uri, DELETED), (RESOURCES, REMOVED)]
+    assert uri not in catalog.resources
+
+
+def test_a_resource_that_was_never_listed_may_be_deleted_and_come_back(catalog: Catalog, published: Published) -> None:
+    catalog.resources.updated("a://b", etag="1")
+    catalog.resources.deleted("a://b")
+    catalog.resources.updated("a://b", etag="1")
+
+    assert [summary(changes) for changes in published] == [
+        [(UPDATED, "a://b")],
+        [(DELETED, "a://b")],
+        [(UPDATED, "a://b")],
+    ]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_listed_resource_that_comes_back_can_be_deleted_again(
+    catalog: Catalog, published: Published, at_once: bool
+) -> None:
+    uri = str(RESOURCE["uri"])
+    for _ in range(2):
+        catalog.resources.add(RESOURCE)
+        if at_once:
+            with catalog.batch():
+                catalog.resources.deleted(uri)
+                catalog.resources.add(RESOURCE)
+        catalog.resources.deleted(uri)
+
+    told = [change.operation for changes in published for change in changes if change.topic == uri]
+    assert told.count(DELETED) == 2
+    assert uri not in catalog.resources
+
+
+@pytest.mark.parametrize("uri", [b"a://b", None, "half \ud800"])
+def test_a_uri_is_a_text_of_whole_characters(catalog: Catalog, uri: Any) -> None:
+    for say in (catalog.resources.updated, catalog.resources.deleted):
+        with pytest.raises(InvalidItem, match="resources: a URI is a text"):
+            say(uri)
+
+    assert catalog.revision == 0
+
+
+def test_the_content_longest_unchanged_is_forgotten_first() -> None:
+    catalog = Catalog(Policy(max_contents=2))
+    for uri in ("a://1", "a://2", "a://1", "a://3"):
+        catalog.resources.updated(uri)
+
+    known = [uri for uri in ("a://1", "a://2", "a://3") if catalog.version(uri).revision]
+    assert known == ["a://1", "a://3"]
+
+
+# Batches
+
+
+def test_a_batch_is_one_publication_of_the_net_changes(catalog: Catalog, published: Published) -> None:
+    catalog.tools.replace([{"name": "old"}, {"name": "kept"}])
+    published.clear()
+
+    with catalog.batch() as changes:
+        catalog.tools.add({"name": "new"})
+        catalog.tools.update("new", title="New")
+        catalog.tools.add({"name": "passing"})
+        catalog.tools.remove("passing")
+        catalog.tools.remove("old")
+        catalog.prompts.add(PROMPT)
+        with catalog.batch():
+            catalog.resources.updated("a://b", etag="1")
+            catalog.resources.updated("a://b", etag="2", author="ada")
+        assert published == []
+        assert "new" in catalog.tools, "the batch itself sees what it did"
+        assert catalog.version(TOOLS).revision == 2, "and nobody else, yet"
+
+    [commit] = published
+    assert list(commit) == changes
+    assert summary(commit) == [(ADDED, "new"), (REMOVED, "old"), (ADDED, "review"), (UPDATED, "a://b")]
+    assert [change.revision for change in commit] == [3, 4, 5, 6]
+    assert commit[0].item is not None
+    assert commit[0].item.definition == {"name": "new", "title": "New"}
+    assert commit[3].metadata == {"author": "ada"}
+
+
+def test_a_batch_that_ends_where_it_began_publishes_nothing(catalog: Catalog, published: Published) -> None:
+    catalog.tools.add(TOOL)
+    catalog.resources.updated("a://b", etag="1")
+    published.clear()
+    before = state(catalog)
+
+    with catalog.batch() as changes:
+        catalog.tools.remove("add")
+        catalog.tools.add({"name": "add"})
+        catalog.tools.add(dict(TOOL), replace=True)
+        catalog.prompts.add(PROMPT)
+        catalog.prompts.replace([])
+        catalog.resources.updated("a://b", etag="2")
+        catalog.resources.updated("a://b", etag="1")
+
+    assert (published, changes) == ([], [])
+    assert state(catalog) == before
+    assert catalog.revision == 2
+
+
+def test_a_batch_that_raises_publishes_what_it_did_until_then(catalog: Catalog, published: Published) -> None:
+    def half_done() -> None:
+        with catalog.batch():
+            catalog.tools.add({"name": "a"})
+            catalog.tools.remove("unknown")
+
+    with pytest.raises(NotFound):
+        half_done()
+    catalog.tools.add({"name": "b"})
+
+    assert [summary(changes) for changes in published] == [[(ADDED, "a")], [(ADDED, "b")]]
+
+
+@given(st.lists(st.tuples(names, st.sampled_from(["1", "2", None])), max_size=8), st.booleans())
+def test_revisions_grow_by_one_and_digests_depend_on_content_alone(
+    steps: list[tuple[str, str | None]], together: bool
+) -> None:
+    def play(catalog: Catalog) -> None:
+        for name, title in steps:
+            if title is not None:
+                catalog.tools.add({"name": name, "title": title}, replace=True)
+            elif name in catalog.tools:
+                catalog.tools.remove(name)
+
+    catalog = Catalog()
+    changes: list[Change] = []
+    catalog.follow(changes.extend)
+    if together:
+        with catalog.batch():
+            play(catalog)
+    else:
+        play(catalog)
+
+    assert [change.revision for change in changes] == list(range(1, catalog.revision + 1))
+    for change in changes:
+        assert change.digest != change.previous.digest
+    scratch = Catalog()
+    scratch.tools.replace(list(catalog.tools)[::-1])
+    assert catalog.version(TOOLS).digest == scratch.version(TOOLS).digest
+
+
+# Sinks and threads
+
+
+def test_a_sink_that_fails_is_logged_and_harms_neither_the_others_nor_the_caller(
+    catalog: Catalog, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: Published = []
+
+    def broken(changes: tuple[Change, ...]) -> None:
+        raise RuntimeError("broken sink")
+
+    catalog.follow(broken)
+    catalog.follow(heard.append)
+    with caplog.at_level(logging.ERROR, "tidings"):
+        catalog.tools.add({"name": "a"})
+
+    assert [summary(changes) for changes in heard] == [[(ADDED, "a")]]
+    assert "broken sink" in caplog.text
+
+
+def test_a_sink_that_changes_the_catalog_is_heard_by_all_in_the_same_order(catalog: Catalog) -> None:
+    before: Published = []
+    after: Published = []
+
+    def meddler(changes: tuple[Change, ...]) -> None:
+        if changes[0].key == "a":
+            catalog.tools.add({"name": "b"})
+
+    catalog.follow(before.append)
+    catalog.follow(meddler)
+    catalog.follow(after.append)
+    catalog.tools.add({"name": "a"})
+
+    assert before == after
+    assert [summary(changes) for changes in after] == [[(ADDED, "a")], [(ADDED, "b")]]
+
+
+def test_a_sink_that_was_stopped_hears_nothing_more(catalog: Catalog) -> None:
+    heard: Published = []
+    stop = catalog.follow(heard.append)
+    catalog.tools.add({"name": "a"})
+    stop()
+    stop()
+    catalog.tools.add({"name": "b"})
+
+    assert len(heard) == 1
+
+
+def test_many_threads_may_change_the_catalog_at_once(catalog: Catalog) -> None:
+    workers, each = 10, 100
+    heard: list[Change] = []
+    catalog.follow(heard.extend)
+    start = threading.Barrier(workers)
+
+    def work(worker: int) -> None:
+        start.wait(timeout=10)
+        for number in range(each):
+            catalog.prompts.add({"name": f"{worker}-{number}"})
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+
+    assert [change.revision for change in heard] == list(range(1, workers * each + 1))
+    for change in heard:
+        assert change.item is not None
+        assert change.item.definition == {"name": change.key}
+    assert {change.key for change in heard} == {f"{one}-{other}" for one in range(workers) for other in range(each)}
+    assert all(later.previous == earlier.version for earlier, later in pairwise(heard))
+
+
+def test_copies_of_one_state_that_go_on_apart_never_give_two_contents_one_version() -> None:
+    """As a backup that was restored, beside the server that went on."""
+    first, second = Catalog(life="a"), Catalog(life="b")
+    for catalog in (first, second):
+        catalog.restore((), {}, {}, 7 << 32)
+        catalog.resources.updated("file:///a")
+
+    one, other = first.resources.content("file:///a"), second.resources.content("file:///a")
+    assert one.revision == other.revision
+    assert one.digest != other.digest

@@ -1,0 +1,328 @@
+"""What was told may not have been read, nor written down: in doubt it is told again, and never lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from tests.durables import KEY, Client, Place, add
+from tidings import BUSY, Feature, Notification, Policy
+from tidings.visit import LONGEST_HOLD
+
+TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
+EXAMPLES = 150
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+def test_what_was_on_its_way_when_the_connection_broke_is_told_again(place: Place) -> None:
+    client = Client(place, TOOLS, uris="a://b")
+    client.answer = BUSY
+    add(place, "a")
+    assert place.durables.collect()[KEY] is not None
+    assert place.durables.is_waiting
+    client.leave()
+
+    assert [each.topic for each in Client(place, TOOLS, uris="a://b").heard] == [TOOLS]
+
+
+def test_a_deletion_that_was_on_its_way_is_told_again_though_it_ended_the_subscription(place: Place) -> None:
+    place.catalog.resources.updated("a://b")
+    client = Client(place, TOOLS, uris="a://b")
+    client.answer = BUSY
+    place.catalog.resources.deleted("a://b")
+    client.leave()
+    kept = place.durables.get(KEY)
+
+    assert kept is not None
+    assert kept.uris == ("a://b",)
+    assert [each.topic for each in Client(place, TOOLS, uris=kept.uris).heard] == ["a://b"]
+
+
+def test_what_a_lane_knows_not_to_have_been_read_is_told_again_as_it_was(place: Place) -> None:
+    """As a webhook does, which closes its subscriber until it tries again."""
+    place.catalog.resources.updated("a://b")
+    for expected in ([], [("added", "a"), ("deleted", "a://b")], [("added", "a"), ("deleted", "a://b")]):
+        visit = place.durables.enter({"name": "hook"}, None, [TOOLS], ["a://b"], {}, lambda: None)
+        assert visit is not None
+        heard: list[Any] = []
+        subscriber = place.hub.open(lambda notification, heard=heard: heard.append(notification) or BUSY)  # type: ignore[misc]
+        visit.watch(subscriber, is_sure=True)
+        place.hub.subscribe(subscriber, TOOLS, uris=["a://b"], told=visit.told())
+        if not expected:
+            add(place, "a")
+            place.catalog.resources.deleted("a://b")
+        while len(heard) < 2 and expected and not subscriber.is_ready:
+            place.hub.wake(subscriber)
+        assert [(change.operation, change.key) for each in heard for change in each.changes] == (
+            expected or [("added", "a")]
+        )
+        subscriber.is_ready = False
+        subscriber.close()
+
+
+def test_what_was_read_later_counts_as_told(place: Place) -> None:
+    client = Client(place)
+    client.answer = BUSY
+    add(place, "a")
+    place.durables.collect()
+    assert client.subscriber is not None
+    client.answer = None
+    place.hub.wake(client.subscriber)
+    place.settle()
+    place.save()
+    place.die()
+
+    assert Client(place).heard == []
+
+
+def test_what_waits_for_a_slow_reader_is_not_told_yet(place: Place) -> None:
+    client = Client(place, TOOLS, policy=Policy(min_interval=10))
+    add(place, "a")
+    add(place, "b")
+    assert client.keys == [("added", "a")]
+    place.settle()
+    client.leave()
+    place.save()
+    place.die()
+
+    assert Client(place).keys == [("added", "b")]
+
+
+def test_what_was_told_after_the_last_saving_is_not_forgotten(place: Place) -> None:
+    place.hold()
+    client = Client(place)
+    add(place, "a")
+    place.save()
+    assert client.keys == [("added", "a")], "when it was written down"
+    place.die()
+    place.catalog.tools.remove("a")
+
+    again = Client(place)
+    assert [(each.topic, each.complete) for each in again.heard] == [(TOOLS, False)]
+
+
+def test_what_was_told_just_before_a_connection_broke_is_told_again(place: Place) -> None:
+    """The reader may have vanished long before anybody noticed."""
+    client = Client(place, TOOLS, uris="a://{+path}")
+    add(place, "a")
+    place.catalog.resources.updated("a://1", etag="1")
+    place.settle()
+    add(place, "b")
+    place.catalog.resources.updated("a://1", etag="2")
+    place.catalog.resources.updated("a://2")
+    place.now += place.policy.write_deadline
+    add(place, "c")
+    assert place.durables.is_waiting
+    client.leave()
+
+    again = Client(place, TOOLS, uris="a://{+path}")
+    assert {each.topic for each in again.heard} == {TOOLS, "a://1", "a://2"}
+    assert not any(each.complete for each in again.heard), "what it knows is not known"
+    place.settle()
+    again.leave()
+    assert Client(place, TOOLS, uris="a://{+path}").heard == []
+
+
+def test_what_came_back_to_what_it_was_before_the_doubt_is_told_all_the_same(place: Place) -> None:
+    """If it heard of the tool, it must hear that it is gone."""
+    client = Client(place)
+    add(place, "a")
+    client.leave()
+    place.catalog.tools.remove("a")
+    assert [each.complete for each in Client(place).heard] == [False]
+
+
+def test_a_lane_that_knows_what_was_read_is_believed(place: Place) -> None:
+    visit = place.durables.enter({"name": "hook"}, None, [TOOLS], [], {}, lambda: None)
+    assert visit is not None
+    heard: list[Notification] = []
+    subscriber = place.hub.open(heard.append)
+    visit.watch(subscriber, is_sure=True)
+    place.hub.subscribe(subscriber, TOOLS, told=visit.told())
+    add(place, "a")
+    subscriber.close()
+
+    assert Client(place, name="hook").heard == []
+
+
+def test_what_is_settled_is_written_once_more_and_then_no_more(place: Place) -> None:
+    Client(place)
+    add(place, "a")
+    assert place.collect()[KEY] is not None
+    assert place.collect() == {}
+    assert place.durables.is_waiting
+    place.settle()
+    settled = place.collect()[KEY]
+    assert settled is not None
+    assert settled.lists == {TOOLS: place.catalog.version(TOOLS)}
+    assert not place.durables.is_waiting
+
+
+def test_nobody_is_told_of_what_would_be_forgotten_with_the_server(place: Place) -> None:
+    place.hold()
+    client = Client(place, TOOLS, PROMPTS)
+    add(place, "a")
+    assert client.heard == []
+    place.durables.release()
+    assert client.heard == []
+    place.catalog.tools.remove("a")
+    add(place, "b")
+    place.save()
+    assert client.keys == [("added", "b")]
+    counts = place.hub.counts
+    assert (counts.sent["tools"], counts.coalesced, dict(counts.suppressed)) == (1, 2, {}), "held is not muted"
+    add(place, "c")
+    place.now += LONGEST_HOLD
+    place.durables.release()
+    assert client.keys == [("added", "b"), ("added", "c")], "a disk that hangs silences nobody"
+
+
+def test_one_that_is_busy_is_told_when_it_is_ready(place: Place) -> None:
+    place.hold()
+    client = Client(place)
+    client.answer = BUSY
+    add(place, "a")
+    place.save()
+    add(place, "b")
+    place.save()
+    assert client.keys == [("added", "a")]
+    assert client.subscriber is not None
+    place.hub.wake(client.subscriber)
+    assert client.keys == [("added", "a"), ("added", "b")]
+
+
+class Comings(RuleBasedStateMachine):
+    """A client that comes and goes, a server that is saved, ended and killed: told of all, and of nothing twice."""
+
+    URIS = ("a://1", "a://2", "b://1")
+
+    @initialize(most=st.sampled_from([0, 1, 3, 1000]), uris=st.sampled_from([URIS, ("a://{+path}", "b://1")]))
+    def begin(self, most: int, uris: tuple[str, ...]) -> None:
+        self.place = Place(journal_changes=most)
+        self.place.hold()
+        self.uris = uris
+        self.is_exact = uris == self.URIS or most == 1000
+        """Where patterns meet a journal that is too short, a content that came back to what it was is told."""
+        self.client: Client | None = None
+        self.knows: dict[Any, str] = {}
+        self.lately: dict[Any, str] = {}
+        """What it was told of lately, and what it knew of that before."""
+        self.may_repeat: set[Any] = set()
+        self.enter()
+
+    def topics(self) -> list[Any]:
+        return [TOOLS, *self.URIS]
+
+    def enter(self) -> None:
+        self.client = Client(self.place, TOOLS, uris=self.uris)
+        assert self.client.visit is not None
+        if self.client.visit.ack["isNew"]:  # then it looks at everything itself
+            self.knows = {topic: self.place.catalog.version(topic).digest for topic in self.topics()}
+            self.lately.clear()
+        self.hear()
+
+    def hear(self) -> None:
+        assert self.client is not None
+        for each in self.client.heard:
+            if self.is_exact and each.topic not in self.may_repeat:
+                assert each.version.digest != self.knows[each.topic], f"told again of {each.topic}"
+            self.may_repeat.discard(each.topic)
+            self.lately.setdefault(each.topic, self.knows[each.topic])
+            self.knows[each.topic] = each.version.digest
+        self.client.heard.clear()
+
+    @rule(name=st.sampled_from("ab"), title=st.sampled_from([None, "1", "2"]))
+    def change_tool(self, name: str, title: str | None) -> None:
+        tools = self.place.catalog.tools
+        if title is not None:
+            tools.add({"name": name, "title": title}, replace=True)
+        elif name in tools:
+            tools.remove(name)
+
+    @rule(uri=st.sampled_from(URIS), etag=st.sampled_from([None, "1", "2"]))
+    def change_content(self, uri: str, etag: str | None) -> None:
+        self.place.catalog.resources.updated(uri, etag=etag)
+
+    @rule()
+    def settle(self) -> None:
+        self.place.settle()
+        self.place.save()
+        if self.client is not None:
+            heard = {each.topic for each in self.client.heard}
+            self.hear()
+            self.lately = {topic: before for topic, before in self.lately.items() if topic in heard}
+
+    @precondition(lambda self: self.client is not None)
+    @rule(is_heard=st.booleans())
+    def leave(self, is_heard: bool) -> None:
+        """Having heard everything, or nothing of what came lately."""
+        assert self.client is not None
+        self.hear()
+        self.may_repeat |= self.lately.keys()
+        if not is_heard:
+            self.knows |= self.lately
+        self.client.leave()
+        self.client = None
+
+    @precondition(lambda self: self.client is None)
+    @rule()
+    def come(self) -> None:
+        self.enter()
+
+    @rule()
+    def take_over(self) -> None:
+        if self.client is not None:
+            self.hear()
+        self.may_repeat |= self.lately.keys()
+        self.enter()
+
+    @rule(is_saved=st.booleans())
+    def end_server(self, is_saved: bool) -> None:
+        """With what was saved a moment ago, or without what happened since, which the sources then say again."""
+        if self.client is not None:
+            self.hear()
+            assert self.client.subscriber is not None
+            mailbox = self.client.subscriber.mailbox
+            self.may_repeat |= mailbox.entries.keys() if mailbox else set()  # nobody knows whether that was sent yet
+        self.may_repeat |= self.lately.keys()
+        if is_saved:
+            self.place.save()
+        kept = self.place.store._state.durables.get(KEY)
+        if kept is not None and self.client is not None:
+            # It may have been told of what changed after this was written, for all that the next server knows.
+            for topic in self.topics():
+                version = self.place.catalog.version(topic)
+                if version.revision > kept.as_of or kept.told.get(topic, version) != version:
+                    self.may_repeat.add(topic)
+        self.client = None
+        items = list(self.place.catalog.tools)
+        contents = self.place.catalog.resources.contents()
+        self.place.die()
+        self.place.hold()
+        self.place.catalog.tools.replace(items)
+        for uri, version in contents.items():
+            if self.place.catalog.version(uri).digest != version.digest:
+                self.place.catalog.resources.updated(uri, etag=f"again {version}")
+
+    @rule()
+    def look(self) -> None:
+        """Once everything is saved, it has been told everything."""
+        if getattr(self, "client", None) is None:
+            return
+        self.place.save()
+        self.hear()
+        self.may_repeat.clear()
+        for topic in self.topics():
+            assert self.knows[topic] == self.place.catalog.version(topic).digest, f"never told of {topic}"
+
+
+def test_whatever_happens_a_name_is_told_of_all_and_never_twice() -> None:
+    run_state_machine_as_test(Comings, settings=settings(max_examples=EXAMPLES, stateful_step_count=25))

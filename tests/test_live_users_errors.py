@@ -1,0 +1,158 @@
+"""What the user's own code does to us, and must not do to the user: it raises, or it hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from tempfile import TemporaryFile
+from typing import Any
+
+import pytest
+from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.shared.exceptions import MCPError
+
+from tests.faults.crowd import open_legacy, update
+from tests.faults.wire import (
+    COMMANDS,
+    HTTP,
+    LEGACY,
+    MODERN,
+    PATIENCE,
+    ROOT,
+    WATCHED,
+    How,
+    Process,
+    Settings,
+    Stream,
+    environment,
+    get_request,
+    listen,
+    modern_request,
+    open_session,
+    request,
+    serve,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def connect(
+    how: How, settings: Settings, mode: str, told: asyncio.Queue[Any]
+) -> AsyncIterator[tuple[Client, Any]]:
+    """A client of the SDK, and a function that waits for a line in the server's log."""
+
+    async def note(message: Any) -> None:
+        told.put_nowait(message)
+
+    if how == "stdio":
+        with TemporaryFile("w+") as log:
+            parameters = StdioServerParameters(
+                command=sys.executable, args=COMMANDS["stdio"], env=environment(settings), cwd=ROOT
+            )
+
+            async def read_log(pattern: str) -> None:
+                log.seek(0)
+                assert re.search(pattern, log.read())
+
+            async with Client(stdio_client(parameters, errlog=log), mode=mode, message_handler=note) as client:
+                yield client, read_log
+    else:
+        async with serve(how, settings) as server:
+            url = f"http://127.0.0.1:{server.port}/mcp"
+            async with Client(url, mode=mode, message_handler=note) as client:
+                yield client, server.logged
+
+
+@pytest.mark.filterwarnings("ignore:resources/subscribe is removed")
+@pytest.mark.parametrize("mode", ["legacy", MODERN])
+@pytest.mark.parametrize("how", ["uvicorn", "run", "stdio"])
+async def test_whatever_of_the_users_raises_no_request_and_no_tool_call_fails(how: How, mode: str) -> None:
+    """authorize, both hooks, a sink of the catalog and a callback of the hub: all of them raise."""
+    told: asyncio.Queue[Any] = asyncio.Queue()
+    async with connect(how, Settings(is_broken=True), mode, told) as (client, logged), AsyncExitStack() as stack:
+        if mode == "legacy":
+            await client.subscribe_resource(WATCHED)
+            with pytest.raises(MCPError, match="may not watch"):
+                await client.subscribe_resource("board://other")
+        else:
+            listening = client.listen(tools_list_changed=True, resource_subscriptions=[WATCHED, "board://other"])
+            subscription = await stack.enter_async_context(listening)
+            assert subscription.honored.resource_subscriptions == [WATCHED]
+        echoed = await client.call_tool("echo", {"text": "hello"})
+        assert echoed.content[0].text == "hello"  # type: ignore[union-attr]
+        changes = [update(1), {"do": "updated", "of": "resources", "key": WATCHED, "text": "etag"}]
+        changed = await client.call_tool("change", {"operations": changes})
+        assert not changed.is_error
+        async with asyncio.timeout(PATIENCE):
+            heard = {(await told.get()).method, (await told.get()).method}
+        assert heard == {"notifications/tools/list_changed", "notifications/resources/updated"}
+        assert [tool.description for tool in (await client.list_tools()).tools if tool.name == "echo"] == ["1 "]
+        for culprit in ("user's authorize", "user's hook", "sink of the catalog", "user's callback"):
+            await logged(f"RuntimeError: the {culprit} is broken|RuntimeError: a {culprit} is broken")
+
+
+@pytest.mark.parametrize("how", HTTP)
+async def test_a_list_handler_that_raises_fails_no_other_request_and_heals(how: How) -> None:
+    async with serve(how, Settings(is_lowlevel=True)) as server:
+        await server.change({"do": "fail", "of": "tools", "key": "", "text": "yes"})
+        called = json.loads(await ask(server, "tools/call", {"name": "echo", "arguments": {"text": "hello"}}))
+        assert called["result"]["content"][0]["text"] == "hello"
+        stream = await listen(server.port, 1)
+        session_id = await open_session(server.port)
+        legacy = await Stream.open(server.port, get_request(session_id))
+        assert legacy.status == 200
+        await server.change({"do": "add", "of": "tools", "key": "unseen"})
+        failed = json.loads(await ask(server, "tools/list", {}))
+        assert failed["error"]["code"] == -32603, "the user's own error is the user's own"
+        await server.logged("RuntimeError: the user's list handler is broken")
+        await server.change({"do": "fail", "of": "tools", "key": ""}, {"do": "add", "of": "tools", "key": "seen"})
+        for each in (stream, legacy):
+            async with asyncio.timeout(PATIENCE):
+                event = await each.event()
+            assert event is not None
+            assert event["method"] == "notifications/tools/list_changed"
+        listed = json.loads(await ask(server, "tools/list", {}))
+        assert {"seen", "unseen"} <= {tool["name"] for tool in listed["result"]["tools"]}
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("how", HTTP)
+async def test_a_list_handler_that_hangs_keeps_no_other_request(how: How) -> None:
+    async with serve(how, Settings(is_lowlevel=True, lists_fail="hang")) as server:
+        await server.logged("lists were not there after 1.0 s; going on without them")
+        start = time.monotonic()
+        session_id = await open_session(server.port)
+        await listen(server.port, 1)
+        await open_legacy(server.port)
+        # The SDK itself asks for the list before a call of the modern protocol.
+        call = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "tools/call",
+            "params": {"name": "echo", "arguments": {"text": "hi"}},
+        }
+        headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+        headers |= {"mcp-session-id": session_id, "mcp-protocol-version": LEGACY}
+        status, _, body = await request(server.port, "POST", "/mcp", headers, call)
+        assert status == 200
+        assert b'"text":"hi"' in body
+        assert time.monotonic() - start < 1, "only the start of the server waits"
+
+
+async def ask(server: Process, method: str, params: dict[str, Any]) -> bytes:
+    """One modern request, answered as JSON or as the only event of a stream."""
+    async with asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        try:
+            writer.write(modern_request(method, 1, params).replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
+            answer = await reader.read()
+        finally:
+            writer.close()
+    return bytes(re.findall(rb"\{.*\}", answer)[-1])

@@ -1,0 +1,185 @@
+"""What a filter or a mute holds back is not told, and does not count as told."""
+
+import pytest
+
+from tests.readers import Clock, Reader, add, lines
+from tidings import Catalog, Change, Feature, Filter, Hub, InvalidPattern, Notification, Topic, Version
+
+TOOLS, PROMPTS, RESOURCES = Feature
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def catalog() -> Catalog:
+    return Catalog()
+
+
+@pytest.fixture
+def hub(catalog: Catalog, clock: Clock) -> Hub:
+    return Hub(catalog, clock=clock)
+
+
+@pytest.fixture
+def reader() -> Reader:
+    return Reader()
+
+
+@pytest.mark.parametrize(
+    ("filter", "expected"),
+    [
+        (Filter(operations=["added"]), ["added a", "added b"]),
+        (Filter(operations=["removed", "updated"]), ["updated a", "removed a"]),
+        (Filter(operations=[]), []),
+        (Filter(names=["b*", "c"]), ["added b"]),
+        (Filter(names=["?"]), []),
+        (Filter(operations=["updated"], names=["a"]), ["updated a"]),
+        (Filter(), ["added a", "updated a", "added b", "removed a"]),
+    ],
+)
+def test_a_filter_lets_through_what_it_names_and_does_not_apply_to_contents(
+    catalog: Catalog, hub: Hub, reader: Reader, filter: Filter, expected: list[str]
+) -> None:
+    hub.subscribe(reader.take, "tools", uris=["a"], filter=filter)
+    add(catalog, "a")
+    catalog.tools.update("a", title="A")
+    add(catalog, "b")
+    catalog.tools.remove("a")
+    catalog.resources.updated("a")
+
+    assert lines(reader) == [*expected, "updated a"]
+
+
+@pytest.mark.parametrize(
+    ("filter", "expected"),
+    [
+        (Filter(names=["a*"]), ["added ab", "added x://1", "added y://1"]),
+        (Filter(uris=["x:**"]), ["added ab", "added b", "added x://1"]),
+        (Filter(names=[], uris=["y://*"]), ["added y://1"]),
+        (Filter(names=["a*"], also=Filter(names=["*b"], uris=[])), ["added ab"]),
+        (Filter(["removed"]).narrowed(Filter(["added"])), []),
+        (Filter(names=["b"]).narrowed(None), ["added b", "added x://1", "added y://1"]),
+    ],
+)
+def test_names_are_of_tools_and_prompts_and_uris_of_resources_and_two_filters_both_count(
+    catalog: Catalog, hub: Hub, reader: Reader, filter: Filter, expected: list[str]
+) -> None:
+    hub.subscribe(reader.take, "tools", "prompts", "resources", filter=filter)
+    catalog.tools.add({"name": "ab"})
+    catalog.prompts.add({"name": "b"})
+    catalog.resources.add({"uri": "x://1", "name": "r"})
+    catalog.resources.add({"uri": "y://1", "name": "r"})
+
+    assert lines(reader) == expected
+
+
+def test_what_a_filter_suppresses_does_not_move_told(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    subscriber = hub.subscribe(reader.take, "tools", filter=Filter(operations=["removed"]))
+    knew = hub.told(subscriber, TOOLS)
+    add(catalog, "a", "b")
+    assert lines(reader) == []
+    assert hub.told(subscriber, TOOLS) == knew
+
+    catalog.tools.remove("a")
+    assert lines(reader) == ["removed a"]
+    assert hub.told(subscriber, TOOLS) == catalog.version(TOOLS)
+
+
+def test_a_filter_sees_the_net_of_what_a_slow_reader_missed(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    reader.is_slow = True
+    subscriber = hub.subscribe(reader.take, "tools", filter=Filter(operations=["added"], names=["x*"]))
+    add(catalog, "x0", "x1", "x2", "y")
+    catalog.tools.update("x1", title="X")
+    catalog.tools.remove("x2")
+    reader.told()
+
+    hub.wake(subscriber)
+    assert lines(reader) == ["added x1"]
+
+
+def test_who_comes_back_with_a_filter_is_told_only_what_passes(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    knew = catalog.version(TOOLS)
+    add(catalog, "a", "b")
+    hub.subscribe(reader.take, "tools", filter=Filter(names=["b"]), told={TOOLS: knew})
+
+    assert lines(reader) == ["added b"]
+
+
+def test_filters_are_the_same_when_they_say_the_same() -> None:
+    one, same, other = Filter(["added"], ["a*"]), Filter(["added"], ["a*"]), Filter(["added"])
+
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != other
+    assert one != one.narrowed(other)
+    assert one.narrowed(other) == same.narrowed(other)
+    with pytest.raises(ValueError, match="moved"):
+        Filter(operations=["moved"])
+    with pytest.raises(InvalidPattern):
+        Filter(names=["{x}"])
+
+
+def test_a_filter_that_leaves_nothing_of_what_was_missed_says_nothing(
+    catalog: Catalog, hub: Hub, reader: Reader
+) -> None:
+    reader.is_slow = True
+    subscriber = hub.subscribe(reader.take, "tools", filter=Filter(names=["x*"]))
+    add(catalog, "x0")
+    knew = catalog.version(TOOLS)
+    add(catalog, "x1", "y")
+    catalog.tools.remove("x1")
+    reader.told()
+
+    hub.wake(subscriber)
+    assert lines(reader) == []
+    assert hub.told(subscriber, TOOLS) == knew
+
+
+def test_who_must_refetch_is_told_so_though_its_filter_rules_out_what_changed() -> None:
+    """Its cursor is from the future, so it may know what is yet to be published; when that is out, it does not."""
+    catalog = Catalog()
+    unpublished: list[tuple[Change, ...]] = []
+    catalog.follow(unpublished.append)
+    hub = Hub(catalog, follow=False)
+    heard: list[Notification] = []
+    catalog.tools.add({"name": "other"})
+    subscriber = hub.open(heard.append, filter=Filter(names=["mine"]))
+
+    hub.subscribe(subscriber, "tools", told={Feature.TOOLS: Version(7, "of another life")})
+    for changes in unpublished:
+        hub.publish(changes)
+
+    assert [(told.topic, told.complete) for told in heard] == [(Feature.TOOLS, False)]
+
+
+def test_a_mute_suppresses_without_moving_told(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    muted: set[Topic] = {TOOLS}
+    subscriber = hub.subscribe(reader.take, "tools", "prompts", uris=["a://b"], is_muted=muted.__contains__)
+    knew = catalog.version(TOOLS)
+    add(catalog, "a", "b")
+    catalog.tools.remove("a")
+    catalog.prompts.add({"name": "p"})
+    catalog.resources.updated("a://b")
+    hub.tick(1000)
+
+    assert lines(reader) == ["added p", "updated a://b"]
+    assert hub.told(subscriber, TOOLS) == knew
+    assert hub.next_due() is None, "nothing to wake up for"
+    muted.clear()
+    hub.wake(subscriber)
+    assert lines(reader) == ["added b"]
+    assert hub.told(subscriber, TOOLS) == catalog.version(TOOLS)
+
+
+def test_a_mute_of_one_subscriber_leaves_the_others_their_notification(
+    catalog: Catalog, hub: Hub, reader: Reader
+) -> None:
+    silent = Reader()
+    hub.subscribe(silent.take, "tools", is_muted=lambda topic: isinstance(topic, Feature))
+    hub.subscribe(reader.take, "tools")
+    add(catalog, "a")
+
+    assert (lines(silent), lines(reader)) == ([], ["added a"])

@@ -1,0 +1,101 @@
+"""Servers that are killed at any moment, and clients that come back: by cursor, and by name.
+
+A real folder, `tidings serve` in processes of its own, `kill -9` and SIGTERM, and real HTTP streams. In the end every
+client's copy is what the folder is: nothing was missed. And no client that comes with a cursor is told what it knows;
+one that comes by its name alone, only what it was told just before its connection broke.
+`TIDINGS_SEED` repeats a run as far as processes allow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.servers.folder import DEADLINE, URIS, Client, Folder, Server, Way, here, on, until
+
+pytestmark = pytest.mark.anyio
+
+IN_DOUBT = 2 * (3 + 1) + 4
+"""Seconds after which what was told is beyond doubt, with the policy below, and some for a busy machine."""
+
+
+@pytest.mark.parametrize("seed", [int(os.environ.get("TIDINGS_SEED", random.randrange(10**6)))])
+@pytest.mark.parametrize("journal", [10_000, 3])
+async def test_clients_of_servers_that_are_killed_miss_nothing_and_are_told_nothing_twice(
+    tmp_path: Path, journal: int, seed: int
+) -> None:
+    dice = random.Random(seed)
+    folder = Folder(tmp_path, dice)
+    folder.set_up(f"journal_changes = {journal}\nwrite_deadline = 3\nkeep_alive = 1")
+    async with on(tmp_path) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
+        ways: list[Way] = ["cursor", "name", "cursor", "name"]
+        clients = [Client(f"client {number} by {way}", way, http) for number, way in enumerate(ways)]
+        for life in range(5):
+            await server.start()
+            for client in clients:
+                client.come(server.url)
+            await here(clients)
+            for _ in range(dice.randrange(5, 25)):
+                folder.change()
+                await act(dice, clients, server)
+            ends = signal.SIGKILL if life % 3 else signal.SIGTERM
+            if ends is signal.SIGKILL:
+                # At once, or at the moment when somebody hears of it: before, or while, or after it is written down.
+                folder.change()
+                if dice.random() < 0.7:
+                    await heard_by_somebody(clients)
+            await server.end(ends)
+            for client in clients:
+                await client.leave()
+            for _ in range(dice.choice([0, 0, 1, 4])):
+                folder.change()
+        await server.start()
+        for client in clients:
+            client.come(server.url)
+        await here(clients)
+        folder.write("prompts/last.md", "---\ndescription: the end\n---\n")
+        for uri in URIS:
+            folder.write(f"resources/{uri.rpartition('/')[2]}", f"the end of {uri}")
+        with contextlib.suppress(TimeoutError):
+            await until(lambda: all(client.copy() == folder.copy() for client in clients), "every copy")
+        for client in clients:
+            assert (client.name, client.copy()) == (client.name, folder.copy())
+        for client in clients:
+            await client.leave()
+    for client in clients:
+        if client.way == "cursor":
+            assert client.repeats == [], client.name
+        for topic, when in client.repeats:
+            assert any(0 <= end - when < IN_DOUBT for end in client.ends), (client.name, topic)
+        assert client.changes > 10
+
+
+async def act(dice: random.Random, clients: list[Client], server: Server) -> None:
+    """Let something happen between two changes, or nothing."""
+    client = dice.choice(clients)
+    roll = dice.random()
+    if roll < 0.3:
+        await client.call(server.url, "prompts/list")
+    elif roll < 0.45:
+        await heard_by_somebody(clients)
+    elif roll < 0.6:
+        await client.leave()
+        client.come(server.url)
+        await here([client])
+
+
+async def heard_by_somebody(clients: list[Client]) -> None:
+    """Or by nobody, where a change made no difference."""
+    for client in clients:
+        client.heard.clear()
+    waiting = [asyncio.create_task(client.heard.wait()) for client in clients]
+    await asyncio.wait(waiting, timeout=0.3, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
