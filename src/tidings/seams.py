@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -177,10 +178,10 @@ def watch_mcpserver(
     """Call `wake` with the name of a registry and the key that was changed in it (None: any), by whatever method. The
     registries are changed with the lock alone."""
     tools, prompts, resources = server._tool_manager, server._prompt_manager, server._resource_manager
-    tools._tools = Watched(tools._tools, lambda key: wake("tools", key), lock)
-    prompts._prompts = Watched(prompts._prompts, lambda key: wake("prompts", key), lock)
-    resources._resources = Watched(resources._resources, lambda key: wake("resources", key), lock)
-    resources._templates = Watched(resources._templates, lambda key: wake("resources", key), lock)
+    tools._tools = Watched(tools._tools, partial(wake, "tools"), lock)
+    prompts._prompts = Watched(prompts._prompts, partial(wake, "prompts"), lock)
+    resources._resources = Watched(resources._resources, partial(wake, "resources"), lock)
+    resources._templates = Watched(resources._templates, partial(wake, "resources"), lock)
 
 
 def watch_fastmcp(server: FastMCP[Any], wake: Callable[[], None], lock: AbstractContextManager[Any]) -> None:

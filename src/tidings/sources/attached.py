@@ -107,9 +107,10 @@ class MCPServerSource:
         """What an update under way puts in, and its JSON, which was made to check it."""
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
+        features = {feature.value: feature for feature in Feature}
         seams.watch_mcpserver(
             self.server,
-            lambda name, key: wake(Feature(name), key if self.lists_are_shared else None),
+            lambda name, key: wake(features[name], key if self.lists_are_shared else None),
             catalog.lock,
         )
 

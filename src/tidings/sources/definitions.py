@@ -10,6 +10,7 @@ from mcp.server.mcpserver.prompts.base import Prompt
 from mcp.server.mcpserver.resources import Resource, ResourceTemplate
 from mcp.server.mcpserver.tools.base import Tool
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from tidings.errors import InvalidItem
 from tidings.model import Feature
@@ -84,7 +85,7 @@ def dump(model: BaseModel) -> dict[str, Any]:
 
 def encode(model: BaseModel) -> bytes:
     """The same as JSON."""
-    return model.model_dump_json(by_alias=True, exclude_none=True).encode()
+    return to_json(model, by_alias=True, exclude_none=True)
 
 
 def distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
