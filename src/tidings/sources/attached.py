@@ -91,6 +91,9 @@ _CHANGEABLE = frozenset(
     }
 )
 
+_NAMES = {feature: feature.value for feature in Feature}
+"""By which they are looked up at each change; an enum's own `value` takes two calls to read."""
+
 _NOTHING = (None, b"")
 
 
@@ -107,7 +110,7 @@ class MCPServerSource:
         """What an update under way puts in, and its JSON, which was made to check it."""
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
-        features = {feature.value: feature for feature in Feature}
+        features = {name: feature for feature, name in _NAMES.items()}
         seams.watch_mcpserver(
             self.server,
             lambda name, key: wake(features[name], key if self.lists_are_shared else None),
@@ -180,7 +183,7 @@ class MCPServerSource:
     def _registry(self, feature: Feature, key: str) -> dict[str, Any]:
         if feature is Feature.RESOURCES and "{" in key and key not in seams.registry_of(self.server, "resources"):
             return seams.registry_of(self.server, "templates")
-        return seams.registry_of(self.server, feature.value)
+        return seams.registry_of(self.server, _NAMES[feature])
 
     @staticmethod
     def _build(feature: Feature, function: Callable[..., Any], options: dict[str, Any]) -> BaseModel:
