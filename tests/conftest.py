@@ -58,9 +58,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: item.path.name not in LONG_FILES)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """``@pytest.mark.anyio`` means asyncio: uvicorn and NATS know no other loop."""
+    """``@pytest.mark.anyio`` means asyncio: uvicorn and NATS know no other loop. A fixture of a module may need it."""
     return "asyncio"
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import pty
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -14,44 +13,23 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.servers.command import DEADLINE, HELLO, TIDINGS, Served, board, ran, serving, started, tidings
 from tests.servers.ears import LEGACY, MODERN, open_ear
 from tests.servers.ears import serving as serving_board
 from tests.servers.receiver import receiving, verify
-from tests.test_cli import DEADLINE, EXAMPLE, HELLO, TIDINGS, Served, serving, started, tidings
-from tidings import Feature, TidingsError
-from tidings.cli.commands import app
+from tidings import Feature
 from tidings.durable import SERVER
 from tidings.store import State
 from tidings.store.sqlite import peek
 
+__all__ = ["board"]
+
 pytestmark = pytest.mark.anyio
-
-TOKEN = "correct-horse-battery-staple"
-
-
-@pytest.fixture
-def board(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(EXAMPLE, tmp_path / "board"))
-
-
-async def ran(*arguments: object, token: str | None = None) -> tuple[int, str, str]:
-    """A command to its end: status, standard output, standard error. Through the same entry as the process has, without
-    the second that a process needs to import the SDK."""
-    env = {"TIDINGS_AUTH_TOKEN": token}
-    invoke = partial(CliRunner().invoke, app, [str(each) for each in arguments], env=env)
-    async with asyncio.timeout(DEADLINE):
-        result = await asyncio.to_thread(invoke)
-    if isinstance(result.exception, TidingsError):
-        return 2, result.stdout, f"tidings: {result.exception}\n"  # as main() has it
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 async def ran_as_process(*arguments: object) -> tuple[int, str, str]:

@@ -21,16 +21,12 @@ from hypothesis import strategies as st
 from tests.faults.wire import Stream
 from tests.servers.door import FRONTS, Door, Line, open_door, some_server
 from tests.servers.ears import DEADLINE
+from tests.waiting import until
 from tidings.lanes.parked import Parked
 
 pytestmark = pytest.mark.anyio
 
 KEEP_ALIVE = 0.1
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @asynccontextmanager
@@ -199,9 +195,7 @@ async def check_line(door: Door, kinds: list[str], cuts: list[int], *, has_strea
             door.live.tools.update("clock", description=f"{door.live.catalog.revision}")
             assert await stream.event() is not None
         assert outlets(door) == [Parked]
-    with anyio.fail_after(DEADLINE):
-        while len(door.live.listen):
-            await anyio.lowlevel.checkpoint()
+    await until(lambda: not len(door.live.listen))
 
 
 def check_clocks(door: Door) -> None:

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.servers.receiver import Delivery, make_certificates, receiving, verify
+from tests.servers.certificates import make_certificates
+from tests.servers.receiver import Delivery, receiving, verify
 from tidings import TidingsError
 from tidings.lanes.courier import Courier, check_url, why_not_public
 from tidings.lanes.signature import check_secret, new_secret, sign

@@ -16,6 +16,9 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
+from tests.servers.command import line_with
+from tests.waiting import until_served
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -36,30 +39,11 @@ async def running(*command: str) -> AsyncIterator[asyncio.subprocess.Process]:
         await process.wait()
 
 
-async def line_with(process: asyncio.subprocess.Process, text: str) -> str:
-    assert process.stdout is not None
-    while line := (await process.stdout.readline()).decode():
-        if text in line:
-            return line
-    raise AssertionError(f"the process ended without saying {text!r}")
-
-
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
-
-
-async def connected(port: int) -> None:
-    while True:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            await asyncio.sleep(0)
-            continue
-        writer.close()
-        return
 
 
 async def call(url: str, *arguments: str) -> str:
@@ -75,15 +59,15 @@ def test_the_board_tells_whoever_watches_it(era: list[str]) -> None:
         port = free_port()
         url = f"http://127.0.0.1:{port}/mcp"
         async with asyncio.timeout(60), running(str(EXAMPLES / "board.py"), "--port", str(port)) as board:
-            assert "Serving the board" in await line_with(board, "Serving")
-            await connected(port)
+            assert "Serving the board" in await line_with(board.stdout, "Serving")
+            await until_served(port)
             async with running(str(EXAMPLES / "watch.py"), url, *era) as watcher:
-                await line_with(watcher, "watching")
+                await line_with(watcher.stdout, "watching")
                 assert await call(url, "open_sprint") == "open\n"
-                added = await line_with(watcher, "tools/list_changed")
+                added = await line_with(watcher.stdout, "tools/list_changed")
                 assert json.loads(added.split(" ", 1)[1])["operation"] == "added"
                 assert await call(url, "add_task", "title=Ship it") == "2 tasks\n"
-                assert "board://sprint" in await line_with(watcher, "resources/updated")
+                assert "board://sprint" in await line_with(watcher.stdout, "resources/updated")
                 board.send_signal(signal.SIGTERM)
                 await asyncio.wait_for(board.wait(), 5)
 

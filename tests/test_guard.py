@@ -5,25 +5,27 @@ same connection, and when the server stops without a signal. With each of uvicor
 from __future__ import annotations
 
 import asyncio
+import itertools
 from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.faults.wire import get_request, listen_request, modern_request, open_session
-from tests.test_parked import (
+from tests.loops import anyio_backend
+from tests.servers.streams import (
     ANOTHER,
     DEADLINE,
     Capitals,
     Delayed,
     Server,
-    anyio_backend,
     check_told,
     connected,
     event,
     rest,
     serving,
 )
+from tests.waiting import until
 from tidings.lanes.app import _protocol
 from tidings.lanes.channel import Channel
 from tidings.lanes.guard import Guard
@@ -54,7 +56,7 @@ def http(request: pytest.FixtureRequest) -> Any:
 
 async def check_nothing_is_left(server: Server) -> None:
     live, state = server.live, server.uvicorn.server_state
-    await server.until(lambda: not state.connections and not state.tasks)
+    await until(lambda: not state.connections and not state.tasks)
     assert (live.gate.count, len(live.listen), len(live.splice)) == (0, 0, 0)
 
 
@@ -81,12 +83,11 @@ async def test_a_client_that_leaves_with_a_request_behind_a_stream_that_it_does_
             await event(stream)
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             (outlet,) = server.outlets
-            edition = 0
-            async with asyncio.timeout(DEADLINE):
-                while not outlet.is_busy and not server.live.listen.slow and edition < 200:
-                    edition += 1
-                    server.change(f"{edition}" * 100_000)
-                    await asyncio.sleep(0)
+            editions = itertools.count(1)
+            await until(
+                lambda: outlet.is_busy or server.live.listen.slow,
+                doing=lambda: server.change(f"{next(editions)}" * 100_000),
+            )
             writer.write(ANOTHER)
             await writer.drain()
             writer.transport.abort()
@@ -121,11 +122,11 @@ async def test_a_client_that_left_before_its_stream_was_opened_leaves_nothing_an
         state = server.uvicorn.server_state
         _, writer = await asyncio.open_connection(*server.address[:2])
         writer.write(listen_request(1) + behind)
-        await server.until(lambda: state.tasks)
+        await until(lambda: state.tasks)
         connection: Any = next(iter(state.connections))
         writer.transport.abort()
         connection.flow.resume_reading()  # as whoever still reads the request would
-        await server.until(lambda: not state.connections)
+        await until(lambda: not state.connections)
         may_go_on.set()
         await check_nothing_is_left(server)
         assert not failed
@@ -141,7 +142,7 @@ async def test_a_request_behind_a_legacy_stream_is_answered_and_the_session_may_
             assert await rest(stream) == []
             async with asyncio.timeout(DEADLINE):
                 assert (await stream._reader.readline()).startswith(b"HTTP/1.1 200")
-        await server.until(lambda: not len(server.live.splice))
+        await until(lambda: not len(server.live.splice))
         async with connected(server, get_request(session_id)) as (stream, _):
             server.change("newer")
             assert (await event(stream))["params"]["tool"]["description"] == "newer"
@@ -163,7 +164,7 @@ async def test_a_server_that_stops_without_a_signal_ends_legacy_streams(middlewa
     async with serving(middleware, http=http) as server:
         session_id = await open_session(server.address[1])
         async with connected(server, get_request(session_id)) as (stream, _):
-            await server.until(lambda: len(server.live.splice))
+            await until(lambda: len(server.live.splice))
             server.uvicorn.should_exit = True
             assert await rest(stream) == []
             assert stream.is_terminated

@@ -16,14 +16,10 @@ from mcp.server import Server, ServerRequestContext
 
 from tests.servers.door import FRONTS, Answer, Door, Line, open_door
 from tests.servers.ears import DEADLINE
+from tests.waiting import until
 from tidings import Feature, Policy
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 def asks(line: Line) -> bytes:
@@ -64,10 +60,7 @@ async def herd(slow: Slow, size: int, **options: Any) -> AsyncIterator[tuple[Doo
         door.live.lists.asked = asked  # type: ignore[method-assign]
         for number in range(size):
             tasks.append(asyncio.ensure_future(call(door, number)))
-            with anyio.fail_after(DEADLINE):
-                await slow.begun.wait()
-                while len(waiting) <= number:
-                    await anyio.lowlevel.checkpoint()
+            await until(lambda: slow.begun.is_set() and len(waiting) == len(tasks))
         yield door, tasks
 
 
@@ -145,9 +138,8 @@ async def test_nobody_waits_for_the_one_who_asked_to_read() -> None:
         deaf.writer.transport.pause_reading()  # type: ignore[attr-defined]
         for number in range(20):
             deaf.writer.write(deaf.asks("tools/list", number))
-        with anyio.fail_after(DEADLINE):
-            while not any(each.cycle and each.flow.write_paused for each in door.server.server_state.connections):  # type: ignore[union-attr]
-                await anyio.lowlevel.checkpoint()
+        connections: set[Any] = door.server.server_state.connections
+        await until(lambda: any(each.cycle and each.flow.write_paused for each in connections))
         door.live.lists._kept.clear()  # as after a change
         for _ in range(3):
             assert b"slow" in (await door.send(asks)).body
@@ -192,9 +184,7 @@ async def test_nobody_gets_the_old_list_while_the_server_is_being_read(front: st
         for _ in range(3):  # the first waits for the reading, as long as anybody does
             assert b"anew" in (await door.send(asks)).body
         slow.read.set()
-        with anyio.fail_after(DEADLINE):
-            while not door.live.is_attended:
-                await anyio.lowlevel.checkpoint()
+        await until(lambda: door.live.is_attended)
         before = slow.asked
         for _ in range(3):
             assert b"anew" in (await door.send(asks)).body

@@ -156,11 +156,6 @@ def test_a_change_in_json_has_all_that_an_audit_asks_for() -> None:
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     guarded = {"auth": True, "deny": DENY}
     servers: dict[str, tuple[str, dict[str, Any]]] = {kind: (kind, {}) for kind in KINDS}

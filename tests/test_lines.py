@@ -6,12 +6,13 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import suppress
 from typing import TypeAlias
 
 import pytest
 
+from tests.waiting import until
 from tidings.lanes.lines import LineReader, LineWriter
 
 pytestmark = pytest.mark.anyio
@@ -55,13 +56,6 @@ def fill(descriptor: int) -> int:
             written += os.write(descriptor, b"x" * 4095 + b"\n")
         except BlockingIOError:
             return written
-
-
-async def until(is_so: Callable[[], object], work: Callable[[], object] = lambda: None) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not is_so():
-            work()
-            await asyncio.sleep(0)
 
 
 def nobody() -> None:
@@ -159,10 +153,10 @@ async def test_a_reader_who_does_not_read_costs_a_bounded_buffer_and_is_told_of_
     assert not freed
 
     found = bytearray()
-    await until(lambda: len(freed) == 2, lambda: found.extend(read_now(reading, 500)))
+    await until(lambda: len(freed) == 2, doing=lambda: found.extend(read_now(reading, 500)))
     assert freed == ["first", "second"]
     assert not writer.is_full
-    await until(lambda: len(found) == (count + 2) * len(line), lambda: found.extend(read_now(reading)))
+    await until(lambda: len(found) == (count + 2) * len(line), doing=lambda: found.extend(read_now(reading)))
     assert bytes(found) == line * (count + 2)
 
 
@@ -177,7 +171,7 @@ async def test_who_waits_for_room_is_never_called_from_within_a_write(ends: Ends
         pass
     writer.write(b"a\n", lambda: called.append(is_writing))
     is_writing = False
-    await until(lambda: called, lambda: read_now(reading))
+    await until(lambda: called, doing=lambda: read_now(reading))
     assert called == [False] * len(called)
 
 
@@ -317,7 +311,7 @@ async def test_nothing_is_answered_while_the_answers_are_not_read(ends: Ends) ->
 
     count = written // (len(asked) + 1)
     found = bytearray()
-    await until(lambda: len(found) == count * (len(asked) + 1), lambda: found.extend(read_now(unread)))
+    await until(lambda: len(found) == count * (len(asked) + 1), doing=lambda: found.extend(read_now(unread)))
     assert len(desk.answered) == count
     os.close(writing)
     os.close(unread)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -12,20 +12,10 @@ import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.servers.ears import (
-    DEADLINE,
-    KINDS,
-    MARKER,
-    MODERN,
-    Ear,
-    LegacyWire,
-    Wire,
-    listening,
-    open_ear,
-    read_answer,
-    serving_all,
-    stdio_server,
-)
+from tests.servers.ears import DEADLINE, KINDS, MARKER, MODERN, Ear, listening, open_ear, serving_all, stdio_server
+from tests.servers.wires import LegacyWire, Wire, http, read_answer
+
+__all__ = ["http"]
 
 pytestmark = pytest.mark.anyio
 
@@ -43,11 +33,6 @@ ASKS = {"mcpserver": "sync", "lowlevel": "async", "fastmcp": "async"}
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     options = {"auth": True, "deny": DENY, "policy": {"max_streams_per_principal": 2}}
     servers = {kind: (kind, {**options, "asks": ASKS[kind]}) for kind in KINDS}
@@ -60,12 +45,6 @@ def urls() -> Iterator[dict[str, str]]:
 @pytest.fixture(scope="module", params=[*KINDS, *(f"{kind}, own" for kind in PARKING)])
 def url(request: pytest.FixtureRequest, urls: dict[str, str]) -> str:
     return urls[request.param]
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)) as client:
-        yield client
 
 
 def bearer(token: str) -> dict[str, str]:

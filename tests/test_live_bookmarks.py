@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -16,8 +16,11 @@ from mcp.client.stdio import stdio_client
 from pydantic import BaseModel, ConfigDict, Field
 
 from tests.servers.cursors import SPRINT, WATCHED, gists, position, told
-from tests.servers.ears import DEADLINE, LEGACY, MODERN, LegacyWire, Wire, serving_all, stdio_server
+from tests.servers.ears import DEADLINE, LEGACY, MODERN, serving_all, stdio_server
+from tests.servers.wires import LegacyWire, Wire, http
 from tidings.frames import BOOKMARK_METHOD, CURSOR_KEY, EXTENSION, FILTER_KEY, RESUME_KEY, SUBSCRIPTION_KEY
+
+__all__ = ["http"]
 
 pytestmark = pytest.mark.anyio
 
@@ -25,20 +28,9 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {"beating": ("mcpserver", {"pol
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     with serving_all(SERVERS) as urls:
         yield urls
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)) as client:
-        yield client
 
 
 async def test_heartbeats_carry_the_cursor_to_those_who_asked(urls: dict[str, str], http: httpx2.AsyncClient) -> None:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
 
 from tests.servers.cursors import LISTS, SPRINT, WATCHED, gists, position, told
-from tests.servers.ears import (
-    DEADLINE,
-    KINDS,
-    LEGACY,
-    MARKER,
-    MODERN,
-    Wire,
-    open_ear,
-    read_answer,
-    serving,
-    serving_all,
-    stdio_server,
-)
+from tests.servers.ears import KINDS, LEGACY, MARKER, MODERN, open_ear, serving, serving_all, stdio_server
+from tests.servers.wires import Wire, http, read_answer
 from tidings.frames import CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, REFETCH_KEY, RESUME_KEY, SUBSCRIPTION_KEY
+
+__all__ = ["http"]
 
 pytestmark = pytest.mark.anyio
 
@@ -37,20 +28,9 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     with serving_all(SERVERS) as urls:
         yield urls
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)) as client:
-        yield client
 
 
 # Where they stand

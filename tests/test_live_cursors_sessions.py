@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -11,18 +11,11 @@ import mcp_types as types
 import pytest
 
 from tests.servers.cursors import SPRINT, gists, position, told
-from tests.servers.ears import (
-    DEADLINE,
-    LEGACY,
-    MARKER,
-    MODERN,
-    LegacyWire,
-    Wire,
-    open_ear,
-    serving_all,
-    stdio_server,
-)
+from tests.servers.ears import LEGACY, MARKER, MODERN, open_ear, serving_all, stdio_server
+from tests.servers.wires import LegacyWire, Wire, http
 from tidings.frames import CURSOR_KEY, EXTENSION, REFETCH_KEY, RESUME_KEY
+
+__all__ = ["http"]
 
 pytestmark = pytest.mark.anyio
 
@@ -30,20 +23,9 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {"mcpserver": ("mcpserver", {})
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     with serving_all(SERVERS) as urls:
         yield urls
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)) as client:
-        yield client
 
 
 @pytest.mark.parametrize("transport", ["http", "stdio"])

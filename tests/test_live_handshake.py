@@ -3,30 +3,21 @@ ones."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
 
-from tests.servers.ears import DEADLINE, LegacyWire, serving
+from tests.servers.ears import serving
+from tests.servers.wires import LegacyWire, http
+
+__all__ = ["http"]
 
 pytestmark = pytest.mark.anyio
 
 INFO = {"name": "wire", "version": "1"}
 NOTHING = {"tools": False, "prompts": False, "resources": False, "subscribe": False}
 ALL = {"tools": True, "prompts": True, "resources": True, "subscribe": True}
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)) as client:
-        yield client
 
 
 async def promised(wire: LegacyWire) -> dict[str, bool]:

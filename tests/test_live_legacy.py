@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
@@ -24,24 +24,21 @@ from tests.servers.ears import (
     MODERN,
     MUTED,
     Ear,
-    LegacyWire,
     listening,
     open_ear,
     serving,
     serving_all,
     stdio_server,
 )
+from tests.servers.wires import LegacyWire, http
+
+__all__ = ["http"]
 
 pytestmark = pytest.mark.anyio
 
 VERSION = "2025-11-25"
 IDLE = 0.5
 """Seconds until the SDK ends a session of which no request is open: how the death of an HTTP client is noticed."""
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +50,6 @@ def urls() -> Iterator[dict[str, str]]:
 @pytest.fixture(scope="module", params=KINDS)
 def url(request: pytest.FixtureRequest, urls: dict[str, str]) -> str:
     return urls[request.param]
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)) as client:
-        yield client
 
 
 @pytest.mark.parametrize("transport", ["stdio", "http"])

@@ -49,11 +49,6 @@ BASE = {
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     with serving_all({kind: (kind, {}) for kind in KINDS}) as urls:
         yield urls

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
 
 from tests.servers.cursors import WATCHED, gists, told
-from tests.servers.ears import DEADLINE, LEGACY, MARKER, MODERN, LegacyWire, Wire, open_ear, serving_all, stdio_server
+from tests.servers.ears import DEADLINE, LEGACY, MARKER, MODERN, open_ear, serving_all, stdio_server
+from tests.servers.wires import LegacyWire, Wire, http
 from tidings.frames import CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, SUBSCRIPTION_KEY
+
+__all__ = ["http"]
 
 pytestmark = pytest.mark.anyio
 
@@ -28,20 +31,9 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     with serving_all(SERVERS) as urls:
         yield urls
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)) as client:
-        yield client
 
 
 @pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])

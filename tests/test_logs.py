@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import shutil
 import signal
 import sys
 import threading
@@ -22,8 +21,8 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.servers.ears import LegacyWire
-from tests.test_cli import DEADLINE, EXAMPLE, HELLO, TOKEN, serving, started
+from tests.servers.command import DEADLINE, HELLO, TOKEN, board, serving, started
+from tests.servers.wires import LegacyWire
 from tidings import Catalog, Feature, Hub, Reason
 from tidings.cli.export import _Complaints as Complaints
 from tidings.cli.export import _endpoint as endpoint
@@ -35,14 +34,11 @@ from tidings.gate import Gate
 from tidings.logged import plain, shown
 from tidings.metrics import METRICS
 
+__all__ = ["board"]
+
 pytestmark = pytest.mark.anyio
 
 SECRET = "hunter2"
-
-
-@pytest.fixture
-def board(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(EXAMPLE, tmp_path / "board"))
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:

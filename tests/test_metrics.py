@@ -18,7 +18,8 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.servers.ears import DEADLINE, MUTED, LegacyWire, Stream, Wire, serving
+from tests.servers.ears import DEADLINE, MUTED, serving
+from tests.servers.wires import LegacyWire, Stream, Wire
 from tidings import Catalog, Hub, Live, Policy
 from tidings.counts import BOUNDS, Latency, Why
 from tidings.mailbox import Filter
@@ -31,11 +32,6 @@ pytestmark = pytest.mark.anyio
 MODERN_STREAMS, LEGACY_STREAMS, MUTED_STREAMS, ABSENT = 25, 15, 5, 5
 CHANGES = 40
 LISTS = {"toolsListChanged": True, "promptsListChanged": True}
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,13 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tests.loops import anyio_backend
+from tests.waiting import until
 from tidings.lanes.channel import PARK, Channel, Outlet
 from tidings.lanes.parked import Parked, ParkingProtocol
 from tidings.policy import Policy
+
+__all__ = ["anyio_backend"]
 
 pytestmark = pytest.mark.anyio
 
@@ -28,12 +32,6 @@ BIG = b"x" * 60_000
 END = b"<end>"
 
 FRONTS: dict[str, type[asyncio.Protocol]] = {"asgi": HttpToolsProtocol, "parked": ParkingProtocol}
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
-    """Their transports have nothing in common."""
-    return "asyncio", {"use_uvloop": request.param == "uvloop"}
 
 
 @pytest.fixture(params=list(FRONTS))
@@ -159,8 +157,7 @@ async def opened(front: str, **knobs: Any) -> AsyncIterator[Opened]:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.setblocking(False)
         async with asyncio.timeout(DEADLINE):
-            while not server.started:  # noqa: ASYNC110  # uvicorn has no event for it
-                await asyncio.sleep(0.01)
+            await until(lambda: server.started)
             loop = asyncio.get_running_loop()
             await loop.sock_connect(client, server.servers[0].sockets[0].getsockname())
             await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
@@ -246,9 +243,11 @@ async def test_who_does_not_read_the_end_is_cut_off_however_little_it_is() -> No
     """Elsewhere it is the server's to keep: here, nobody else would."""
     async with opened("parked", write_deadline=0.2) as stream:
         transport = stream.outlet._transport  # type: ignore[attr-defined]
-        while not transport.get_write_buffer_size():  # until the kernel takes no more
+
+        def write() -> None:
             assert stream.outlet.write(b"x" * 10_000)
-            await asyncio.sleep(0.001)
+
+        await until(transport.get_write_buffer_size, doing=write)  # the kernel takes no more
         assert not stream.outlet.is_busy
         stream.outlet.write(b"", is_last=True)
         await stream.owner.until("slow")

@@ -1,26 +1,23 @@
 """The private parts of the SDK and of FastMCP that `tidings.seams` touches are where it looks for them.
 
 Each is shown by what it is for, on the real thing: a name that is still there but no longer used would pass a look at
-the name alone. And nothing else in Tidings touches a private part.
+the name alone. And nothing else in Tidings touches a private part. The parts of uvicorn are in test_seams_uvicorn.
 """
 
 from __future__ import annotations
 
 import ast
-import asyncio
 import json
 import math
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-import uvicorn
 from fastmcp import FastMCP
 from fastmcp.prompts import Prompt
 from fastmcp.resources import Resource, ResourceTemplate
@@ -39,18 +36,9 @@ from mcp.server.subscriptions import ServerEvent, ToolsListChanged
 from mcp.shared.message import SessionMessage
 from mcp_types import CallToolResult, JSONRPCRequest, ListToolsResult, PaginatedRequestParams, TextContent
 from pydantic import AnyHttpUrl
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 import tidings
-from tests.servers.door import open_door, some_server
 from tidings import seams
-from tidings.lanes.answers import QuickAnswers
-from tidings.lanes.channel import PARK
-from tidings.lanes.guard import guard, leave_word
-from tidings.lanes.parked import ParkingProtocol
 
 SOURCE = Path(tidings.__file__).parent
 
@@ -410,154 +398,6 @@ def test_an_mcpserver_can_be_made_to_want_a_token() -> None:
 
     [route] = [each for each in server.streamable_http_app().routes if getattr(each, "path", "") == "/mcp"]
     assert type(getattr(route, "endpoint", None)).__name__ == "RequireAuthMiddleware"
-
-
-# uvicorn
-
-
-@asynccontextmanager
-async def connected(protocol: type[ParkingProtocol], app: Any) -> AsyncIterator[asyncio.StreamReader]:
-    """A request to an app behind this protocol; gives what comes back."""
-    config = uvicorn.Config(app, http=protocol, lifespan="off", log_level="critical")
-    config.load()
-    state = ServerState()
-    listening = await asyncio.get_running_loop().create_server(lambda: protocol(config, state, {}), "127.0.0.1")
-    async with asyncio.timeout(20), listening as server:
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        writer.write(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
-        yield reader
-        writer.close()
-
-
-class Nobody:
-    """Whose stream it is, here."""
-
-    def on_free(self) -> None: ...
-    def on_slow(self) -> None: ...
-    def on_lost(self) -> None: ...
-    def end(self) -> None: ...
-    def give_way(self) -> None: ...
-
-
-@pytest.mark.anyio
-async def test_a_connection_of_uvicorns_can_be_taken_over_in_the_middle_of_a_response() -> None:
-    over: asyncio.Future[tuple[Any, Any]] = asyncio.get_running_loop().create_future()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        try:
-            over.set_result((asyncio.current_task(), await take_over(scope, receive, send)))
-        except BaseException as error:
-            over.set_exception(error)
-            raise
-
-    async def take_over(scope: Any, receive: Any, send: Any) -> Any:
-        await receive()
-        transport = receive.__self__.transport  # where a channel looks for it
-        watch = scope["extensions"][PARK]["watch"]
-        witness = watch()
-        assert witness is not None, "uvicorn has moved what parking takes apart; see `_name_parts` in parked.py"
-        await send({"type": "http.response.start", "status": 200})
-        await send({"type": "http.response.body", "body": b"first", "more_body": True})
-        assert watch() is None, "the response has begun"
-        parked = witness.park(b"first", Nobody(), 1.0)
-        assert parked is not None
-        assert transport.get_protocol() is parked
-        assert (await receive())["type"] == "http.disconnect"
-        return parked
-
-    async with connected(ParkingProtocol, app) as reader:
-        task, parked = await over
-        await task
-        assert parked.write(b"second")
-        assert parked.write(b"", is_last=True)
-        head, body = (await reader.read()).split(b"\r\n\r\n", 1)
-        assert head.startswith(b"HTTP/1.1 200")
-        assert body == b"5\r\nfirst\r\n6\r\nsecond\r\n0\r\n\r\n"
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("front", ["asgi", "connection"])
-async def test_a_legacy_stream_of_uvicorns_has_a_direct_line(front: str) -> None:
-    async with open_door(some_server(), front) as door, door.line() as line:
-        named = await line.shake_hands("2025-11-25")
-        line.writer.write(line.request(b"", start="GET /mcp HTTP/1.1", **named))
-        async with asyncio.timeout(20):
-            await line.reader.readuntil(b"\r\n\r\n")
-        [channel] = door.live.splice._ends
-        assert channel._line is not None, "uvicorn has moved what a legacy stream writes to; see `direct_line`"
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("protocol", [HttpToolsProtocol, H11Protocol])
-async def test_a_request_of_uvicorns_is_found_and_guarded_in_the_middle_of_its_response(protocol: Any) -> None:
-    found: list[bool] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        async def wrapped() -> Any:
-            return await receive()
-
-        async def look(scope: Any, receive: Any) -> None:
-            guarded = guard(scope, receive, lambda reason: None)
-            found.append(guarded is not None)
-            if guarded is not None:
-                guarded.leave()
-
-        await look(scope, receive)
-        await look(scope, wrapped)  # by its task
-        leave_word(scope, receive)
-        await asyncio.create_task(look(scope, wrapped))  # by the word
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
-        await send({"type": "http.response.body", "body": b"end"})
-
-    async with connected(protocol, app) as reader:
-        await reader.readuntil(b"end")
-    assert found == [True] * 3, "uvicorn has moved what guard.py uses; see `_name_parts` there"
-
-
-@pytest.mark.anyio
-async def test_a_uvicorn_without_those_parts_is_left_alone() -> None:
-    class Other(ParkingProtocol):
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self.__dict__.pop("pipeline", None)
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        found = scope["extensions"][PARK]["watch"]()
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
-        await send({"type": "http.response.body", "body": repr(found).encode(), "more_body": True})
-
-    async with connected(Other, app) as reader:
-        assert b"None" in await reader.readuntil(b"None")
-
-
-PARTS = ("pipeline", "cycle", "headers", "parser", "loop", "access_log", "access_logger")
-CLOCK = ("timeout_keep_alive", "timeout_keep_alive_task")
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("missing", [None, *PARTS, *CLOCK, "flow.resume_reading"])
-async def test_only_a_uvicorn_with_all_the_parts_has_lists_answered_at_the_connection(missing: str | None) -> None:
-    class Other(QuickAnswers):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-            # Under another name, it would say.
-            if missing == "flow.resume_reading":
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.delattr(FlowControl, "resume_reading")
-                    super().connection_made(transport)
-            else:
-                part = self.__dict__.pop(missing) if missing is not None else None
-                super().connection_made(transport)
-                if missing is not None:
-                    setattr(self, missing, part)
-            found.append(self._door is not None)
-
-    found: list[bool] = []
-    async with open_door(some_server()) as door:
-        door.server.config.http_protocol_class = Other
-        for _ in range(3):
-            answer = await door.send(lambda line: line.asks("tools/list"))
-            assert b"200" in answer.status
-    assert found == [missing is None] * 3, "uvicorn has moved what answers.py uses; see `_name_parts` there"
 
 
 # Nowhere else

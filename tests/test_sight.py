@@ -24,11 +24,6 @@ from tidings.sources.workspace.workspace import Workspace
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def elsewhere(act: Callable[[], object]) -> None:
     """On another thread, while nothing goes on here: what it publishes waits."""
     thread = threading.Thread(target=act)

@@ -18,7 +18,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.servers.folder import DEADLINE, URIS, Client, Folder, Server, Way, here, on, until
+from tests.servers.folder import DEADLINE, URIS, Client, Folder, Server, Way, here, on
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +65,7 @@ async def test_clients_of_servers_that_are_killed_miss_nothing_and_are_told_noth
         for uri in URIS:
             folder.write(f"resources/{uri.rpartition('/')[2]}", f"the end of {uri}")
         with contextlib.suppress(TimeoutError):
-            await until(lambda: all(client.copy() == folder.copy() for client in clients), "every copy")
+            await until(lambda: all(client.copy() == folder.copy() for client in clients), DEADLINE)
         for client in clients:
             assert (client.name, client.copy()) == (client.name, folder.copy())
         for client in clients:

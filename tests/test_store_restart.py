@@ -16,7 +16,7 @@ import anyio
 import httpx2
 import pytest
 
-from tests.servers.ears import MODERN, Stream, Wire, read_answer
+from tests.servers.ears import MODERN
 from tests.servers.folder import (
     CHANGE,
     CURSOR,
@@ -30,8 +30,9 @@ from tests.servers.folder import (
     here,
     listening,
     on,
-    until,
 )
+from tests.servers.wires import Stream, Wire, read_answer
+from tests.waiting import until
 from tidings.store.sqlite import peek
 
 pytestmark = pytest.mark.anyio
@@ -74,10 +75,10 @@ async def test_journal_contents_and_names_survive_being_killed(folder: Folder, w
         prompt(folder, "a")
         folder.write("resources/0.txt", "new")
         folder.write("resources/1.txt", "new")
-        await until(lambda: len(kept(folder, "a")) == 1 and len(state(folder).contents) >= len(URIS), "the change")
+        await until(lambda: len(kept(folder, "a")) == 1 and len(state(folder).contents) >= len(URIS), DEADLINE)
         prompt(folder, "b")
-        await until(lambda: len(kept(folder, "b")) == 1, "the change")
-        await until(lambda: len([each for each in state(folder).journal if each.topic in URIS[:2]]) == 4, "contents")
+        await until(lambda: len(kept(folder, "b")) == 1, DEADLINE)
+        await until(lambda: len([each for each in state(folder).journal if each.topic in URIS[:2]]) == 4, DEADLINE)
         epoch = state(folder).epoch
         await server.end(signal.SIGKILL)
         prompt(folder, "c")
@@ -114,10 +115,10 @@ async def test_a_restart_with_the_same_content_tells_nobody_anything(folder: Fol
         await here(clients)
         prompt(folder, "a")
         folder.write("resources/0.txt", "new")
-        await until(lambda: all("a" in each.lists["prompts"] for each in clients), "the prompt")
-        await until(lambda: all(each.contents[URIS[0]] == "new" for each in clients), "the content")
+        await until(lambda: all("a" in each.lists["prompts"] for each in clients), DEADLINE)
+        await until(lambda: all(each.contents[URIS[0]] == "new" for each in clients), DEADLINE)
         life = state(folder).life
-        await until(lambda: all(knows(folder, each) for each in clients), "its being written down")
+        await until(lambda: all(knows(folder, each) for each in clients), DEADLINE)
         await server.end(number)
         for client in clients:
             await client.leave()
@@ -128,7 +129,7 @@ async def test_a_restart_with_the_same_content_tells_nobody_anything(folder: Fol
             client.come(server.url)
         await here(clients)
         prompt(folder, "z")
-        await until(lambda: all("z" in each.lists["prompts"] for each in clients), "the change after it")
+        await until(lambda: all("z" in each.lists["prompts"] for each in clients), DEADLINE)
         for client in clients:
             await client.leave()
 
@@ -179,7 +180,7 @@ async def test_a_legacy_session_goes_on_under_its_name(folder: Folder) -> None:
             await first.post("resources/subscribe", uri=URIS[0])
             folder.write("resources/0.txt", "new")
             assert (await next_change(stream))[0] == URIS[0]
-            await until(lambda: is_settled(folder, URIS[0]), "its being beyond doubt")
+            await until(lambda: is_settled(folder, URIS[0]), DEADLINE)
         await server.end(signal.SIGKILL)
         folder.write("resources/0.txt", "newer")
         prompt(folder, "a")
@@ -266,7 +267,8 @@ async def test_a_server_whose_disk_is_full_goes_on_and_loses_nothing_that_was_wr
         after = await client.call(server.url, "prompts/list")
         assert len(after["prompts"]) == 201
         await until(
-            lambda: len([each for each in state(folder).items if each.feature.value == "prompts"]) == 201, "all"
+            lambda: len([each for each in state(folder).items if each.feature.value == "prompts"]) == 201,
+            DEADLINE,
         )
         assert state(folder).epoch == before.epoch
 

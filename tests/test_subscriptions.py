@@ -11,8 +11,9 @@ import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.servers.ears import MODERN, Ear, Wire, open_ear, read_answer, serving_all, stdio_server
+from tests.servers.ears import MODERN, Ear, open_ear, serving_all, stdio_server
 from tests.servers.receiver import receiving, verify
+from tests.servers.wires import Wire, read_answer
 
 pytestmark = pytest.mark.anyio
 
@@ -21,11 +22,6 @@ METHOD = "dev.tidings/subscriptions"
 TOOLS = {"toolsListChanged": True}
 URL = "https://receiver.example/hook"
 LOCAL = {"webhook_private": True, "webhook_backoff": 0.01}
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture(scope="module")

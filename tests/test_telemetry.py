@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -23,7 +23,6 @@ from tests.servers.ears import (
     MARKER,
     MODERN,
     Ear,
-    LegacyWire,
     listening,
     open_ear,
     serving,
@@ -31,11 +30,14 @@ from tests.servers.ears import (
     stdio_server,
 )
 from tests.servers.watched import BROKEN
+from tests.servers.wires import LegacyWire, http
 from tidings import Catalog, Feature, Hub, Notification
 from tidings.frames import Shape, write
 from tidings.metrics import METRICS
 from tidings.spans import ATTRIBUTES, SPANS
 from tidings.telemetry import context_of
+
+__all__ = ["http"]
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:resources/.*subscribe is removed")]
 
@@ -44,20 +46,9 @@ Spans = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     with serving_all(SERVERS) as urls:
         yield urls
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)) as client:
-        yield client
 
 
 class Tracing:

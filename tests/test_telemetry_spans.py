@@ -22,11 +22,6 @@ from tidings.telemetry import Telemetry, context_of
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Traced:
     """A server whose spans are kept."""
 

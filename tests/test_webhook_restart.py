@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from mcp.server.mcpserver import MCPServer
 
-from tests.servers.hooks import lively, nothing, open_webhook, until, webhook
+from tests.servers.command import ran
+from tests.servers.hooks import lively, nothing, open_webhook, webhook
 from tests.servers.receiver import Delivery, Receiver, receiving, verify
-from tests.test_cli_history import ran
+from tests.waiting import until
 from tidings import Feature, Live, Policy
 from tidings.durable import SERVER, Durable, Webhook
 from tidings.lanes.courier import Courier, Outcome

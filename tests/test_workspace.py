@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mcp.client.client import Client
 
+from tests.waiting import until
 from tidings.live import Live
 from tidings.model import Feature
 from tidings.sources.workspace.workspace import ERRORS, Workspace
@@ -92,8 +93,7 @@ async def watching(root: Path, poll: float = 10) -> AsyncIterator[Watcher]:
     live = Live(workspace, policy=workspace.settings.policy)
     server = uvicorn.Server(uvicorn.Config(live.http_app(), port=0, log_level="error"))
     serving = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110  # uvicorn has no event for it
-        await asyncio.sleep(0)
+    await until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     told: asyncio.Queue[Told] = asyncio.Queue()
 

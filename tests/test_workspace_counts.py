@@ -19,6 +19,7 @@ from mcp.client.client import Client
 from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
+from tests.waiting import until
 from tidings.live import Live
 from tidings.sources.workspace.workspace import Workspace
 
@@ -236,8 +237,7 @@ def test_the_counts_hold_over_http_for_each_client(folder: Path) -> None:
         live = Live(workspace, policy=workspace.settings.policy)
         server = uvicorn.Server(uvicorn.Config(live.http_app(), port=0, log_level="error"))
         serving = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110  # uvicorn has no event for it
-            await asyncio.sleep(0)
+        await until(lambda: server.started)
         url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/mcp"
         heard: list[asyncio.Queue[str]] = [asyncio.Queue(), asyncio.Queue()]
 

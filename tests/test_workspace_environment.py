@@ -13,30 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.workspaces import NASTY
 from tidings.errors import InvalidItem
 from tidings.sources.workspace.environment import SDK, arguments_json, environment, roots_of
 from tidings.sources.workspace.process import run_process
 
 KERNEL_LIMIT = 128 * 1024
-
-NASTY = {
-    "emoji": "👩‍👩‍👧‍👦🏳️‍🌈",
-    "separators": "\u2028\u2029\x85",
-    "quotes": "'\"`\\'\"",
-    "newlines": "a\nb\r\nc\n\n",
-    "substitution": "$(touch owned) `touch owned` ${HOME} $PATH",
-    "dashes": "--help",
-    "dash": "-",
-    "controls": "".join(map(chr, range(1, 32))),
-    "direction": "\u202eabc\u202c\u200b\ufeff",
-    "astral": "\U0010ffff\ue000",
-    "equals": "A=B;C=D",
-    "function": "() { :; }; touch owned",
-    "empty": "",
-    "blank": "  \t ",
-    "percent": "%s%n%d",
-    "glob": "* ? [a-z] ~ {a,b}",
-}
 
 
 def test_only_what_is_allowed_of_the_server_s_own_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,54 +1,20 @@
-"""What each kind of file in a workspace gives, asked by a real client."""
+"""What each kind of file in a workspace gives, asked by a real client.
+
+What a folder registers is in test_workspace_registered, what is wrong with a file in test_workspace_trouble.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-import logging
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from mcp.client.client import Client
 
-from tidings.errors import TidingsError
+from tests.workspaces import call, read, run, write
 from tidings.model import Feature
 from tidings.sources.workspace.workspace import Workspace
-
-Scenario = Callable[[Client, Workspace], Awaitable[None]]
-
-
-@asynccontextmanager
-async def serving(root: Path) -> AsyncIterator[tuple[Client, Workspace]]:
-    workspace = Workspace(root)
-    async with asyncio.timeout(60), Client(workspace.server) as client:
-        yield client, workspace
-
-
-def run(root: Path, scenario: Scenario) -> None:
-    async def main() -> None:
-        async with serving(root) as (client, workspace):
-            await scenario(client, workspace)
-
-    asyncio.run(main())
-
-
-def write(root: Path, files: dict[str, str], *, executable: tuple[str, ...] = ()) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        if name in executable or text.startswith("#!"):
-            path.chmod(0o755)
-
-
-async def call(client: Client, name: str, arguments: dict[str, Any] | None = None) -> Any:
-    result = await client.call_tool(name, arguments or {})
-    return result.structured_content or getattr(result.content[0], "text", None)
 
 
 def test_settings_name_the_server_and_a_folder_without_them_is_named_after_itself(tmp_path: Path) -> None:
@@ -70,27 +36,6 @@ def test_settings_name_the_server_and_a_folder_without_them_is_named_after_itsel
         assert (workspace.settings.policy.detail, workspace.settings.timeout) == ("none", 5)
 
     run(tmp_path / "told", scenario)
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("name = [", "tidings.toml:1: not TOML"),
-        ("\nnom = 'x'", "tidings.toml:2: nom is not known here"),
-        ("name = 1", "tidings.toml:1: name is 1; it must be a text"),
-        ("[policy]\nquiet_gap = -1", "tidings.toml:1: [policy] quiet_gap is -1"),
-        ("[tools]\ntimeout = 'long'", "tidings.toml:2: [tools] timeout is 'long'; it must be a number"),
-    ],
-)
-def test_a_mistake_in_the_settings_is_named_with_its_line(tmp_path: Path, text: str, problem: str) -> None:
-    write(tmp_path, {"tidings.toml": text})
-    [found] = Workspace(tmp_path).problems
-    assert str(found).startswith(problem)
-
-
-def test_a_folder_that_is_none_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(TidingsError, match="tidings new"):
-        Workspace(tmp_path / "nowhere")
 
 
 PYTHON = '''
@@ -136,13 +81,6 @@ def test_every_public_function_with_hints_is_a_tool_that_runs_as_in_the_sdk(tmp_
         assert steps == [(1, 2, "half")]
 
     run(tmp_path, scenario)
-
-
-def test_a_parameter_without_a_hint_is_an_error_with_its_line(tmp_path: Path) -> None:
-    write(tmp_path, {"tools/bad.py": "\ndef f(x) -> int:\n    return 1\n", "tools/none.py": "x = 1\n"})
-    first, second = Workspace(tmp_path).problems
-    assert str(first).startswith("tools/bad.py:2: f: parameter 'x' has no type hint")
-    assert str(second).startswith("tools/none.py: no tool in it")
 
 
 def test_a_python_tool_is_run_as_a_fresh_module_when_it_changed(tmp_path: Path) -> None:
@@ -277,10 +215,6 @@ def test_any_file_is_a_resource(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-async def read(client: Client, uri: str) -> str:
-    return str(getattr((await client.read_resource(uri)).contents[0], "text", ""))
-
-
 def test_a_prompt_has_arguments_and_may_have_several_messages(tmp_path: Path) -> None:
     write(
         tmp_path,
@@ -308,156 +242,6 @@ def test_a_prompt_has_arguments_and_may_have_several_messages(tmp_path: Path) ->
     run(tmp_path, scenario)
 
 
-def test_registered_items_are_served_beside_or_in_place_of_the_folders(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {
-            "tools/found.sh": "#!/bin/sh\necho found\n",
-            "scripts/greet.sh": "#!/bin/sh\necho hello\n",
-            "prompts/found.md": "Found",
-            "server.d/register.sh": '#!/bin/sh\necho \'{"tools": [{"name": "greet", "path": "scripts/greet.sh"}]}\'\n',
-        },
-    )
-
-    async def scenario(client: Client, workspace: Workspace) -> None:
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["greet"]
-        assert await call(client, "greet") == "hello"
-        assert [prompt.name for prompt in (await client.list_prompts()).prompts] == ["found"]
-        write(tmp_path, {"server.d/register.sh": "#!/bin/sh\nexit 3\n"})
-        workspace.rescan()
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["greet"]
-        assert "exit status 3" in str(workspace.problems[0])
-        (tmp_path / "server.d" / "register.sh").unlink()
-        workspace.rescan()
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["found"]
-
-    run(tmp_path, scenario)
-
-
-def test_a_registration_that_hangs_is_ended_and_named(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {"tidings.toml": "[register]\ntimeout = 0.2\n", "server.d/register.sh": "#!/bin/sh\nsleep 60\n"},
-    )
-    [problem] = Workspace(tmp_path).problems
-    assert str(problem) == "server.d/register.sh: did not finish within 0.2 s"
-
-
-def test_the_same_name_twice_is_served_once_and_said(tmp_path: Path) -> None:
-    write(
-        tmp_path, {"tools/a.sh": "#!/bin/sh\n# @name same\necho a\n", "tools/b.sh": "#!/bin/sh\n# @name same\necho b\n"}
-    )
-
-    async def scenario(client: Client, workspace: Workspace) -> None:
-        assert await call(client, "same") == "a"
-        assert "tools/a has it" in str(workspace.problems[0])
-        (tmp_path / "tools" / "a.sh").unlink()
-        workspace.rescan()
-        assert await call(client, "same") == "b"
-        assert workspace.problems == ()
-
-    run(tmp_path, scenario)
-
-
-def test_an_error_is_logged_with_file_and_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path, {"tools/broken.py": "def f(:\n"})
-    with caplog.at_level(logging.WARNING):
-        Workspace(tmp_path)
-    assert "tools/broken.py:1: invalid syntax" in caplog.text
-
-
-def test_a_folder_of_mcp_bash_framework_is_served_as_it_is(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {
-            "server.d/server.meta.json": '{"name": "bash", "title": "Bash", "version": "3.0"}',
-            "tools/hello/tool.meta.json": '{"name": "say-hello", "description": "Greets", "inputSchema": '
-            '{"type": "object", "properties": {"name": {"type": "string"}}}, "timeoutSecs": 5}',
-            "resources/greeting.meta.json": '{"name": "greeting", "uri": "file://./resources/greeting.txt", '
-            '"mimeType": "text/plain", "provider": "file"}',
-            "resources/greeting.txt": "Hello from a file",
-            "prompts/greet.meta.json": '{"name": "prompt.greet", "path": "greet.txt", "arguments": {"type": "object", '
-            '"required": ["name"], "properties": {"name": {"type": "string", "description": "Who"}}}}',
-            "prompts/greet.txt": "Hello, ${name}!",
-        },
-    )
-    script = tmp_path / "tools" / "hello" / "tool.sh"
-    script.write_text('source "${MCP_SDK}/tool-sdk.sh"\nmcp_emit_text "Hello $(mcp_args_get \'.name\')"\n')
-
-    async def scenario(client: Client, workspace: Workspace) -> None:
-        assert workspace.problems == ()
-        assert client.server_info is not None
-        assert (client.server_info.name, client.server_info.version) == ("bash", "3.0")
-        assert await call(client, "say-hello", {"name": "Ada"}) == "Hello Ada"
-        assert await read(client, "file://./resources/greeting.txt") == "Hello from a file"
-        [message] = (await client.get_prompt("prompt.greet", {"name": "Ada"})).messages
-        assert getattr(message.content, "text", None) == "Hello, Ada!"
-
-    run(tmp_path, scenario)
-
-
-def test_a_register_json_of_mcp_bash_framework_is_honoured(tmp_path: Path) -> None:
-    topic = {"type": "object", "properties": {"topic": {"type": "string"}}}
-    registered = {
-        "version": 1,
-        "tools": [{"name": "manual.progress", "path": "progress-demo.sh"}],
-        "prompts": [{"name": "manual.prompt", "path": "manual.txt", "arguments": topic}],
-        "resourceTemplates": [{"name": "logs", "uriTemplate": "file:///var/log/{service}.log"}],
-    }
-    write(
-        tmp_path,
-        {
-            "tools/progress-demo.sh": "#!/bin/sh\necho done\n",
-            "prompts/manual.txt": "On {{topic}}.",
-            "server.d/register.json": json.dumps(registered),
-        },
-    )
-
-    async def scenario(client: Client, workspace: Workspace) -> None:
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["manual.progress"]
-        assert await call(client, "manual.progress") == "done"
-        assert [prompt.name for prompt in (await client.list_prompts()).prompts] == ["manual.prompt"]
-        assert len((await client.list_resource_templates()).resource_templates) == 1
-
-    run(tmp_path, scenario)
-
-
-def test_a_file_that_ends_or_never_ends_when_it_is_loaded_is_its_own_trouble(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tidings.sources.workspace.python._LOADING_TIME", 0.2)
-    write(
-        tmp_path,
-        {
-            "tools/exits.py": "import sys\nsys.exit(3)\n",
-            "tools/hangs.py": "import threading\nthreading.Event().wait(5)\n",
-            "tools/good.py": "def good(x: int) -> int:\n    return x\n",
-        },
-    )
-
-    async def scenario(client: Client, workspace: Workspace) -> None:
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["good"]
-        first, second = workspace.problems
-        assert str(first) == "tools/exits.py: calls sys.exit(3) when it is loaded"
-        assert str(second).startswith("tools/hangs.py: still running after 0.2 s")
-
-    run(tmp_path, scenario)
-
-
-def test_a_tool_that_exits_fails_its_call_and_nothing_else(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {"tools/quits.py": "import sys\ndef quits() -> str:\n    sys.exit(4)\ndef stays() -> int:\n    return 1\n"},
-    )
-
-    async def scenario(client: Client, workspace: Workspace) -> None:
-        failed = await client.call_tool("quits", {})
-        assert failed.is_error
-        assert await call(client, "stays") == {"result": 1}
-
-    run(tmp_path, scenario)
-
-
 def test_helpers_beside_a_tool_can_be_imported_and_are_no_tools(tmp_path: Path) -> None:
     write(
         tmp_path,
@@ -472,38 +256,6 @@ def test_helpers_beside_a_tool_can_be_imported_and_are_no_tools(tmp_path: Path) 
         assert [tool.name for tool in (await client.list_tools()).tools] == ["double"]
         assert await call(client, "double", {"x": 4}) == {"result": 8}
         assert workspace.problems == ()
-
-    run(tmp_path, scenario)
-
-
-def test_links_in_a_circle_and_names_that_are_no_text_are_passed_over(tmp_path: Path) -> None:
-    write(tmp_path, {"resources/a.txt": "a", "tools/fine.sh": "#!/bin/sh\necho fine\n"})
-    for name in ("l", "m"):
-        (tmp_path / "resources" / name).symlink_to(".")
-    Path(os.fsdecode(os.fsencode(tmp_path / "tools") + b"/z\xff.sh")).touch(0o755)
-
-    async def scenario(client: Client, workspace: Workspace) -> None:
-        listed = [each.uri for each in (await client.list_resources()).resources]
-        assert listed == ["tidings://errors", "workspace:///a.txt"]
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["fine"]
-
-    run(tmp_path, scenario)
-
-
-def test_an_item_that_no_wire_can_carry_is_a_problem_of_its_file_alone(tmp_path: Path) -> None:
-    large = "x" * (2 << 20)
-    write(
-        tmp_path,
-        {
-            "tools/large.py": f'def large(x: int) -> int:\n    """{large}"""\n    return x\n',
-            "tools/half.py": 'def half(x: int) -> int:\n    "\\ud800"\n    return x\n',
-            "tools/good.py": "def good(x: int) -> int:\n    return x\n",
-        },
-    )
-
-    async def scenario(client: Client, workspace: Workspace) -> None:
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["good"]
-        assert [problem.path for problem in workspace.problems] == ["tools/half.py", "tools/large.py"]
 
     run(tmp_path, scenario)
 
@@ -536,12 +288,3 @@ def test_an_event_of_the_folder_itself_hides_none_of_those_inside(tmp_path: Path
     write(tmp_path, {"tools/k.py": "def k(x: int) -> int:\n    return x\n"})
     workspace.rescan([tmp_path, tmp_path / "tools" / "k.py"])
     assert [each["name"] for each in workspace.list_now(Feature.TOOLS)] == ["k"]
-
-
-def test_a_registration_that_prints_without_end_is_cut_and_named(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {"tidings.toml": "[tools]\nmax_output = 1000\n", "server.d/register.sh": "#!/bin/sh\nyes '{\"tools\": []}'\n"},
-    )
-    [problem] = Workspace(tmp_path).problems
-    assert "printed more than 1000 bytes" in str(problem)

@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 import pytest
 
+from tests.loops import anyio_backend
 from tidings.sources.workspace import process
 from tidings.sources.workspace.process import CannotStart, Outcome, run_process
 
@@ -24,12 +25,9 @@ DEADLINE = 20.0
 GRACE = 0.2
 LIMITS = (0.1, 1.0, 5.0, DEADLINE)  # seconds; the first is enough for a shell script on an idle machine
 
+__all__ = ["anyio_backend"]
+
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
-    return "asyncio", {"use_uvloop": request.param}
 
 
 @pytest.fixture(autouse=True)

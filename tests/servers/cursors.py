@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.servers.ears import MARKER, Stream, Wire, read_answer
+from tests.servers.ears import MARKER
+from tests.servers.wires import Stream, Wire, read_answer
 from tidings.frames import CHANGE_KEY, CURSOR_KEY
 
 SPRINT = "board://sprint"

@@ -21,6 +21,7 @@ from mcp.server.mcpserver.prompts import Prompt
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.servers.ears import DEADLINE, MODERN
+from tests.waiting import until
 from tidings import Live, Policy
 from tidings.lanes.app import _protocol
 from tidings.lanes.front import Front
@@ -180,11 +181,9 @@ class Door:
 class PromptServer(uvicorn.Server):
     """uvicorn's server looks ten times a second whether it is to end, and then for who is left; this one more often."""
 
-    TICK = 0.005
-
     async def main_loop(self) -> None:
-        while not await self.on_tick(0):  # noqa: ASYNC110  # it is a flag that everybody may set
-            await asyncio.sleep(self.TICK)
+        await self.on_tick(0)  # the headers that every response has
+        await until(lambda: self.should_exit, deadline=None)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
@@ -195,9 +194,7 @@ class PromptServer(uvicorn.Server):
         for connection in list(state.connections):
             connection.shutdown()
         try:
-            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
-                while state.connections or state.tasks:  # noqa: ASYNC110  # nobody is told when they are empty
-                    await asyncio.sleep(self.TICK)
+            await until(lambda: not state.connections and not state.tasks, self.config.timeout_graceful_shutdown)
         except TimeoutError:
             for task in state.tasks:
                 task.cancel()

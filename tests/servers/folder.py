@@ -13,7 +13,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, Literal
 import anyio
 import httpx2
 
-from tests.servers.ears import Stream, Wire, read_answer
+from tests.servers.wires import Stream, Wire, read_answer
 
 DEADLINE = 60.0
 CURSOR, RESUME, DURABLE, CHANGE = (f"dev.tidings/{name}" for name in ("cursor", "resume", "durable", "change"))
@@ -311,10 +311,3 @@ async def here(clients: list[Client]) -> None:
                 here.cancel()
                 client.task.result()
                 raise AssertionError(f"{client.name} could not come")
-
-
-async def until(is_so: Callable[[], bool], what: str) -> None:
-    with anyio.fail_after(DEADLINE):
-        while not is_so():  # noqa: ASYNC110  # what another process writes down raises no event here
-            await asyncio.sleep(0.01)
-    assert is_so(), what

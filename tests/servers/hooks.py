@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from mcp.server.mcpserver import MCPServer
 
-from tests.servers.receiver import DEADLINE, Receiver
+from tests.servers.receiver import Receiver
+from tests.waiting import until
 from tidings import Live, Policy
 from tidings.durable import SERVER, Durable, Webhook
 
@@ -30,12 +30,6 @@ async def lively(store: Path | None = None, authorize: Any = None, **knobs: Any)
     finally:
         live.stop()
         live.keeper.close()
-
-
-async def until(is_so: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not is_so():  # noqa: ASYNC110  # how a webhook fares is written down, and nobody is told
-            await asyncio.sleep(0.002)
 
 
 def webhook(live: Live, name: str = "hook") -> Webhook:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import datetime
 import hashlib
 import hmac
-import ipaddress
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -19,12 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
-__all__ = ["Delivery", "Receiver", "make_certificates", "receiving", "verify"]
+__all__ = ["Delivery", "Receiver", "receiving", "verify"]
 
 DEADLINE = 10.0
 
@@ -133,46 +126,3 @@ def verify(delivery: Delivery, secret: str, *, now: float, tolerance: float = 30
     expected = base64.b64encode(hmac.new(key, content, hashlib.sha256).digest()).decode()
     passed = [each.split(",", 1) for each in delivery.headers["webhook-signature"].split(" ")]
     assert any(version == "v1" and hmac.compare_digest(value, expected) for version, value in passed)
-
-
-def make_certificates(folder: Path, *names: str) -> tuple[Path, Path]:
-    """A new authority's certificate, and a server's certificate with its key that it signed for these names."""
-    now = datetime.datetime.now(datetime.UTC)
-
-    def build(subject: str, issuer: str, key: Any, signer: Any, extension: x509.ExtensionType) -> x509.Certificate:
-        def named(name: str) -> x509.Name:
-            return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-        authority_key = x509.SubjectKeyIdentifier.from_public_key(signer.public_key())
-        return (
-            x509.CertificateBuilder()
-            .subject_name(named(subject))
-            .issuer_name(named(issuer))
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(extension, critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(authority_key), critical=False
-            )
-            .sign(signer, hashes.SHA256())
-        )
-
-    authority_key, server_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    authority = build("authority", "authority", authority_key, authority_key, x509.BasicConstraints(True, None))
-    alternatives = x509.SubjectAlternativeName([_general_name(name) for name in names])
-    server = build(names[0], "authority", server_key, authority_key, alternatives)
-    pem = serialization.Encoding.PEM
-    private = server_key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / "authority.pem").write_bytes(authority.public_bytes(pem))
-    (folder / "server.pem").write_bytes(private + server.public_bytes(pem))
-    return folder / "authority.pem", folder / "server.pem"
-
-
-def _general_name(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)

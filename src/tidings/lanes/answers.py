@@ -5,7 +5,7 @@ body is there. Either way the same verdicts and the same bytes are used as by th
 uvicorn would have written. When anything is missing or in doubt, the request goes on as if nothing had happened.
 
 Only for an app that has nothing between the connection and the front: no authentication, no middleware of anybody's.
-Every part of uvicorn that this relies on is named in this module, and shown to be there by `tests/test_seams.py`.
+Every part of uvicorn that this relies on is named here, and shown to be there by `tests/test_seams_uvicorn.py`.
 """
 
 from __future__ import annotations

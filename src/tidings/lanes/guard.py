@@ -9,7 +9,7 @@ A request is found by its `receive`, by its task, or by the word that was left f
 Where something around the whole app gives it another `receive` *and* another task, it is not found, and all is as
 uvicorn does it; so it is on any other server.
 
-Every part of uvicorn that this relies on is named here, and shown to be there by `tests/test_seams.py`.
+Every part of uvicorn that this relies on is named here, and shown to be there by `tests/test_seams_uvicorn.py`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ ASGI: nothing else differs.
 A legacy stream stays the SDK's response. Where nobody's middleware stands before it, our events are written to its
 connection all the same (`DirectLine`).
 
-Every part of uvicorn that this relies on is named in this module, and shown to be there by `tests/test_seams.py`.
+Every part of uvicorn that this relies on is named here, and shown to be there by `tests/test_seams_uvicorn.py`.
 """
 
 from __future__ import annotations
