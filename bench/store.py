@@ -2,9 +2,9 @@
 
     python bench/store.py [--quick] [--changes N] [--json]
 
-CPU of the whole process, the thread that writes included: what is asked is the cost, wherever it falls. Both sides take
-turns. The clock of a round ends when the last batch is written. Every row prints the ratio, with its spread over the
-rounds.
+CPU of the whole process, the thread that writes included: what is asked is the cost, wherever it falls. The sides take
+turns. The clock of a round ends when the last batch is written, and who waited for that is told. Every row prints the
+ratio, with its spread over the rounds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ from tidings.store.sqlite import peek
 TARGET = 1.3
 DURABLES = 300
 """Durable readers, where they are what is measured."""
+MOST_EACH = 3.0
+"""Microseconds that each of them may add to a change."""
 SHAPE = Shape(is_sse=True, is_tagged=True)
+
+Times = list[tuple[float, float]]
 
 
 def definition(number: int, edition: int) -> dict[str, Any]:
@@ -62,6 +66,12 @@ class Side:
         with self.live.catalog.batch():
             for number in range(200):
                 self.live.catalog.tools.add(definition(number, -1))
+        self.write()  # from then on it is known who is here
+
+    def write(self) -> None:
+        """A batch is written, and who waited for it is told, as by the event loop that would be here."""
+        self.live.keeper.flush(60)
+        self.live.hub.release()
 
     def _listen(self, number: int, is_durable: bool) -> None:
         live, uris = self.live, ["file:///{+path}"]
@@ -93,55 +103,84 @@ class Side:
         for number in range(changes):
             resources.updated(f"file:///notes/{number % 1000}.md", etag=str(next(edition)))
 
-    def timed(self, work: Callable[[int], None], changes: int) -> tuple[float, float]:
-        """CPU of the process and of this thread, in seconds for one change."""
-        start, here = process_time(), thread_time()
-        work(changes)
-        here = thread_time() - here
-        self.live.keeper.flush(60)
+    def timed(self, work: Callable[[int], None], changes: int, batch: int | None = None) -> tuple[float, float]:
+        """CPU of the process and of this thread, in seconds for one change. So many are written at a time, at least:
+        the thread that writes may come before."""
+        start, here = process_time(), 0.0
+        for done in range(0, changes, batch or changes):
+            began = thread_time()
+            work(min(batch or changes, changes - done))
+            here += thread_time() - began
+            self.write()
         return (process_time() - start) / changes, here / changes
 
 
-def compare(folder: Path, name: str, readers: int, rounds: int, changes: int, *, is_durable: bool = False) -> list[Row]:
-    kind = "durable_" if is_durable else ""
-    file = folder / f"{name}-{kind}{readers}.db"
-    sides = [Side(store, readers, is_durable=is_durable) for store in (None, file)]
+def in_turns(sides: list[Side], name: str, rounds: int, changes: int, batch: int | None = None) -> list[Times]:
+    """What one change took in each round, for each side."""
     works = [getattr(side, f"change_{name}") for side in sides]
-    times: list[list[tuple[float, float]]] = [[], []]
-    try:
-        with no_collections():
-            for turn in range(-1, rounds):
-                for index in (0, 1) if turn % 2 else (1, 0):
-                    taken = sides[index].timed(works[index], changes)
-                    if turn >= 0:
-                        times[index].append(taken)
-    finally:
-        for side in sides:
-            side.live.close()
-    # No promise with durable readers: each is told only what is written down, and waits for it in its mailbox.
-    bound: dict[str, float] = {} if is_durable else {"most": TARGET}
+    times: list[Times] = [[] for _ in sides]
+    with no_collections():
+        for turn in range(-1, rounds):
+            order = range(len(sides))
+            for index in order if turn % 2 else reversed(order):
+                taken = sides[index].timed(works[index], changes, batch)
+                if turn >= 0:
+                    times[index].append(taken)
+    return times
+
+
+def compare(folder: Path, name: str, readers: int, rounds: int, changes: int) -> list[Row]:
+    sides = [Side(store, readers) for store in (None, folder / f"{name}-{readers}.db")]
+    times = in_turns(sides, name, rounds, changes)
+    for side in sides:
+        side.live.close()
     rows = []
     for at, what in enumerate(("in all", "for whoever makes it")):
         without, with_store = ([each[at] for each in side] for side in times)
-        readers_text = f"{readers} {'durable ' if is_durable else ''}reader{'' if readers == 1 else 's'}"
         rows.append(
             row(
-                f"store_{name}_{kind}{readers}_{'process' if at == 0 else 'thread'}",
-                f"a change of {name}, {readers_text}, store on over off, {what}",
+                f"store_{name}_{readers}_{'process' if at == 0 else 'thread'}",
+                f"a change of {name}, {readers} reader{'' if readers == 1 else 's'}, store on over off, {what}",
                 ratio(with_store, without),
                 "×",
-                note=f"{1e6 * statistics.median(with_store):.1f} over {1e6 * statistics.median(without):.1f} µs",
-                **bound,
+                note=_over(with_store, without),
+                most=TARGET,
             )
         )
     return rows
 
 
+def compare_durable(folder: Path, name: str, rounds: int) -> list[Row]:
+    """Readers that are told only of what is written down, beside others: with every change written by itself, which is
+    the most that they can cost, and with a storm of them at once."""
+    files = [folder / f"{name}-{kind}.db" for kind in ("direct", "durable")]
+    sides = [Side(None, DURABLES), *(Side(file, DURABLES, is_durable=file is files[1]) for file in files)]
+    rows = []
+    for key, batch, said in (("lone", 1, "one by one"), ("storm", 100, "100 at once")):
+        without, direct, durable = ([each[0] for each in side] for side in in_turns(sides, name, rounds, 100, batch))
+        who = f"a change of {name}, {said}, {DURABLES} durable readers"
+        each = [1e6 * (one - other) / DURABLES for one, other in zip(durable, direct, strict=True)]
+        rows += [
+            row(f"store_{name}_{key}_durable", f"{who} over others", ratio(durable, direct),
+                note=_over(durable, direct)),
+            row(f"store_{name}_{key}_durable_off", f"{who} over others, store off", ratio(durable, without),
+                note=_over(durable, without)),
+            row(f"store_{name}_{key}_durable_each", f"{who}, more for each", middle(each), "µs", most=MOST_EACH),
+        ]  # fmt: skip
+    for side in sides:
+        side.live.close()
+    return rows
+
+
+def _over(times: list[float], base: list[float]) -> str:
+    return f"{1e6 * statistics.median(times):.1f} over {1e6 * statistics.median(base):.1f} µs"
+
+
 def many(folder: Path, changes: int, durables: int = 0) -> list[Row]:
     """The bounds of journal and file over very many changes, with the policy's own defaults but for the time. With
-    durable readers, each batch also says of all of them what they were told."""
+    durable readers, it is also written what they were told: every tenth of a second, in place of every half minute."""
     path = folder / f"many-{durables}.db"
-    side = Side(path, durables, is_durable=True, journal_changes=2_000)
+    side = Side(path, durables, is_durable=True, journal_changes=2_000, write_deadline=0.05, keep_alive=0.05)
     live = side.live
     files = [path.with_name(path.name + end) for end in ("", "-wal", "-shm")]
     sizes: list[int] = []
@@ -164,7 +203,7 @@ def many(folder: Path, changes: int, durables: int = 0) -> list[Row]:
             else:
                 side.change_tools(changes // 200)
                 side.change_contents(changes // 200)
-            live.keeper.flush(60)
+            side.write()
             longest = max(longest, len(live.hub.journal))
         halves.append(max(sizes))
         sizes.clear()
@@ -216,7 +255,7 @@ def main() -> None:
             for what in ("tools", "contents"):
                 rows += compare(folder, what, readers, rounds, max(200, changes // (1 + readers // 10)))
         for what in ("tools", "contents"):
-            rows += compare(folder, what, DURABLES, 5, 100, is_durable=True)
+            rows += compare_durable(folder, what, 5 if options.quick else 15)
         rows.append(lone(folder, 20 if options.quick else 200))
         changes = options.changes or (40_000 if options.quick else 1_000_000)
         rows += many(folder, changes)

@@ -40,7 +40,7 @@ class Place:
 
     def hold(self) -> None:
         """Tell nobody of what is not saved."""
-        self.durables.is_saved = lambda revision: revision <= self.saved
+        self.hub.hold.is_saved = lambda revision: revision <= self.saved
         self.durables.written()
 
     def collect(self) -> Mapping[Key, Durable | None]:
@@ -56,7 +56,7 @@ class Place:
         self.batch.__init__()  # type: ignore[misc]
         self.saved = self.catalog.revision
         self.durables.written()
-        self.durables.release()
+        self.hub.release()
 
     def settle(self) -> None:
         """Let so much time pass that what was told before is beyond doubt."""

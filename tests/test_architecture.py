@@ -13,7 +13,8 @@ import tidings
 SOURCE = Path(tidings.__file__).parent
 CORE_NAMES = frozenset(
     {
-        *("agenda", "catalog", "counts", "cursor", "delta", "digest", "durable", "errors", "frames", "hub", "index"),
+        *("agenda", "catalog", "counts", "cursor", "delta", "digest", "durable", "errors", "fanout", "frames"),
+        *("hold", "hub", "index"),
         *("journal", "logged", "mailbox", "model", "news", "observer", "patterns", "policy", "resume", "subscriber"),
         *("spans", "terms", "visit"),
     }

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.durables import KEY, Client, Place, add
 from tidings import BUSY, Feature, Notification, Policy
-from tidings.visit import LONGEST_HOLD
+from tidings.hold import LONGEST_HOLD
 
 TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
 EXAMPLES = 150
@@ -171,7 +171,7 @@ def test_nobody_is_told_of_what_would_be_forgotten_with_the_server(place: Place)
     client = Client(place, TOOLS, PROMPTS)
     add(place, "a")
     assert client.heard == []
-    place.durables.release()
+    place.hub.release()
     assert client.heard == []
     place.catalog.tools.remove("a")
     add(place, "b")
@@ -181,7 +181,7 @@ def test_nobody_is_told_of_what_would_be_forgotten_with_the_server(place: Place)
     assert (counts.sent["tools"], counts.coalesced, dict(counts.suppressed)) == (1, 2, {}), "held is not muted"
     add(place, "c")
     place.now += LONGEST_HOLD
-    place.durables.release()
+    place.hub.release()
     assert client.keys == [("added", "b"), ("added", "c")], "a disk that hangs silences nobody"
 
 

@@ -221,6 +221,7 @@ def test_many_are_collected_in_slices_that_let_others_at_the_hub(place: Place) -
         Client(place, name=str(number))
     place.collect()
     add(place, "a")
+    place.settle()
     pauses = []
 
     assert len(place.durables.collect(lambda: pauses.append(1))) == 1000

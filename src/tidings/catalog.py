@@ -31,6 +31,9 @@ Sink = Callable[[tuple[Change, ...]], None]
 UNKNOWN = Version(0, "")
 """The version of a content that nothing is known of."""
 
+# Looked up once: members of an Enum are found by a search, and contents change by the thousand.
+_DELETED, _UPDATED = Operation.DELETED, Operation.UPDATED
+
 
 class Catalog:
     """What a server offers: `tools`, `prompts` and `resources`, and the versions of resources' contents."""
@@ -422,7 +425,7 @@ class Resources(Items):
         if metadata is not None:
             # A copy in JSON's terms: what the caller does to its objects later must not reach a slow reader.
             metadata = msgspec.json.decode(digest.safe_json(metadata))
-        with self._catalog.batch() as changes:
+        with self._catalog._batch as changes:
             self.is_touched = True
             self._said[uri] = (content, metadata)
         return changes
@@ -434,7 +437,6 @@ class Resources(Items):
             previous = contents.get(uri, UNKNOWN)
             if content == previous.digest:
                 continue
-            operation = Operation.DELETED if content == digest.DELETED else Operation.UPDATED
             catalog._revision = revision = catalog._revision + 1
             version = Version(revision, digest.revision_digest(revision, catalog.life) if content is None else content)
             contents.pop(uri, None)
@@ -442,7 +444,7 @@ class Resources(Items):
             changes.append(
                 Change(
                     topic=uri,
-                    operation=operation,
+                    operation=_DELETED if content == digest.DELETED else _UPDATED,
                     key=uri,
                     version=version,
                     previous=previous,

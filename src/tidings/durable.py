@@ -8,6 +8,7 @@ time without its client. Not a queue: like every subscriber it remembers version
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import EllipsisType
@@ -121,13 +122,6 @@ class Durables:
         somebody will."""
         self.hub = hub
         self.rouse = rouse
-        self.is_saved: Callable[[int], bool] | None = None
-        """Whether a revision is written down, or (of any at all) there is no use in waiting for that. With it, nobody
-        is told here of what would be forgotten if the server died in this moment: whoever was told must find its own
-        version known when it comes back."""
-        self.on_hold: Callable[[], None] | None = None
-        """Called when somebody is not told for that, so that `release` is called in time."""
-        self.held: dict[Visit, None] = {}
         self._lock = hub.catalog.lock
         self._now = hub.catalog.now
         self._kept: dict[Key, Durable] = {}
@@ -136,7 +130,10 @@ class Durables:
         self._sinks: list[Sink] = []
         self._marked: dict[Key, bool] = {}
         """What is to be collected: for sure, or (False) if it is another one by then."""
-        self._next_expiry = 0.0
+        self._expected: dict[Visit, None] = {}
+        """Who was told something, which counts as read only after a while. Until then there is nothing to write: if the
+        server died, all that changed after the last writing would be in doubt in any case."""
+        self._next_turn = self._next_expiry = 0.0
         self._stored: set[Key] = set()  # whom the store knows
         self._unwritten: dict[Key, Durable | None] = {}  # what was collected since the last that was written
         self._given: dict[Key, Durable | None] = {}  # what was collected last
@@ -307,13 +304,6 @@ class Durables:
 
     # For a store
 
-    def release(self) -> None:
-        """Some revisions were written down, or it has been waited for that for too long."""
-        with self._lock:
-            held, self.held = self.held, {}
-            for visit in held:
-                visit.go_on()
-
     def collect(self, pause: Callable[[], object] | None = None) -> Mapping[Key, Durable | None]:
         """What changed since the last time that it was `written`; None for what was removed. On any thread, and never
         long at a time: `pause` is called in between, for whoever waits for the hub."""
@@ -321,6 +311,10 @@ class Durables:
             self._expire()
             # Of those that the last batch was for, if that could not be written.
             self._collected = {visit: None for visit in self._collected if self._visits.get(visit.key) is visit}
+            if self._next_turn <= (now := self._now()):
+                due = [visit.key for visit in self._expected if visit.turns_at <= now]
+                self._marked = dict.fromkeys(due, False) | self._marked
+                self._next_turn = min((visit.turns_at for visit in self._expected), default=math.inf)
             marked = iter(list(self._marked))
         while self._collect_some(marked):
             if pause is not None:
@@ -332,10 +326,10 @@ class Durables:
     def written(self) -> None:
         """What was collected is written down."""
         collected, self._collected = self._collected, {}
-        for visit in collected:
-            visit.is_noted = True
         given, self._given = self._given, {}
         with self._lock:
+            for visit in collected:
+                visit.note_presence()
             for key, durable in given.items():
                 if self._unwritten.get(key, ...) is durable:
                     del self._unwritten[key]
@@ -346,9 +340,15 @@ class Durables:
     @property
     def is_waiting(self) -> bool:
         """Whether there is something to collect that is not settled yet: a reader may not have read it."""
-        return bool(self._marked)
+        return bool(self._marked or self._expected)
 
     # Inside
+
+    def _expect(self, visit: Visit) -> None:
+        """There will be something to collect. Who looks for others then need not be roused."""
+        if self._expected or (self.rouse is not None and self.rouse()):
+            self._expected[visit] = None
+            self._next_turn = min(self._next_turn, visit.turns_at)
 
     def _collect_some(self, marked: Iterator[Key]) -> bool:
         """One slice; whether there may be more."""
@@ -365,7 +365,7 @@ class Durables:
                 if self._marked[key] or now != before:
                     self._unwritten[key] = now
                 self._marked[key] = False
-                if is_settled:
+                if is_settled or visit in self._expected:
                     del self._marked[key]
                 left -= 64 + (len(now.uris) + len(now.contents) if now is not None else 0)
                 if left <= 0:

@@ -38,6 +38,7 @@ __all__ = [
     "listen_result",
     "render",
     "write",
+    "write_alone",
 ]
 
 SUBSCRIPTION_KEY = "io.modelcontextprotocol/subscriptionId"
@@ -116,6 +117,11 @@ def write(notification: Notification, shape: Shape, tag: bytes = b"") -> bytes:
     """The frame for one subscriber. `tag` is its `encode_tag(id)` if the shape is tagged."""
     head, tail = render(notification, shape)
     return head + tag + tail
+
+
+def write_alone(notification: Notification, shape: Shape) -> bytes:
+    """The same without a tag, for the only one who is told in this shape: nothing is kept for others."""
+    return _render(notification, shape)[0]
 
 
 def encode_tag(subscription_id: str | int) -> bytes:

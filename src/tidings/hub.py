@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from tidings.agenda import Agenda
 from tidings.catalog import Catalog
-from tidings.counts import Counts, Why, batches
+from tidings.counts import Counts, Why
+from tidings.fanout import FanOut
+from tidings.hold import Hold
 from tidings.index import WatchIndex, check_limit
 from tidings.journal import Journal
 from tidings.logged import shown
@@ -30,7 +32,7 @@ from tidings.news import News, by_topic
 from tidings.observer import Observer
 from tidings.patterns import Templates, is_pattern
 from tidings.policy import Policy
-from tidings.subscriber import BUSY, LOCAL, Busy, Callbacks, Deliver, Kind, OnClose, Subscriber, check_callback
+from tidings.subscriber import BUSY, LOCAL, Callbacks, Deliver, Kind, OnClose, Subscriber, check_callback
 
 if TYPE_CHECKING:
     from tidings.lanes.local import Listener
@@ -76,6 +78,8 @@ class Hub:
         self._serials = count()
         self._callbacks = Callbacks()
         self.templates = templates
+        self.hold = Hold()
+        """What some are told only when it is written down."""
         self._index = WatchIndex(templates, self.policy.subresources)
         self._agenda = Agenda()
         self._outbox: deque[tuple[Change, ...]] = deque()
@@ -84,6 +88,7 @@ class Hub:
         """What `first` was called for, and `last` not yet."""
         self._woken: dict[Subscriber, None] = {}
         """Who can be told again, but only when all have heard of the change that is being told."""
+        self._fan_out = FanOut(self, self._index)
         if follow:
             catalog.follow(self.publish)
 
@@ -179,7 +184,9 @@ class Hub:
             if subscriber.keep_told is not None:
                 self._guarded(subscriber.keep_told, subscriber)
             subscriber.is_closed = True
-            subscriber.is_plain = False
+            subscriber.settle()
+            for topic in self.hold.known(subscriber):
+                self.hold.drop(subscriber, topic)
             for topic in self._index.remove(subscriber):
                 self._stop(topic)
             subscriber.mailbox = None
@@ -224,7 +231,7 @@ class Hub:
     def told(self, subscriber: Subscriber, topic: Topic) -> Version | None:
         """The version that a subscriber was last told, or knew when it came; None if it was never told."""
         entry = subscriber.mailbox.entries.get(topic) if subscriber.mailbox else None
-        return entry.told if entry else self.news.version(topic)
+        return entry.told if entry else self.hold.known(subscriber).get(topic, self.news.version(topic))
 
     def __iter__(self) -> Iterator[Subscriber]:
         return iter(tuple(self._subscribers))
@@ -235,7 +242,11 @@ class Hub:
         with self._lock:
             exact = (topic for topic in subscriber.watched if isinstance(topic, Feature) or not is_pattern(topic))
             known: dict[Topic, Version | None] = {topic: self.news.version(topic) for topic in exact}
-            return known | (subscriber.mailbox.known() if subscriber.mailbox else {})
+            return known | self.owed(subscriber)
+
+    def owed(self, subscriber: Subscriber) -> dict[Topic, Version | None]:
+        """The part of that which is not the newest, or may not be."""
+        return self.hold.known(subscriber) | (subscriber.mailbox.known() if subscriber.mailbox else {})
 
     def __len__(self) -> int:
         with self._lock:
@@ -254,11 +265,19 @@ class Hub:
             try:
                 while self._outbox:
                     self._sweep()
-                    for group in by_topic(self._outbox.popleft()):
-                        self._fan_out(group)
+                    if not (commit := self._outbox.popleft()):
+                        self._woken |= self._fan_out.release()
+                        self._serve_woken()
+                        self.hold.go_on()
+                    for group in by_topic(commit):
+                        self._fan_out.publish(group)
                         self._serve_woken()
             finally:
                 self._publishing = False
+
+    def release(self) -> None:
+        """Tell what was held until it is written down, and now is, or was held for too long."""
+        self.publish(())  # in its turn
 
     def wake(self, subscriber: Subscriber) -> None:
         """The subscriber can take notifications again, or is muted no longer."""
@@ -282,44 +301,6 @@ class Hub:
                 subscriber.date = None
                 self._serve_in_turn(subscriber, now)
 
-    def _fan_out(self, changes: tuple[Change, ...]) -> None:
-        notification = self.news.publish(changes)
-        topic, index = notification.topic, self._index
-        asked = tuple(index.watching(paths := index.paths(topic)))
-        telling = self.observer.telling(notification, len(asked))
-        now, edits, is_deletion = self._clock(), index.edits, changes[-1].operation is Operation.DELETED
-        told: list[Subscriber] = []
-        for batch in batches(asked):
-            aside = self.counts.aside
-            for subscriber in batch:
-                # A callback may have closed or unsubscribed others meanwhile.
-                if edits != index.edits and not index.is_watching(subscriber, paths):
-                    self.counts.set_aside(Why.UNSUBSCRIBED)
-                    continue
-                said = notification
-                if not subscriber.is_plain:
-                    if isinstance(topic, Feature) and subscriber.is_only_picky:
-                        said = self.news.missed(topic, notification.since, subscriber.filter)
-                    if said is notification or not said.changes:
-                        self.counts.set_aside()
-                        self._note(subscriber, notification, changes[0].previous, now)
-                        continue
-                try:
-                    taken = subscriber.deliver(said)
-                    if taken is not None and isinstance(taken, Busy):
-                        subscriber.pause()
-                        self.counts.aside += not taken.is_told
-                except Exception as error:  # one bad subscriber must not affect another, nor the publisher
-                    self.counts.set_aside()
-                    self.observer.failed(subscriber, said, error)
-                if is_deletion:
-                    told.append(subscriber)
-            self.counts.tell(topic, self.catalog.now() - changes[0].time, len(batch) - (self.counts.aside - aside))
-        self.observer.told(telling, notification, len(asked))
-        if told:
-            # The resource is gone, and the subscribers know: their subscriptions to just this URI are over.
-            self._unwatch(told, [changes[-1].key], Reason.DELETED, notification)
-
     def _serve_in_turn(self, subscriber: Subscriber, now: float) -> None:
         """At once, or after the fan-out under way, which would tell the same version again."""
         if self._publishing:
@@ -335,13 +316,17 @@ class Hub:
                 self._serve(subscriber, self._clock())
 
     def _note(self, subscriber: Subscriber, notification: Notification, previous: Version, now: float) -> None:
-        mailbox = subscriber.mailbox
+        mailbox, topic = subscriber.mailbox, notification.topic
+        held = self.hold.drop(subscriber, topic)
+        if held is not None:  # until it fell behind
+            previous = held
+            notification = self.news.missed(topic, held.revision) if isinstance(topic, Feature) else notification
         if mailbox is None:
             mailbox = subscriber.mailbox = Mailbox()
-        elif not mailbox.has_room(notification.topic, subscriber.policy):
+        elif not mailbox.has_room(topic, subscriber.policy):
             self._overflow(subscriber, mailbox)
             return
-        was_waiting = mailbox.is_waiting(notification.topic)
+        was_waiting = held is not None or mailbox.is_waiting(topic)
         due = mailbox.note(notification, previous, subscriber.policy, subscriber.filter, now, subscriber.delay)
         self.observer.noted(subscriber, notification, due, was_waiting=was_waiting)
         if not subscriber.is_ready:
@@ -408,6 +393,7 @@ class Hub:
     def _owe(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
         """Note what differs between what the subscriber was told last and what is true now."""
         for topic, version in told.items():
+            self.hold.drop(subscriber, topic)
             if subscriber.mailbox and not subscriber.mailbox.has_room(topic, subscriber.policy):
                 self._serve_in_turn(subscriber, now)  # who is owed more than may wait must not be closed each time
             if not self._index.is_watching(subscriber, self._index.paths(topic)):
@@ -455,6 +441,10 @@ class Hub:
                 self._guarded(self.last, topic)
 
     def _forget_unwatched(self, subscriber: Subscriber) -> None:
+        for topic in self.hold.known(subscriber):
+            if not self._index.is_watching(subscriber, self._index.paths(topic)):
+                self.hold.drop(subscriber, topic)
+                self.counts.suppress(Why.UNSUBSCRIBED)
         if subscriber.mailbox is not None:
             for topic in list(subscriber.mailbox.entries):
                 if not self._index.is_watching(subscriber, self._index.paths(topic)):

@@ -26,6 +26,8 @@ class WatchIndex:
         self.patterns = PatternIndex(templates)
         self.edits = 0
         """Counts what makes an answer of `watching` stale."""
+        self._above: dict[str, list[Topic]] = {}
+        """By folder, what is watched of which a URI in it is a part: most changes are in the folder of the last one."""
         self._templates = templates
         self._covers_subresources = covers_subresources
 
@@ -38,32 +40,40 @@ class WatchIndex:
     def paths(self, topic: Topic) -> list[Topic]:
         """Under what a topic may be watched: itself, the patterns that match it, and what it is a part of."""
         paths: list[Topic] = [topic]
-        if isinstance(topic, Feature):
+        if not isinstance(topic, str):
             return paths
         if self.patterns.count:
             paths += self.patterns.matching(topic)
         if self._covers_subresources:
-            # `a://b/c/d` may be a part of `a://b/c/`, `a://b/c`, `a://b/` and `a://b`.
-            scheme = topic.find("://")
-            root = scheme + 3 if scheme >= 0 else 0
-            end = topic.rfind("/", root, len(topic) - 1)
-            while end > root:
-                if (path := topic[: end + 1]) in self.watchers:
-                    paths.append(path)
-                if (path := topic[:end]) in self.watchers:
-                    paths.append(path)
-                end = topic.rfind("/", root, end)
+            folder = topic[: topic.rfind("/", 0, -1) + 1]
+            above = self._above.get(folder)
+            paths += self._find_above(topic, folder) if above is None else above
         return paths
+
+    def _find_above(self, topic: str, folder: str) -> list[Topic]:
+        """What is watched of which a URI is a part, as all in its folder: `a://b/c/`, `a://b/c`, `a://b/` and so on."""
+        above: list[Topic] = []
+        scheme = topic.find("://")
+        root = scheme + 3 if scheme >= 0 else 0
+        end = len(folder) - 1
+        while end > root:
+            above += [path for path in (folder[: end + 1], folder[:end]) if path in self.watchers]
+            end = folder.rfind("/", root, end)
+        if len(self._above) >= _MOST_FOLDERS:
+            self._above.clear()
+        if not folder.endswith(":/"):  # `a://` is in no folder, and `a:/b` is
+            self._above[folder] = above
+        return above
 
     def watching(self, paths: list[Topic]) -> Mapping[Subscriber, None]:
         """Who is to be told. One who matches in several ways is told once."""
         topic = paths[0]
         found = self.watchers.get(topic, _NOBODY)
         if len(paths) > 1:
-            found = dict(found)
+            found, uri = dict(found), str(topic)
             for path in paths[1:]:
                 for subscriber in self.watchers.get(path, _NOBODY):
-                    if subscriber.may is None or subscriber.may(str(topic)):
+                    if subscriber.may is None or subscriber.may(uri):
                         found[subscriber] = None
         return found
 
@@ -80,6 +90,7 @@ class WatchIndex:
         watchers = self.watchers.get(topic)
         if watchers is None:
             watchers = self.watchers[topic] = {}
+            self._above.clear()
             if not isinstance(topic, Feature) and is_pattern(topic):
                 self.patterns.add(topic, matches.get(topic))
         is_first = not watchers
@@ -124,9 +135,13 @@ class WatchIndex:
 
     def _drop(self, topic: Topic) -> None:
         del self.watchers[topic]
+        self._above.clear()
         if not isinstance(topic, Feature) and is_pattern(topic):
             self.patterns.discard(topic)
 
+
+_MOST_FOLDERS = 256
+"""Folders of which it is remembered what they are a part of."""
 
 _NOBODY: Mapping[Subscriber, None] = {}
 

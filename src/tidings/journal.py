@@ -81,7 +81,8 @@ class Journal:
     def append(self, changes: Iterable[Change]) -> None:
         """Take in changes, in the order of their revisions."""
         for change in changes:
-            history = self._lists[change.topic] if isinstance(change.topic, Feature) else self._contents
+            topic = change.topic
+            history = self._contents if isinstance(topic, str) else self._lists[topic]
             remembered = history.changes
             remembered.append(change)
             if change.item or change.before or change.metadata:

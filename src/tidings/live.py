@@ -27,6 +27,7 @@ from tidings.errors import InvalidItem, TidingsError
 from tidings.frames import EXTENSION
 from tidings.gate import Authorize, Gate, Principal
 from tidings.history import Past, recall
+from tidings.hold import LONGEST_HOLD
 from tidings.hub import Hub
 from tidings.items import LiveItems, LiveResources
 from tidings.journal import Journal
@@ -51,7 +52,6 @@ from tidings.store.keeper import Keeper, keeper_of
 from tidings.subscriber import Subscriber
 from tidings.telemetry import Telemetry, observe
 from tidings.terms import Terms
-from tidings.visit import LONGEST_HOLD
 
 if TYPE_CHECKING:
     from tidings.lanes.health import Audience
@@ -157,7 +157,7 @@ class Live:
         self.keeper.observer = self.hub.observer
         self.keeper.follow(self.catalog, journal, self.durables, self.failures)
         if self.keeper.is_saving:
-            self.durables.is_saved, self.durables.on_hold = self.keeper.is_saved, self._release_later
+            self.hub.hold.is_saved, self.hub.hold.on_hold = self.keeper.is_saved, self._release_later
             self.keeper.on_written = self._release_soon
         self.catalog.follow(self._publish)
         self.bookmarks = Bookmarks(self.policy.keep_alive)
@@ -474,12 +474,12 @@ class Live:
 
     def _release_soon(self) -> None:
         """A batch was written, or could not be: on the thread that writes."""
-        if self.durables.held and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.durables.release)
+        if self.hub.hold and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.hub.release)
 
     def _release_later(self) -> None:
         if self._loop is not None and threading.get_ident() == self._thread and not self._loop.is_closed():
-            self._loop.call_later(LONGEST_HOLD, self.durables.release, context=self._context.copy())
+            self._loop.call_later(LONGEST_HOLD, self.hub.release, context=self._context.copy())
 
     def _alarm(self, when: float) -> None:
         if self._loop is None or self._loop.is_closed():

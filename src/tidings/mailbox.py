@@ -151,6 +151,7 @@ class Mailbox:
             filter is not None
             and entry.due == NEVER
             and entry.since >= 0  # else it has to refetch, whatever this change is
+            and notification.complete  # likewise
             and not any(map(filter.passes, notification.changes))
         ):
             self.skip(topic, entry, now)

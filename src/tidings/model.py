@@ -163,35 +163,28 @@ def operation(before: Item | None, after: Item | None) -> Operation:
     return Operation.REMOVED if after is None else Operation.UPDATED
 
 
-class Notification:
+class Notification(msgspec.Struct, eq=False):
     """What a subscriber is told of one topic: all that differs between the version it knew and the one that is now.
 
     Subscribers that missed the same share one object, and with it the encoded frames.
     """
 
-    __slots__ = ("changes", "complete", "frames", "since", "topic", "trace", "version")
+    topic: Topic
+    version: Version
+    changes: tuple[Change, ...]
+    """The net changes: an item that came and went within one notification is not in it."""
+    since: int
+    """The revision after which the changes begin."""
+    complete: bool = True
+    """False when the journal no longer knew all changes: refetch."""
+    trace: Mapping[str, str] | None = None
+    """The trace that goes on in it: that of its last change."""
+    frames: dict[Any, tuple[bytes, bytes]] = msgspec.field(default_factory=dict)
+    """Encoded once per shape, by `tidings.frames`."""
 
-    def __init__(
-        self,
-        topic: Topic,
-        version: Version,
-        changes: tuple[Change, ...],
-        *,
-        since: int,
-        complete: bool = True,
-    ) -> None:
-        self.topic = topic
-        self.version = version
-        self.changes = changes
-        """The net changes: an item that came and went within one notification is not in it."""
-        self.trace = changes[-1].trace if changes else None
-        """The trace that goes on in it."""
-        self.since = since
-        """The revision after which the changes begin."""
-        self.complete = complete
-        """False when the journal no longer knew all changes: refetch."""
-        self.frames: dict[Any, tuple[bytes, bytes]] = {}
-        """Encoded once per shape, by `tidings.frames`."""
+    def __post_init__(self) -> None:
+        if self.changes:
+            self.trace = self.changes[-1].trace
 
     @property
     def method(self) -> str:

@@ -57,15 +57,15 @@ class News:
         topic, version, since = changes[0].topic, changes[-1].version, changes[0].previous.revision
         self._revision = version.revision
         notification = Notification(topic, version, changes, since=since)
-        if isinstance(topic, Feature):
-            self._versions[topic] = version
-            self._built[topic] = {(since, None): notification}
-        else:
+        if isinstance(topic, str):
             contents = self._contents
             contents.pop(topic, None)
             contents[topic] = version
             while len(contents) > self._most_contents:
                 del contents[next(iter(contents))]
+        else:
+            self._versions[topic] = version
+            self._built[topic] = {(since, None): notification}
         return notification
 
     def since(self, topic: Topic, version: Version | None) -> Notification:

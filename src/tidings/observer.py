@@ -102,7 +102,7 @@ class Observer:
         counts.closed[reason] += 1
         if reason in CUT_OFF:
             counts.cut_off[reason] += 1
-        waiting = subscriber.mailbox.waiting(subscriber.is_muted) if subscriber.mailbox else 0
+        waiting = subscriber.waiting
         counts.suppress(Why.UNSUBSCRIBED, waiting)
         level = logging.INFO if reason in CUT_OFF else logging.DEBUG
         if logger.isEnabledFor(level):
@@ -160,7 +160,7 @@ class Observer:
 
     def told(self, telling: object, notification: Notification, watching: int) -> None:
         """All have heard of it who could."""
-        is_list = isinstance(notification.topic, Feature)
+        is_list = not isinstance(notification.topic, str)
         level = logging.DEBUG if not is_list else logging.INFO if watching else self.level_unwatched
         if logger.isEnabledFor(level):
             changes = [f"{change.operation} {change_name(change)}" for change in notification.changes[:_MOST_SHOWN]]

@@ -1,4 +1,4 @@
-"""Every private part of the SDK and of FastMCP that Tidings touches, in one place.
+"""Every private part of the SDK, of FastMCP and of OpenTelemetry that Tidings touches, in one place.
 
 Each has no public equal in the versions supported. `tests/test_seams.py` fails loudly when one of them moves.
 """
@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from opentelemetry import trace
 
 if TYPE_CHECKING:
     from fastmcp import FastMCP
@@ -34,6 +35,7 @@ __all__ = [
     "connection_of",
     "fastmcp_endpoint",
     "fastmcp_registry",
+    "has_tracer",
     "lifespan_state_of",
     "lists_registries",
     "lowlevel_of",
@@ -46,6 +48,12 @@ __all__ = [
     "watch_mcpserver",
     "write_stream_of",
 ]
+
+
+def has_tracer() -> bool:
+    """Whether spans of the process's own tracer go anywhere. To ask the tracer itself costs as much as a span, and the
+    public way to ask for its provider looks into the environment each time."""
+    return trace._TRACER_PROVIDER is not None
 
 
 def connection_of(session: ServerSession) -> Connection:

@@ -23,6 +23,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from tidings import seams
 from tidings import spans as names
 from tidings.counts import BOUNDS, Counts, Latency, kind_of
 from tidings.logged import LONGEST, plain, shown
@@ -127,11 +128,16 @@ class Tracing(Observer):
         self._tracer: trace.Tracer = trace.NoOpTracer()
         self._server = server
         self._has_complained = False
+        self._is_global = False
+        """Whether the tracer is the process's own, which may come later or never."""
+        self._untraced: Context | None = None
+        """The last context without a span."""
 
     @_guarded
     def bind(self, live: Live, tracers: TracerProvider | None, meters: MeterProvider | None) -> None:
         # Without a provider yet, both stand for the one that the process sets later.
         self._tracer = trace.get_tracer("tidings", tracer_provider=tracers)
+        self._is_global = tracers is None
         _instruments(meters).follow(live)
 
     def trouble(self, error: Exception) -> None:
@@ -187,7 +193,7 @@ class Tracing(Observer):
     def cause(self) -> dict[str, str] | None:
         # As `_guarded`, but without its price: here it is paid for each change.
         try:
-            return None if trace.get_current_span() is INVALID_SPAN else _carried()
+            return None if self._is_untraced() else _carried()
         except Exception as error:
             self.trouble(error)
             return None
@@ -262,14 +268,25 @@ class Tracing(Observer):
         if entered is not None:
             contexts.detach(entered)
 
+    def _is_untraced(self) -> bool:
+        """Whether nobody's span is current. A context never changes, so the same one need not be looked at twice."""
+        context = contexts.get_current()
+        if context is not self._untraced:
+            if trace.get_current_span(context) is not INVALID_SPAN:
+                return False
+            self._untraced = context
+        return True
+
     def _begin(self, notification: Notification, watching: int) -> object:
         try:
+            if self._is_global and notification.trace is None and not seams.has_tracer() and self._is_untraced():
+                return None  # nobody traces anything here
             # Never below the span that is current: a change may be told by somebody else than who made it.
             cause = (_extract(notification.trace) if notification.trace else None) or _ROOT
             is_list = isinstance(notification.topic, Feature)
             span = self._tracer.start_span(names.NOTIFY_LIST if is_list else names.NOTIFY_CONTENT, cause, _PRODUCER)
-            if span is INVALID_SPAN and trace.get_current_span() is INVALID_SPAN:
-                return None  # nobody traces anything here
+            if span is INVALID_SPAN and self._is_untraced():
+                return None  # likewise
             return self._enter_fan_out(span, cause, notification, watching)
         except Exception as error:  # likewise
             self.trouble(error)

@@ -21,16 +21,12 @@ from tidings.patterns import is_pattern
 from tidings.resume import Resumed, missed, settled
 from tidings.subscriber import Subscriber
 
-__all__ = ["LONGEST_HOLD", "Visit"]
+__all__ = ["Visit"]
 
 logger = logging.getLogger(__name__)
 
 _NEVER = 1 << 62
 """A revision that no server lives to see."""
-
-LONGEST_HOLD = 0.5
-"""Seconds that a change is not told because it is not written down yet: ten times what that takes. A disk that hangs,
-or changes that come faster than they can be written, must silence nobody."""
 
 
 class Visit:
@@ -52,10 +48,14 @@ class Visit:
         """The same of the time before. After as long again, it is beyond doubt."""
         self._turned = durables._now()
         self._is_sure = False
-        self.is_noted = False
-        """Whether it is written down that the client is here."""
+        self._is_noted = False
         self._held: dict[Topic, float] = {}
-        """Since when it was not told of what is not written down yet."""
+        """Since when it was not told of what is not written down yet, where that waits in its mailbox."""
+
+    @property
+    def turns_at(self) -> float:
+        """When there is something new to `remember`, if nothing happens before."""
+        return self._turned + self._doubt
 
     def watch(self, subscriber: Subscriber, *, is_sure: bool = False) -> None:
         """Remember from now on what this subscriber is told. Before it subscribes, so that nothing is missed. With
@@ -63,38 +63,54 @@ class Visit:
         self._subscriber = subscriber
         self._is_sure = is_sure
         subscriber.keep_told = self._leave
-        deliver, mark, key = subscriber.deliver, self._durables._mark, self.key
+        deliver, durables, held = subscriber.deliver, self._durables, self._held
 
-        def deliver_and_mark(notification: Notification) -> object:
-            mark(key)
-            if not is_sure:
+        def deliver_and_remember(notification: Notification) -> object:
+            topic = notification.topic
+            if held:
+                held.pop(topic, None)
+            if is_sure:
+                durables._mark(self.key)
+            else:
                 self._turn()
-                self._doubted.add(notification.topic)
+                if not self._doubted:
+                    durables._expect(self)
+                self._doubted.add(topic)
             return deliver(notification)
 
-        subscriber.deliver = deliver_and_mark
-        if self._durables.is_saved is not None:
+        subscriber.deliver = deliver_and_remember
+        if durables.hub.hold.is_saved is not None:
             subscriber.is_held = self._is_held
+            subscriber.settle()
+        if self._is_noted:
+            self.note_presence()
+
+    def mark(self) -> None:
+        """There is something to write down at once."""
+        with self._durables._lock:
+            if self._subscriber is not None:
+                self._durables._mark(self.key)
+
+    def note_presence(self) -> None:
+        """It is written down that the client is here. From now on it waits as all others do who came before."""
+        subscriber, hub = self._subscriber, self._durables.hub
+        self._is_noted = True
+        if subscriber is not None and subscriber.is_held is not None:
+            # The order in which it is told of several topics may be its own.
+            subscriber.joins_hold = subscriber.policy.priorities == hub.policy.priorities
             subscriber.settle()
 
     def _is_held(self, topic: Topic) -> bool:
-        durables = self._durables
-        revision = durables.hub.news.version(topic).revision if self.is_noted else _NEVER
-        if durables.is_saved is None or durables.is_saved(revision):
+        hold, subscriber = self._durables.hub.hold, self._subscriber
+        revision = self._durables.hub.news.version(topic).revision if self._is_noted else _NEVER
+        now = self._durables._now()
+        if subscriber is None or hold.is_over(revision, now, now):
             self._held.pop(topic, None)
             return False
-        now = durables._now()
-        if now - self._held.setdefault(topic, now) >= LONGEST_HOLD:
+        if hold.is_over(revision, self._held.setdefault(topic, now), now):
             return False
-        if not durables.held and durables.on_hold is not None:
-            durables.on_hold()
-        durables.held[self] = None
+        hold.add_other(subscriber)
         return True
-
-    def go_on(self) -> None:
-        # One that is not ready is told when it is.
-        if self._subscriber is not None and self._subscriber.is_ready:
-            self._durables.hub.wake(self._subscriber)
 
     def _turn(self) -> None:
         now = self._durables._now()
@@ -133,7 +149,7 @@ class Visit:
             return False
         hub = durables.hub
         # Not what it was told: what its filter ruled out needs no telling when it comes back either.
-        waiting = subscriber.mailbox.known() if subscriber.mailbox else {}
+        waiting = hub.owed(subscriber)
         contents: dict[str, Version | None] = {}
         for uri in islice(filterfalse(is_pattern, subscriber.uris or ()), MOST_CONTENTS):
             if (version := waiting.get(uri, hub.news.version(uri))) is None or version.revision > 0:
@@ -161,10 +177,13 @@ class Visit:
                 contents=contents,
             )
         )
+        if not doubted:
+            durables._expected.pop(self, None)
         return not doubted
 
     def let_go(self) -> None:
         """The name is somebody else's now, or nobody's."""
+        self._durables._expected.pop(self, None)
         if self._subscriber is not None:
             self._subscriber.keep_told = None
             self._subscriber = None

@@ -82,6 +82,15 @@ class LineWriter:
             self.when_free(on_free)
         return False
 
+    def put(self, line: bytes, on_free: Callable[[], None]) -> bool:
+        """`write` for a line that is not pressing: the shortest way where it follows another of the same moment."""
+        size = self._size + len(line)
+        if self._timer is None or size >= _MOST_UNREAD:
+            return self.write(line, on_free, is_pressing=False)
+        self._lines.append(line)
+        self._size = size
+        return True
+
     def when_free(self, callback: Callable[[], None]) -> None:
         """Call back as soon as there is room, after all who asked before."""
         self._waiting.append(callback)
@@ -107,9 +116,7 @@ class LineWriter:
     def flush(self) -> None:
         """Write what can be written now."""
         self._is_due = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         self._flushed = self._loop.time()
         if self._size and not self.is_lost:
             self._push()
@@ -119,6 +126,7 @@ class LineWriter:
     def close(self) -> None:
         """Stop, whatever was not written."""
         self.is_lost = True
+        self._stop_timer()
         self._lines.clear()
         self._rest = memoryview(b"")
         self._size = 0
@@ -146,6 +154,11 @@ class LineWriter:
         else:
             self._is_due = True
             self._loop.call_soon(self.flush)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _push(self) -> None:
         while self._size:

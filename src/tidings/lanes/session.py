@@ -30,6 +30,7 @@ from tidings.frames import (
     Shape,
     encode_tag,
     write,
+    write_alone,
 )
 from tidings.gate import Principal
 from tidings.lanes.front import principal_of
@@ -241,12 +242,15 @@ class SessionLane:
             self._live.hub.subscribe(session.subscriber, uris=[uri], told=told)
         except (InvalidPattern, LimitReached) as error:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri}) from None
+        wish.keep()
         return types.EmptyResult(_meta=said if wish.is_special else None)
 
     async def _unsubscribe(self, ctx: Ctx, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
-        session = seams.connection_of(ctx.session).state.get(_STATE)
+        state = seams.connection_of(ctx.session).state
+        session = state.get(_STATE)
         if session is not None:
             self._live.hub.unsubscribe(session.subscriber, uris=[str(params.uri)])
+            state[_WISH].keep()
             await session.unsubscribed(str(params.uri))
         return types.EmptyResult()
 
@@ -334,15 +338,15 @@ class _Pipe:
 
     def bookmark(self) -> None:
         if self.subscriber is not None and self.subscriber.is_ready:
-            self.subscriber.is_ready = self.subscriber.is_plain = False
+            self.subscriber.pause()
             meta = {CURSOR_KEY: self._live.cursor_of(self.subscriber).as_json()}
             self._begin(BOOKMARK_METHOD, {"_meta": meta})
 
     def _deliver(self, notification: Notification) -> object:
-        frame = write(notification, self._shape)
+        frame = write_alone(notification, self._shape)
         self._counts.bytes += len(frame)
         if self._wire is not None:
-            return None if self._wire.write(frame, self.start) else BUSY
+            return None if self._wire.put(frame, self.start) else BUSY
         message = msgspec.json.decode(frame)
         self._begin(message["method"], message["params"])
         return BUSY
@@ -432,7 +436,7 @@ class _Pump:
         if self._wire is not None:
             frame = write(notification, self._shape, self._tag)
             self._live.hub.counts.bytes += len(frame)
-            return None if self._wire.write(frame, self._wake) else BUSY
+            return None if self._wire.put(frame, self._wake) else BUSY
         self._notification = notification
         self._roused.set()
         return BUSY

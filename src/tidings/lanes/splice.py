@@ -81,7 +81,7 @@ class SplicedSession:
         if subscriber is None or channel is None or channel.is_busy:
             return
         if not channel.write(bookmark(self._live.cursor_of(subscriber))):
-            subscriber.is_ready = subscriber.is_plain = False
+            subscriber.pause()
 
     def attach(self, channel: Channel, *, is_resumed: bool = False, read: int | None = None) -> None:
         """A stream is open: tell what is pending. A resumed one may be that of a request, where a server with an event

@@ -18,7 +18,6 @@ import stat
 import sys
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -160,7 +159,7 @@ class Wire:
     def __init__(self, live: Live, stdin: int, stdout: int) -> None:
         self._live = live
         self._writer = LineWriter(stdout, self._on_lost)
-        self.write = partial(self._writer.write, is_pressing=False)
+        self.put = self._writer.put
         """Write a notification; False if what is given to be called then has to be waited for before the next one."""
         self._reader = LineReader(stdin, self._answer, self._writer, self._on_end)
         self._handshakes = 0

@@ -116,6 +116,12 @@ class Wish:
         if self._visit is not None:
             self._visit.watch(subscriber)
 
+    def keep(self) -> None:
+        """A session watches something else than before: let its durable subscription know, whether or not it is told
+        anything."""
+        if self._visit is not None:
+            self._visit.mark()
+
     def told(self, topics: Iterable[Topic]) -> dict[Topic, Version | None] | None:
         """What the client was told last of what it watches, if it comes back: for `hub.subscribe(told=…)`."""
         return self._resumed(topics).told if self._comes_back else None

@@ -1,0 +1,135 @@
+"""A change is told to all who watch it.
+
+Who keeps up is handed the notification there and then. For those that are told only of what is written down it is held,
+and handed round in the same way when it is. For any other one it is noted in its mailbox, and the rest is the hub's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidings.counts import Why, batches
+from tidings.index import WatchIndex
+from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version
+from tidings.subscriber import Busy, Subscriber
+
+if TYPE_CHECKING:
+    from tidings.hub import Hub
+
+__all__ = ["FanOut"]
+
+
+class FanOut:
+    """A part of its hub, which holds the lock and sees to it that one is over before the next begins."""
+
+    def __init__(self, hub: Hub, index: WatchIndex) -> None:
+        self._hub = hub
+        self._index = index
+
+    def publish(self, changes: tuple[Change, ...]) -> None:
+        """Tell some changes of one topic."""
+        hub = self._hub
+        notification, previous = hub.news.publish(changes), changes[0].previous
+        paths = self._index.paths(notification.topic)
+        asked = tuple(self._index.watching(paths))
+        telling = hub.observer.telling(notification, len(asked))
+        patient, told = self._hand_round(notification, previous, asked, paths, changes[0].time)
+        hub.observer.told(telling, notification, len(asked))
+        self._end_deleted(notification, told)
+        if patient:
+            was_empty = not hub.hold
+            merged = hub.hold.add(notification, previous, patient, hub.catalog.now())
+            hub.counts.coalesced += merged
+            self._tell_held(notification.topic)  # it may be written down by now
+            if was_empty:
+                hub.hold.go_on()
+
+    def release(self) -> dict[Subscriber, None]:
+        """Tell what need be held no longer; returns those who wait for the same with something in their mailbox."""
+        # In the order in which a mailbox would give it out.
+        for topic in sorted(self._hub.hold.topics, key=self._hub.policy.priority):
+            self._tell_held(topic)
+        return self._hub.hold.take_others()
+
+    def _tell_held(self, topic: Topic) -> None:
+        hub = self._hub
+        for held in hub.hold.take(topic, hub.catalog.now()):
+            if held.previous.digest == held.latest.version.digest:
+                hub.counts.suppress(Why.SAME_DIGEST, len(held))
+                continue
+            is_list = isinstance(topic, Feature)
+            notification = hub.news.missed(topic, held.previous.revision) if is_list else held.latest
+            paths = self._index.paths(topic)
+            entered = hub.observer.enter(notification)
+            try:
+                _, told = self._hand_round(notification, held.previous, tuple(held), paths, held.began, is_held=True)
+            finally:
+                hub.observer.leave(entered)
+            self._end_deleted(notification, told)
+
+    def _hand_round(
+        self,
+        notification: Notification,
+        previous: Version,
+        asked: tuple[Subscriber, ...],
+        paths: list[Topic],
+        began: float,
+        *,
+        is_held: bool = False,
+    ) -> tuple[list[Subscriber], list[Subscriber]]:
+        """Returns those for whom it has to be held, unless it was, and those who were told."""
+        hub, index = self._hub, self._index
+        topic, now, edits = notification.topic, hub._clock(), index.edits
+        patient: list[Subscriber] = []
+        told: list[Subscriber] = []
+        is_deletion = _is_deletion(notification)
+        for batch in batches(asked):
+            aside = hub.counts.aside
+            for subscriber in batch:
+                # A callback may have closed or unsubscribed others meanwhile.
+                if edits != index.edits and not index.is_watching(subscriber, paths):
+                    hub.counts.set_aside(Why.UNSUBSCRIBED)
+                    continue
+                said = notification
+                if not subscriber.is_plain:
+                    if subscriber.is_patient and not is_held:
+                        hub.counts.aside += 1
+                        patient.append(subscriber)
+                        continue
+                    if (found := self._said_at_once(subscriber, notification)) is None:
+                        hub.counts.set_aside()
+                        hub._note(subscriber, notification, previous, now)
+                        continue
+                    said = found
+                try:
+                    taken = subscriber.deliver(said)
+                    if taken is not None and isinstance(taken, Busy):
+                        subscriber.pause()
+                        hub.counts.aside += not taken.is_told
+                except Exception as error:  # one bad subscriber must not affect another, nor the publisher
+                    hub.counts.set_aside()
+                    hub.observer.failed(subscriber, said, error)
+                if is_deletion:
+                    told.append(subscriber)
+            hub.counts.tell(topic, hub.catalog.now() - began, len(batch) - (hub.counts.aside - aside))
+        return patient, told
+
+    def _said_at_once(self, subscriber: Subscriber, notification: Notification) -> Notification | None:
+        """What is handed over to one that is not plain; None if its mailbox has to decide."""
+        if subscriber.filter is None:
+            return notification if subscriber.is_patient else None
+        if not subscriber.is_only_picky:
+            return None
+        if not isinstance(notification.topic, Feature):
+            return notification  # filters are of lists
+        said = self._hub.news.missed(notification.topic, notification.since, subscriber.filter)
+        return said if said.changes else None
+
+    def _end_deleted(self, notification: Notification, told: list[Subscriber]) -> None:
+        """The resource is gone, and these know: their subscriptions to just this URI are over."""
+        if told:
+            self._hub._unwatch(told, [notification.topic], Reason.DELETED, notification)
+
+
+def _is_deletion(notification: Notification) -> bool:
+    return bool(notification.changes) and notification.changes[-1].operation is Operation.DELETED

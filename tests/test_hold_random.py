@@ -1,0 +1,160 @@
+"""Whatever readers and their store do: durable readers are told of all, of nothing twice, and of nothing too early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from tests.test_hold import Client, Place
+from tidings import BUSY, Feature, Notification, Policy
+from tidings.mailbox import Filter
+from tidings.model import Operation, Topic
+
+TOOLS = Feature.TOOLS
+
+
+class Waiting(RuleBasedStateMachine):
+    """Readers that come, go, fall behind and catch up, and a store that is slow: each is told of all that it watches
+    and sees, of nothing twice, and of nothing that is not written down."""
+
+    URIS = ("a://1", "a://2", "b://1")
+
+    @initialize(most=st.sampled_from([1, 1000]))
+    def begin(self, most: int) -> None:
+        self.place = Place(journal_changes=most)
+        self.readers: list[Reader] = []
+        self.number = 0
+
+    @rule(kind=st.sampled_from(["plain", "plain", "picky", "paced"]), uris=st.sets(st.sampled_from([*URIS, "a://**"])))
+    def come(self, kind: str, uris: set[str]) -> None:
+        if len(self.readers) < 5:
+            self.number += 1
+            self.readers.append(Reader(self.place, str(self.number), kind, sorted(uris)))
+
+    @rule(name=st.sampled_from("abc"), title=st.sampled_from([None, "1", "2"]))
+    def change_tool(self, name: str, title: str | None) -> None:
+        tools = self.place.catalog.tools
+        if title is not None:
+            tools.add({"name": name, "title": title}, replace=True)
+        elif name in tools:
+            tools.remove(name)
+
+    @rule(uri=st.sampled_from(URIS), etag=st.sampled_from(["1", "2", "gone"]))
+    def change_content(self, uri: str, etag: str) -> None:
+        resources = self.place.catalog.resources
+        resources.deleted(uri) if etag == "gone" else resources.updated(uri, etag=etag)
+
+    @rule()
+    def save(self) -> None:
+        self.place.save()
+
+    @rule()
+    def release(self) -> None:
+        self.place.hub.release()
+
+    @rule(number=st.integers(0, 4), what=st.sampled_from(["stop", "read", "leave", "forget", "watch"]),
+          uri=st.sampled_from(URIS))  # fmt: skip
+    def act(self, number: int, what: str, uri: str) -> None:
+        if number >= len(self.readers):
+            return
+        reader = self.readers[number]
+        match what:
+            case "stop":
+                reader.client.answer = BUSY
+            case "read":
+                reader.client.answer = None
+                self.place.hub.wake(reader.client.subscriber)
+            case "leave":
+                reader.client.close()
+                assert self.place.hub.owed(reader.client.subscriber) == {}
+                self.readers.pop(number)
+            case "forget":
+                reader.client.subscriber.unsubscribe(uris=[uri])
+            case "watch":
+                reader.client.subscriber.subscribe(uris=[uri])
+                reader.watch(uri)
+
+    @rule()
+    def look(self) -> None:
+        """When all is written down and read, every reader knows what is true."""
+        for reader in self.readers:
+            reader.client.answer = None
+            self.place.hub.wake(reader.client.subscriber)
+        for _ in range(3):
+            self.place.now += 1.0
+            self.place.save()
+            self.place.hub.tick()
+        assert not self.place.hub.hold
+        for reader in self.readers:
+            reader.check()
+
+
+class Reader:
+    """A client that believes what it is told."""
+
+    def __init__(self, place: Place, name: str, kind: str, uris: list[str]) -> None:
+        self.place = place
+        self.filter = Filter(names=["a", "b"]) if kind == "picky" else None
+        options: dict[str, Any] = {"policy": Policy(min_interval=0.5)} if kind == "paced" else {}
+        self.items: dict[str, Any] | None = self._truth()
+        self.knows: dict[Topic, str] = {}
+        self.client = Client(place, name, *uris, filter=self.filter, **options)
+        self.client.subscriber.deliver = self._wrapped(self.client.subscriber.deliver)
+        for topic in (TOOLS, *Waiting.URIS):
+            self.knows[topic] = place.catalog.version(topic).digest
+
+    def _wrapped(self, deliver: Any) -> Any:
+        def deliver_and_believe(notification: Notification) -> object:
+            self._take(notification)
+            return deliver(notification)
+
+        return deliver_and_believe
+
+    def _truth(self) -> dict[str, Any]:
+        return {
+            item.key: item.hash
+            for item in self.place.catalog.tools.snapshot()
+            if self.filter is None or item.key in ("a", "b")
+        }
+
+    def _take(self, notification: Notification) -> None:
+        topic, version = notification.topic, notification.version
+        assert version.revision <= self.place.saved, "it would not be known after a crash"
+        assert self.knows[topic] != version.digest, "it was told so already"
+        self.knows[topic] = version.digest
+        if topic is not TOOLS:
+            return
+        if not notification.complete:
+            self.items = self._truth()
+            return
+        assert notification.changes
+        assert self.items is not None
+        for change in notification.changes:
+            assert self.filter is None or self.filter.passes(change)
+            if change.operation is Operation.REMOVED:
+                del self.items[change.key]
+            else:
+                assert (change.key in self.items) == (change.operation is Operation.UPDATED)
+                self.items[change.key] = change.item.hash if change.item else None
+
+    def watch(self, uri: str) -> None:
+        subscriber = self.client.subscriber
+        if uri not in self.place.hub.owed(subscriber):
+            self.knows[uri] = self.place.catalog.version(uri).digest
+
+    def check(self) -> None:
+        hub, subscriber = self.place.hub, self.client.subscriber
+        assert hub.owed(subscriber) == {} or self.filter or subscriber.policy.paces
+        assert self.items == self._truth()
+        if self.filter is None:
+            assert self.knows[TOOLS] == self.place.catalog.version(TOOLS).digest
+        for uri in Waiting.URIS:
+            if subscriber in hub.subscribers(uri):
+                assert self.knows[uri] == self.place.catalog.version(uri).digest
+
+
+def test_whatever_happens_all_is_told_in_time_and_nothing_too_early() -> None:
+    run_state_machine_as_test(Waiting, settings=settings(max_examples=200, stateful_step_count=30))
