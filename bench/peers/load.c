@@ -1,8 +1,9 @@
 /* The load client: drives any server of the bench over HTTP/1.1 on 127.0.0.1, with the same requests for all.
  *
- *     cc -O2 -o load load.c && ./load PORT PATIENCE
+ *     cc -O2 -o load load.c && ./load PORT CONTROL PATIENCE
  *
- * One command per line on standard input, one JSON object per answer. One thread, one epoll, no pipelining. PATIENCE is
+ * One command per line on standard input, one JSON object per answer. One thread, one epoll, no pipelining. CONTROL is the
+ * port on which the server is told to change (servers/scene.py), or 0 for a request to /change or /touch. PATIENCE is
  * for how many milliseconds it sleeps if nothing has come. With 0 it never does: to wake it would be work of the server's
  * core, which in the field is done by another machine. "busy" is for how long it had something to do.
  *
@@ -57,7 +58,7 @@ struct conn {
 };
 
 static struct conn *streams[MOST], *askers[MOST], *control;
-static int stream_count, asker_count, port, poll_fd;
+static int stream_count, asker_count, port, control_port, poll_fd;
 static int opened, told_goal, told_enough, answers, is_listing, is_herd, stale, held, again, watched_count;
 static long notifications;
 static double last_told, busy;
@@ -92,7 +93,8 @@ static void fail(const char *format, ...) {
 #define LEGACY COMMON "Content-Type: application/json\r\nMCP-Protocol-Version: 2025-11-25\r\n"
 
 static void reach(struct conn *c) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int where = c->role == CONTROL && control_port ? control_port : port;
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(where), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
     int one = 1;
     c->fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -191,10 +193,20 @@ static void listen_on(struct conn *c, const char *what) {
     ask_modern(c, "subscriptions/listen", FIRST_ID + c->number, params);
 }
 
-static void ask_control(const char *path) {
-    char head[400];
-    snprintf(head, sizeof head, "POST %s HTTP/1.1\r\n" COMMON, path, port);
-    post(control, head, "", "");
+static void ask_control(const char *what, const char *name, const char *which, int count) {
+    char text[400];
+    if (control_port) put(control, text, snprintf(text, sizeof text, "%s %s %d\n", what, which, count));
+    else {
+        snprintf(text, sizeof text, "POST /%s?%s=%s&count=%d HTTP/1.1\r\n" COMMON, what, name, which, count, port);
+        post(control, text, "", "");
+    }
+}
+
+static void ask_change(int count) {
+    char which[20];
+    snprintf(which, sizeof which, "%d", version);
+    version += count;
+    ask_control("change", "version", which, count);
 }
 
 /* Answers */
@@ -328,6 +340,10 @@ static void take(struct conn *c) {
             fail("the server closed a connection (%s %d)", c->role == ASKER ? "asker" : "stream", c->number);
         return;
     }
+    if (c->role == CONTROL && control_port) {
+        c->is_waiting = 0;
+        return;
+    }
     int is_stream = c->role == LISTEN || (c->role == SESSION && c->step == 3);
     if (!is_stream) {
         if (follow(c, buffer, length)) answered(c);
@@ -396,13 +412,10 @@ static void goal_of(int more) {
 }
 
 static void change(int rounds, int count, double deadline) {
-    char path[100];
     for (int i = 0; i < rounds && !*failure; i++) {
         goal_of(count);
-        snprintf(path, sizeof path, "/change?version=%d&count=%d", version, count);
-        version += count;
         double start = now();
-        ask_control(path);
+        ask_change(count);
         wait_for(&told_enough, watched_count, deadline, "streams told");
         printf("%s%.6f", i ? "," : "", last_told - start);
         while (control->is_waiting && !*failure) pump();
@@ -410,12 +423,10 @@ static void change(int rounds, int count, double deadline) {
 }
 
 static void touch(int rounds, const char *uri, double deadline) {
-    char path[200];
     for (int i = 0; i < rounds && !*failure; i++) {
         goal_of(1);
-        snprintf(path, sizeof path, "/touch?uri=%s", uri);
         double start = now();
-        ask_control(path);
+        ask_control("touch", "uri", uri, 1);
         wait_for(&told_enough, 1, deadline, "streams told");
         printf("%s%.6f", i ? "," : "", last_told - start);
         while (control->is_waiting && !*failure) pump();
@@ -423,13 +434,10 @@ static void touch(int rounds, const char *uri, double deadline) {
 }
 
 static void burst(int count, double deadline) {
-    char path[100];
     double start = now();
     goal_of(count);
-    snprintf(path, sizeof path, "/change?version=%d&count=%d", version, count);
-    version += count;
     last_told = start;
-    ask_control(path);
+    ask_change(count);
     while (!*failure && told_enough < watched_count && (control->is_waiting || now() < last_told + QUIET)) {
         if (now() > deadline) fail("timed out: after %ld notifications of a burst", notifications);
         pump();
@@ -474,15 +482,13 @@ static void gather(int connections, double deadline) {
 }
 
 static void herd(double deadline) {
-    char path[100];
     if (!asker_count) fail("a herd has to gather first");
     goal_of(1);
     held = stale = again = 0;
     is_herd = 1;
     snprintf(marker, sizeof marker, "Version %06d", version);
-    snprintf(path, sizeof path, "/change?version=%d", version++);
     double start = now();
-    ask_control(path);
+    ask_change(1);
     wait_for(&held, watched_count, deadline, "clients hold the new list");
     double taken = now() - start;
     is_herd = 0;
@@ -493,10 +499,11 @@ static void herd(double deadline) {
 int main(int argc, char **argv) {
     char line[200], name[20], text[100];
     double seconds;
-    if (argc != 3) return fprintf(stderr, "load PORT PATIENCE, and commands on standard input\n"), 2;
+    if (argc != 4) return fprintf(stderr, "load PORT CONTROL PATIENCE, and commands on standard input\n"), 2;
     port = atoi(argv[1]);
     poll_fd = epoll_create1(0);
-    patience = atoi(argv[2]);
+    control_port = atoi(argv[2]);
+    patience = atoi(argv[3]);
     control = dial(CONTROL, 0);
     while (fgets(line, sizeof line, stdin)) {
         char first[20];

@@ -182,6 +182,8 @@ class Server:
     peer: Peer
     pid: int
     port: int = 0
+    control: int = 0
+    """The port on which it is told to change; 0 for those whose HTTP costs next to nothing."""
 
     def cpu(self) -> float:
         """Seconds of CPU of all its threads, those that ended too: the kernel's own clock of another process."""
@@ -200,27 +202,29 @@ def serving(peer: Peer, tools: int, programs: Path) -> Iterator[Server]:
         try:
             port = int(read_line(process, START, peer.name))
             deadline = time.monotonic() + START
-            while not _accepts(port):
+            while ask_plainly(port, "/change?version=0&count=0") is None:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise Failure(f"{peer.name} did not start")
-            yield Server(peer, process.pid, port)
+            control = 0 if peer.key in ("floor", "raw") else int(ask_plainly(port, "/control") or 0)
+            yield Server(peer, process.pid, port, control)
         except Failure as failure:
             said.seek(0)
             last = said.read().decode(errors="replace").strip().rpartition("\n")[2]
             raise Failure(f"{failure} ({last[:200]})" if last else str(failure)) from None
 
 
-def _accepts(port: int) -> bool:
-    """Whether a server answers at all, and not only its backlog."""
+def ask_plainly(port: int, path: str) -> bytes | None:
+    """What a server answers, if it does already, and not only its backlog."""
     import http.client
 
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START)
     try:
-        connection.request("POST", "/change?version=0&count=0")
-        return connection.getresponse().status == 200
+        connection.request("POST", path)
+        answer = connection.getresponse()
+        return answer.read() if answer.status == 200 else None
     except OSError:
         select.select([], [], [], 0.05)
-        return False
+        return None
     finally:
         connection.close()
 
@@ -255,6 +259,6 @@ class Load:
 @contextmanager
 def loading(server: Server, programs: Path) -> Iterator[Load]:
     patience = 0 if len(CORES) > 1 else 20
-    command = [str(programs / "load"), str(server.port), str(patience)]
+    command = [str(programs / "load"), str(server.port), str(server.control), str(patience)]
     with starting(command, -1, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield Load(process, server.peer)

@@ -61,7 +61,9 @@ class Catalog:
         self._sinks: tuple[Sink, ...] = ()
         self._outbox: deque[tuple[Change, ...]] = deque()
         self._sending = False
-        self._features = (self.tools, self.prompts, self.resources)
+        self._features: dict[Feature, Items] = {
+            each.feature: each for each in (self.tools, self.prompts, self.resources)
+        }
         self._batch = Batch(self)
         self._cause: Mapping[str, str] | None = None
 
@@ -70,9 +72,7 @@ class Catalog:
         return self._revision
 
     def items(self, feature: Feature | str) -> Items:
-        return {Feature.TOOLS: self.tools, Feature.PROMPTS: self.prompts, Feature.RESOURCES: self.resources}[
-            Feature(feature)
-        ]
+        return self._features[feature if isinstance(feature, Feature) else Feature(feature)]
 
     def version(self, topic: Topic) -> Version:
         """The version of a list, or of a resource's content (revision 0 when nothing is known of it)."""
@@ -126,7 +126,7 @@ class Catalog:
     def _commit(self, changes: list[Change]) -> None:
         now = self._clock()
         self._cause = self.trace() if self.trace is not None else None
-        for items in self._features:
+        for items in self._features.values():
             if items.is_touched:
                 items._net(now, changes)
         if changes:
@@ -210,6 +210,13 @@ class Items:
                 raise AlreadyExists(
                     f"{self.feature.value}: {item.key!r} exists already; remove it first, or add it with replace=True"
                 )
+            self._put(item.key, item)
+        return changes
+
+    def put(self, text: bytes) -> Sequence[Change]:
+        """Add an item that is JSON already, or put it in the place of the one that has its key."""
+        item = self._read(text)
+        with self._catalog.batch() as changes:
             self._put(item.key, item)
         return changes
 
@@ -308,18 +315,22 @@ class Items:
         if not isinstance(definition, Mapping):
             raise InvalidItem(f"{feature.value}: an item is a mapping, not {definition!r:.80}")
         key = self._key(definition)
-        plain = definition if isinstance(definition, dict) else dict(definition)
         try:
-            text = msgspec.json.encode(plain)
-            hashed = digest.item_hash(msgspec.json.decode(text), feature)
+            text = msgspec.json.encode(definition if isinstance(definition, dict) else dict(definition))
         except Exception as error:  # any value at all may come here; the message says which item it was
             raise InvalidItem(f"{feature.value}: {key!r} can't be written as JSON: {error}") from None
+        return self._read(text)
+
+    def _read(self, text: bytes) -> Item:
+        # Not what the text was made of: clients take the digest of what they read.
+        definition = msgspec.json.decode(text)
+        key = self._key(definition)
         limit = self._catalog.policy.max_item_bytes
         if len(text) > limit:
             raise InvalidItem(
-                f"{feature.value}: {key!r} has {len(text)} bytes of JSON; Policy.max_item_bytes allows {limit}"
+                f"{self.feature.value}: {key!r} has {len(text)} bytes of JSON; Policy.max_item_bytes allows {limit}"
             )
-        return Item(feature, key, text, hashed)
+        return Item(self.feature, key, text, digest.item_hash(definition, self.feature))
 
     def _key(self, definition: Mapping[str, Any]) -> str:
         key = definition.get("name")

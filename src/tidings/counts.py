@@ -112,4 +112,7 @@ def batches(subscribers: tuple[T, ...]) -> Iterable[tuple[T, ...]]:
 
 def kind_of(topic: Topic) -> str:
     """What a topic is counted under: its list, or `contents`, since there may be any number of URIs."""
-    return topic.value if isinstance(topic, Feature) else "contents"
+    return _KINDS.get(topic, "contents")
+
+
+_KINDS: dict[Topic, str] = {feature: feature.value for feature in Feature}

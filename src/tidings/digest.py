@@ -47,7 +47,7 @@ def canonical(value: Any) -> bytes:
 def item_hash(definition: Any, feature: Feature | None = None) -> bytes:
     if feature is Feature.RESOURCES and "size" in definition:
         definition = {name: value for name, value in definition.items() if name != "size"}
-    return blake2b(canonical(definition), digest_size=32).digest()
+    return blake2b(_encode_sorted.encode(definition), digest_size=32).digest()
 
 
 class ListDigest:

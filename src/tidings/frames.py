@@ -15,7 +15,7 @@ import msgspec
 from tidings.cursor import Cursor, cursor_json
 from tidings.delta import merge_patch
 from tidings.digest import safe_json
-from tidings.model import Change, Feature, Notification, Operation, Version
+from tidings.model import Change, Feature, Item, Notification, Operation, Version
 from tidings.policy import Detail
 
 __all__ = [
@@ -83,6 +83,11 @@ class Shape(NamedTuple):
     def is_bare(self) -> bool:
         """Whether a notification says no more than the plain specification."""
         return self.detail == "none" and not self.is_extended
+
+    @property
+    def says_delta(self) -> bool:
+        """Whether a change of a list says what of its item is another."""
+        return self.is_extended or self.detail == "delta"
 
 
 class Press:
@@ -163,31 +168,35 @@ def _render(notification: Notification, shape: Shape) -> tuple[bytes, bytes]:
     return (before + head, tail + after) if tail else (before + head + after, b"")
 
 
-_TAG, _URI, _REVISION, _DIGEST = b"\0", b"\1", b"\2", b"\3"
+_TAG, _KEY, _REVISION, _DIGEST, _ITEM = b"\0", b"\1", b"\2", b"\3", b"\4"
 """What stands in a text for a value to come: nothing that is encoded has such characters in it."""
 _RAW_TAG = msgspec.Raw(_TAG)
 
 
 def _filled(notification: Notification, shape: Shape) -> bytes | None:
-    """The text of a notification that says no more of a content than which version it has: most of them by far, each of
-    another URI, and all but for that the same."""
-    topic, changes = notification.topic, notification.changes
-    if isinstance(topic, Feature) or len(changes) != 1 or not notification.complete or notification.trace is not None:
+    """The text of a notification of one change that says no more of it than which item is how, or which version a
+    content has: most of them by far, and all but for that the same."""
+    if len(notification.changes) != 1 or not notification.complete or notification.trace is not None:
         return None
-    if changes[0].metadata is not None:
+    change = notification.changes[0]
+    item = change.item or change.before
+    if change.metadata is not None or (item is not None and shape.says_delta):
         return None
     revision, digest = notification.version
-    text = _mold(shape, changes[0].operation).replace(_URI, _escape(msgspec.json.encode(topic)))
-    return text.replace(_REVISION, msgspec.json.encode(revision)).replace(_DIGEST, msgspec.json.encode(digest))
+    text = _mold(shape, change.topic if isinstance(change.topic, Feature) else None, change.operation)
+    text = text.replace(_KEY, _escape(msgspec.json.encode(change.key)))
+    text = text.replace(_REVISION, b"%d" % revision).replace(_DIGEST, msgspec.json.encode(digest))
+    return text if item is None else text.replace(_ITEM, _escape(item.json))
 
 
 @lru_cache(256)  # clients choose some of the shapes
-def _mold(shape: Shape, operation: Operation) -> bytes:
+def _mold(shape: Shape, feature: Feature | None, operation: Operation) -> bytes:
     """Such a text without its values: taken from one whose values are found again in it."""
-    uri, version = "\1", Version(1 << 62, "\3")
-    change = Change(uri, operation, uri, version, version, 0.0, "")
-    text = _text(Notification(uri, version, (change,), since=0), shape)
-    for place, value in ((_URI, uri), (_REVISION, version.revision), (_DIGEST, version.digest)):
+    key, version = "\1", Version(1 << 62, "\3")
+    item = None if feature is None else Item(feature, key, _ITEM, b"")
+    change = Change(feature or key, operation, key, version, version, 0.0, "", item)
+    text = _text(Notification(change.topic, version, (change,), since=0), shape)
+    for place, value in ((_KEY, key), (_REVISION, version.revision), (_DIGEST, version.digest)):
         text = text.replace(msgspec.json.encode(value), place)
     return text
 
@@ -261,7 +270,7 @@ def _summarized(change: Change, shape: Shape) -> dict[str, Any]:
     if not isinstance(change.topic, Feature):
         return {"operation": change.operation, "uri": change.key}
     summary: dict[str, Any] = {"operation": change.operation, change.topic.key_field: change.key}
-    if (shape.is_extended or shape.detail == "delta") and change.item is not None:
+    if shape.says_delta and change.item is not None:
         patch = merge_patch(change.before.definition, change.item.definition) if change.before else None
         if patch is None or change.before is None:
             summary["item"] = msgspec.Raw(change.item.json)

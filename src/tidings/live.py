@@ -363,10 +363,10 @@ class Live:
 
     def _put(self, feature: Feature, key: str) -> None:
         items = self.catalog.items(feature)
-        definition = self.source.list_one(feature, key)
         try:
-            if definition is not None:
-                items.add(definition, replace=True)
+            listed = self.source.list_one(feature, key)
+            if listed is not None:
+                items.put(listed)
             elif key in items:
                 items.remove(key)
         except InvalidItem as error:

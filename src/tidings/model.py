@@ -38,26 +38,19 @@ class Feature(Enum):
     PROMPTS = "prompts"
     RESOURCES = "resources"
 
+    def __init__(self, name: Any) -> None:
+        self.singular = name[:-1]
+        """The member of a notification's params that holds one item: `tool`, `prompt` or `resource`."""
+        self.method = f"notifications/{name}/list_changed"
+        self.key_field = "uri" if name == "resources" else "name"
+        """What tells the items of this list apart on the wire."""
+
     # Enum hashes by name through a Python call; members are singletons, and topics are hashed on every fan-out.
     __hash__ = object.__hash__
 
     @classmethod
     def _missing_(cls, value: object) -> Feature:
         raise InvalidFeature(f"there is no feature {value!r}; there are {', '.join(each.value for each in cls)}")
-
-    @property
-    def singular(self) -> str:
-        """The member of a notification's params that holds one item: `tool`, `prompt` or `resource`."""
-        return self.value[:-1]
-
-    @property
-    def method(self) -> str:
-        return f"notifications/{self.value}/list_changed"
-
-    @property
-    def key_field(self) -> str:
-        """What tells the items of this list apart on the wire."""
-        return "uri" if self is Feature.RESOURCES else "name"
 
 
 Topic: TypeAlias = Feature | str

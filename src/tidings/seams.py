@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -39,6 +41,7 @@ __all__ = [
     "lowlevel_of",
     "put_off_idle_end",
     "registries_of",
+    "registry_of",
     "session_of",
     "set_auth",
     "watch_fastmcp",
@@ -143,14 +146,22 @@ def bus_of(server: MCPServer[Any]) -> SubscriptionBus:
     return server._subscriptions
 
 
+_REGISTRIES: dict[str, Callable[[MCPServer[Any]], dict[str, Any]]] = {
+    "tools": attrgetter("_tool_manager._tools"),
+    "prompts": attrgetter("_prompt_manager._prompts"),
+    "resources": attrgetter("_resource_manager._resources"),
+    "templates": attrgetter("_resource_manager._templates"),
+}
+
+
 def registries_of(server: MCPServer[Any]) -> dict[str, dict[str, Any]]:
     """The dicts that an `MCPServer` keeps its items in: it has no way to remove a resource, nor to update anything."""
-    return {
-        "tools": server._tool_manager._tools,
-        "prompts": server._prompt_manager._prompts,
-        "resources": server._resource_manager._resources,
-        "templates": server._resource_manager._templates,
-    }
+    return {name: registry(server) for name, registry in _REGISTRIES.items()}
+
+
+def registry_of(server: MCPServer[Any], name: str) -> dict[str, Any]:
+    """One of them."""
+    return _REGISTRIES[name](server)
 
 
 def set_auth(server: MCPServer[Any], settings: AuthSettings, verifier: TokenVerifier) -> None:
@@ -175,10 +186,10 @@ def watch_mcpserver(
     """Call `wake` with the name of a registry and the key that was changed in it (None: any), by whatever method. The
     registries are changed with the lock alone."""
     tools, prompts, resources = server._tool_manager, server._prompt_manager, server._resource_manager
-    tools._tools = Watched(tools._tools, lambda key: wake("tools", key), lock)
-    prompts._prompts = Watched(prompts._prompts, lambda key: wake("prompts", key), lock)
-    resources._resources = Watched(resources._resources, lambda key: wake("resources", key), lock)
-    resources._templates = Watched(resources._templates, lambda key: wake("resources", key), lock)
+    tools._tools = Watched(tools._tools, partial(wake, "tools"), lock)
+    prompts._prompts = Watched(prompts._prompts, partial(wake, "prompts"), lock)
+    resources._resources = Watched(resources._resources, partial(wake, "resources"), lock)
+    resources._templates = Watched(resources._templates, partial(wake, "resources"), lock)
 
 
 def watch_fastmcp(server: FastMCP[Any], wake: Callable[[], None], lock: AbstractContextManager[Any]) -> None:

@@ -1,7 +1,9 @@
-"""What every server of the bench serves, and how it is told to change: the same tools, the same two controls.
+"""What every server of the bench serves, and how it is told to change: the same tools, the same controls.
 
     POST /change?version=N&count=K   the tool `zz_changing` becomes "Version N", then N + 1 … N + K - 1
     POST /touch?uri=U&count=K        the content of a resource is another one, K times
+    POST /control                    a port on which the same is said in a line, `change N K` or `touch U K`, and
+                                     answered by an empty one: without HTTP, which is nothing of what is measured then
 
 Over stdio, the tool `touch` says that COUNT resources, each another one, have other contents: nothing that a server
 tells of those can be told together. The first line of standard output, on HTTP, is the port.
@@ -10,6 +12,7 @@ tells of those can be told together. The first line of standard output, on HTTP,
 from __future__ import annotations
 
 import argparse
+import asyncio
 import socket
 import sys
 from collections.abc import Awaitable, Callable
@@ -84,8 +87,36 @@ def controls(route: Callable[..., Any], change: Change, touch: Touch) -> None:
             await touch(asked["uri"])
         return done
 
+    async def on_control(request: Request) -> Response:
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(lambda: Control(change, touch), "127.0.0.1", 0)
+        return Response(str(listener.sockets[0].getsockname()[1]))
+
+    route("/control", methods=["POST"])(on_control)
     route("/change", methods=["POST"])(on_change)
     route("/touch", methods=["POST"])(on_touch)
+
+
+class Control(asyncio.Protocol):
+    """A connection on which a server is told to change, one line at a time."""
+
+    def __init__(self, change: Change, touch: Touch) -> None:
+        self._change = change
+        self._touch = touch
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as it is
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        task = asyncio.ensure_future(self._follow(*data.decode().split()))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _follow(self, what: str, which: str, count: str) -> None:
+        for number in range(int(count)):
+            await (self._change(int(which) + number) if what == "change" else self._touch(which))
+        self._transport.write(b"\n")
 
 
 def read_query(request: Request) -> dict[str, str]:

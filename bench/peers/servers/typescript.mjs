@@ -3,6 +3,7 @@
 
 import { randomUUID } from 'node:crypto';
 import { createServer } from 'node:http';
+import { createServer as createListener } from 'node:net';
 import { createRequire } from 'node:module';
 
 const require = createRequire(new URL('../../../tests/typescript/package.json', import.meta.url));
@@ -53,6 +54,20 @@ async function serveSession(request, response) {
     return transport.handleRequest(request, response);
 }
 
+// The two things that a server of the bench is told to do: see scene.py.
+async function follow(handler, what, which, count) {
+    for (let turn = 0; turn < Number(count); turn++) {
+        if (what === 'touch') {
+            handler.notify.resourceUpdated(which);
+            continue;
+        }
+        described = describe(Number(which) + turn);
+        handler.notify.toolsChanged();
+        for (const { server } of sessions.values()) server.changing.update({ description: described });
+        await new Promise((resolve) => setImmediate(resolve));
+    }
+}
+
 if (transport === 'stdio') {
     serveStdio(build);
 } else {
@@ -60,19 +75,19 @@ if (transport === 'stdio') {
     const serveModern = toNodeHandler(handler);
     const http = createServer(async (request, response) => {
         const url = new URL(request.url, 'http://127.0.0.1');
-        const count = Number(url.searchParams.get('count') ?? 1);
-        if (url.pathname === '/change') {
-            const first = Number(url.searchParams.get('version'));
-            for (let version = first; version < first + count; version++) {
-                described = describe(version);
-                handler.notify.toolsChanged();
-                for (const { server } of sessions.values()) server.changing.update({ description: described });
-                await new Promise((resolve) => setImmediate(resolve));
-            }
+        const what = url.pathname.slice(1);
+        if (what === 'change' || what === 'touch') {
+            await follow(handler, what, url.searchParams.get(what === 'change' ? 'version' : 'uri'), url.searchParams.get('count') ?? 1);
             response.end('{}');
-        } else if (url.pathname === '/touch') {
-            for (let turn = 0; turn < count; turn++) handler.notify.resourceUpdated(url.searchParams.get('uri'));
-            response.end('{}');
+        } else if (what === 'control') {
+            const listener = createListener((socket) => {
+                socket.setNoDelay();
+                socket.on('data', async (line) => {
+                    await follow(handler, ...line.toString().trim().split(' '));
+                    socket.write('\n');
+                });
+            });
+            listener.listen({ port: 0, host: '127.0.0.1' }, () => response.end(String(listener.address().port)));
         } else if (request.headers['mcp-protocol-version'] === '2026-07-28') {
             await serveModern(request, response);
         } else {

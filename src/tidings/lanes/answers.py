@@ -59,6 +59,8 @@ class Door:
 
     def __init__(self, app: Any, path: str, front: Front) -> None:
         self.path = path.encode()
+        self.line = b"POST %b HTTP/1.1\r\n" % self.path
+        """What a request for the front begins with: others are not for us, and need not be looked at."""
         self.front = front
         self._app = app
         self._route = app.routes[0]
@@ -177,8 +179,8 @@ class QuickAnswers(HttpToolsProtocol):
         if self._held is not None:
             self._take_up()  # there is an order among requests, and the app keeps it
         door = self._door
-        if door is not None and self._is_between and len(data) <= _LARGEST and self._is_free():
-            recognized = door.recognize(data)
+        if door is not None and self._is_between and data.startswith(door.line) and self._is_free():
+            recognized = door.recognize(data) if len(data) <= _LARGEST else None
             if recognized is not None and self._answer(door, data, *recognized, door.answer(recognized[0])):
                 return
         self._pass_on(data)

@@ -42,9 +42,9 @@ class Connection(QuickAnswers, ParkingProtocol):
 
     def data_received(self, data: bytes) -> None:
         door = self._door
-        if door is not None and self._held is None and self._is_between and self._is_free():
+        if door is not None and self._held is None and self._is_between and data.startswith(door.line):
             found = door.recognize_stream(data)
-            if found is not None and self._open(door, *found):
+            if found is not None and self._is_free() and self._open(door, *found):
                 self.has_tried = False
                 return
         super().data_received(data)

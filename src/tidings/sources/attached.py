@@ -8,19 +8,22 @@ client, which takes an event loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mcp.server import Server
 from mcp.server.mcpserver import MCPServer
 from mcp.server.subscriptions import ResourcesListChanged, ResourceUpdated, ServerEvent, ToolsListChanged
-from pydantic import BaseModel, ValidationError
+from mcp_types import Tool
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError
 
 from tidings import seams
 from tidings.catalog import Catalog
 from tidings.errors import AlreadyExists, InvalidItem, NotFound, TidingsError
 from tidings.model import Feature
 from tidings.sources.code import LowLevelSource, has_own_middleware
-from tidings.sources.definitions import definition_of, dump, key_of
+from tidings.sources.definitions import KEYS, dump, encode, key_of, shown
 
 if TYPE_CHECKING:
     from fastmcp import FastMCP
@@ -50,8 +53,8 @@ class Attached(Protocol):
     def list_now(self, feature: Feature) -> list[dict[str, Any]] | None:
         """What the server lists, or None if it can only be asked as a client asks."""
 
-    def list_one(self, feature: Feature, key: str) -> dict[str, Any] | None:
-        """One item of what `list_now` says; None if there is none of that key."""
+    def list_one(self, feature: Feature, key: str) -> bytes | None:
+        """One item of what `list_now` says, as JSON; None if there is none of that key."""
 
     def has_own_middleware(self) -> bool:
         """Whether the user put middleware in, which must see every request."""
@@ -81,14 +84,17 @@ def attach(server: Any) -> Attached:
 _FIELDS = {"inputSchema": "parameters", "outputSchema": "output_schema", "mimeType": "mime_type", "_meta": "meta"}
 """The protocol's names of fields, where the high-level servers have others."""
 
-
 _CHANGEABLE = frozenset(
     {
         *("name", "uri", "uri_template", "title", "description", "parameters", "output_schema"),
         *("arguments", "mime_type", "annotations", "icons", "meta", "tags"),
     }
 )
-"""What of an item may be updated: what its definition says, and not the function behind it."""
+
+_NAMES = {feature: feature.value for feature in Feature}
+"""By which they are looked up at each change; an enum's own `value` takes two calls to read."""
+
+_NOTHING = (None, b"")
 
 
 class MCPServerSource:
@@ -100,11 +106,14 @@ class MCPServerSource:
         # A method or handler of the user's own may look at who asks: it is asked as nobody then, and nobody is told of
         # what only some are shown.
         self.lists_are_shared = seams.lists_registries(server)
+        self._made: tuple[BaseModel | None, bytes] = _NOTHING
+        """What an update under way puts in, and its JSON, which was made to check it."""
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
+        features = {name: feature for feature, name in _NAMES.items()}
         seams.watch_mcpserver(
             self.server,
-            lambda name, key: wake(Feature(name), key if self.lists_are_shared else None),
+            lambda name, key: wake(features[name], key if self.lists_are_shared else None),
             catalog.lock,
         )
 
@@ -132,9 +141,17 @@ class MCPServerSource:
             case Feature.RESOURCES:
                 return _dump(_step(self.server.list_resources())) + _dump(_step(self.server.list_resource_templates()))
 
-    def list_one(self, feature: Feature, key: str) -> dict[str, Any] | None:
+    def list_one(self, feature: Feature, key: str) -> bytes | None:
         component = self._registry(feature, key).get(key)
-        return None if component is None else definition_of(component)
+        if component is None:
+            return None
+        made, text = self._made
+        if component is made:
+            return text
+        try:
+            return encode(shown(component))
+        except PydanticSerializationError as error:
+            raise InvalidItem(f"{feature.value}: {key!r} can't be written as JSON: {error}") from None
 
     def has_own_middleware(self) -> bool:
         return has_own_middleware(self.lowlevel)
@@ -157,13 +174,16 @@ class MCPServerSource:
         registry = self._registry(feature, key)
         if key not in registry:
             raise NotFound(f"{feature.value}: there is no {key!r}")
-        registry[key] = _copy(feature, key, registry[key], fields)
+        self._made = made = _copy(feature, key, registry[key], fields, shown)
+        try:
+            registry[key] = made[0]
+        finally:
+            self._made = _NOTHING  # from now on it may be changed in place
 
     def _registry(self, feature: Feature, key: str) -> dict[str, Any]:
-        registries = seams.registries_of(self.server)
-        if feature is Feature.RESOURCES and key not in registries["resources"] and "{" in key:
-            return registries["templates"]
-        return registries[feature.value]
+        if feature is Feature.RESOURCES and "{" in key and key not in seams.registry_of(self.server, "resources"):
+            return seams.registry_of(self.server, "templates")
+        return seams.registry_of(self.server, _NAMES[feature])
 
     @staticmethod
     def _build(feature: Feature, function: Callable[..., Any], options: dict[str, Any]) -> BaseModel:
@@ -238,7 +258,7 @@ class FastMCPSource:
             raise NotFound(f"{feature.value}: there is no {key!r} that was registered with this server itself")
         registry = seams.fastmcp_registry(self.server)
         for component in found:
-            registry[component.key] = _copy(feature, key, component, fields)
+            registry[component.key], _ = _copy(feature, key, component, fields, _shown_by_fastmcp)
 
     def _find(self, feature: Feature, key: str) -> list[Any]:
         from fastmcp.prompts import Prompt
@@ -298,29 +318,39 @@ def _uri(options: dict[str, Any]) -> str:
         raise InvalidItem("resources: a function needs uri=… to be added as a resource or a template") from None
 
 
-def _copy(feature: Feature, key: str, item: BaseModel, fields: Mapping[str, Any]) -> BaseModel:
+def _copy(
+    feature: Feature, key: str, item: BaseModel, fields: Mapping[str, Any], show: Callable[[Any], BaseModel]
+) -> tuple[BaseModel, bytes]:
+    """The item with other fields, and as its server lists it, which checks it: a copy of a model checks nothing."""
     wanted = {_FIELDS.get(name, name): value for name, value in fields.items()}
-    known = type(item).model_fields.keys() & _CHANGEABLE
-    if unknown := sorted(name for name in wanted if name not in known):
-        raise InvalidItem(f"{feature.value}: {key!r} has no field {', '.join(unknown)} that can be changed")
+    if not wanted.keys() <= (known := _changeable(type(item))):
+        unknown = ", ".join(sorted(wanted.keys() - known))
+        raise InvalidItem(f"{feature.value}: {key!r} has no field {unknown} that can be changed")
     copy = item.model_copy(update=wanted)
     try:
-        definition = _shown(copy)
-    except (ValidationError, TypeError, AttributeError) as error:
+        listed = show(copy)
+        text = encode(listed)
+    except (ValueError, TypeError, AttributeError) as error:
         raise InvalidItem(f"{feature.value}: {key!r} would not be valid: {error}") from None
-    if key_of(copy) != key:
+    if not wanted.keys().isdisjoint(KEYS) and key_of(copy) != key:
         raise InvalidItem(f"{feature.value}: an update can't rename {key!r} to {key_of(copy)!r}; remove and add")
-    if feature is Feature.TOOLS and definition.get("inputSchema", {}).get("type") != "object":
+    if isinstance(listed, Tool) and listed.input_schema.get("type") != "object":
         raise InvalidItem(f"{feature.value}: {key!r} needs an inputSchema of type object")
-    return copy
+    return copy, text
 
 
-def _shown(component: Any) -> dict[str, Any]:
-    """What its server would list, which checks it: a copy of a model checks nothing."""
+@cache
+def _changeable(kind: type[BaseModel]) -> frozenset[str]:
+    """What of an item may be updated: what its definition says, and not the function behind it."""
+    return _CHANGEABLE.intersection(kind.model_fields)
+
+
+def _shown_by_fastmcp(component: Any) -> BaseModel:
     for name in ("to_mcp_tool", "to_mcp_prompt", "to_mcp_template", "to_mcp_resource"):
         if hasattr(component, name):
-            return dump(getattr(component, name)())
-    return definition_of(component)
+            listed: BaseModel = getattr(component, name)()
+            return listed
+    raise TypeError(f"{component!r:.80} is nothing that a FastMCP lists")
 
 
 def _wrap(owner: Any, name: str, after: Callable[[], None]) -> None:

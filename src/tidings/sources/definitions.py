@@ -10,59 +10,43 @@ from mcp.server.mcpserver.prompts.base import Prompt
 from mcp.server.mcpserver.resources import Resource, ResourceTemplate
 from mcp.server.mcpserver.tools.base import Tool
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from tidings.errors import InvalidItem
 from tidings.model import Feature
 
-__all__ = ["definition_of", "distinct", "dump", "key_of"]
+__all__ = ["KEYS", "distinct", "dump", "encode", "key_of", "shown"]
 
 
-def definition_of(component: Any) -> dict[str, Any]:
+def shown(component: Any) -> BaseModel:
+    """An item as the server lists it, which checks it."""
     if isinstance(component, Tool):
-        return dump(
-            types.Tool(
-                name=component.name,
-                title=component.title,
-                description=component.description,
-                input_schema=component.parameters,
-                output_schema=component.output_schema,
-                annotations=component.annotations,
-                icons=component.icons,
-                _meta=component.meta,
-            )
+        return types.Tool(
+            name=component.name,
+            title=component.title,
+            description=component.description,
+            input_schema=component.parameters,
+            output_schema=component.output_schema,
+            annotations=component.annotations,
+            icons=component.icons,
+            _meta=component.meta,
         )
     if isinstance(component, Prompt):
         arguments = [
             types.PromptArgument(name=each.name, description=each.description, required=each.required)
             for each in component.arguments or ()
         ]
-        return dump(
-            types.Prompt(
-                name=component.name,
-                title=component.title,
-                description=component.description,
-                arguments=arguments,
-                icons=component.icons,
-            )
+        return types.Prompt(
+            name=component.name,
+            title=component.title,
+            description=component.description,
+            arguments=arguments,
+            icons=component.icons,
         )
     if isinstance(component, ResourceTemplate):
-        return dump(
-            types.ResourceTemplate(
-                uri_template=component.uri_template,
-                name=component.name,
-                title=component.title,
-                description=component.description,
-                mime_type=component.mime_type,
-                icons=component.icons,
-                annotations=component.annotations,
-                _meta=component.meta,
-            )
-        )
-    assert isinstance(component, Resource)
-    return dump(
-        types.Resource(
-            uri=component.uri,
-            name=component.name or "",
+        return types.ResourceTemplate(
+            uri_template=component.uri_template,
+            name=component.name,
             title=component.title,
             description=component.description,
             mime_type=component.mime_type,
@@ -70,12 +54,26 @@ def definition_of(component: Any) -> dict[str, Any]:
             annotations=component.annotations,
             _meta=component.meta,
         )
+    assert isinstance(component, Resource)
+    return types.Resource(
+        uri=component.uri,
+        name=component.name or "",
+        title=component.title,
+        description=component.description,
+        mime_type=component.mime_type,
+        icons=component.icons,
+        annotations=component.annotations,
+        _meta=component.meta,
     )
+
+
+KEYS = ("uri_template", "uri", "name")
+"""The fields that tell an item apart, the first that it has."""
 
 
 def key_of(item: Any) -> str:
     """What tells an item of any of the high-level servers apart from the others."""
-    for name in ("uri_template", "uri", "name"):
+    for name in KEYS:
         if (value := getattr(item, name, None)) is not None:
             return str(value)
     raise InvalidItem(f"{item!r:.80} has neither a name nor a URI")
@@ -83,6 +81,11 @@ def key_of(item: Any) -> str:
 
 def dump(model: BaseModel) -> dict[str, Any]:
     return model.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+
+def encode(model: BaseModel) -> bytes:
+    """The same as JSON."""
+    return to_json(model, by_alias=True, exclude_none=True)
 
 
 def distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:

@@ -10,7 +10,7 @@ from mcp.server.mcpserver.resources import ResourceTemplate
 from mcp.server.mcpserver.tools.base import Tool
 
 from tidings.model import Feature
-from tidings.sources.definitions import definition_of, key_of
+from tidings.sources.definitions import dump, key_of, shown
 
 __all__ = ["Piece", "piece_of"]
 
@@ -37,4 +37,4 @@ def piece_of(component: Any, *, etag: str | None = None) -> Piece:
         feature = Feature.TOOLS
     elif isinstance(component, Prompt):
         feature = Feature.PROMPTS
-    return Piece(feature, key_of(component), definition_of(component), component, etag)
+    return Piece(feature, key_of(component), dump(shown(component)), component, etag)

@@ -148,8 +148,9 @@ class Workspace:
             listed = [piece.definition for (of, _), piece in self._offered.items() if of is feature]
         return listed + ([self._errors.definition] if feature is Feature.RESOURCES else [])
 
-    def list_one(self, feature: Feature, key: str) -> dict[str, Any] | None:
-        return next((each for each in self.list_now(feature) if key in (each.get("name"), each.get("uri"))), None)
+    def list_one(self, feature: Feature, key: str) -> bytes | None:
+        listed = (each for each in self.list_now(feature) if key in (each.get("name"), each.get("uri")))
+        return next(map(msgspec.json.encode, listed), None)
 
     def has_own_middleware(self) -> bool:
         return False
