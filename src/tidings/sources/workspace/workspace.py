@@ -471,9 +471,8 @@ class Workspace:
         if (catalog := self._catalog) is None:
             return
         with catalog.lock:
-            is_new = file.uri in catalog.resources and catalog.resources.updated(file.uri, etag=etag)
-        if is_new:
-            self._look_again({file.path}, 0.0)
+            if file.uri in catalog.resources and catalog.resources.updated(file.uri, etag=etag):
+                self._look_again({file.path}, 0.0)
 
     def _describe_problems(self) -> str:
         return "\n".join(map(str, self._problems))
