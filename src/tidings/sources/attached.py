@@ -63,6 +63,8 @@ class Attached(Protocol):
     def has_own_middleware(self) -> bool:
         """Whether the user put middleware in, which must see every request."""
 
+    # These three are called with the catalog's lock.
+
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None: ...
 
     def remove(self, feature: Feature, key: str) -> None: ...
@@ -115,8 +117,8 @@ class MCPServerSource:
         self.lists_are_shared = seams.lists_registries(server)
         self._made: tuple[BaseModel | None, bytes] = _NOTHING
         """What an update under way puts in, and its JSON, which was made to check it. Only the first reading may have
-        it, which follows at once and with the catalog's lock: whoever is told by it may change the item in place. That
-        of another thread takes it away at worst, and the JSON is made once more."""
+        it, which follows at once: whoever is told by that may change the item in place. Used with the catalog's lock
+        alone."""
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
         features = {name: feature for feature, name in _NAMES.items()}
