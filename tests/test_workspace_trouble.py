@@ -58,6 +58,21 @@ def test_the_same_name_twice_is_served_once_and_said(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_a_script_that_is_empty_is_being_written_and_stays_what_it_was(tmp_path: Path) -> None:
+    write(tmp_path, {"tools/a.sh": "#!/bin/sh\n# @describe one\necho a\n"})
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        (tmp_path / "tools" / "a.sh").write_bytes(b"")
+        workspace.rescan()
+        [tool] = (await client.list_tools(cache_mode="bypass")).tools
+        assert tool.description == "one"
+        [problem] = workspace.problems
+        assert "tools/a.sh" in str(problem)
+        assert "the file is empty" in str(problem)
+
+    run(tmp_path, scenario)
+
+
 def test_an_error_is_logged_with_file_and_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, {"tools/broken.py": "def f(:\n"})
     with caplog.at_level(logging.WARNING):

@@ -32,9 +32,13 @@ _MOST_LINES = 100
 
 def read_comment(path: Path) -> dict[str, Any]:
     """The metadata in the leading comment of a script; empty for a binary, or when there is none."""
+    with path.open("rb") as file:
+        start = file.read(64 << 10)
+    if not start:
+        # Most often it is being written: who had a tool by that name keeps it until it is.
+        raise Broken(path, "the file is empty: there is nothing to run")
     try:
-        with path.open("rb") as file:
-            lines = file.read(64 << 10).decode("utf-8").splitlines()[:_MOST_LINES]
+        lines = start.decode("utf-8").splitlines()[:_MOST_LINES]
     except UnicodeDecodeError:
         return {}
     meta: dict[str, Any] = {}
