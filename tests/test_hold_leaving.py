@@ -7,12 +7,14 @@ import contextvars
 import gc
 import itertools
 import threading
+from pathlib import Path
 
 import anyio
 import pytest
+from mcp.server.mcpserver import MCPServer
 
 from tests.test_hold import TOOLS, Client, Place, here
-from tidings import Feature, Notification, Topic
+from tidings import Feature, Live, Notification, Topic
 from tidings.hold import LONGEST_HOLD, Crowd
 from tidings.mailbox import Filter
 from tidings.releases import Releases
@@ -269,3 +271,33 @@ async def test_what_is_held_on_another_thread_is_released_on_the_loops_own(place
         await timed.until_released()
     assert threads == [threading.get_ident()]
     assert client.keys == [("added", "x")]
+
+
+@pytest.mark.anyio
+async def test_a_live_server_has_that_timer_too_and_none_once_it_has_stopped(tmp_path: Path) -> None:
+    live = Live(MCPServer("held"), store=tmp_path / "state.db")
+    await live.attend()
+    live.hub.hold.is_saved = lambda _: False
+    heard: list[Notification] = []
+    visit = live.durables.enter({"name": "a"}, None, [TOOLS], [], {}, lambda: None)
+    assert visit is not None
+    subscriber = live.hub.open(heard.append)
+    visit.watch(subscriber)
+    live.hub.subscribe(subscriber, TOOLS)
+    visit.note_presence()
+    live.tools.add(show, name="x")
+    timer = live._releases._timer
+    assert (bool(live.hub.hold), heard) == (True, [])
+    for _ in range(10):
+        live.hub.release()
+    assert timer is not None
+    assert live._releases._timer is timer
+    with anyio.fail_after(10):
+        while not heard:  # noqa: ASYNC110  # nobody says so
+            await asyncio.sleep(0.01)
+    live.tools.remove("x")
+    timer = live._releases._timer
+    assert timer is not None
+    live.stop()
+    assert timer.cancelled()
+    await asyncio.to_thread(live.close)

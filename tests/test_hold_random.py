@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tests.test_hold import Client, Place
 from tidings import BUSY, Feature, Notification, Policy
@@ -28,6 +28,9 @@ class Waiting(RuleBasedStateMachine):
         self.place = Place(journal_changes=most)
         self.readers: list[Reader] = []
         self.number = 0
+        for kind in ("plain", "picky"):
+            self.come(kind, {"a://**"})
+        self.place.save()
 
     @rule(kind=st.sampled_from(["plain", "plain", "picky", "paced"]), uris=st.sets(st.sampled_from([*URIS, "a://**"])))
     def come(self, kind: str, uris: set[str]) -> None:
@@ -57,6 +60,19 @@ class Waiting(RuleBasedStateMachine):
         if number < len(self.readers):
             self.readers[number].look(topic)
 
+    @rule(topic=st.sampled_from([TOOLS, *URIS]), number=st.integers(0, 4), name=st.sampled_from("abc"))
+    def come_and_go(self, topic: Topic, number: int, name: str) -> None:
+        """Something is another one for a moment, in which one of them looks."""
+        if topic is TOOLS:
+            before = list(self.place.catalog.tools)
+            self.change_tool(name, "passing")
+            self.show(topic, number)
+            self.place.catalog.tools.replace(before)
+        elif isinstance(topic, str):
+            for etag in "121":
+                self.change_content(topic, etag)
+                self.show(topic, number)
+
     @rule(number=st.integers(0, 4), other=st.integers(0, 5), what=st.sampled_from(["leave", "forget"]))
     def plot(self, number: int, other: int, what: str) -> None:
         """When one of them, or somebody who waits for nothing, is told next, another one ends."""
@@ -80,6 +96,10 @@ class Waiting(RuleBasedStateMachine):
             strike()
 
         self.place.hub.subscribe(strike_at_once, TOOLS, uris=["**"])
+
+    @invariant()
+    def nobody_was_told_anything_wrong(self) -> None:
+        assert not hasattr(self, "place") or not self.place.hub.failures
 
     @rule()
     def save(self) -> None:
@@ -147,7 +167,10 @@ class Reader:
 
     def _wrapped(self, deliver: Any) -> Any:
         def deliver_and_believe(notification: Notification) -> object:
-            self._take(notification)
+            try:
+                self._take(notification)
+            except AssertionError as error:  # the hub survives it, and this must not
+                self.place.hub.failures[f"{notification}: {error}"] += 1
             taken = deliver(notification)
             if self.plot is not None:
                 plot, self.plot = self.plot, None

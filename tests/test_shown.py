@@ -275,6 +275,30 @@ def test_what_was_shown_of_contents_is_bounded_and_in_doubt_it_was_shown(monkeyp
     assert shown.has_other("a://7", Version(9, "x"), since=4)
 
 
+def test_of_a_content_that_is_known_only_what_was_shown_of_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown_module, "_MOST_CONTENTS", 2)
+    shown = Shown(Catalog().lock)
+    shown.note(URI, Version(1, "a"))
+    for revision in (2, 9):
+        shown.note(f"a://{revision}", Version(revision, "x"))
+        shown.note(URI, Version(3, "a"))
+    shown.note("a://10", Version(10, "x"))
+    shown.note(URI, Version(11, "a"))
+    shown.note("a://12", Version(12, "x"))
+    assert shown._forgotten == 10
+    assert not shown.has_other(URI, Version(13, "a"), since=3), "others were forgotten, this one was not"
+
+
+def test_what_was_forgotten_of_a_content_counts_when_it_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown_module, "_MOST_CONTENTS", 1)
+    shown = Shown(Catalog().lock)
+    shown.note(URI, Version(5, "b"))
+    shown.note("a://other", Version(6, "x"))
+    shown.note(URI, Version(9, "a"))
+    assert shown.has_other(URI, Version(9, "a"), since=3)
+    assert not shown.has_other(URI, Version(9, "a"), since=6)
+
+
 # The validators
 
 
