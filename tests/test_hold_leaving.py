@@ -285,7 +285,7 @@ async def test_a_live_server_has_that_timer_too_and_none_once_it_has_stopped(tmp
     visit.watch(subscriber)
     live.hub.subscribe(subscriber, TOOLS)
     visit.note_presence()
-    live.tools.add(show, name="x")
+    live.tools.add(lambda: "x", name="x")
     timer = live._releases._timer
     assert (bool(live.hub.hold), heard) == (True, [])
     for _ in range(10):
