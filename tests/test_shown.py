@@ -66,6 +66,14 @@ class Place:
             self.flip(0)
         elif kind == "muted":
             self.muted |= {TOOLS, URI}
+        elif kind == "held":
+            self.flip(1)  # so that the journal knows of both
+            self.flip(0)
+            self.heard.clear()
+            self.saved = self.catalog.revision
+            self.hub.hold.is_saved = lambda revision: revision <= self.saved
+            self.reader.is_held, self.reader.joins_hold = lambda _: False, True
+            self.reader.settle()
         elif kind == "slow":
             self.reader.pause()
 
@@ -85,6 +93,8 @@ class Place:
     def settle(self) -> list[Topic]:
         """Let it be told all that is due; of what it was told since the last time."""
         self.muted.clear()
+        self.saved = self.catalog.revision
+        self.hub.release()
         self.hub.wake(self.reader)
         while (due := self.hub.next_due()) is not None:
             self.clock.now = due
@@ -95,7 +105,7 @@ class Place:
         return [notification.topic for notification in heard]
 
 
-KINDS = ["slow", "quiet gap", "muted"]
+KINDS = ["slow", "quiet gap", "muted", "held"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -209,9 +219,10 @@ def test_a_client_that_says_what_it_holds_is_believed() -> None:
     assert place.settle() == [URI], "and so is one that was about to be told"
 
 
-def test_of_what_is_left_when_a_filter_has_seen_it_all_at_once() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_what_is_left_when_a_filter_has_seen_it_all_at_once(kind: str) -> None:
     """A tool that it wants to hear of came and went; what remains is another one, which it does not."""
-    place = Place(filter=Filter(names=["new"]))
+    place = Place(kind, filter=Filter(names=["new"]))
     place.catalog.tools.add({"name": "new"})
     place.show()
     place.catalog.tools.add({"name": "other"})
@@ -220,8 +231,9 @@ def test_of_what_is_left_when_a_filter_has_seen_it_all_at_once() -> None:
     assert place.settle() == [TOOLS]
 
 
-def test_a_filter_that_hides_all_of_it_stays_silent() -> None:
-    place = Place(filter=Filter(names=["nothing"]))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_filter_that_hides_all_of_it_stays_silent(kind: str) -> None:
+    place = Place(kind, filter=Filter(names=["nothing"]))
     place.flip(1)
     place.show(only=TOOLS)
     place.flip(0)
@@ -261,6 +273,30 @@ def test_what_was_shown_of_contents_is_bounded_and_in_doubt_it_was_shown(monkeyp
     assert not shown.has_other("a://1", Version(9, "x"), since=4), "all that was forgotten was older"
     assert not shown.has_other("a://7", Version(9, "7"), since=4)
     assert shown.has_other("a://7", Version(9, "x"), since=4)
+
+
+def test_of_a_content_that_is_known_only_what_was_shown_of_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown_module, "_MOST_CONTENTS", 2)
+    shown = Shown(Catalog().lock)
+    shown.note(URI, Version(1, "a"))
+    for revision in (2, 9):
+        shown.note(f"a://{revision}", Version(revision, "x"))
+        shown.note(URI, Version(3, "a"))
+    shown.note("a://10", Version(10, "x"))
+    shown.note(URI, Version(11, "a"))
+    shown.note("a://12", Version(12, "x"))
+    assert shown._forgotten == 10
+    assert not shown.has_other(URI, Version(13, "a"), since=3), "others were forgotten, this one was not"
+
+
+def test_what_was_forgotten_of_a_content_counts_when_it_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown_module, "_MOST_CONTENTS", 1)
+    shown = Shown(Catalog().lock)
+    shown.note(URI, Version(5, "b"))
+    shown.note("a://other", Version(6, "x"))
+    shown.note(URI, Version(9, "a"))
+    assert shown.has_other(URI, Version(9, "a"), since=3)
+    assert not shown.has_other(URI, Version(9, "a"), since=6)
 
 
 # The validators

@@ -6,10 +6,12 @@ and handed round in the same way when it is. For any other one it is noted in it
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tidings.counts import Why, batches
 from tidings.index import WatchIndex
+from tidings.mailbox import Entry
 from tidings.model import Change, Feature, Notification, Operation, Reason, Topic, Version
 from tidings.subscriber import Busy, Subscriber
 
@@ -33,18 +35,22 @@ class FanOut:
         paths = self._index.paths(notification.topic)
         asked = tuple(self._index.watching(paths))
         telling = hub.observer.telling(notification, len(asked))
+        edits, was_empty = self._index.edits, not hub.hold
         patient, told = self._hand_round(notification, previous, asked, paths, changes[0].time)
+        if edits != self._index.edits:
+            stay = [each for each in patient if self._index.is_watching(each, paths)]
+            hub.counts.suppress(Why.UNSUBSCRIBED, len(patient) - len(stay))
+            patient = stay
+        if patient:  # before anybody else is called: whoever leaves from now on is found there
+            hub.counts.coalesced += hub.hold.add(notification, previous, patient, hub._clock())
         hub.observer.told(telling, notification, len(asked))
         self._end_deleted(notification, told)
         if patient:
-            was_empty = not hub.hold
-            merged = hub.hold.add(notification, previous, patient, hub.catalog.now())
-            hub.counts.coalesced += merged
             self._tell_held(notification.topic)  # it may be written down by now
             if was_empty:
                 hub.hold.go_on()
 
-    def release(self) -> dict[Subscriber, None]:
+    def release(self) -> Iterable[Subscriber]:
         """Tell what need be held no longer; returns those who wait for the same with something in their mailbox."""
         # In the order in which a mailbox would give it out.
         for topic in sorted(self._hub.hold.topics, key=self._hub.policy.priority):
@@ -53,16 +59,19 @@ class FanOut:
 
     def _tell_held(self, topic: Topic) -> None:
         hub = self._hub
-        for held in hub.hold.take(topic, hub.catalog.now()):
-            if held.previous.digest == held.latest.version.digest:
-                hub.counts.suppress(Why.SAME_DIGEST, len(held))
+        for held in hub.hold.over(topic, hub._clock()):
+            entry = held.entry
+            notification = hub.news.owed(topic, entry, None)
+            if isinstance(notification, Why):
+                hub.counts.suppress(notification, len(hub.hold.take(topic, held)))
                 continue
-            is_list = isinstance(topic, Feature)
-            notification = hub.news.missed(topic, held.previous.revision) if is_list else held.latest
             paths = self._index.paths(topic)
+            began = hub.catalog.now() - (hub._clock() - held.began)
             entered = hub.observer.enter(notification)
             try:
-                _, told = self._hand_round(notification, held.previous, tuple(held), paths, held.began, is_held=True)
+                # Each crowd in its turn: until then, who leaves because of what another one is told leaves the hold.
+                asked = hub.hold.take(topic, held)
+                _, told = self._hand_round(notification, held.previous, asked, paths, began, entry)
             finally:
                 hub.observer.leave(entered)
             self._end_deleted(notification, told)
@@ -74,8 +83,7 @@ class FanOut:
         asked: tuple[Subscriber, ...],
         paths: list[Topic],
         began: float,
-        *,
-        is_held: bool = False,
+        held: Entry | None = None,
     ) -> tuple[list[Subscriber], list[Subscriber]]:
         """Returns those for whom it has to be held, unless it was, and those who were told."""
         hub, index = self._hub, self._index
@@ -92,13 +100,13 @@ class FanOut:
                     continue
                 said = notification
                 if not subscriber.is_plain:
-                    if subscriber.is_patient and not is_held:
+                    if subscriber.is_patient and held is None:
                         hub.counts.aside += 1
                         patient.append(subscriber)
                         continue
-                    if (found := self._said_at_once(subscriber, notification)) is None:
+                    if (found := self._said_at_once(subscriber, notification, held)) is None:
                         hub.counts.set_aside()
-                        hub._note(subscriber, notification, previous, now)
+                        hub._note(subscriber, notification, previous, now, was_held=held is not None)
                         continue
                     said = found
                 try:
@@ -114,7 +122,9 @@ class FanOut:
             hub.counts.tell(topic, hub.catalog.now() - began, len(batch) - (hub.counts.aside - aside))
         return patient, told
 
-    def _said_at_once(self, subscriber: Subscriber, notification: Notification) -> Notification | None:
+    def _said_at_once(
+        self, subscriber: Subscriber, notification: Notification, held: Entry | None
+    ) -> Notification | None:
         """What is handed over to one that is not plain; None if its mailbox has to decide."""
         if subscriber.filter is None:
             return notification if subscriber.is_patient else None
@@ -122,7 +132,11 @@ class FanOut:
             return None
         if not isinstance(notification.topic, Feature):
             return notification  # filters are of lists
-        said = self._hub.news.missed(notification.topic, notification.since, subscriber.filter)
+        news, topic = self._hub.news, notification.topic
+        if held is not None:
+            said = news.owed(topic, held, subscriber.filter)
+            return None if isinstance(said, Why) else said
+        said = news.missed(topic, notification.since, subscriber.filter)
         return said if said.changes else None
 
     def _end_deleted(self, notification: Notification, told: list[Subscriber]) -> None:

@@ -267,9 +267,11 @@ class Hub:
                 while self._outbox:
                     self._sweep()
                     if not (commit := self._outbox.popleft()):
-                        self._woken |= self._fan_out.release()
-                        self._serve_woken()
-                        self.hold.go_on()
+                        try:
+                            self._woken |= dict.fromkeys(self._fan_out.release())
+                            self._serve_woken()
+                        finally:
+                            self.hold.go_on()
                     for group in by_topic(commit):
                         self._fan_out.publish(group)
                         self._serve_woken()
@@ -316,19 +318,25 @@ class Hub:
             if not subscriber.is_closed and subscriber.is_ready:
                 self._serve(subscriber, self._clock())
 
-    def _note(self, subscriber: Subscriber, notification: Notification, previous: Version, now: float) -> None:
+    def _note(
+        self, subscriber: Subscriber, notification: Notification, previous: Version, now: float, *, was_held: bool
+    ) -> None:
+        if subscriber.is_closed:
+            return
         mailbox, topic = subscriber.mailbox, notification.topic
         held = self.hold.drop(subscriber, topic)
         if held is not None:  # until it fell behind
-            previous = held
+            previous, was_held = held, True
             notification = self.news.missed(topic, held.revision) if isinstance(topic, Feature) else notification
         if mailbox is None:
             mailbox = subscriber.mailbox = Mailbox()
         elif not mailbox.has_room(topic, subscriber.policy):
             self._overflow(subscriber, mailbox)
             return
-        was_waiting = held is not None or mailbox.is_waiting(topic)
-        due = mailbox.note(notification, previous, subscriber.policy, subscriber.filter, now, subscriber.delay)
+        # Of several changes at once, whether the filter leaves anything to say is found out when it is told.
+        filter = None if was_held else subscriber.filter
+        was_waiting = mailbox.is_waiting(topic) or (held is not None and subscriber.filter is None)
+        due = mailbox.note(notification, previous, subscriber.policy, filter, now, subscriber.delay)
         self.observer.noted(subscriber, notification, due, was_waiting=was_waiting)
         if not subscriber.is_ready:
             return
@@ -341,6 +349,9 @@ class Hub:
         collapses = subscriber.collapses and Feature.RESOURCES in subscriber.features
         waiting = subscriber.waiting + 1
         if collapses:
+            for topic in self.hold.known(subscriber):
+                if topic is Feature.RESOURCES or not isinstance(topic, Feature):
+                    self.hold.drop(subscriber, topic)
             mailbox.collapse(self.news.missed(Feature.RESOURCES, -1), subscriber.policy, self._clock())
         self.observer.overflowed(subscriber, waiting - subscriber.waiting, is_closed=not collapses)
         if not collapses:

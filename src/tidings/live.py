@@ -27,7 +27,6 @@ from tidings.errors import InvalidItem, TidingsError
 from tidings.frames import EXTENSION
 from tidings.gate import Authorize, Gate, Principal
 from tidings.history import Past, recall
-from tidings.hold import LONGEST_HOLD
 from tidings.hub import Hub
 from tidings.items import LiveItems, LiveResources
 from tidings.journal import Journal
@@ -43,6 +42,7 @@ from tidings.lanes.webhook import WebhookLane
 from tidings.model import Change, Feature, Topic, Version
 from tidings.patterns import is_pattern
 from tidings.policy import Policy
+from tidings.releases import Releases
 from tidings.sources import inquiry
 from tidings.sources.attached import Attached, attach
 from tidings.sources.definitions import distinct
@@ -152,14 +152,15 @@ class Live:
         self._is_late = False
         """Whether a reading is under way that has already taken too long for anybody to wait for."""
         self._timer: asyncio.TimerHandle | None = None
+        self._releases = Releases(self.hub, self._context)
         self._tasks: set[asyncio.Task[None]] = set()
         self._left_out: set[str] = set()
         self._outbox: deque[tuple[Change, ...]] = deque()
         self.keeper.observer = self.hub.observer
         self.keeper.follow(self.catalog, journal, self.durables, self.failures)
         if self.keeper.is_saving:
-            self.hub.hold.is_saved, self.hub.hold.on_hold = self.keeper.is_saved, self._release_later
-            self.keeper.on_written = self._release_soon
+            self.hub.hold.is_saved, self.hub.hold.on_hold = self.keeper.is_saved, self._releases.later
+            self.keeper.on_written = self._releases.soon
         self.catalog.follow(self._publish)
         self.bookmarks = Bookmarks(self.policy.keep_alive)
         self.splice: SpliceLane = SpliceLane(self)
@@ -214,6 +215,7 @@ class Live:
         self.splice.stop()
         self._sessions.stop()
         self.webhooks.stop()
+        self._releases.stop()
         for task in self._tasks:
             task.cancel()
         self.keeper.rouse()  # what the streams were told last
@@ -453,6 +455,7 @@ class Live:
         self._loop, self._thread = loop, threading.get_ident()
         self._reading = asyncio.Lock()
         self._is_late = False
+        self._releases.bind(loop)
         self._say("starting", f"{self.lowlevel.name} is live")
         self._drain()
         self.in_background(self.source.run())
@@ -472,15 +475,6 @@ class Live:
             is_list = len(changes) > 1 or not isinstance(changes[0].topic, str)
             if is_list and self._loop is not None and self._loop.is_running():
                 self.lists.changed()
-
-    def _release_soon(self) -> None:
-        """A batch was written, or could not be: on the thread that writes."""
-        if self.hub.hold and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.hub.release)
-
-    def _release_later(self) -> None:
-        if self._loop is not None and threading.get_ident() == self._thread and not self._loop.is_closed():
-            self._loop.call_later(LONGEST_HOLD, self.hub.release, context=self._context.copy())
 
     def _alarm(self, when: float) -> None:
         if self._loop is None or self._loop.is_closed():

@@ -32,8 +32,8 @@ class News:
         self._revision = catalog.revision
         self._versions = {feature: catalog.version(feature) for feature in Feature}
         self._contents = catalog.resources.contents()
-        begun: dict[Topic, Version] = dict(self._contents.items())
-        begun.update(self._versions.items())
+        begun: dict[Topic, int] = {topic: version.revision for topic, version in self._contents.items()}
+        begun.update((feature, version.revision) for feature, version in self._versions.items())
         self.shown = Shown(catalog.lock, begun)
         self._built: dict[Feature, dict[tuple[int, Filter | None], Notification]] = {feature: {} for feature in Feature}
         """By the revision as of which a list is known, and the filter."""
@@ -90,7 +90,7 @@ class News:
         }
 
     def owed(self, topic: Topic, entry: Entry, filter: Filter | None) -> Notification | Why:
-        """What to tell one whose mailbox has this entry, or why there is nothing to tell."""
+        """What to tell one for whom this waits, in its mailbox or in the hold, or why there is nothing to tell."""
         told, latest = entry.told, entry.latest
         if told and entry.is_true_still and not self.shown.has_other(topic, latest, told.revision):
             return Why.SAME_DIGEST
@@ -98,9 +98,13 @@ class News:
         if notification.changes or not notification.complete:
             return notification
         # Seen at once, nothing is left of the changes; but somebody has seen them one by one.
-        if self.shown.has_other(topic, latest, entry.since):
+        if self.shown.has_other(topic, latest, entry.since) and self._had_any(topic, entry.since, filter):
             return self.missed(topic, -1)
         return Why.FILTERED
+
+    def _had_any(self, topic: Topic, since: int, filter: Filter | None) -> bool:
+        """Whether any change after a revision was one that a filter lets pass."""
+        return filter is None or any(map(filter.passes, self.journal.since(since, topic) or ()))
 
     def missed(self, topic: Topic, since: int, filter: Filter | None = None) -> Notification:
         """What to tell one who knows a topic as of a revision."""

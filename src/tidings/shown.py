@@ -23,8 +23,8 @@ _MOST_CONTENTS = 4096
 
 
 class Shown:
-    def __init__(self, lock: AbstractContextManager[Any], begun: Mapping[Topic, Version] | None = None) -> None:
-        """What was shown of the versions before those that this life has `begun` with, nobody knows."""
+    def __init__(self, lock: AbstractContextManager[Any], begun: Mapping[Topic, int] | None = None) -> None:
+        """What was shown before the revisions that this life has `begun` with, nobody knows."""
         self._lock = lock
         self._begun = begun or {}
         self._lists: dict[Topic, tuple[Version, Version | None]] = {}
@@ -54,7 +54,7 @@ class Shown:
             return  # nobody was ever told less
         with self._lock:
             shown = self._lists if isinstance(topic, Feature) else self._contents
-            last, other = shown.get(topic, (None, None))
+            last, other = shown.get(topic) or (None, self._in_doubt(topic, version))
             if last == version:
                 return
             shown.pop(topic, None)
@@ -70,13 +70,20 @@ class Shown:
         if any(begun < now.revision for begun in self._under_way.get(topic, ())):
             return True
         is_list = isinstance(topic, Feature)
-        last, other = (self._lists if is_list else self._contents).get(topic, (None, None))
-        found = other if last is not None and last.digest == now.digest else last
-        return (found is not None and found.revision > since) or (not is_list and self._forgotten > since)
+        last, other = (self._lists if is_list else self._contents).get(topic) or (None, None)
+        if last is None:
+            return not is_list and self._forgotten > since
+        found = other if last.digest == now.digest else last
+        return found is not None and found.revision > since
+
+    def _in_doubt(self, topic: Topic, version: Version) -> Version | None:
+        """What may have been shown before a version, of a topic of which nothing is known."""
+        if isinstance(topic, Feature) or not self._forgotten:
+            return None
+        return Version(min(self._forgotten, version.revision), "")
 
     def may_mislead(self, topic: Topic, told: Version, now: Version) -> bool:
         """Whether one who was away, and was told what is true again, may hold something else all the same."""
         if told.digest != now.digest or told.revision >= now.revision:
             return False
-        begun = self._begun.get(topic, told)
-        return told.revision < begun.revision or self.has_other(topic, now, told.revision)
+        return told.revision < self._begun.get(topic, 0) or self.has_other(topic, now, told.revision)

@@ -103,13 +103,14 @@ class Visit:
     def _is_held(self, topic: Topic) -> bool:
         hold, subscriber = self._durables.hub.hold, self._subscriber
         revision = self._durables.hub.news.version(topic).revision if self._is_noted else _NEVER
-        now = self._durables._now()
+        now = self._durables.hub._clock()
         if subscriber is None or hold.is_over(revision, now, now):
             self._held.pop(topic, None)
             return False
-        if hold.is_over(revision, self._held.setdefault(topic, now), now):
+        began = self._held.setdefault(topic, now)
+        if hold.is_over(revision, began, now):
             return False
-        hold.add_other(subscriber)
+        hold.add_other(subscriber, began)
         return True
 
     def _turn(self) -> None:
