@@ -118,7 +118,7 @@ class Answering:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The end of `Answering`, given or not. From now on only what was recorded as `Shown` counts; so a client, whom news
+    """The end of `Answering`, given or not. Then only what was recorded as `Shown` counts; so a client, whom news
     may reach later than an answer that was given after them, records this when all that was told meanwhile has come."""
 
     topic: Topic
