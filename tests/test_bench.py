@@ -17,11 +17,12 @@ import pytest
 
 from bench import core
 from bench.measuring import Row, machine
-from bench.peers import plots
+from bench.peers import plots, work
 from bench.peers.__main__ import main
 from bench.peers.figures import TARGETS, Samples, Verdict
 from bench.peers.plots import bars, lines
-from bench.peers.programs import PEERS, compile_c, compiler
+from bench.peers.programs import PEERS, Failure, compile_c, compiler, loading, serving
+from bench.peers.record import record
 from bench.peers.report import targets
 from bench.peers.work import SITTINGS, Scale, sit
 
@@ -130,14 +131,40 @@ def test_a_server_that_does_not_start_is_named_and_the_others_are_measured(tmp_p
 
 @needs_linux
 @needs_compiler
-def test_the_parts_of_every_sitting_can_share_a_process(tmp_path: Path) -> None:
-    """That of the client above all: what one part leaves there must not be in the way of the next."""
+def test_the_parts_of_every_sitting_can_share_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the client above all: what one part leaves there must not be in the way of the next. Its herd is larger
+    than the number of connections that it may ask on."""
+    monkeypatch.setattr(work, "ASKERS", 3)
     compile_c("load", tmp_path)
     scale = Scale(streams=(1, 10), legacy=(10,), herds=(10,), others=100, busy=0.01, listing=0.1)
     for sitting in SITTINGS:
         notes: dict[str, float] = {}
         sit(replace(sitting, tools=min(sitting.tools, 20)), list(sitting.parts), PEERS["asgi"], scale, tmp_path, notes)
         assert len(notes) >= len(sitting.parts)
+
+
+def test_what_takes_long_is_measured_in_the_first_round_only() -> None:
+    sizes = (1, 1000, 5000)
+    scale = Scale(streams=sizes, legacy=sizes, herds=sizes)
+
+    own, sdk = scale.later(PEERS["own"]), scale.later(PEERS["sdk"])
+
+    assert own == replace(scale, legacy=(1, 1000), herds=(1, 1000))
+    assert sdk == replace(own, streams=(1, 1000))
+
+
+@needs_linux
+@needs_compiler
+def test_a_change_that_fails_is_named(tmp_path: Path) -> None:
+    compile_c("load", tmp_path)
+    record(10, tmp_path)
+
+    with (
+        serving(PEERS["raw"], 10, tmp_path) as server,
+        loading(server, tmp_path) as load,
+        pytest.raises(Failure, match="a change failed: NotImplementedError: no stream"),
+    ):
+        load.ask("touch", 1, "bench://item")
 
 
 @needs_linux

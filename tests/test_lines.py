@@ -205,6 +205,17 @@ async def test_a_reader_who_reads_nothing_at_the_end_is_given_up(ends: Ends) -> 
     assert read_now(reading)
 
 
+async def test_so_is_one_whose_pipe_was_full_when_nothing_waited_for_it_yet(ends: Ends) -> None:
+    lost: list[str] = []
+    writer = LineWriter(ends[1], lambda: lost.append("lost"))
+    fill(ends[1])
+    writer.hurry(0.05)
+    writer.write(b"answer\n")
+    async with asyncio.timeout(DEADLINE):
+        await writer.until_empty()
+    assert lost == ["lost"]
+
+
 async def test_a_reader_who_reads_slowly_at_the_end_gets_it_all(ends: Ends) -> None:
     reading, writing = ends
     writer = LineWriter(writing, nobody)

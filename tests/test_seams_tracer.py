@@ -27,7 +27,23 @@ assert len(told) == 1 and "x://after" in str(told[0]), told
 """
 
 
+MOVED = """
+del trace._TRACER_PROVIDER
+live.resources.updated("x://moved")
+told = [span.attributes for span in exporter.get_finished_spans() if "x://" in str(span.attributes)]
+assert "x://moved" in str(told[-1]), told
+"""
+
+
 def test_a_tracer_that_the_process_sets_while_it_serves_is_noticed_at_once() -> None:
     """A process sets its own only once, so this is one of its own."""
-    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60, check=False)
+    run(LATE)
+
+
+def test_where_that_part_moves_spans_are_made_all_the_same() -> None:
+    run(LATE + MOVED)
+
+
+def run(script: str) -> None:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -42,7 +42,7 @@ PARTS = (*dict.fromkeys(part.key for sitting in SITTINGS for part in sitting.par
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description="Measure Tidings beside its peers.")
     parser.add_argument("--quick", action="store_true", help="whether it works, in a minute; its figures mean nothing")
-    parser.add_argument("--full", action="store_true", help="1 to 15,000 streams: a quarter of an hour")
+    parser.add_argument("--full", action="store_true", help="1 to 15,000 streams: three quarters of an hour")
     parser.add_argument("--rounds", type=int, help="how often everything is measured (3; quick: 1)")
     parser.add_argument("--streams", help="how many listen streams, for example 1,1000")
     parser.add_argument("--only", help=f"parts and peers, for example fanout,sdk,own: {', '.join((*PARTS, *PEERS))}")

@@ -128,12 +128,12 @@ GROUPS = (
     Group(
         "The load client",
         (
-            Figure("client", "its CPU per delivery, {} streams", "µs"),
-            Figure("client-busy", "its core, while {} streams are told", "%"),
-            Figure("list-client", "its CPU per list, {} tools", "µs"),
-            Figure("list-client-busy", "its core, while it lists {} tools", "%"),
-            Figure("stdio-client-busy", "its core, lists on stdio", "%"),
-            Figure("stdio-told-client-busy", "its core, notifications on stdio", "%"),
+            Figure("client", "it has to do, per delivery, {} streams", "µs"),
+            Figure("client-busy", "it has to do, while {} streams are told", "%"),
+            Figure("list-client", "it has to do, per list, {} tools", "µs"),
+            Figure("list-client-busy", "it has to do, while it lists {} tools", "%"),
+            Figure("stdio-client-busy", "it has to do, lists on stdio", "%"),
+            Figure("stdio-told-client-busy", "it has to do, notifications on stdio", "%"),
         ),
     ),
 )

@@ -249,7 +249,7 @@ static void notified(struct conn *c, int number) {
     c->told += number;
     notifications += number;
     last_told = now();
-    if (is_herd) want_list(c);
+    if (is_herd && c->told == number) want_list(c); /* once */
 }
 
 /* The events of a stream, found by their names wherever they stand. */
@@ -341,6 +341,7 @@ static void take(struct conn *c) {
         return;
     }
     if (c->role == CONTROL && control_port) {
+        if (*buffer != '\n') fail("a change failed: %.*s", length < 200 ? length : 200, buffer);
         c->is_waiting = 0;
         return;
     }
@@ -379,6 +380,13 @@ static void wait_for(int *count, int goal, double deadline, const char *what) {
     }
 }
 
+static void wait_for_control(double deadline) {
+    while (control->is_waiting && !*failure) {
+        if (now() > deadline) fail("timed out: a change was not answered");
+        pump();
+    }
+}
+
 static struct conn *dial(enum role role, int number) {
     struct conn *c = calloc(1, sizeof *c);
     c->role = role;
@@ -391,6 +399,7 @@ static struct conn *dial(enum role role, int number) {
 
 static void open_streams(int goal, const char *what, double deadline, int is_session) {
     opened = stream_count;
+    if (goal > MOST) fail("%d streams are more than %d", goal, MOST);
     while (opened < goal && !*failure) {
         while (stream_count < goal && stream_count < opened + WINDOW && !*failure) {
             struct conn *c = streams[stream_count] = dial(is_session ? SESSION : LISTEN, stream_count);
@@ -418,7 +427,7 @@ static void change(int rounds, int count, double deadline) {
         ask_change(count);
         wait_for(&told_enough, watched_count, deadline, "streams told");
         printf("%s%.6f", i ? "," : "", last_told - start);
-        while (control->is_waiting && !*failure) pump();
+        wait_for_control(deadline);
     }
 }
 
@@ -429,7 +438,7 @@ static void touch(int rounds, const char *uri, double deadline) {
         ask_control("touch", "uri", uri, 1);
         wait_for(&told_enough, 1, deadline, "streams told");
         printf("%s%.6f", i ? "," : "", last_told - start);
-        while (control->is_waiting && !*failure) pump();
+        wait_for_control(deadline);
     }
 }
 
@@ -442,7 +451,7 @@ static void burst(int count, double deadline) {
         if (now() > deadline) fail("timed out: after %ld notifications of a burst", notifications);
         pump();
     }
-    while (control->is_waiting && !*failure) pump();
+    wait_for_control(deadline);
     printf("%.6f", last_told - start);
 }
 
@@ -492,7 +501,7 @@ static void herd(double deadline) {
     wait_for(&held, watched_count, deadline, "clients hold the new list");
     double taken = now() - start;
     is_herd = 0;
-    while (control->is_waiting && !*failure && now() < deadline) pump();
+    wait_for_control(deadline);
     printf("%.6f],\"told\":%.6f,\"stale\":%d,\"again\":%d,\"rest\":[", taken, last_told - start, stale, again);
 }
 

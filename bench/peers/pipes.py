@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.peers.programs import CORES, START, Failure, Peer, Server, starting
+from bench.peers.programs import CORES, PATIENCE, START, Failure, Peer, Server, starting
 
 __all__ = ["sit_at_pipes"]
 
@@ -34,8 +34,6 @@ class Pipes:
         self._peer = peer
         self._ready = select.poll()
         self._ready.register(self._out, select.POLLIN)
-        self._patience = 0 if len(CORES) > 1 else 20
-        """Milliseconds to sleep at once."""
         self._found: float | None = None
         """The CPU time at which there was something to read, until all of it is dealt with."""
         self._busy = 0.0
@@ -47,7 +45,7 @@ class Pipes:
 
     def read(self, deadline: float) -> bytes:
         self._rest()
-        while not self._ready.poll(self._patience):
+        while not self._ready.poll(PATIENCE):
             if time.monotonic() > deadline:
                 raise Failure(f"{self._peer.name} did not answer on stdio in time")
         self._found = time.process_time()

@@ -27,6 +27,7 @@ __all__ = [
     "CORES",
     "HERE",
     "MODULES",
+    "PATIENCE",
     "PEERS",
     "ROOT",
     "START",
@@ -46,6 +47,18 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 MODULES = ROOT / "tests" / "typescript" / "node_modules"
 CORES = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+
+
+def _threads_beside(core: int) -> str:
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return str(core)
+
+
+PATIENCE = 0 if len(CORES) > 1 and _threads_beside(CORES[0]) != _threads_beside(CORES[-1]) else 20
+"""Milliseconds that a client sleeps at once while it waits: none, unless that would take from the server's core."""
+
 DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG: when we are killed without a chance to clean up, what we started goes too."""
 START = 60.0
@@ -183,7 +196,7 @@ class Server:
     pid: int
     port: int = 0
     control: int = 0
-    """The port on which it is told to change; 0 for those whose HTTP costs next to nothing."""
+    """The port on which it is told to change; 0 for the floor, whose HTTP costs next to nothing."""
 
     def cpu(self) -> float:
         """Seconds of CPU of all its threads, those that ended too: the kernel's own clock of another process."""
@@ -205,8 +218,10 @@ def serving(peer: Peer, tools: int, programs: Path) -> Iterator[Server]:
             while ask_plainly(port, "/change?version=0&count=0") is None:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise Failure(f"{peer.name} did not start")
-            control = 0 if peer.key in ("floor", "raw") else int(ask_plainly(port, "/control") or 0)
-            yield Server(peer, process.pid, port, control)
+            control = ask_plainly(port, "/control") if peer.key != "floor" else b"0"
+            if control is None:
+                raise Failure(f"{peer.name} has no control")
+            yield Server(peer, process.pid, port, int(control))
         except Failure as failure:
             said.seek(0)
             last = said.read().decode(errors="replace").strip().rpartition("\n")[2]
@@ -258,7 +273,6 @@ class Load:
 
 @contextmanager
 def loading(server: Server, programs: Path) -> Iterator[Load]:
-    patience = 0 if len(CORES) > 1 else 20
-    command = [str(programs / "load"), str(server.port), str(server.control), str(patience)]
+    command = [str(programs / "load"), str(server.port), str(server.control), str(PATIENCE)]
     with starting(command, -1, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield Load(process, server.peer)

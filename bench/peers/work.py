@@ -55,7 +55,7 @@ class Scale:
     @property
     def crowd(self) -> int:
         """The streams of figures that are taken with one number of them only."""
-        return 1000 if 1000 in self.streams else max(self.streams)
+        return min(MANY, max(self.streams))
 
 
 @dataclass

@@ -425,7 +425,7 @@ class Resources(Items):
         if metadata is not None:
             # A copy in JSON's terms: what the caller does to its objects later must not reach a slow reader.
             metadata = msgspec.json.decode(digest.safe_json(metadata))
-        with self._catalog._batch as changes:
+        with self._catalog.batch() as changes:
             self.is_touched = True
             self._said[uri] = (content, metadata)
         return changes

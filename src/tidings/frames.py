@@ -180,10 +180,11 @@ def _filled(notification: Notification, shape: Shape) -> bytes | None:
         return None
     change = notification.changes[0]
     item = change.item or change.before
-    if change.metadata is not None or (item is not None and shape.says_delta):
+    feature = change.topic if isinstance(change.topic, Feature) else None
+    if change.metadata is not None or (feature is not None and (item is None or shape.says_delta)):
         return None
     revision, digest = notification.version
-    text = _mold(shape, change.topic if isinstance(change.topic, Feature) else None, change.operation)
+    text = _mold(shape, feature, change.operation)
     text = text.replace(_KEY, _escape(msgspec.json.encode(change.key)))
     text = text.replace(_REVISION, b"%d" % revision).replace(_DIGEST, msgspec.json.encode(digest))
     return text if item is None else text.replace(_ITEM, _escape(item.json))

@@ -15,7 +15,9 @@ __all__ = ["LiveItems", "LiveResources"]
 
 
 class LiveItems:
-    """`live.tools` and `live.prompts`: changes that every client is told of."""
+    """`live.tools` and `live.prompts`: changes that every client is told of.
+
+    Each looks at what is there and changes it with the catalog's lock, as one thing, whatever other threads change."""
 
     def __init__(self, live: Live, feature: Feature) -> None:
         self._live = live
@@ -26,14 +28,17 @@ class LiveItems:
 
         A low-level server takes a definition, and `handler=`.
         """
-        self._live.source.add(self._feature, thing, replace=replace, **options)
+        with self._live.catalog.lock:
+            self._live.source.add(self._feature, thing, replace=replace, **options)
 
     def remove(self, key: str) -> None:
-        self._live.source.remove(self._feature, key)
+        with self._live.catalog.lock:
+            self._live.source.remove(self._feature, key)
 
     def update(self, key: str, fields: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Change only the fields given."""
-        self._live.source.update(self._feature, key, {**(fields or {}), **more})
+        with self._live.catalog.lock:
+            self._live.source.update(self._feature, key, {**(fields or {}), **more})
 
     def __contains__(self, key: object) -> bool:
         return key in self._live.catalog.items(self._feature)

@@ -345,7 +345,7 @@ class Live:
                 if key is not None and (is_early or feature not in self._stale):
                     self._put(feature, key)
                     return
-                listed = self.source.list_now(feature)
+                listed = self.source.list_now(feature, self._leave_out)
                 if listed is not None:
                     self._stale -= set() if is_early else {feature}
                     self._replace(feature, listed, keep=is_early)
@@ -364,13 +364,13 @@ class Live:
     def _put(self, feature: Feature, key: str) -> None:
         items = self.catalog.items(feature)
         try:
-            listed = self.source.list_one(feature, key)
-            if listed is not None:
+            if (listed := self.source.list_one(feature, key)) is not None:
                 items.put(listed)
-            elif key in items:
-                items.remove(key)
+                return
         except InvalidItem as error:
             self._leave_out(error)
+        if key in items:
+            items.remove(key)
 
     def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]], *, keep: bool = False) -> None:
         self.catalog.items(feature).replace(distinct(feature, listed), on_invalid=self._leave_out, keep=keep)
@@ -417,7 +417,7 @@ class Live:
             for feature in Feature:
                 while feature in self._stale:
                     with self.catalog.lock:
-                        listed = self.source.list_now(feature)
+                        listed = self.source.list_now(feature, self._leave_out)
                         if listed is not None:
                             self._stale.discard(feature)
                             self._replace(feature, listed)

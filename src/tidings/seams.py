@@ -1,6 +1,8 @@
 """Every private part of the SDK, of FastMCP and of OpenTelemetry that Tidings touches, in one place.
 
-Each has no public equal in the versions supported. `tests/test_seams.py` fails loudly when one of them moves.
+Each has no public equal in the versions supported. `tests/test_seams.py` fails loudly when one of them moves, and
+`tests/test_seams_tracer.py` when OpenTelemetry's does. What the lanes rely on in uvicorn is named where they use it;
+`tests/test_seams_uvicorn.py` is for that.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ __all__ = [
 def has_tracer() -> bool:
     """Whether spans of the process's own tracer go anywhere. To ask the tracer itself costs as much as a span, and the
     public way to ask for its provider looks into the environment each time."""
-    return trace._TRACER_PROVIDER is not None
+    return getattr(trace, "_TRACER_PROVIDER", trace) is not None  # where it moved, the tracer itself is asked
 
 
 def connection_of(session: ServerSession) -> Connection:

@@ -67,9 +67,9 @@ def main() -> None:
         # What `live.run("http")` does, on a port that is free and patient with idle connections.
         listener = listening_socket()
         announce(listener.getsockname()[1])
-        serve_app(live.http_app(), sockets=[listener], log_level="warning", **PATIENT)
+        serve_app(live.http_app(max_sessions=None), sockets=[listener], log_level="warning", **PATIENT)
     else:
-        serve_plainly(live.http_app())
+        serve_plainly(live.http_app(max_sessions=None))
 
 
 if __name__ == "__main__":

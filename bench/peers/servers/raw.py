@@ -12,20 +12,19 @@ import asyncio
 import gc
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
-from bench.peers.servers.scene import announce, listening_socket
+from bench.peers.servers.scene import Control, announce, listening_socket
 
 RECORDED: Final = b"1000000"
 """The id of the recorded requests; all ids are as long."""
 
-_OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-type: application/json\r\n\r\n{}"
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
 _ID = re.compile(rb'"id":(\d+)')
-_COUNT = re.compile(rb"count=(\d+)")
 _VERSION = re.compile(rb"(?<=Version )\d{6}")
 
 
@@ -35,13 +34,22 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.opening, self.told, self.listed = (_cut(folder / name) for name in ("open", "told", "list"))
         self.streams: list[Stream] = []
+        self.control = 0
 
-    def change(self, version: int, count: int) -> None:
+    async def change(self, version: int) -> None:
         (head, tail), (before, after) = self.told, self.listed
-        for number in range(version, version + count):
-            self.listed = before, _VERSION.sub(b"%06d" % number, after)
-            for stream in self.streams:
-                stream.transport.write(head + stream.tag + tail)
+        self.listed = before, _VERSION.sub(b"%06d" % version, after)
+        for stream in self.streams:
+            stream.transport.write(head + stream.tag + tail)
+
+    async def touch(self, uri: str) -> None:
+        raise NotImplementedError("no stream of this one watches a resource")
+
+    async def listen_for_changes(self) -> int:
+        """Gives the port."""
+        make = partial(Control, self.change, self.touch)
+        listener = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
+        return int(listener.sockets[0].getsockname()[1])
 
 
 class Stream(asyncio.Protocol):
@@ -70,9 +78,9 @@ class Stream(asyncio.Protocol):
     def _answer(self, head: bytes, body: bytes) -> None:
         scene, found = self._scene, _ID.search(body)
         if found is None:
-            asked, count = re.search(rb"version=(\d+)", head), _COUNT.search(head)
-            scene.change(int(asked[1]) if asked else 0, int(count[1]) if count else 1)
-            self.transport.write(_OK)
+            # Whether it is there, or to which port it is told to change: it needs no more than that.
+            port = b"%d" % scene.control
+            self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(port), port))
             return
         self.tag = found[1]
         is_stream = b'"subscriptions/listen"' in body
@@ -91,6 +99,7 @@ def _cut(path: Path) -> tuple[bytes, bytes]:
 
 async def main() -> None:
     scene = Scene(Path(sys.argv[1]))
+    scene.control = await scene.listen_for_changes()
     listener = listening_socket()
     await asyncio.get_running_loop().create_server(lambda: Stream(scene), sock=listener)
     announce(listener.getsockname()[1])

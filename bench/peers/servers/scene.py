@@ -26,6 +26,7 @@ __all__ = [
     "DESCRIPTION",
     "PATIENT",
     "TOUCHED",
+    "Control",
     "announce",
     "controls",
     "find_tickets",
@@ -70,7 +71,7 @@ def read_options() -> argparse.Namespace:
 
 
 def controls(route: Callable[..., Any], change: Change, touch: Touch) -> None:
-    """Add both controls; `route` is the server's own `custom_route`."""
+    """Add the controls; `route` is the server's own `custom_route`."""
 
     done = Response(b"{}")
 
@@ -114,9 +115,13 @@ class Control(asyncio.Protocol):
         task.add_done_callback(self._tasks.discard)
 
     async def _follow(self, what: str, which: str, count: str) -> None:
-        for number in range(int(count)):
-            await (self._change(int(which) + number) if what == "change" else self._touch(which))
-        self._transport.write(b"\n")
+        failure = ""
+        try:
+            for number in range(int(count)):
+                await (self._change(int(which) + number) if what == "change" else self._touch(which))
+        except Exception as error:  # the client says what it was
+            failure = f"{type(error).__name__}: {error}"
+        self._transport.write(failure.encode() + b"\n")
 
 
 def read_query(request: Request) -> dict[str, str]:

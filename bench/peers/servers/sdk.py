@@ -76,4 +76,4 @@ if __name__ == "__main__":
     if options.transport == "stdio":
         built.run("stdio")
     else:
-        serve_plainly(built.streamable_http_app())
+        serve_plainly(built.streamable_http_app(max_sessions=None))

@@ -83,8 +83,8 @@ if (transport === 'stdio') {
             const listener = createListener((socket) => {
                 socket.setNoDelay();
                 socket.on('data', async (line) => {
-                    await follow(handler, ...line.toString().trim().split(' '));
-                    socket.write('\n');
+                    const failure = await follow(handler, ...line.toString().trim().split(' ')).catch(String);
+                    socket.write(`${failure ?? ''}\n`);
                 });
             });
             listener.listen({ port: 0, host: '127.0.0.1' }, () => response.end(String(listener.address().port)));

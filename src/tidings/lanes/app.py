@@ -100,12 +100,20 @@ def _on_signal(stop: Callable[[], None]) -> Iterator[None]:
                 signal.signal(number, previous)
 
 
-def run_http(live: Live, *, host: str = "127.0.0.1", port: int = 8000, log_level: str = "info", **options: Any) -> None:
+def run_http(
+    live: Live, *, host: str = "127.0.0.1", port: int = 8000, log_level: str | int | None = "info", **options: Any
+) -> None:
     if hasattr(live.server, "streamable_http_app"):
         options.setdefault("host", host)
-    # At a level that drops them, uvicorn would still put each line together.
-    logs_access = log_level.lower() in ("trace", "debug", "info")
+    logs_access = _logs_access(log_level)
     serve_app(live.http_app(**options), host=host, port=port, log_level=log_level, access_log=logs_access)
+
+
+def _logs_access(level: str | int | None) -> bool:
+    """Whether a level lets lines about requests through: uvicorn would put each together even if it is dropped."""
+    if isinstance(level, str):
+        return level.lower() in ("trace", "debug", "info")
+    return level is None or level <= logging.INFO
 
 
 def serve_app(

@@ -169,6 +169,8 @@ class LineWriter:
                 written = os.write(self._descriptor, self._rest)
             except BlockingIOError:
                 self._block(True)
+                if self._deadline is None:  # nothing waited when the hurry began
+                    self._set_deadline()
                 return
             except OSError as error:  # the reader is gone, or the connection
                 logger.debug("standard output can't be written to any more: %r", error)

@@ -7,7 +7,7 @@ client, which takes an event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -33,6 +33,9 @@ __all__ = ["Attached", "attach"]
 Wake = Callable[..., None]
 """Called with a feature that may have changed, and where it is known with the key of the one item that did."""
 
+OnInvalid = Callable[[InvalidItem], None]
+"""Called with what is wrong with an item that is left out."""
+
 
 @runtime_checkable
 class Attached(Protocol):
@@ -50,14 +53,17 @@ class Attached(Protocol):
     async def run(self) -> None:
         """Follow what can change by itself, for as long as the server runs."""
 
-    def list_now(self, feature: Feature) -> list[dict[str, Any]] | None:
-        """What the server lists, or None if it can only be asked as a client asks."""
+    def list_now(self, feature: Feature, on_invalid: OnInvalid) -> list[dict[str, Any]] | None:
+        """What the server lists, but for items that have no JSON form; None if it can only be asked as a client
+        asks."""
 
     def list_one(self, feature: Feature, key: str) -> bytes | None:
         """One item of what `list_now` says, as JSON; None if there is none of that key."""
 
     def has_own_middleware(self) -> bool:
         """Whether the user put middleware in, which must see every request."""
+
+    # These three are called with the catalog's lock.
 
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None: ...
 
@@ -96,6 +102,9 @@ _NAMES = {feature: feature.value for feature in Feature}
 
 _NOTHING = (None, b"")
 
+_NO_JSON = (PydanticSerializationError, UnicodeError)
+"""What pydantic raises for a value that JSON has no form for."""
+
 
 class MCPServerSource:
     """The SDK's high-level server."""
@@ -107,7 +116,9 @@ class MCPServerSource:
         # what only some are shown.
         self.lists_are_shared = seams.lists_registries(server)
         self._made: tuple[BaseModel | None, bytes] = _NOTHING
-        """What an update under way puts in, and its JSON, which was made to check it."""
+        """What an update under way puts in, and its JSON, which was made to check it. Only the first reading may have
+        it, which follows at once: whoever is told by that may change the item in place. Used with the catalog's lock
+        alone."""
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
         features = {name: feature for feature, name in _NAMES.items()}
@@ -130,28 +141,32 @@ class MCPServerSource:
     async def run(self) -> None:
         return None
 
-    def list_now(self, feature: Feature) -> list[dict[str, Any]] | None:
+    def list_now(self, feature: Feature, on_invalid: OnInvalid) -> list[dict[str, Any]] | None:
         if not self.lists_are_shared:
             return None
+        self._made = _NOTHING
+        listed: list[BaseModel]
         match feature:
             case Feature.TOOLS:
-                return _dump(_step(self.server.list_tools()))
+                listed = _step(self.server.list_tools())
             case Feature.PROMPTS:
-                return _dump(_step(self.server.list_prompts()))
+                listed = _step(self.server.list_prompts())
             case Feature.RESOURCES:
-                return _dump(_step(self.server.list_resources())) + _dump(_step(self.server.list_resource_templates()))
+                listed = _step(self.server.list_resources()) + _step(self.server.list_resource_templates())
+        return _dump(feature, listed, on_invalid)
 
     def list_one(self, feature: Feature, key: str) -> bytes | None:
         component = self._registry(feature, key).get(key)
         if component is None:
             return None
         made, text = self._made
+        self._made = _NOTHING
         if component is made:
             return text
         try:
             return encode(shown(component))
-        except PydanticSerializationError as error:
-            raise InvalidItem(f"{feature.value}: {key!r} can't be written as JSON: {error}") from None
+        except _NO_JSON as error:
+            raise _invalid(feature, key, error) from None
 
     def has_own_middleware(self) -> bool:
         return has_own_middleware(self.lowlevel)
@@ -178,7 +193,7 @@ class MCPServerSource:
         try:
             registry[key] = made[0]
         finally:
-            self._made = _NOTHING  # from now on it may be changed in place
+            self._made = _NOTHING  # if nothing was read
 
     def _registry(self, feature: Feature, key: str) -> dict[str, Any]:
         if feature is Feature.RESOURCES and "{" in key and key not in seams.registry_of(self.server, "resources"):
@@ -215,7 +230,7 @@ class FastMCPSource:
     async def run(self) -> None:
         return None
 
-    def list_now(self, feature: Feature) -> None:
+    def list_now(self, feature: Feature, on_invalid: OnInvalid) -> None:
         return None
 
     def list_one(self, feature: Feature, key: str) -> None:
@@ -292,8 +307,22 @@ def _step(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise TidingsError("the SDK's own lists are expected to be ready at once, and this one is not")
 
 
-def _dump(models: Iterable[BaseModel]) -> list[dict[str, Any]]:
-    return [dump(model) for model in models]
+def _dump(feature: Feature, models: list[BaseModel], on_invalid: OnInvalid) -> list[dict[str, Any]]:
+    try:
+        return [dump(model) for model in models]
+    except _NO_JSON:
+        pass  # one of them, hardly ever: which one is worth looking for only then
+    listed = []
+    for model in models:
+        try:
+            listed.append(dump(model))
+        except _NO_JSON as error:
+            on_invalid(_invalid(feature, key_of(model), error))
+    return listed
+
+
+def _invalid(feature: Feature, key: str, error: Exception) -> InvalidItem:
+    return InvalidItem(f"{feature.value}: {key!r} can't be written as JSON: {error}")
 
 
 def _built(

@@ -55,7 +55,7 @@ class LowLevelSource:
     async def run(self) -> None:
         return None
 
-    def list_now(self, feature: Feature) -> None:
+    def list_now(self, feature: Feature, on_invalid: Callable[[InvalidItem], None]) -> None:
         return None
 
     def list_one(self, feature: Feature, key: str) -> None:

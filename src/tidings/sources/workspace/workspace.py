@@ -141,7 +141,7 @@ class Workspace:
             if self._problems or resources.content(ERRORS).revision:
                 resources.updated(ERRORS, etag=_etag_of(self._problems))
 
-    def list_now(self, feature: Feature) -> list[dict[str, Any]]:
+    def list_now(self, feature: Feature, on_invalid: object = None) -> list[dict[str, Any]]:
         # Not of what is being loaded, and not with its lock: loading takes the catalog's while it holds its own, and
         # whoever asks may hold the catalog's already.
         with self._catalog.lock if self._catalog is not None else nullcontext():
