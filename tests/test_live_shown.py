@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx2
 import pytest
+from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
 
 from tests.servers.ears import (
@@ -145,40 +145,33 @@ async def test_a_session_that_listed_while_its_stream_was_broken_is_told_when_th
 # A file that is read before its watcher has seen it
 
 
-async def test_what_a_reader_saw_before_the_watcher_is_told_to_all_and_that_it_is_over(tmp_path: Path) -> None:
+class Unwatched(Workspace):
+    async def run(self) -> None:
+        """Its watcher never comes to look."""
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+async def test_a_read_of_a_file_tells_nobody_and_its_cursor_is_what_the_watcher_saw(
+    tmp_path: Path, is_seen: bool
+) -> None:
+    """However often: a client that reads again whenever it is told must not be told for that."""
     file = tmp_path / "resources" / "notes.txt"
     file.parent.mkdir()
     file.write_text("A")
-    workspace = Workspace(tmp_path, poll=0)
-    live = Live(workspace)
+    live = Live(Unwatched(tmp_path))
     uri = "workspace:///notes.txt"
     heard: list[Notification] = []
     live.hub.subscribe(heard.append, uris=[uri])
-    first = live.catalog.version(uri)
-    file.write_text("B")
+    known = live.catalog.version(uri)
+    if not is_seen:
+        file.write_text("B")
 
-    (shown,) = await workspace.server.read_resource(uri)
-    file.write_text("A")
-
-    assert getattr(shown, "content", None) == "B"
-    assert live.catalog.version(uri).digest != first.digest
-    with anyio.fail_after(10):
-        while not workspace.is_settled:
-            await anyio.lowlevel.checkpoint()
+    async with Client(live.server) as client:
+        results = [await client.read_resource(uri) for _ in range(3)]
     live._drain()
-    assert live.catalog.version(uri).digest == first.digest
-    assert [each.version.digest == first.digest for each in heard] == [False, True]
 
-
-async def test_a_read_of_what_is_known_tells_nobody(tmp_path: Path) -> None:
-    file = tmp_path / "resources" / "notes.txt"
-    file.parent.mkdir()
-    file.write_text("A")
-    workspace = Workspace(tmp_path, poll=0)
-    live = Live(workspace)
-    before = live.catalog.revision
-
-    await workspace.server.read_resource("workspace:///notes.txt")
-
-    assert live.catalog.revision == before
-    assert workspace.is_settled
+    assert [getattr(each.contents[0], "text", None) for each in results] == ["A" if is_seen else "B"] * 3
+    cursors = [(each.meta or {})[CURSOR_KEY]["uris"][uri] for each in results]
+    assert cursors == [{"revision": known.revision, "digest": known.digest}] * 3
+    assert live.catalog.version(uri) == known
+    assert heard == []

@@ -12,6 +12,8 @@ check waits: `check_reliable` is for a history in which everybody was given the 
 
 from tidings.testing.history import (
     Acknowledged,
+    Answered,
+    Answering,
     Changed,
     Closed,
     Event,
@@ -40,6 +42,8 @@ from tidings.testing.recorder import Recorder
 __all__ = [
     "PROMISES",
     "Acknowledged",
+    "Answered",
+    "Answering",
     "Changed",
     "Closed",
     "Event",

@@ -12,12 +12,15 @@ from tidings.model import Change, Feature, Operation, Topic, Version
 
 __all__ = [
     "Acknowledged",
+    "Answered",
+    "Answering",
     "Changed",
     "Closed",
     "Event",
     "Held",
     "History",
     "Muted",
+    "OfTopic",
     "PromiseBroken",
     "Shown",
     "Subscribed",
@@ -99,14 +102,27 @@ class Shown:
 
     topic: Topic
     version: Version | None = None
-    """With an empty digest where it may have been any one until that revision. None where it is not known at all, or
-    not yet: then everybody may be told, and nobody need be."""
+    """With an empty digest where it may have been any one until that revision. None where it is not known at all: then
+    everybody who was told before may be told once more, and nobody need be."""
 
-    def is_other(self, told: Version, before: Version) -> bool:
-        """Whether who was told `before` may have to hear `told`, though the content is the same."""
-        if self.version is None:
-            return True
-        return before.revision < self.version.revision <= told.revision and self.version.digest != told.digest
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """An answer is being made that will show what a topic is. Until `Answered` it may be any version from now on; what
+    it was in the end is recorded as `Shown`, before that."""
+
+    topic: Topic
+    revision: int = 0
+    """At which it was begun, 0 where that is not known. Of answers that begin at the same one, any may end first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The end of `Answering`, given or not. Then only what was recorded as `Shown` counts; so a client, whom news
+    may reach later than an answer that was given after them, records this when all that was told meanwhile has come."""
+
+    topic: Topic
+    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +190,10 @@ class Held:
     """`Policy.max_pending`, where it is known."""
 
 
-Event: TypeAlias = Subscribed | Acknowledged | Unsubscribed | Changed | Shown | Told | Muted | Unmuted | Closed | Held
+OfTopic: TypeAlias = Changed | Shown | Answering | Answered
+"""What happens to a topic, and to no subscriber."""
+
+Event: TypeAlias = OfTopic | Subscribed | Acknowledged | Unsubscribed | Told | Muted | Unmuted | Closed | Held
 
 
 class History:
@@ -188,7 +207,7 @@ class History:
 
     def subscribers(self) -> list[str]:
         """In the order of their first mention."""
-        found = (event.subscriber for event in self.events if not isinstance(event, Changed | Shown))
+        found = (event.subscriber for event in self.events if not isinstance(event, OfTopic))
         return list(dict.fromkeys(found))
 
     def __iter__(self) -> Iterator[Event]:

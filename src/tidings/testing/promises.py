@@ -12,8 +12,8 @@ from tidings.testing.history import (
     Closed,
     Held,
     History,
+    OfTopic,
     PromiseBroken,
-    Shown,
     Subscribed,
     Told,
     Unsubscribed,
@@ -21,12 +21,12 @@ from tidings.testing.history import (
 from tidings.testing.reading import (
     Ear,
     Last,
+    Showings,
     broken,
     concerning,
     is_deletion,
     is_enough,
     knowledge,
-    shown_of,
     unwanted,
 )
 from tidings.testing.resumable import check_resumable
@@ -50,7 +50,7 @@ def check_filtered(history: History) -> None:
     for index, event in enumerate(history):
         if isinstance(event, Changed):
             seen[event.topic, event.version] = index
-        if isinstance(event, Changed | Shown):
+        if isinstance(event, OfTopic):
             continue
         ear = ears.setdefault(event.subscriber, Ear())
         if isinstance(event, Told):
@@ -70,7 +70,7 @@ def check_ordered(history: History) -> None:
     newest: dict[tuple[str, Topic], int] = {}
     cursors: dict[tuple[str, Topic], int] = {}
     for index, event in enumerate(history):
-        if isinstance(event, Changed | Shown):
+        if isinstance(event, OfTopic):
             continue
         who = event.subscriber
         is_new = who not in ears
@@ -103,19 +103,19 @@ def check_unique(history: History) -> None:
     The same means the same digest, and for one that ended its subscription in between, the same revision: it may have
     missed that the content was another one for a while. So too where another content was shown in between.
     """
-    shown = shown_of(history)
+    showings = Showings(history)
     ears: dict[str, Ear] = {}
     last: dict[tuple[str, Topic], Last] = {}
     for index, event in enumerate(history):
-        if isinstance(event, Changed | Shown):
+        if isinstance(event, OfTopic):
             continue
         who, ear = event.subscriber, ears.setdefault(event.subscriber, Ear())
         if isinstance(event, Told):
             if event.version is not None:
                 before = last.get((who, event.topic))
-                if before is not None and before.is_same(event.version, shown.get(event.topic, ())):
+                if before is not None and before.is_same(event, index, showings):
                     broken("Unique", history, index, event, f"it had been told {event.version.digest} already")
-                last[who, event.topic] = Last(event.version)
+                last[who, event.topic] = Last(event.version, index)
             if is_deletion(event):
                 ear.end(event.topic)
         else:
@@ -123,7 +123,7 @@ def check_unique(history: History) -> None:
             if isinstance(event, Subscribed):
                 for topic, version in event.told.items():
                     if ear.hears(topic):  # a cursor for anything else counts for nothing
-                        last[who, topic] = Last(version, is_cursor=True)
+                        last[who, topic] = Last(version, index, is_cursor=True)
         if isinstance(event, Told | Unsubscribed | Closed):
             for (subscriber, topic), told in list(last.items()):
                 if subscriber == who and not ear.hears(topic):
@@ -169,7 +169,7 @@ def check_bounded(history: History) -> None:
     for index, event in enumerate(history):
         if isinstance(event, Changed):
             topics[event.topic] = None
-        if isinstance(event, Changed | Shown):
+        if isinstance(event, OfTopic):
             continue
         ear = ears.setdefault(event.subscriber, Ear())
         if isinstance(event, Held):

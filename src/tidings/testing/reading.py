@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 
 from tidings.mailbox import Filter
 from tidings.model import Feature, Operation, Topic, Version
 from tidings.testing.history import (
     Acknowledged,
+    Answered,
+    Answering,
     Changed,
     Closed,
     Event,
     Held,
     History,
     Muted,
+    OfTopic,
     PromiseBroken,
     Shown,
     Subscribed,
@@ -27,6 +31,7 @@ from tidings.testing.history import (
 __all__ = [
     "Ear",
     "Last",
+    "Showings",
     "broken",
     "changes_since",
     "concerning",
@@ -37,7 +42,6 @@ __all__ = [
     "net_operation",
     "passes",
     "ruled_out",
-    "shown_of",
     "unwanted",
 ]
 
@@ -93,19 +97,64 @@ class Ear:
 class Last:
     """What a subscriber was told last of one topic."""
 
-    __slots__ = ("is_continuous", "is_cursor", "version")
+    __slots__ = ("at", "is_continuous", "is_cursor", "version")
 
-    def __init__(self, version: Version | None, is_cursor: bool = False) -> None:
+    def __init__(self, version: Version | None, at: int, is_cursor: bool = False) -> None:
         self.version = version
+        self.at = at
+        """Where in the history."""
         self.is_cursor = is_cursor
         """Whether it only said so itself, which counts for as long as that subscription."""
         self.is_continuous = True
         """Whether it has been listening ever since."""
 
-    def is_same(self, version: Version, shown: Iterable[Shown] = ()) -> bool:
-        if self.version is None or self.version == version or not self.is_continuous:
-            return self.version == version
-        return self.version.digest == version.digest and not any(each.is_other(version, self.version) for each in shown)
+    def is_same(self, told: Told, index: int, showings: Showings) -> bool:
+        if self.version is None or self.version == told.version or not self.is_continuous or told.version is None:
+            return self.version == told.version
+        is_equal = self.version.digest == told.version.digest
+        return is_equal and not showings.has_other(told, index, self.version, self.at)
+
+
+class Showings:
+    """What was shown of each topic, and when it was not known what will be."""
+
+    def __init__(self, history: History) -> None:
+        self._shown: dict[Topic, list[tuple[int, Version | None]]] = {}
+        self._answers: dict[Topic, list[_Answer]] = {}
+        for index, event in enumerate(history):
+            match event:
+                case Shown():
+                    self._shown.setdefault(event.topic, []).append((index, event.version))
+                case Answering():
+                    self._answers.setdefault(event.topic, []).append(_Answer(event.revision, index))
+                case Answered():
+                    for answer in self._answers.get(event.topic, ()):
+                        if answer.end is None and answer.revision == event.revision:
+                            answer.end = index
+                            break
+
+    def has_other(self, told: Told, index: int, before: Version, since: int) -> bool:
+        """Whether who knew a version since some point may have had to hear of the same content again."""
+        now = told.version
+        assert now is not None
+        for at, version in self._shown.get(told.topic, ()):
+            if version is None:
+                if since < at < index:
+                    return True
+            elif at < index and before.revision < version.revision <= now.revision and version.digest != now.digest:
+                return True
+        return any(answer.is_under_way(index, now) for answer in self._answers.get(told.topic, ()))
+
+
+@dataclass(slots=True)
+class _Answer:
+    revision: int
+    begin: int
+    end: int | None = None
+
+    def is_under_way(self, index: int, now: Version) -> bool:
+        """Whether it may still show something older than what is there now."""
+        return self.revision < now.revision and self.begin < index and (self.end is None or index < self.end)
 
 
 def unwanted(ear: Ear, told: Told) -> str:
@@ -123,14 +172,6 @@ def unwanted(ear: Ear, told: Told) -> str:
             if not passes(ear.filter, told.topic, done, key):
                 return f"its filter rules out {done} {key!r}"
     return ""
-
-
-def shown_of(history: History) -> dict[Topic, list[Shown]]:
-    found: dict[Topic, list[Shown]] = {}
-    for event in history:
-        if isinstance(event, Shown):
-            found.setdefault(event.topic, []).append(event)
-    return found
 
 
 def knowledge(
@@ -158,7 +199,7 @@ def knowledge(
         elif isinstance(event, Shown):
             if event.version is not None and event.topic in knows and event.topic not in asked_only:
                 seen.setdefault(event.topic, []).append(event.version)
-        elif event.subscriber != subscriber:
+        elif isinstance(event, OfTopic) or event.subscriber != subscriber:
             continue
         elif isinstance(event, Told):
             version = event.version or present.get(event.topic)
@@ -185,7 +226,7 @@ def knowledge(
                     knows[topic] = () if version is None else (version,)
                     if index < granted:
                         asked_only.add(topic)
-        elif not isinstance(event, Changed | Shown):
+        elif not isinstance(event, OfTopic):
             for topic in [topic for topic in knows if topic not in changes or not ear.hears(topic, surely=True)]:
                 asked_only.discard(topic)
                 seen.pop(topic, None)
@@ -300,5 +341,5 @@ def concerning(history: History, end: int, subscriber: str, topic: Topic | None)
     """The part of a history, up to a point, that one subscriber (and one topic) has to do with."""
     for index, event in enumerate(history.events[:end]):
         is_noise = topic is not None and (isinstance(event, Held) or getattr(event, "topic", topic) != topic)
-        if not is_noise and (isinstance(event, Changed | Shown) or event.subscriber == subscriber):
+        if not is_noise and (isinstance(event, OfTopic) or event.subscriber == subscriber):
             yield index, event

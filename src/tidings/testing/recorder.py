@@ -10,6 +10,8 @@ from tidings.hub import Hub
 from tidings.model import Change, Feature, Notification, Reason, Topic, Version
 from tidings.subscriber import Subscriber, identity
 from tidings.testing.history import (
+    Answered,
+    Answering,
     Changed,
     Closed,
     Held,
@@ -47,8 +49,12 @@ class Recorder:
             self._journal_append = hub.journal.append
             hub.journal.append = self._append  # type: ignore[method-assign]
             shown = hub.news.shown
-            self._shown_begin, self._shown_note = shown.begin, shown.note
-            shown.begin, shown.note = self._begin_showing, self._show  # type: ignore[method-assign]
+            for topic, revisions in shown._under_way.items():
+                for revision in revisions:
+                    self.history.record(Answering(topic, revision))
+            self._shown_begin, self._shown_end, self._shown_note = shown.begin, shown.end, shown.note
+            shown.begin, shown.end = self._begin_showing, self._end_showing  # type: ignore[method-assign]
+            shown.note = self._show  # type: ignore[method-assign]
             for subscriber in hub._subscribers:
                 self._adopt(subscriber)
                 self._wish(subscriber, tuple(subscriber.watched), {})
@@ -89,8 +95,12 @@ class Recorder:
         self._journal_append(changes)
 
     def _begin_showing(self, topic: Topic, revision: int) -> None:
-        self.history.record(Shown(topic))
+        self.history.record(Answering(topic, revision))
         self._shown_begin(topic, revision)
+
+    def _end_showing(self, topic: Topic, revision: int) -> None:
+        self._shown_end(topic, revision)
+        self.history.record(Answered(topic, revision))
 
     def _show(self, topic: Topic, version: Version) -> None:
         self.history.record(Shown(topic, version))

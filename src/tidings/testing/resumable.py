@@ -6,8 +6,8 @@ from bisect import bisect_right
 
 from tidings.mailbox import Filter
 from tidings.model import Feature, Operation, Topic, Version
-from tidings.testing.history import Changed, Closed, History, Shown, Subscribed, Told, Unsubscribed
-from tidings.testing.reading import Ear, broken, is_deletion, net_operation, passes, ruled_out, shown_of
+from tidings.testing.history import Changed, Closed, History, OfTopic, Subscribed, Told, Unsubscribed
+from tidings.testing.reading import Ear, Showings, broken, is_deletion, net_operation, passes, ruled_out
 
 __all__ = ["check_resumable"]
 
@@ -21,19 +21,20 @@ def check_resumable(history: History, *, journal: int | None = None) -> None:
     """
     record = _Record(history)
     ears: dict[str, Ear] = {}
-    knows: dict[tuple[str, Topic], Version | None] = {}
+    knows: dict[tuple[str, Topic], tuple[Version | None, int]] = {}
+    """And where in the history it came to know that."""
     for index, event in enumerate(history):
-        if isinstance(event, Changed | Shown):
+        if isinstance(event, OfTopic):
             continue
         who, ear = event.subscriber, ears.setdefault(event.subscriber, Ear())
         if isinstance(event, Told):
             if event.version is not None:
                 key = (who, event.topic)
-                why = record.misinformed(event, index, knows.pop(key), ear.filter, journal) if key in knows else ""
+                why = record.misinformed(event, index, *knows.pop(key), ear.filter, journal) if key in knows else ""
                 if why:
                     broken("Resumable", history, index, event, why)
                 if record.has(event.topic, event.version):
-                    knows[key] = event.version
+                    knows[key] = (event.version, index)
             if is_deletion(event):
                 ear.end(event.topic)
         elif isinstance(event, Subscribed):
@@ -43,7 +44,7 @@ def check_resumable(history: History, *, journal: int | None = None) -> None:
                 knows.pop((who, topic), None)
                 # Where it already listens, older news may be under way.
                 if topic not in heard and ear.hears(topic) and not record.is_ambiguous(topic, version, index):
-                    knows[who, topic] = version
+                    knows[who, topic] = (version, index)
         else:
             ear.follow(event, index)
         if isinstance(event, Unsubscribed | Closed) or (isinstance(event, Told) and is_deletion(event)):
@@ -55,7 +56,7 @@ class _Record:
     """What changed, as a history has it."""
 
     def __init__(self, history: History) -> None:
-        self._shown = shown_of(history)
+        self._showings = Showings(history)
         self._changes: dict[Topic, list[tuple[int, Changed]]] = {}
         self._seen: dict[tuple[Topic, Version], int] = {}
         """Where in the history each version was first known."""
@@ -84,7 +85,7 @@ class _Record:
         return (topic, version.digest) in self._digests
 
     def misinformed(
-        self, told: Told, index: int, known: Version | None, chosen: Filter | None, journal: int | None
+        self, told: Told, index: int, known: Version | None, since: int, chosen: Filter | None, journal: int | None
     ) -> str:
         """Why one who knew a version should have been told otherwise, if so."""
         assert told.version is not None
@@ -100,7 +101,7 @@ class _Record:
         if not told.is_complete and not told.changes:
             kept = self._since(told.topic, known.revision, index)
             is_forgotten = journal is None or kept > journal
-            is_forgotten |= any(each.is_other(told.version, known) for each in self._shown.get(told.topic, ()))
+            is_forgotten |= self._showings.has_other(told, index, known, since)
             return "" if is_forgotten else f"it was told to refetch, with {kept} changes since, and {journal} are kept"
         said = {key: done for done, key in told.changes}
         if not isinstance(told.topic, Feature):

@@ -20,7 +20,6 @@ import anyio
 from mcp.server.mcpserver.exceptions import ResourceNotFoundError
 from mcp.server.mcpserver.resources import Resource, ResourceTemplate
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
-from pydantic import PrivateAttr
 
 from tidings.sources.workspace.layout import META
 from tidings.sources.workspace.pieces import Piece, piece_of
@@ -69,22 +68,13 @@ def etag_of(path: Path) -> str:
     state = path.stat()
     if state.st_size > _HASHED:
         return f"{state.st_size}-{state.st_mtime_ns}"
-    return _hashed(path.read_bytes())
-
-
-def _hashed(content: bytes) -> str:
-    return blake2b(content, digest_size=16).hexdigest()
+    return blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 
 class FileContent(Resource):
     """A file, read when it is asked for: as text if it is UTF-8, as bytes otherwise."""
 
     path: Path
-    _on_read: Callable[[FileContent, str], None] | None = PrivateAttr(None)
-    """Called with the etag of what somebody is about to be shown."""
-
-    def report_to(self, on_read: Callable[[FileContent, str], None]) -> None:
-        self._on_read = on_read
 
     @property
     def size(self) -> int | None:
@@ -95,21 +85,15 @@ class FileContent(Resource):
 
     async def read(self) -> str | bytes:
         try:
-            content, etag = await anyio.to_thread.run_sync(self._read)
+            content = await anyio.to_thread.run_sync(self.path.read_bytes)
         except FileNotFoundError:
             raise ResourceNotFoundError(f"Unknown resource: {self.uri}") from None
-        if self._on_read is not None and etag is not None:
-            self._on_read(self, etag)
         if self.mime_type == "application/octet-stream" or self.mime_type.startswith(("image/", "audio/", "video/")):
             return content
         try:
             return content.decode("utf-8")
         except UnicodeDecodeError:
             return content
-
-    def _read(self) -> tuple[bytes, str | None]:
-        content = self.path.read_bytes()
-        return content, _hashed(content) if self._on_read is not None and len(content) <= _HASHED else None
 
 
 def template_piece(root: Path, meta: dict[str, Any], meta_path: Path) -> Piece:

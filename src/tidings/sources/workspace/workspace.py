@@ -174,24 +174,21 @@ class Workspace:
                 async for paths in changed_paths(self.root):
                     gone = await asyncio.to_thread(self.rescan_guarded, paths, spares=True)
                     if gone:
-                        self._look_again(gone, _GRACE)
+                        task = asyncio.create_task(self._confirm(gone))
+                        self._confirming.add(task)
+                        task.add_done_callback(self._confirming.discard)
             except Exception as error:  # a file system or its watcher may fail in any way; the poll goes on meanwhile
                 logger.warning("%s can't be watched for now (%s); trying again", self.root, error)
             await asyncio.sleep(_RETRY)
 
-    def _look_again(self, paths: set[Path], delay: float) -> None:
-        task = asyncio.create_task(self._confirm(paths, delay))
-        self._confirming.add(task)
-        task.add_done_callback(self._confirming.discard)
-
-    async def _confirm(self, paths: set[Path], delay: float) -> None:
-        # What is gone for a moment was being replaced, as `git checkout` does it: that is one change and not two.
-        await asyncio.sleep(delay)
-        await asyncio.to_thread(self.rescan_guarded, paths)
+    async def _confirm(self, gone: set[Path]) -> None:
+        """What is gone for a moment was being replaced, as `git checkout` does it: that is one change and not two."""
+        await asyncio.sleep(_GRACE)
+        await asyncio.to_thread(self.rescan_guarded, gone)
 
     @property
     def is_settled(self) -> bool:
-        """Whether no file has to be looked at again: one that was gone a moment ago, or was read as something new."""
+        """Whether no file is gone of which it is not yet sure that it stays away."""
         return not self._confirming
 
     async def _follow_clock(self) -> None:
@@ -450,8 +447,6 @@ class Workspace:
             for name in names:
                 if piece is not None and piece.registry == name:
                     registries[name][key] = piece.component
-                    if isinstance(piece.component, FileContent):
-                        piece.component.report_to(self._was_read)
                 else:
                     registries[name].pop(key, None)
 
@@ -465,14 +460,6 @@ class Workspace:
                     for other in others
                 ]
         return tuple(sorted(found, key=str))
-
-    def _was_read(self, file: FileContent, etag: str) -> None:
-        """Somebody may see a file before its watcher does: that is told, and then what has become of it."""
-        if (catalog := self._catalog) is None:
-            return
-        with catalog.lock:
-            if file.uri in catalog.resources and catalog.resources.updated(file.uri, etag=etag):
-                self._look_again({file.path}, 0.0)
 
     def _describe_problems(self) -> str:
         return "\n".join(map(str, self._problems))
