@@ -370,6 +370,9 @@ async def over_stdio(mode: str, note: Note) -> AsyncIterator[Client]:
     )
     with TemporaryFile("w") as log:
         async with Client(stdio_client(parameters, errlog=log), mode=mode, message_handler=note, cache=None) as client:
+            # While nothing has changed yet. A call of a tool that it has not seen would let it look later, and what is
+            # shown then counts.
+            await client.list_tools()
             yield client
 
 

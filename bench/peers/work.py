@@ -22,6 +22,10 @@ CONNECTIONS = 32
 ASKERS = 4_500
 """Connections that a herd asks on, at most: with 15,000 streams beside them, what a process may have open here."""
 
+LONGEST = 300
+"""Seconds that one piece of work may take. The slowest server needs two minutes for 15,000 sessions, and as long to answer
+them all once."""
+
 MANY = 1000
 """Streams. With more, only what Tidings, the floor and the raw protocol do in a moment is done in every round."""
 
@@ -83,7 +87,7 @@ def told(watch: Watch, key: str, streams: int, scale: Scale) -> float:
     """Single changes, one after the other, each until the last stream is told. Gives the CPU of one delivery."""
     first, _ = watch.ask("change", 1, 1)
     rounds = max(2, min(200, int(scale.busy / first["times"][0])))
-    found, cpu = watch.ask("change", rounds, 1, 120)
+    found, cpu = watch.ask("change", rounds, 1, LONGEST)
     deliveries = rounds * streams
     watch.put(f"{key}last/{streams}", 1e3 * statistics.median(found["times"]))
     watch.put(f"{key}delivery/{streams}", 1e6 * cpu / deliveries)
@@ -94,7 +98,7 @@ def told(watch: Watch, key: str, streams: int, scale: Scale) -> float:
 
 def grown(watch: Watch, key: str, command: str, streams: int, before: int, start: float) -> None:
     """Open more streams, or sessions with one each, until there are so many."""
-    found, cpu = watch.ask(command, streams, "tools", 120)
+    found, cpu = watch.ask(command, streams, "tools", LONGEST)
     number = streams - before
     if number >= 90:
         watch.put(f"{key}opens/{streams}", number / found["times"][0])
@@ -116,8 +120,8 @@ def listed(watch: Watch, key: str, era: str, scale: Scale) -> None:
 
 def herd(watch: Watch, key: str, streams: int, era: str) -> None:
     tools = watch.tools
-    watch.ask("gather", min(streams, ASKERS), era, 120)
-    found, cpu = watch.ask("herd", 0, era, 120)
+    watch.ask("gather", min(streams, ASKERS), era, LONGEST)
+    found, cpu = watch.ask("herd", 0, era, LONGEST)
     watch.put(f"{key}herd-{tools}/{streams}", 1e3 * found["times"][0])
     watch.put(f"{key}herd-{tools}-cpu/{streams}", 1e6 * cpu / streams)
     watch.put(f"{key}herd-{tools}-stale/{streams}", found["stale"])
@@ -140,8 +144,8 @@ def fan_out(watch: Watch, scale: Scale) -> None:
 def back_to_back(watch: Watch, scale: Scale) -> None:
     """Many changes in one request: how long until all know the last one."""
     for streams in scale.herds:
-        watch.ask("open", streams, "tools", 120)
-        found, cpu = watch.ask("burst", BURST, "x", 120)
+        watch.ask("open", streams, "tools", LONGEST)
+        found, cpu = watch.ask("burst", BURST, "x", LONGEST)
         watch.put(f"burst/{streams}", 1e3 * found["times"][0])
         watch.put(f"burst-cpu/{streams}", 1e6 * cpu / BURST / streams)
         watch.put(f"burst-told/{streams}", found["notifications"] / streams)
@@ -157,7 +161,7 @@ def legacy_lists(watch: Watch, scale: Scale) -> None:
 
 def herds(watch: Watch, scale: Scale) -> None:
     for streams in scale.herds:
-        watch.ask("open", streams, "tools", 120)
+        watch.ask("open", streams, "tools", LONGEST)
         herd(watch, "", streams, "modern")
 
 
@@ -188,7 +192,7 @@ def others(watch: Watch, scale: Scale) -> None:
     streams = scale.crowd
     watch.ask("open", streams, "tools")
     alone = told(watch, "alone-", streams, scale)
-    watch.ask("open", streams + scale.others, "prompts", 120)
+    watch.ask("open", streams + scale.others, "prompts", LONGEST)
     beside = told(watch, "beside-", streams, scale)
     watch.put("others", beside / alone)
 
