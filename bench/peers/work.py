@@ -23,8 +23,8 @@ ASKERS = 4_500
 """Connections that a herd asks on, at most: with 15,000 streams beside them, what a process may have open here."""
 
 LONGEST = 300
-"""Seconds that one piece of work may take. The slowest server needs two minutes for 15,000 sessions, and as long to answer
-them all once."""
+"""Seconds that one piece of work may take. The slowest server needs two minutes for 15,000 sessions, and as long to
+answer them all once."""
 
 MANY = 1000
 """Streams. With more, only what Tidings, the floor and the raw protocol do in a moment is done in every round."""
