@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tidings import BUSY, Catalog, Notification
+import pytest
+
+from tidings import BUSY, Catalog, Hub, Notification
 
 
 class Clock:
@@ -37,3 +39,23 @@ def add(catalog: Catalog, *names: str) -> None:
 def lines(reader: Reader) -> list[str]:
     """What it was told since the last time, one line for each notification."""
     return [" + ".join(told) for told in reader.told()]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def catalog() -> Catalog:
+    return Catalog()
+
+
+@pytest.fixture
+def hub(catalog: Catalog, clock: Clock) -> Hub:
+    return Hub(catalog, clock=clock)
+
+
+@pytest.fixture
+def reader() -> Reader:
+    return Reader()

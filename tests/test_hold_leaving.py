@@ -14,6 +14,7 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 
 from tests.test_hold import TOOLS, Client, Place, here
+from tests.waiting import until
 from tidings import Feature, Live, Notification, Topic
 from tidings.hold import LONGEST_HOLD, Crowd
 from tidings.mailbox import Filter
@@ -197,8 +198,7 @@ class Timed:
         self.releases.bind(self.loop)
 
     async def until_released(self) -> None:
-        while self.place.hub.hold:  # noqa: ASYNC110  # nobody says so
-            await asyncio.sleep(0.01)
+        await until(lambda: not self.place.hub.hold)
 
     @property
     def timers(self) -> int:
@@ -292,9 +292,7 @@ async def test_a_live_server_has_that_timer_too_and_none_once_it_has_stopped(tmp
         live.hub.release()
     assert timer is not None
     assert live._releases._timer is timer
-    with anyio.fail_after(10):
-        while not heard:  # noqa: ASYNC110  # nobody says so
-            await asyncio.sleep(0.01)
+    await until(lambda: heard)
     live.tools.remove("x")
     timer = live._releases._timer
     assert timer is not None

@@ -13,6 +13,7 @@ import pytest
 
 from tests.servers.ears import DEADLINE
 from tests.servers.wires import LegacyWire
+from tests.waiting import until
 from tidings.store.sqlite import peek
 
 
@@ -25,9 +26,7 @@ async def test_what_a_session_subscribes_to_is_written_down_though_it_is_told_no
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
 
     async def until_written(expected: tuple[str, ...]) -> None:
-        with anyio.fail_after(DEADLINE):
-            while [each.uris for each in peek(state).durables.values()] != [expected]:  # noqa: ASYNC110  # another process
-                await asyncio.sleep(0.01)
+        await until(lambda: [each.uris for each in peek(state).durables.values()] == [expected])
 
     try:
         assert process.stdout is not None

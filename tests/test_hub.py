@@ -4,31 +4,18 @@ import threading
 
 import pytest
 
-from tests.readers import Clock, Reader, add
+from tests.readers import Clock, Reader, add, catalog, clock, reader
 from tidings import Catalog, Feature, Filter, Hub, InvalidPattern, LimitReached, Notification, Policy, Reason
 from tidings.lanes.templates import read_template
+
+__all__ = ["catalog", "clock", "reader"]
 
 TOOLS, PROMPTS, RESOURCES = Feature
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def catalog() -> Catalog:
-    return Catalog()
-
-
-@pytest.fixture
 def hub(catalog: Catalog, clock: Clock) -> Hub:
     return Hub(catalog, templates=read_template, clock=clock)
-
-
-@pytest.fixture
-def reader() -> Reader:
-    return Reader()
 
 
 # Who watches what
@@ -221,8 +208,8 @@ def test_a_hundred_subscribers_hear_the_same_object_and_the_rest_go_on_when_one_
     catalog: Catalog, hub: Hub
 ) -> None:
     readers = [Reader() for _ in range(100)]
-    for reader in readers:
-        hub.subscribe(reader.take, "tools", uris=["a://b"])
+    for each in readers:
+        hub.subscribe(each.take, "tools", uris=["a://b"])
     add(catalog, "x")
     assert len({id(notification) for reader in readers for notification in reader.heard}) == 1
 

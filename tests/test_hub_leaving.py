@@ -6,31 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.readers import Clock, Reader, add
+from tests.readers import Clock, Reader, add, catalog, clock, reader
 from tidings import Catalog, Feature, Hub, Policy, Reason, Subscriber, Topic, Version
 from tidings.lanes.templates import read_template
+
+__all__ = ["catalog", "clock", "reader"]
 
 TOOLS, PROMPTS, RESOURCES = Feature
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def catalog() -> Catalog:
-    return Catalog()
-
-
-@pytest.fixture
 def hub(catalog: Catalog, clock: Clock) -> Hub:
     return Hub(catalog, templates=read_template, clock=clock)
-
-
-@pytest.fixture
-def reader() -> Reader:
-    return Reader()
 
 
 # The end of a subscription

@@ -1,31 +1,11 @@
 """What waits for a subscriber: a set of topics, not a queue of events, however slow it is."""
 
-import pytest
-
-from tests.readers import Clock, Reader, add, lines
+from tests.readers import Reader, add, catalog, clock, hub, lines, reader
 from tidings import Catalog, Feature, Hub, Journal, Policy, Reason, Version
 
+__all__ = ["catalog", "clock", "hub", "reader"]
+
 TOOLS, PROMPTS, RESOURCES = Feature
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def catalog() -> Catalog:
-    return Catalog()
-
-
-@pytest.fixture
-def hub(catalog: Catalog, clock: Clock) -> Hub:
-    return Hub(catalog, clock=clock)
-
-
-@pytest.fixture
-def reader() -> Reader:
-    return Reader()
 
 
 def test_told_is_kept_per_subscriber_and_topic(catalog: Catalog, hub: Hub, reader: Reader) -> None:
@@ -92,16 +72,16 @@ def test_what_came_back_to_what_was_told_is_not_told(catalog: Catalog, hub: Hub,
 
 def test_those_who_missed_the_same_share_one_notification(catalog: Catalog, hub: Hub) -> None:
     readers = [Reader() for _ in range(3)]
-    subscribers = [hub.subscribe(reader.take, "tools") for reader in readers]
-    for reader in readers:
-        reader.is_slow = True
+    subscribers = [hub.subscribe(each.take, "tools") for each in readers]
+    for each in readers:
+        each.is_slow = True
     add(catalog, "a", "b", "c")
     for subscriber in subscribers:
         hub.wake(subscriber)
 
-    for first, *others in zip(*(reader.heard for reader in readers), strict=True):
+    for first, *others in zip(*(each.heard for each in readers), strict=True):
         assert all(other is first for other in others)
-    assert [reader.told() for reader in readers] == [[["added a"], ["added b", "added c"]]] * 3
+    assert [each.told() for each in readers] == [[["added a"], ["added b", "added c"]]] * 3
 
 
 def test_who_missed_more_than_the_journal_knows_is_told_to_refetch(catalog: Catalog, reader: Reader) -> None:

@@ -2,30 +2,12 @@
 
 import pytest
 
-from tests.readers import Clock, Reader, add, lines
+from tests.readers import Reader, add, catalog, clock, hub, lines, reader
 from tidings import Catalog, Change, Feature, Filter, Hub, InvalidPattern, Notification, Topic, Version
 
+__all__ = ["catalog", "clock", "hub", "reader"]
+
 TOOLS, PROMPTS, RESOURCES = Feature
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def catalog() -> Catalog:
-    return Catalog()
-
-
-@pytest.fixture
-def hub(catalog: Catalog, clock: Clock) -> Hub:
-    return Hub(catalog, clock=clock)
-
-
-@pytest.fixture
-def reader() -> Reader:
-    return Reader()
 
 
 @pytest.mark.parametrize(

@@ -2,35 +2,16 @@
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.readers import Clock, Reader, add, lines
+from tests.readers import Clock, Reader, add, catalog, clock, hub, lines, reader
 from tidings import Catalog, Feature, Hub, Notification, Policy, Priority
 from tidings.digest import EMPTY
 
+__all__ = ["catalog", "clock", "hub", "reader"]
+
 TOOLS, PROMPTS, RESOURCES = Feature
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def catalog() -> Catalog:
-    return Catalog()
-
-
-@pytest.fixture
-def hub(catalog: Catalog, clock: Clock) -> Hub:
-    return Hub(catalog, clock=clock)
-
-
-@pytest.fixture
-def reader() -> Reader:
-    return Reader()
 
 
 def test_a_quiet_gap_makes_one_notification_of_a_burst(

@@ -8,30 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.readers import Clock, Reader, add
+from tests.readers import Clock, Reader, add, catalog, clock, hub, reader
 from tidings import BUSY, Catalog, Feature, Hub, Notification, Policy, Reason, Topic
 
+__all__ = ["catalog", "clock", "hub", "reader"]
+
 TOOLS, PROMPTS, RESOURCES = Feature
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def catalog() -> Catalog:
-    return Catalog()
-
-
-@pytest.fixture
-def hub(catalog: Catalog, clock: Clock) -> Hub:
-    return Hub(catalog, clock=clock)
-
-
-@pytest.fixture
-def reader() -> Reader:
-    return Reader()
 
 
 # Callbacks
@@ -136,10 +118,10 @@ def test_a_method_does_not_keep_its_object_alive_and_goes_with_it(catalog: Catal
 
 def test_ten_thousand_lost_methods_leave_nothing_behind(catalog: Catalog, hub: Hub) -> None:
     readers = [Reader() for _ in range(10_000)]
-    for number, reader in enumerate(readers):
-        hub.subscribe(reader.take, "tools", uris=[f"a://{number}", f"a://{number}/*"])
+    for number, each in enumerate(readers):
+        hub.subscribe(each.take, "tools", uris=[f"a://{number}", f"a://{number}/*"])
     readers.clear()
-    del reader
+    del each
     gc.collect()
 
     assert len(hub) == 0
