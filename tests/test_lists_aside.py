@@ -74,6 +74,12 @@ ASIDE: dict[str, tuple[bytes, Raw]] = {
     "nothing": (b"400", posted(b"")),
     "no JSON-RPC": (b"400", posted(LISTED.replace(b'"2.0"', b'"1.0"'))),
     "what is no text": (b"400", posted(LISTED.replace(b'"1"', b'"\xff"'))),
+    "a method that is no text": (b"400", posted(LISTED.replace(b'"tools/list"', b'"\xff"'))),
+    "a member that is no text": (b"400", posted(LISTED[:-1] + b', "\xff": 1}')),
+    "a trace beside what is no text": (
+        b"400",
+        posted(LISTED.replace(b'"_meta": {', b'"_meta": {"\xff": 1, "traceparent": "x", ')),
+    ),
     "capabilities that are none": (
         b"400",
         posted(modern("tools/list", params={"_meta": {**META, "io.modelcontextprotocol/clientCapabilities": 7}})),

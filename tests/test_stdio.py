@@ -344,6 +344,14 @@ def test_what_is_no_message_is_passed_over() -> None:
         assert "steady" in str(pipe.answer(7))
 
 
+def test_a_list_request_that_is_no_text_is_answered_as_the_sdk_reads_it() -> None:
+    with piped("2025-11-25") as pipe:
+        pipe.write(b'{"jsonrpc":"2.0","id":"\xff","method":"tools/list"}\n')
+        assert "steady" in str(pipe.answer("\ufffd"))
+        pipe.write(b'{"jsonrpc":"2.0","id":7,"method":"tools/list","params":{"\xff":1}}\n')
+        assert "steady" in str(pipe.answer(7))
+
+
 # Readers who don't read
 
 

@@ -33,7 +33,7 @@ from tidings import seams
 from tidings.frames import encode_tag
 from tidings.lanes.collector import spare, sparing
 from tidings.lanes.lines import LineReader, LineWriter
-from tidings.lanes.verdicts import LISTS
+from tidings.lanes.verdicts import LISTS, UNREADABLE
 
 if TYPE_CHECKING:
     from tidings.live import Live
@@ -221,7 +221,7 @@ class Wire:
             return False
         try:
             request = msgspec.json.decode(line, type=_Request)
-        except (msgspec.DecodeError, RecursionError):
+        except UNREADABLE:
             return False
         if request.method not in LISTS:
             return False
@@ -272,7 +272,7 @@ def _is_whole(params: msgspec.Raw) -> bool:
         return True
     try:
         return set(msgspec.json.decode(params, type=dict[str, msgspec.Raw])) <= {"_meta"}
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return False
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LISTEN",
     "LISTS",
+    "UNREADABLE",
     "Claim",
     "Form",
     "ListenRequest",
@@ -42,6 +43,9 @@ __all__ = [
 
 LISTS = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "server/discover"})
 LISTEN = "subscriptions/listen"
+
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not what is expected: text that is not UTF-8 is no error of its own kind."""
 
 Form = tuple[tuple[bytes, bytes], ...]
 """The headers that any of the checks looks at, as they came."""
@@ -212,7 +216,7 @@ class Verdicts:
             return known if self.serves(known.method) else None
         try:
             envelope = _decoder.decode(body)
-        except (msgspec.DecodeError, RecursionError):
+        except UNREADABLE:
             return None
         tag, asked = bytes(envelope.id), envelope.method
         if (asked != method if method else asked not in LISTS) or _PLAIN_ID.fullmatch(tag) is None:
@@ -250,7 +254,7 @@ class Verdicts:
                 # What differs with every request would only drive out what is sent by many.
                 if len(params) <= _LARGEST and b'"traceparent"' not in params:
                     remember(self._wanted, (version, params), known)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             return None
         return ListenRequest(request.id, *known)
 
@@ -287,7 +291,7 @@ def _untraced(params: bytes) -> Hashable:
     """Params but for their trace context, if it is one."""
     try:
         meta = _params_decoder.decode(params).meta
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return params
     return tuple(
         [
