@@ -88,6 +88,8 @@ def test_what_python_calls_private_is_never_public(address: ipaddress.IPv4Addres
         "https:///path",
         "https://user:password@receiver.example/",
         "https://receiver.example/#part",
+        "https://receiver.example:0/",
+        "https://receiver.example:65536/",
         "no url at all",
         "https://receiver.example/" + "x" * 2000,
     ],

@@ -11,6 +11,7 @@ import typer
 
 from tidings.cli.access import read_token
 from tidings.errors import TidingsError
+from tidings.logged import plain
 
 if TYPE_CHECKING:
     from mcp.client.client import Client
@@ -87,7 +88,7 @@ class Remote:
                 ) from None
             if error.code == types.CONNECTION_CLOSED:
                 raise Unreachable(f"{self._url} closed the connection") from None
-            raise TidingsError(f"{self._url}: {error.message}") from None
+            raise TidingsError(f"{self._url}: {plain(error.message)}") from None
         return answer.root
 
     @asynccontextmanager
@@ -171,6 +172,8 @@ def _why_not(url: str, error: Exception, statuses: list[int], token: str | None)
     if statuses in ([401], [403]):
         said = "does not take this token" if token else "wants a token"
         return TidingsError(f"{url} {said}; give one with --auth-token-file FILE, or TIDINGS_AUTH_TOKEN")
+    if statuses and statuses[0] >= 500:  # as a proxy says while there is no server behind it
+        return Unreachable(f"{url} answered {statuses[0]}; it is not served for now")
     if statuses and statuses[0] >= 400:
         return TidingsError(f"{url} answered {statuses[0]}: it is no MCP endpoint; its path is as a rule /mcp")
     return Unreachable(f"{url} can't be reached: {error}")

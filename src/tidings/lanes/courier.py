@@ -216,6 +216,8 @@ def _parse(url: str) -> httpx2.URL:
         raise TidingsError(f"{url!r} is no URL: {error}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise TidingsError(f"{url!r} is no https URL")
+    if parsed.port is not None and not 0 < parsed.port < 65536:
+        raise TidingsError(f"{url!r} has a port that can't be; ports are 1 to 65535")
     if parsed.userinfo or parsed.fragment:
         raise TidingsError("a webhook's URL has neither a user nor a fragment; deliveries are signed instead")
     return parsed

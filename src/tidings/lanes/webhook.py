@@ -107,6 +107,8 @@ class WebhookLane:
         takes that one's place and knows what that one was told. Without a secret it keeps the one it has, or is given
         one."""
         check_url(url, allow_loopback=True)
+        if ttl is not None and not ttl >= 0:  # a NaN must not pass
+            raise TidingsError(f"the ttl of a webhook is a number of seconds, not {ttl}")
         known = self._live.durables.get((SERVER, name))
         if secret is None:
             secret = known.webhook.secret if known is not None and known.webhook is not None else new_secret()
