@@ -51,8 +51,9 @@ def objects(lines: str) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def following(*arguments: object) -> AsyncIterator[Any]:
-    async with asyncio.timeout(DEADLINE), started("history", *arguments, "--follow", "--json") as process:
+async def following(*arguments: object, token: str | None = None) -> AsyncIterator[Any]:
+    env = {"TIDINGS_AUTH_TOKEN": token} if token is not None else {}
+    async with asyncio.timeout(DEADLINE), started("history", *arguments, "--follow", "--json", env=env) as process:
 
         async def until(text: str) -> dict[str, Any]:
             while line := (await process.stdout.readline()).decode():
@@ -137,6 +138,18 @@ async def test_history_goes_on_with_what_changes_and_ctrl_c_ends_it(version: str
             process.send_signal(signal.SIGINT)
             assert await process.wait() == 130
             assert "Traceback" not in (await process.stderr.read()).decode()
+
+
+async def test_history_goes_on_with_contents_that_the_server_tells_nobody_of_by_a_pattern() -> None:
+    # An `authorize` that has to be waited for can't be asked of what a pattern matches.
+    with serving_board("mcpserver", auth=True, deny={}, asks="async") as url:
+        async with (
+            open_ear(url, MODERN, token="alice") as ear,
+            following(url, "--limit", 1, token="alice") as (_, until),
+        ):
+            await until("revision")
+            await ear.change("updated", uri="board://a")
+            assert (await until("board://a"))["operation"] == "updated"
 
 
 async def test_history_of_a_folder_is_there_with_and_without_its_server(board: Path) -> None:

@@ -150,7 +150,7 @@ async def _follow(
                     show(changes)
                     _say_incomplete(wanted, complete)
                     wanted, is_first = wanted.after(changes), False
-                    await remote.roused.wait()
+                    await remote.wait()
             say(f"{url} has ended; waiting for it to come back.")
         except Unreachable as error:
             if is_first:

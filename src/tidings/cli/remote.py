@@ -30,6 +30,9 @@ TokenFile = Annotated[Path | None, typer.Option(help="The same, read from a file
 _PATIENCE = 20.0
 """Seconds for one answer."""
 
+_LOOK = 5.0
+"""Seconds between two looks at what the server does not tell of."""
+
 
 class Unreachable(TidingsError):
     """Nobody answers there, for now."""
@@ -66,6 +69,7 @@ class Remote:
         self.roused = asyncio.Event()
         """Set when the server says that something changed, and when it says nothing any more."""
         self.is_lost = False
+        self._hears_all = True
 
     async def ask(self, method: str, **params: Any) -> dict[str, Any]:
         """Any request at all, and its result as it came."""
@@ -107,6 +111,7 @@ class Remote:
                     resource_subscriptions=uris,
                 )
                 subscription = await stack.enter_async_context(listening)
+                self._hears_all = set(uris) <= set(subscription.honored.resource_subscriptions or ())
                 task = asyncio.create_task(self._listen(subscription))
                 stack.callback(task.cancel)
             else:
@@ -115,8 +120,19 @@ class Remote:
                     try:
                         await self.ask("resources/subscribe", uri=uri)
                     except TidingsError:
-                        pass  # it may not, or the server knows no patterns; lists are watched all the same
+                        # It may not, or the server knows no patterns; lists are watched all the same.
+                        self._hears_all = False
             yield
+
+    async def wait(self) -> None:
+        """Until something has changed, or may have without being told of."""
+        import asyncio
+
+        try:
+            async with asyncio.timeout(None if self._hears_all else _LOOK):
+                await self.roused.wait()
+        except TimeoutError:
+            pass
 
     async def _listen(self, events: Any) -> None:
         from mcp.client.subscriptions import SubscriptionLost
