@@ -122,6 +122,9 @@ async def test_history_of_what_is_not_there_is_one_clear_line(board: Path) -> No
         assert said in errors
         assert "Traceback" not in errors
         assert output == ""
+    for target in ("http://", "http://[::1", "http://127.0.0.1:port/mcp", "http://127.0.0.1:99999/mcp"):
+        status, output, errors = await ran("history", target)
+        assert (status, output, "is no URL" in errors) == (2, "", True)
     for options in (["--since", "yesterday"], ["--feature", "tools", "--uri", "a://b"], ["--feature", "tool"]):
         assert tidings("history", board, *options).exit_code == 2
 
@@ -212,6 +215,12 @@ async def test_history_follows_a_state_through_a_link_and_one_that_takes_its_pla
         process.kill()
         assert "Another state is there now" in (await process.stderr.read()).decode()
     server.store.close()
+
+
+async def test_a_proxy_that_can_not_be_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "gopher://127.0.0.1")
+    status, _, errors = await ran("subscriptions", "HTTP://127.0.0.1:1/mcp")
+    assert (status, "names a proxy that can't be used" in errors) == (2, True)
 
 
 async def test_a_proxy_without_its_server_is_no_wrong_address() -> None:

@@ -39,7 +39,7 @@ class Unreachable(TidingsError):
 
 
 def is_url(target: str) -> bool:
-    return target.startswith(("http://", "https://"))
+    return target.lower().startswith(("http://", "https://"))
 
 
 def token_of(token: str | None, file: Path | None) -> str | None:
@@ -164,10 +164,14 @@ async def connected(url: str, token: str | None) -> AsyncIterator[Remote]:
         if remote is not None:
             remote.roused.set()
 
+    _check(url)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    http = httpx2.AsyncClient(
-        headers=headers, timeout=httpx2.Timeout(_PATIENCE, read=None), event_hooks={"response": [note]}
-    )
+    try:
+        http = httpx2.AsyncClient(
+            headers=headers, timeout=httpx2.Timeout(_PATIENCE, read=None), event_hooks={"response": [note]}
+        )
+    except (ValueError, ImportError) as error:
+        raise TidingsError(f"the environment names a proxy that can't be used: {error}") from None
     try:
         async with (
             http,
@@ -182,6 +186,18 @@ async def connected(url: str, token: str | None) -> AsyncIterator[Remote]:
             if isinstance(each, httpx2.HTTPError | OSError | MCPError):
                 raise _why_not(url, each, statuses, token) from None
         raise
+
+
+def _check(url: str) -> None:
+    """Refuse what no request can be sent to."""
+    import httpx2
+
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise TidingsError(f"{url} is no URL: {error}") from None
+    if not parsed.host or not 0 < (parsed.port or 80) < 65536:
+        raise TidingsError(f"{url} is no URL of a server; one is http://127.0.0.1:8765/mcp")
 
 
 def _why_not(url: str, error: Exception, statuses: list[int], token: str | None) -> TidingsError:
