@@ -194,7 +194,9 @@ class _Post:
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
         self._handed = 0.0
-        self._again((webhook.next_attempt or 0.0) - lane.clock())
+        pause = (webhook.next_attempt or 0.0) - lane.clock()
+        # No pause is longer: the clock was another one then, or is not set yet.
+        self._again(pause if pause <= _LONGEST_RETRY_AFTER else 0.0)
 
     def close(self) -> None:
         """Nothing more is sent; what was on its way was not told."""
