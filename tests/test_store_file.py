@@ -276,6 +276,24 @@ def test_where_no_lock_can_be_had_nobody_is_said_to_have_it(path: Path, monkeypa
     assert not isinstance(caught.value, StoreBusy)
 
 
+@pytest.mark.parametrize("name", ["state.db", ":memory:", "file:state.db?mode=memory"])
+def test_the_file_is_where_it_was_named_wherever_the_process_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server = Server(SQLiteStore(name))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    fill(server)
+    server.write()
+    shown = server.shown()
+    server.store.close()
+    again = Server(SQLiteStore(tmp_path / name))
+    assert again.shown() == shown
+    again.store.close()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 @pytest.mark.parametrize("beside", ["", "-lock"])
 def test_what_was_moved_away_is_not_written_to_until_it_is_back(path: Path, beside: str) -> None:
     server = Server(SQLiteStore(path))

@@ -79,6 +79,8 @@ class SQLiteStore:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        # Wherever the process goes. And no name is one of SQLite's own, as :memory: is.
+        self._place = self.path.absolute()
         # Beside the file itself, as SQLite's own: two names of one file must not be two locks.
         self._lock = FileLock(Path(f"{os.path.realpath(path)}-lock"))
         self._db: sqlite3.Connection | None = None
@@ -108,8 +110,8 @@ class SQLiteStore:
             try:
                 # Its owner's alone, from the first byte on: who may read a state may read all of it.
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-                self._file = identity(self.path)
-                self._db = _connect(str(self.path))
+                self._file = identity(self._place)
+                self._db = _connect(str(self._place))
                 _check(self._db, self.path)
                 self._set_up()
                 # Before the first write to it: a damaged file stays as it is.
@@ -183,7 +185,7 @@ class SQLiteStore:
 
     def _is_in_place(self) -> bool:
         """Whether the file is still the one that others find, and find in use."""
-        return identity(self.path) == self._file and self._lock.is_there()
+        return identity(self._place) == self._file and self._lock.is_there()
 
     def _limit_log(self, coming: int, kind: str = "RESTART") -> None:
         """So many bytes are about to be logged: let the log begin anew if it would become too large."""
