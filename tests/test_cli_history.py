@@ -143,16 +143,19 @@ async def test_history_goes_on_with_what_changes_and_ctrl_c_ends_it(version: str
             assert "Traceback" not in (await process.stderr.read()).decode()
 
 
-async def test_history_goes_on_with_contents_that_the_server_tells_nobody_of_by_a_pattern() -> None:
-    # An `authorize` that has to be waited for can't be asked of what a pattern matches.
-    with serving_board("mcpserver", auth=True, deny={}, asks="async") as url:
-        async with (
-            open_ear(url, MODERN, token="alice") as ear,
-            following(url, "--limit", 1, token="alice") as (_, until),
-        ):
-            await until("revision")
+@pytest.mark.parametrize("caller", ["alice", "bob"])
+async def test_history_goes_on_with_contents_that_the_server_tells_nobody_of_by_a_pattern(caller: str) -> None:
+    # An `authorize` that has to be waited for can't be asked of what a pattern matches. So bob is told of nothing.
+    deny = {"bob": ["tools", "prompts", "resources"]}
+    with serving_board("mcpserver", auth=True, deny=deny, asks="async") as url:
+        async with open_ear(url, MODERN, token="alice") as ear:
             await ear.change("updated", uri="board://a")
-            assert (await until("board://a"))["operation"] == "updated"
+            async with following(url, token=caller) as (process, until):
+                await until("board://a")
+                await ear.change("updated", uri="board://b")
+                assert (await until("board://b"))["operation"] == "updated"
+                process.kill()
+                assert (await process.stderr.read()).decode() == ""
 
 
 async def test_history_of_a_folder_is_there_with_and_without_its_server(board: Path) -> None:

@@ -30,7 +30,7 @@ TokenFile = Annotated[Path | None, typer.Option(help="The same, read from a file
 _PATIENCE = 20.0
 """Seconds for one answer."""
 
-_LOOK = 5.0
+_LOOK = 2.0
 """Seconds between two looks at what the server does not tell of."""
 
 
@@ -112,8 +112,10 @@ class Remote:
                 )
                 subscription = await stack.enter_async_context(listening)
                 self._hears_all = set(uris) <= set(subscription.honored.resource_subscriptions or ())
-                task = asyncio.create_task(self._listen(subscription))
-                stack.callback(task.cancel)
+                # One of which nothing is honoured ends at once, and says nothing of the server.
+                if any(value for _, value in subscription.honored):
+                    task = asyncio.create_task(self._listen(subscription))
+                    stack.callback(task.cancel)
             else:
                 # Lists are watched from the handshake on.
                 for uri in uris:
