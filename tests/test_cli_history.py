@@ -53,7 +53,8 @@ def objects(lines: str) -> list[dict[str, Any]]:
 @asynccontextmanager
 async def following(*arguments: object, token: str | None = None) -> AsyncIterator[Any]:
     env = {"TIDINGS_AUTH_TOKEN": token} if token is not None else {}
-    async with asyncio.timeout(DEADLINE), started("history", *arguments, "--follow", "--json", env=env) as process:
+    # For all that is waited for: the process has to begin, to ask, and to look again.
+    async with asyncio.timeout(3 * DEADLINE), started("history", *arguments, "--follow", "--json", env=env) as process:
 
         async def until(text: str) -> dict[str, Any]:
             while line := (await process.stdout.readline()).decode():
