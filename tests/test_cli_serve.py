@@ -108,7 +108,7 @@ async def test_a_token_lets_in_who_has_it_and_nobody_else(board: Path, tmp_path:
         assert server.url.startswith("http://127.0.0.1:")
         assert TOKEN not in server.greeting
         for headers in ({}, bearer("wrong"), bearer(TOKEN[:-1]), bearer(f"{TOKEN}x"), {"Authorization": TOKEN}):
-            async with httpx2.AsyncClient(headers=headers) as http:
+            async with httpx2.AsyncClient(headers=headers, timeout=DEADLINE) as http:
                 for answer in (await http.post(server.url, json={}), await http.get(server.url)):
                     assert answer.status_code == 401
                     assert answer.headers["www-authenticate"].startswith("Bearer")

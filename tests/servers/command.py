@@ -27,7 +27,8 @@ EXAMPLE = ROOT / "examples" / "workspace"
 TIDINGS = str(Path(sys.executable).with_name("tidings"))
 HELLO = 'def hello() -> str:\n    """Say hello."""\n    return "hello"\n'
 TOKEN = "correct-horse-battery-staple"
-DEADLINE = 40
+DEADLINE = 120
+"""Seconds for all that a test does with its processes, however slowly they start."""
 GRACE = 20.0
 """Seconds for the end of a server, met only by one that does not end. How soon it does: test_live_stopping."""
 
