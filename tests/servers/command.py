@@ -110,6 +110,13 @@ def board(tmp_path: Path) -> Path:
     return Path(shutil.copytree(EXAMPLE, tmp_path / "board"))
 
 
+def drop(path: Path, text: str) -> None:
+    """Write a file in one step, as an editor saves it: whoever watches may look at any moment."""
+    spare = path.with_name(f".{path.name}")
+    spare.write_text(text)
+    spare.replace(path)
+
+
 class Told:
     """What a client is told, in order."""
 
