@@ -17,7 +17,7 @@ from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
 
-from tests.faults.crowd import open_legacy, update
+from tests.faults.crowd import at_best, open_legacy, update
 from tests.faults.wire import (
     COMMANDS,
     HTTP,
@@ -125,25 +125,34 @@ async def test_a_list_handler_that_raises_fails_no_other_request_and_heals(how: 
 @pytest.mark.alone
 @pytest.mark.parametrize("how", HTTP)
 async def test_a_list_handler_that_hangs_keeps_no_other_request(how: How) -> None:
-    async with serve(how, Settings(is_lowlevel=True, lists_fail="hang")) as server:
-        await server.logged("lists were not there after 1.0 s; going on without them")
-        start = time.monotonic()
-        session_id = await open_session(server.port)
-        await listen(server.port, 1)
-        await open_legacy(server.port)
-        # The SDK itself asks for the list before a call of the modern protocol.
-        call = {
-            "jsonrpc": "2.0",
-            "id": 1,
-            "method": "tools/call",
-            "params": {"name": "echo", "arguments": {"text": "hi"}},
-        }
-        headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-        headers |= {"mcp-session-id": session_id, "mcp-protocol-version": LEGACY}
-        status, _, body = await request(server.port, "POST", "/mcp", headers, call)
-        assert status == 200
-        assert b'"text":"hi"' in body
-        assert time.monotonic() - start < 1, "only the start of the server waits"
+    """Only the start of the server waits for it, for a second."""
+
+    async def measure() -> float:
+        async with serve(how, Settings(is_lowlevel=True, lists_fail="hang")) as server:
+            await server.logged("lists were not there after 1.0 s; going on without them")
+            start = time.monotonic()
+            await ask_for_everything_else(server)
+            return time.monotonic() - start
+
+    assert await at_best(measure, 1) < 1
+
+
+async def ask_for_everything_else(server: Process) -> None:
+    session_id = await open_session(server.port)
+    await listen(server.port, 1)
+    await open_legacy(server.port)
+    # The SDK itself asks for the list before a call of the modern protocol.
+    call = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {"name": "echo", "arguments": {"text": "hi"}},
+    }
+    headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+    headers |= {"mcp-session-id": session_id, "mcp-protocol-version": LEGACY}
+    status, _, body = await request(server.port, "POST", "/mcp", headers, call)
+    assert status == 200
+    assert b'"text":"hi"' in body
 
 
 async def ask(server: Process, method: str, params: dict[str, Any]) -> bytes:

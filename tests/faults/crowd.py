@@ -6,7 +6,7 @@ import asyncio
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -42,6 +42,15 @@ async def many(count: int, open_one: Any) -> list[Any]:
     return list(await asyncio.gather(*map(one, range(count))))
 
 
+async def at_best(measure: Callable[[], Awaitable[float]], limit: float) -> float:
+    """Seconds of the first of three that takes less than the limit, or of the quickest. What holds a machine up does
+    not come three times."""
+    seconds: list[float] = []
+    while len(seconds) < 3 and (not seconds or seconds[-1] >= limit):
+        seconds.append(await measure())
+    return min(seconds)
+
+
 async def open_legacy(port: int) -> Stream:
     stream = await Stream.open(port, get_request(await open_session(port)))
     assert stream.status == 200, stream.status
@@ -57,7 +66,7 @@ def sockets(opened: list[socket.socket]) -> Iterator[list[socket.socket]]:
 
 
 async def deafen(server: Process, listening: int, sessions: int, size: int = 60_000) -> list[socket.socket]:
-    """Open streams that nobody reads, and send until every one of them is full."""
+    """Open streams that nobody reads, and send until every one of them is full, or has been cut off for it."""
     ids = await many(sessions, lambda _: open_session(server.port))
     before = await server.state()
     opened = [deaf(server.port, listen_request(number)) for number in range(listening)]
@@ -65,10 +74,11 @@ async def deafen(server: Process, listening: int, sessions: int, size: int = 60_
     await server.until(
         lambda state: state["subscribers"] + state["spliced"] == before["subscribers"] + before["spliced"] + len(opened)
     )
-    already = before["stuck"] - sessions  # a session is not ready until its stream is open
+    ready = before["subscribers"] - before["stuck"]  # a session is not ready until its stream is open
     for number in range(0, 1_000, 5):
         await server.change(*(update(number + each, size) for each in range(5)))
-        if (await server.state())["stuck"] == already + len(opened):
+        state = await server.state()
+        if state["subscribers"] - state["stuck"] == ready:
             return opened
     raise AssertionError("the readers never became full")
 
