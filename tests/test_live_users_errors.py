@@ -17,7 +17,7 @@ from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
 
-from tests.faults.crowd import at_best, open_legacy, update
+from tests.faults.crowd import open_legacy, update
 from tests.faults.wire import (
     COMMANDS,
     HTTP,
@@ -125,16 +125,15 @@ async def test_a_list_handler_that_raises_fails_no_other_request_and_heals(how: 
 @pytest.mark.alone
 @pytest.mark.parametrize("how", HTTP)
 async def test_a_list_handler_that_hangs_keeps_no_other_request(how: How) -> None:
-    """Only the start of the server waits for it, for a second."""
-
-    async def measure() -> float:
+    """Only the start of the server waits for it, for a second. A machine that is slow now is not so three times."""
+    took: list[float] = []
+    while not took or (took[-1] >= 1 and len(took) < 3):
         async with serve(how, Settings(is_lowlevel=True, lists_fail="hang")) as server:
             await server.logged("lists were not there after 1.0 s; going on without them")
             start = time.monotonic()
             await ask_for_everything_else(server)
-            return time.monotonic() - start
-
-    assert await at_best(measure, 1) < 1
+            took.append(time.monotonic() - start)
+    assert min(took) < 1
 
 
 async def ask_for_everything_else(server: Process) -> None:

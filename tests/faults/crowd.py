@@ -6,7 +6,7 @@ import asyncio
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -40,15 +40,6 @@ async def many(count: int, open_one: Any) -> list[Any]:
             return await open_one(number)
 
     return list(await asyncio.gather(*map(one, range(count))))
-
-
-async def at_best(measure: Callable[[], Awaitable[float]], limit: float) -> float:
-    """Seconds of the first of three that takes less than the limit, or of the quickest. What holds a machine up does
-    not come three times."""
-    seconds: list[float] = []
-    while len(seconds) < 3 and (not seconds or seconds[-1] >= limit):
-        seconds.append(await measure())
-    return min(seconds)
 
 
 async def open_legacy(port: int) -> Stream:
