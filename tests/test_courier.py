@@ -6,6 +6,8 @@ import asyncio
 import base64
 import ipaddress
 import logging
+import socket
+import threading
 import time
 from pathlib import Path
 
@@ -88,6 +90,8 @@ def test_what_python_calls_private_is_never_public(address: ipaddress.IPv4Addres
         "https:///path",
         "https://user:password@receiver.example/",
         "https://receiver.example/#part",
+        "https://receiver.example:0/",
+        "https://receiver.example:65536/",
         "no url at all",
         "https://receiver.example/" + "x" * 2000,
     ],
@@ -162,6 +166,24 @@ async def test_a_certificate_of_somebody_else_or_of_an_unknown_authority_is_refu
         other = await Courier(timeout=DEADLINE, allow_private=True, resolve=resolve).post(receiver.url, {}, b"")
         assert "receiver.example" in str(other.error)
         assert receiver.came.empty()
+
+
+async def test_names_that_nobody_answers_for_take_no_thread_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over = threading.Event()
+
+    def never(*asked: object, **more: object) -> list[object]:
+        is_over.wait()
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", never)
+    courier = Courier(timeout=0.01)
+    try:
+        # More of them than the loop's own pool has threads.
+        outcomes = await asyncio.gather(*(courier.post(f"https://{n}.example/", {}, b"") for n in range(40)))
+        assert {outcome.error for outcome in outcomes} == {"no answer within 0.01 s"}
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), DEADLINE) == "done"
+    finally:
+        is_over.set()
 
 
 async def test_the_next_address_is_tried_when_one_is_not_there() -> None:

@@ -247,6 +247,9 @@ async def test_what_can_not_be_a_webhook_is_refused() -> None:
             live.webhooks.put("x" * 300, "https://receiver.example/", "tools")
         with pytest.raises(TidingsError, match="URI template"):
             live.webhooks.put("hook", "https://receiver.example/", uris=["board://{"])
+        for ttl in (-1, float("nan")):
+            with pytest.raises(TidingsError, match="a number of seconds"):
+                live.webhooks.put("hook", "https://receiver.example/", "tools", ttl=ttl)
         with pytest.raises(TidingsError, match="to watch"):
             live.webhooks.put("hook", "https://receiver.example/")
         with pytest.raises(TidingsError, match="no feature"):
