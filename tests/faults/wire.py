@@ -128,11 +128,22 @@ class Process:
         self.process.send_signal(number)
 
     async def ended(self, within: float) -> float:
-        """Seconds until the process is gone."""
-        start = time.monotonic()
+        """Seconds until the process is gone, without those in which it waited for a core: they are the machine's."""
+        start, late = time.monotonic(), kept_waiting(self.process.pid)
+        last = late
         async with asyncio.timeout(within):
-            await self.process.wait()
-        return time.monotonic() - start
+            ending = asyncio.ensure_future(self.process.wait())
+            while not (await asyncio.wait([ending], timeout=0.02))[0]:
+                last = max(last, kept_waiting(self.process.pid))
+        return time.monotonic() - start - (last - late)
+
+
+def kept_waiting(pid: int) -> float:
+    """Seconds that a process was ready to run and had no core, where the system knows it; 0 once it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def environment(settings: Settings) -> dict[str, str]:
