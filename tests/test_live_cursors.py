@@ -235,6 +235,20 @@ async def test_garbage_means_refetch_and_is_never_an_error(
         assert methods == [*lists, *["notifications/resources/updated"] * 2], garbage
 
 
+@pytest.mark.parametrize("server", [*KINDS, "through the SDK"])
+async def test_half_a_character_is_garbage_too(urls: dict[str, str], http: httpx2.AsyncClient, server: str) -> None:
+    """JSON can write it, and not every parser minds; but nobody could say it again in an acknowledgement."""
+    wire = Wire(urls[server], http)
+    half, version = "parts://\ud800", {"revision": 1, "digest": "\ud800"}
+    cursor = await position(wire) | {"uris": {half: version, "parts://a": version}}
+    async with wire.listen(1, {"resourceSubscriptions": ["parts://*", MARKER]}, {RESUME_KEY: cursor}) as stream:
+        acknowledged = (await stream.message())["params"]["_meta"]
+        heard = await told(stream, wire)
+
+    assert acknowledged[CURSOR_KEY]["uris"]["parts://a"] is None
+    assert [(params["uri"], params["_meta"][CHANGE_KEY]["complete"]) for params in heard] == [("parts://a", False)]
+
+
 @pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
 @pytest.mark.parametrize("watched", ["parts://*", "parts://{name}", "parts://folder"])
 async def test_patterns_and_folders_can_be_come_back_to(

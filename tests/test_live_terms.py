@@ -129,6 +129,27 @@ async def remove_all(wire: Wire, *keys: str) -> None:
         await wire.change("remove", feature="tools", key=key)
 
 
+@pytest.mark.parametrize("detail", ["full", "delta", "summary", "none"])
+async def test_who_declares_the_extension_chooses_it_too(
+    urls: dict[str, str], http: httpx2.AsyncClient, detail: str
+) -> None:
+    """The SDK's own client has no other way to ask for anything."""
+    wire = Wire(urls["mcpserver"], http)
+    settings = {"extensions": {EXTENSION: {"filter": {"detail": detail}}}}
+    async with wire.listen(1, WATCHED, **settings) as stream:
+        acknowledged = (await stream.message())["params"]["_meta"]
+        await wire.change("add", feature="tools", key="chosen")
+        said = [(await stream.message())["params"]["_meta"][CHANGE_KEY]]
+        await wire.change("update", feature="tools", key="chosen", fields={"description": "New."})
+        said.append((await stream.message())["params"]["_meta"][CHANGE_KEY])
+    await wire.change("remove", feature="tools", key="chosen")
+
+    is_brief = detail in ("summary", "none")
+    assert acknowledged[FILTER_KEY] == {"detail": detail}
+    assert [each["operation"] for each in said] == ["added", "updated"]
+    assert ["item" in said[0], "delta" in said[1]] == [not is_brief] * 2
+
+
 async def test_many_changes_in_a_row_are_told_together(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(urls["mcpserver"], http)
     # The gap is longer than the changes take, and the wait is what ends it.
