@@ -186,11 +186,11 @@ class Policy:
         """Whether anything is ever held back although its reader is ready."""
         return self.quiet_gap > 0 or self.min_interval > 0 or self.spread > 0
 
-    @property
-    def ttl_ms(self) -> int:
-        """`ttlMs` of list results: within the spread a client is as up to date as one that listens may be, and asking
-        again sooner would bring the herd back that the spread is there to disperse."""
-        return math.ceil(max(self.list_ttl, self.spread) * 1000)
+    def ttl_ms(self, own: int | None = None) -> int:
+        """`ttlMs` of list results, where the server has its `own` or none: within the spread a client is as up to date
+        as one that listens may be, and asking again sooner would bring the herd back that the spread is there to
+        disperse."""
+        return max(own or math.ceil(self.list_ttl * 1000), math.ceil(self.spread * 1000))
 
     def priority(self, topic: Topic) -> Priority:
         if isinstance(topic, Feature):

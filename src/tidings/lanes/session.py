@@ -153,8 +153,8 @@ class SessionLane:
         if not result.get("nextCursor") and not (ctx.params or {}).get("cursor"):
             # However the list came about, it looks the same: clients key their caches on the text of it.
             result[member] = sorted(result.get(member, []), key=lambda item: str(item.get(key)))
-        if (ttl := self._live.policy.ttl_ms) and ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
-            result["ttlMs"] = result.get("ttlMs") or ttl
+        if (ttl := self._live.policy.ttl_ms(result.get("ttlMs"))) and ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            result["ttlMs"] = ttl
         return result
 
     # Legacy sessions
