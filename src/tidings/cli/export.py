@@ -7,6 +7,7 @@ process that has providers already, as under `opentelemetry-instrument`, keeps t
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -32,30 +33,39 @@ _FAREWELL = 0.3
 _OUTAGE = 300.0
 """Seconds after which a failure to send counts as a new outage, and is mentioned again."""
 _EXPORTERS = ("opentelemetry.exporter", "opentelemetry.sdk")
+_HEADERS = "opentelemetry.util.re"
+"""Reads the headers that the environment has, and shows one that it can't read: as often as not, a token."""
 
 
 @contextmanager
 def exported(service: str, failures: Counter[str] | None = None) -> Iterator[None]:
     """Send traces and metrics meanwhile. `service` is the name under which, unless the environment has another."""
-    with made_to_stay():
-        shut_down = _set_up(service)
     complaints = _Complaints(Counter() if failures is None else failures)
     # A filter of a logger is not asked for what its children say, but that of a handler is.
-    handlers = list(logging.getLogger().handlers) if shut_down else []
+    handlers = list(logging.getLogger().handlers)
     for handler in handlers:
         handler.addFilter(complaints)
+    with made_to_stay():
+        shut_down = _set_up(service)
+    atexit.register(_say_farewell, shut_down)  # for a process that is left from within: `tidings.lanes.leaving`
     try:
         yield
     finally:
-        # In threads that nobody waits for any longer than that.
-        threads = [threading.Thread(target=each, daemon=True) for each in shut_down]
-        for thread in threads:
-            thread.start()
-        end = time.monotonic() + _FAREWELL
-        for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
+        _say_farewell(shut_down)
+        atexit.unregister(_say_farewell)
         for handler in handlers:
             handler.removeFilter(complaints)
+
+
+def _say_farewell(shut_down: list[Callable[[], object]]) -> None:
+    """Send what is still to be sent, once, in threads that nobody waits for any longer than that."""
+    threads = [threading.Thread(target=each, daemon=True) for each in shut_down]
+    shut_down.clear()
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + _FAREWELL
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 class _Complaints(logging.Filter):
@@ -68,7 +78,13 @@ class _Complaints(logging.Filter):
         self._last = -_OUTAGE
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not record.name.startswith(_EXPORTERS) or record.levelno < logging.WARNING:
+        if record.levelno < logging.WARNING:
+            return True
+        if record.name.startswith(_HEADERS):
+            record.msg = "a header for the collector is not name=value, URL-encoded, and is not sent (OTEL_…_HEADERS)"
+            record.args = ()
+            return True
+        if not record.name.startswith(_EXPORTERS):
             return True
         self._failures["telemetry"] += 1
         now = time.monotonic()

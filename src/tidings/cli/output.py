@@ -155,6 +155,12 @@ class _Plain(logging.Formatter):
             record.message = f"{record.levelname.lower()}: {record.message}"
         return super().formatMessage(record)
 
+    def formatException(self, ei: Any) -> str:  # noqa: N802  # likewise
+        """What was raised may say what a client sent: no line of it begins where those of the log do."""
+        from tidings.logged import plain
+
+        return "\n".join(f"  {plain(line)}" for line in super().formatException(ei).split("\n"))
+
 
 class _Json(logging.Formatter):
     """One object per line: when, how bad, who says it, the text, its parts, and the trace it belongs to."""
