@@ -101,3 +101,24 @@ async def test_the_last_word_about_calls_that_hang_is_json_too(board: Path) -> N
             said = [json.loads(line) for line in (await process.stderr.read()).decode().splitlines()]
             call.cancel()
     assert [each["level"] for each in said if "calls still run" in each["message"]] == ["warning"]
+
+
+async def test_what_python_says_of_a_tools_warnings_and_threads_is_json_too(board: Path) -> None:
+    careless = (
+        "import threading, warnings",
+        "def careless() -> None:",
+        "    warnings.warn('two\\nlines')",
+        "    threading.Thread(target=int, args=['x']).start()",
+    )
+    (board / "tools" / "careless.py").write_text("\n".join(careless))
+    options = ("--log-format", "json", "--json", "--port", 0)
+    async with asyncio.timeout(DEADLINE), started("serve", board, *options) as process:
+        async with Client(json.loads(await process.stdout.readline())["url"]) as client:
+            await client.call_tool("careless")
+        said = [json.loads(await process.stderr.readline())]
+        while "exception" not in said[-1]:
+            said.append(json.loads(await process.stderr.readline()))
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), GRACE) == 0
+    assert [each["level"] for each in said if "two\nlines" in each["message"]] == ["warning"]
+    assert said[-1]["exception"].endswith("invalid literal for int() with base 10: 'x'")

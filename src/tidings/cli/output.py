@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -114,6 +115,17 @@ def set_up_logging(level: LogLevel, form: LogFormat = LogFormat.TEXT) -> None:
     )
     logging.getLogger("tidings").setLevel(chosen)
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+    if form is LogFormat.JSON:
+        # What Python itself would write to standard error, as several lines of text.
+        logging.captureWarnings(True)
+        threading.excepthook = _log_death
+
+
+def _log_death(died: threading.ExceptHookArgs) -> None:
+    """A thread has ended with an exception, one that a tool has started perhaps."""
+    if died.exc_value is not None and not isinstance(died.exc_value, SystemExit):
+        name = died.thread.name if died.thread is not None else "a thread"
+        logging.getLogger("tidings.serve").error("%s ended with an exception", name, exc_info=died.exc_value)
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
