@@ -21,10 +21,12 @@ __all__ = ["board"]
 
 pytestmark = pytest.mark.anyio
 
-PATIENT = (
-    "from tidings.cli import export, main; from tidings.lanes import leaving; leaving._MOMENT = export._FAREWELL = 30"
-)
-"""As long as it takes, on however busy a machine."""
+PATIENT = """
+from tidings.cli import export, main
+from tidings.lanes import leaving
+leaving._MOMENT = export._FAREWELL = 30  # as long as it takes, on however busy a machine
+main()
+"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
