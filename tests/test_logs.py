@@ -377,6 +377,7 @@ def test_a_server_goes_by_its_own_name_unless_the_environment_has_one(
     [
         (f"https://user:{SECRET}@collector:4318/v1?key={SECRET}", "https://collector:4318"),
         (f"collector:4317?key={SECRET}", "collector:4317"),
+        (f"http://[{SECRET}", "an endpoint that is no URL"),
     ],
 )
 def test_no_secret_of_an_endpoint_is_said(endpoint: str, said: str) -> None:

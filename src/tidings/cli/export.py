@@ -40,13 +40,16 @@ _HEADERS = "opentelemetry.util.re"
 @contextmanager
 def exported(service: str, failures: Counter[str] | None = None) -> Iterator[None]:
     """Send traces and metrics meanwhile. `service` is the name under which, unless the environment has another."""
-    complaints = _Complaints(Counter() if failures is None else failures)
     # A filter of a logger is not asked for what its children say, but that of a handler is.
     handlers = list(logging.getLogger().handlers)
     for handler in handlers:
-        handler.addFilter(complaints)
+        handler.addFilter(_hide_header)
     with made_to_stay():
         shut_down = _set_up(service)
+    complaints = _Complaints(Counter() if failures is None else failures)
+    for handler in handlers:
+        handler.removeFilter(_hide_header)
+        handler.addFilter(complaints)
     atexit.register(_say_farewell, shut_down)  # for a process that is left from within: `tidings.lanes.leaving`
     try:
         yield
@@ -68,6 +71,13 @@ def _say_farewell(shut_down: list[Callable[[], object]]) -> None:
         thread.join(max(0.0, end - time.monotonic()))
 
 
+def _hide_header(record: logging.LogRecord) -> bool:
+    if record.name == _HEADERS:
+        record.msg = "a header for the collector is not name=value, URL-encoded, and is not sent (OTEL_…_HEADERS)"
+        record.args = ()
+    return True
+
+
 class _Complaints(logging.Filter):
     """What exporters have to say of a collector that does not take what it is sent: counted, and said once, without
     their own words, which hold the endpoint with all that is secret in it."""
@@ -78,13 +88,7 @@ class _Complaints(logging.Filter):
         self._last = -_OUTAGE
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.WARNING:
-            return True
-        if record.name.startswith(_HEADERS):
-            record.msg = "a header for the collector is not name=value, URL-encoded, and is not sent (OTEL_…_HEADERS)"
-            record.args = ()
-            return True
-        if not record.name.startswith(_EXPORTERS):
+        if not record.name.startswith(_EXPORTERS) or record.levelno < logging.WARNING:
             return True
         self._failures["telemetry"] += 1
         now = time.monotonic()
@@ -173,5 +177,8 @@ def _variable(signal: str, name: str) -> str:
 
 def _place(endpoint: str) -> str:
     """The endpoint without what may be a secret in it."""
-    split = urlsplit(endpoint)
+    try:
+        split = urlsplit(endpoint)
+    except ValueError:
+        return "an endpoint that is no URL"
     return f"{split.scheme}://{split.netloc.rpartition('@')[2]}" if split.netloc else endpoint.partition("?")[0]
