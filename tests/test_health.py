@@ -38,7 +38,7 @@ async def asked(app: Any) -> AsyncIterator[httpx2.AsyncClient]:
 async def test_every_kind_of_server_says_that_it_lives_and_is_ready() -> None:
     servers = {kind: (kind, {"app": {"health": True}, "auth": True}) for kind in KINDS}
     with serving_all(servers) as urls:
-        async with httpx2.AsyncClient() as http:
+        async with httpx2.AsyncClient(timeout=DEADLINE) as http:
             for url in urls.values():
                 for path in ("/health/live", "/health/ready"):
                     answer = await http.get(url.replace("/mcp", path))

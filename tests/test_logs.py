@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.servers.collector import SECRET, collecting
-from tests.servers.command import DEADLINE, HELLO, TOKEN, board, serving, started
+from tests.servers.command import DEADLINE, HELLO, TOKEN, board, drop, serving, started
 from tests.servers.wires import LegacyWire
 from tidings import Catalog, Feature, Hub, Reason
 from tidings.cli.export import _Complaints as Complaints
@@ -243,11 +243,11 @@ async def test_a_change_in_a_served_folder_is_said_once_watched_or_not(board: Pa
             session = LegacyWire(url, http)
             await session.shake_hands()
             async with session.stream() as stream:
-                (board / "tools" / "watched.py").write_text(HELLO.replace("hello()", "watched()"))
+                drop(board / "tools" / "watched.py", HELLO.replace("hello()", "watched()"))
                 while "watched" not in (await stream.heard()).gist:
                     pass
             await session.end()
-        (board / "tools" / "lonely.py").write_text(HELLO.replace("hello()", "lonely()"))
+        drop(board / "tools" / "lonely.py", HELLO.replace("hello()", "lonely()"))
         said: list[str] = []
         while not said or "lonely" not in said[-1]:
             said.append((await process.stderr.readline()).decode())

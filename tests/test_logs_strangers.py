@@ -15,7 +15,7 @@ from mcp import Client
 from rich.console import Console
 
 from tests.servers.collector import SECRET
-from tests.servers.command import DEADLINE, GRACE, board, line_with, serving, started
+from tests.servers.command import DEADLINE, GRACE, board, drop, line_with, serving, started
 from tidings.cli.output import _Plain
 from tidings.cli.status import _Panel, _Snapshot
 from tidings.gate import Principal
@@ -32,18 +32,18 @@ TITLE = "\x1b]0;forged\x07"
 @pytest.mark.parametrize("options", [(), ("--log-format", "json")], ids=["text", "json"])
 async def test_what_people_hide_in_the_uri_of_a_file_is_not_said(board: Path, options: tuple[str, ...]) -> None:
     uri = f"https://me:{SECRET}@host/hidden?token={SECRET}"
-    said = ""
+    added = "added https://host/hidden" if options else "resource https://host/hidden added"
+    wanted, said = ("content of https://host/hidden updated", added), ""
     async with asyncio.timeout(DEADLINE), started("serve", board, "--json", "--port", 0, *options) as process:
         await process.stdout.readline()
-        (board / "resources" / "hidden.meta.json").write_text(json.dumps({"uri": uri}))
-        (board / "resources" / "hidden.md").write_text("first")
-        while "content of https://host/hidden updated" not in said:
+        drop(board / "resources" / "hidden.meta.json", json.dumps({"uri": uri}))
+        drop(board / "resources" / "hidden.md", "first")
+        while not all(each in said for each in wanted):
             line = await process.stderr.readline()
             assert line, said
             said += line.decode()
         process.terminate()
         said += (await process.stderr.read()).decode()
-    assert ("added https://host/hidden" if options else "resource https://host/hidden added") in said
     assert SECRET not in said
 
 
