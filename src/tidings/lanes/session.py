@@ -125,6 +125,7 @@ class SessionLane:
             return self._with_capabilities(_as_dict(result), ctx.protocol_version, is_served=True)
         if ctx.method == "initialize":
             answer = _as_dict(result)
+            self._live.hub.observer.take_up(ctx.meta)
             acknowledged = await self._open(ctx, answer["protocolVersion"])
             if acknowledged:
                 answer["_meta"] = {**(answer.get("_meta") or {}), **acknowledged}
