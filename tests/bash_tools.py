@@ -14,7 +14,7 @@ import pytest
 from tidings.sources.workspace import environment as environment_module
 from tidings.sources.workspace.call import call_executable
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class Tools:

@@ -22,6 +22,7 @@ settings.register_profile(
     "default",
     max_examples=100,
     deadline=None,  # a busy machine is not a defect; pytest-timeout catches a hang
+    suppress_health_check=[HealthCheck.too_slow],  # nor is it one of the strategies
     derandomize=False,  # each run looks somewhere new
     print_blob=False,  # the local example database replays a failure
 )
@@ -29,7 +30,6 @@ settings.register_profile(
     "ci",
     settings.get_profile("default"),
     print_blob=True,  # the database is gone with the machine; the blob replays the failure elsewhere
-    suppress_health_check=[HealthCheck.too_slow],  # as with the deadline
 )
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
 

@@ -22,10 +22,12 @@ from tests.servers.command import DEADLINE, HELLO, TIDINGS, Served, board, ran, 
 from tests.servers.ears import LEGACY, MODERN, open_ear
 from tests.servers.ears import serving as serving_board
 from tests.servers.receiver import receiving, verify
+from tests.stores import Server, written
 from tidings import Feature
-from tidings.durable import SERVER
+from tidings.cli.remote import Unreachable, connected
+from tidings.durable import SERVER, Durable
 from tidings.store import State
-from tidings.store.sqlite import peek
+from tidings.store.sqlite import SQLiteStore, peek
 
 __all__ = ["board"]
 
@@ -49,8 +51,10 @@ def objects(lines: str) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def following(*arguments: object) -> AsyncIterator[Any]:
-    async with asyncio.timeout(DEADLINE), started("history", *arguments, "--follow", "--json") as process:
+async def following(*arguments: object, token: str | None = None) -> AsyncIterator[Any]:
+    env = {"TIDINGS_AUTH_TOKEN": token} if token is not None else {}
+    # For all that is waited for: the process has to begin, to ask, and to look again.
+    async with asyncio.timeout(3 * DEADLINE), started("history", *arguments, "--follow", "--json", env=env) as process:
 
         async def until(text: str) -> dict[str, Any]:
             while line := (await process.stdout.readline()).decode():
@@ -119,6 +123,9 @@ async def test_history_of_what_is_not_there_is_one_clear_line(board: Path) -> No
         assert said in errors
         assert "Traceback" not in errors
         assert output == ""
+    for target in ("http://", "http://[::1", "http://127.0.0.1:port/mcp", "http://127.0.0.1:99999/mcp"):
+        status, output, errors = await ran("history", target)
+        assert (status, output, "is no URL" in errors) == (2, "", True)
     for options in (["--since", "yesterday"], ["--feature", "tools", "--uri", "a://b"], ["--feature", "tool"]):
         assert tidings("history", board, *options).exit_code == 2
 
@@ -135,6 +142,21 @@ async def test_history_goes_on_with_what_changes_and_ctrl_c_ends_it(version: str
             process.send_signal(signal.SIGINT)
             assert await process.wait() == 130
             assert "Traceback" not in (await process.stderr.read()).decode()
+
+
+@pytest.mark.parametrize("caller", ["alice", "bob"])
+async def test_history_goes_on_with_contents_that_the_server_tells_nobody_of_by_a_pattern(caller: str) -> None:
+    # An `authorize` that has to be waited for can't be asked of what a pattern matches. So bob is told of nothing.
+    deny = {"bob": ["tools", "prompts", "resources"]}
+    with serving_board("mcpserver", auth=True, deny=deny, asks="async") as url:
+        async with open_ear(url, MODERN, token="alice") as ear:
+            await ear.change("updated", uri="board://a")
+            async with following(url, token=caller) as (process, until):
+                await until("board://a")
+                await ear.change("updated", uri="board://b")
+                assert (await until("board://b"))["operation"] == "updated"
+                process.kill()
+                assert (await process.stderr.read()).decode() == ""
 
 
 async def test_history_of_a_folder_is_there_with_and_without_its_server(board: Path) -> None:
@@ -175,6 +197,49 @@ async def test_history_follows_a_server_over_its_restart(board: Path) -> None:
                 assert await process.wait() == 130
 
 
+async def test_history_follows_a_state_through_a_link_and_one_that_takes_its_place(tmp_path: Path) -> None:
+    path, link = tmp_path / "there" / "state.db", tmp_path / "state.db"
+    link.symlink_to(path)
+    server = Server(SQLiteStore(path))
+    server.catalog.tools.replace([{"name": "first"}, {"name": "second"}])
+    server.write()
+    async with following(link) as (process, until):
+        await until("second")
+        server.catalog.tools.add({"name": "third"})
+        server.write()
+        assert (await until("third"))["operation"] == "added"
+
+        another = Server(SQLiteStore(tmp_path / "another.db"))
+        another.catalog.tools.add({"name": "fourth"})  # of a lower revision than the last one that was seen
+        another.write()
+        another.store.close()
+        (tmp_path / "new").symlink_to(tmp_path / "another.db")
+        (tmp_path / "new").replace(link)
+        assert (await until("fourth"))["operation"] == "added"
+        process.kill()
+        assert "Another state is there now" in (await process.stderr.read()).decode()
+    server.store.close()
+
+
+async def test_a_proxy_that_can_not_be_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "gopher://127.0.0.1")
+    status, _, errors = await ran("subscriptions", "HTTP://127.0.0.1:1/mcp")
+    assert (status, "names a proxy that can't be used" in errors) == (2, True)
+
+
+async def test_a_proxy_without_its_server_is_no_wrong_address() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as proxy:
+        url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}/mcp"
+        with pytest.raises(Unreachable, match="answered 503; it is not served for now"):
+            async with asyncio.timeout(DEADLINE), connected(url, None):
+                pass
+
+
 def test_on_a_terminal_history_is_a_table(board: Path) -> None:
     with serving_board("mcpserver") as url:
         printed = on_terminal("history", url)
@@ -182,10 +247,30 @@ def test_on_a_terminal_history_is_a_table(board: Path) -> None:
         assert "steady" in printed
 
 
-def on_terminal(*arguments: str) -> str:
+def test_names_neither_command_a_terminal_nor_are_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    server = Server(SQLiteStore(path))
+    server.catalog.resources.updated("a://long/" + "x" * 100 + "\x1b]0;owned\x07\n")
+    name = "laptop\x1b[2J\nphone"
+    server.write({(None, name): Durable(name=name, features=(Feature.TOOLS,), expires=time.time() + 3600)})
+    server.store.close()
+    for command, said in (
+        ("history", r"a://long/" + "x" * 100 + r"\x1b]0;owned\x07\n"),
+        ("subscriptions", r"laptop\x1b[2J\nphone"),
+    ):
+        lines = tidings(command, path).stdout
+        assert (said in lines, len(lines.splitlines())) == (True, 1)
+        for columns in (80, 300):
+            printed = on_terminal(command, str(path), columns=columns)
+            assert "…" not in printed
+            assert not any(each in printed for each in ("\x1b]", "\x1b[2J", "\x07"))
+            assert columns < 300 or said in printed
+
+
+def on_terminal(*arguments: str, columns: int = 200) -> str:
     parent, child = pty.openpty()
     with subprocess.Popen(
-        [TIDINGS, *arguments], stdout=child, stderr=child, stdin=child, env=os.environ | {"COLUMNS": "200"}
+        [TIDINGS, *arguments], stdout=child, stderr=child, stdin=child, env=os.environ | {"COLUMNS": str(columns)}
     ) as process:
         os.close(child)
         printed = b""
@@ -255,6 +340,20 @@ async def test_a_webhook_of_a_folder_is_added_listed_given_up_revived_and_remove
         assert (status, "there is no 'hook'" in errors) == (1, True)
         status, output, errors = await ran_as_process("subscriptions", board)
         assert (status, output, errors) == (0, "", "There are no durable subscriptions.\n")
+
+
+def test_a_webhook_that_would_not_be_what_was_meant_is_refused(tmp_path: Path) -> None:
+    path, nothing = tmp_path / "state.db", tmp_path / "secret"
+    written(path)
+    nothing.write_text("\n")
+    add = ("subscriptions", path, "add", "hook", "--webhook", "https://receiver.example/")
+    for option, value, said in (
+        ("--secret-file", nothing, "there is no secret in"),
+        ("--uri", "", "a --uri is empty"),
+    ):
+        refused = tidings(*add, option, value)
+        assert (refused.exit_code, said in refused.stderr) == (2, True)
+    assert peek(path).durables == {}
 
 
 async def test_a_webhook_of_a_folder_is_told_of_no_list_that_never_changed(board: Path) -> None:

@@ -31,6 +31,7 @@ from tests.servers.command import (
     TOKEN,
     Told,
     board,
+    drop,
     serving,
     started,
     tidings,
@@ -108,7 +109,7 @@ async def test_a_token_lets_in_who_has_it_and_nobody_else(board: Path, tmp_path:
         assert server.url.startswith("http://127.0.0.1:")
         assert TOKEN not in server.greeting
         for headers in ({}, bearer("wrong"), bearer(TOKEN[:-1]), bearer(f"{TOKEN}x"), {"Authorization": TOKEN}):
-            async with httpx2.AsyncClient(headers=headers) as http:
+            async with httpx2.AsyncClient(headers=headers, timeout=DEADLINE) as http:
                 for answer in (await http.post(server.url, json={}), await http.get(server.url)):
                     assert answer.status_code == 401
                     assert answer.headers["www-authenticate"].startswith("Bearer")
@@ -117,8 +118,8 @@ async def test_a_token_lets_in_who_has_it_and_nobody_else(board: Path, tmp_path:
                 async with Client(streamable_http_client(server.url, http_client=http), mode=mode) as client:
                     result = await client.call_tool("leak")
                     assert getattr(result.content[0], "text", "").strip() == "0"
-        (board / "tools" / "hello.py").write_text(HELLO)
-        (board / "tools" / "broken.py").write_text("def (")
+        drop(board / "tools" / "hello.py", HELLO)
+        drop(board / "tools" / "broken.py", "def (")
         assert server.process.stderr is not None
         first = (await server.process.stderr.readline()).decode()
         assert "warning: tools/broken.py:1: " in first  # and not that a tool was added, which is information
@@ -169,7 +170,7 @@ async def test_hosts_and_origins_are_let_in_by_name_and_quiet_says_nothing(board
         for origin, is_let_in in (("https://app.example.com", True), ("https://evil.example.com", False)):
             answer = await http.options(url, headers={"Origin": origin, **asked})
             assert (answer.headers.get("access-control-allow-origin") == origin) is is_let_in
-        (board / "tools" / "broken.py").write_text("def (")
+        drop(board / "tools" / "broken.py", "def (")
         first = (await process.stderr.readline()).decode()
         while "Invalid" in first:  # the SDK's own warnings of the requests above
             first = (await process.stderr.readline()).decode()
@@ -274,7 +275,7 @@ async def test_on_stdio_nothing_but_the_protocol_is_on_stdout(board: Path) -> No
         while not any(answer.get("id") == 2 for answer in answers):
             answers.append(json.loads(await process.stdout.readline()))
         assert [answer["result"] for answer in answers if "id" in answer][1]["content"][0]["text"] == "hello"
-        (board / "tools" / "noisy.py").write_text(noise + HELLO.replace("hello", "hi"))
+        drop(board / "tools" / "noisy.py", noise + HELLO.replace("hello", "hi"))
         while True:
             answer = json.loads(await process.stdout.readline())
             changes = answer.get("params", {}).get("changes", [])

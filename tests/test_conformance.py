@@ -33,7 +33,7 @@ def run_suite(*arguments: str) -> str:
     program = node()
     assert program is not None
     command = [program, str(SUITE), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=140).stdout
 
 
 def judge(url: str, revision: str, directory: Path) -> Verdicts:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tidings.catalog import Catalog
 from tidings.cursor import Cursor
 from tidings.hub import Hub
-from tidings.model import Feature, Version
+from tidings.model import Feature, Notification, Topic, Version
 from tidings.resume import resumed
 
 TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
@@ -73,7 +73,7 @@ def test_any_json_at_all_is_a_cursor_or_unknown_and_can_be_resumed_from(garbage:
     "version",
     [None, 7, "7", [], {}, {"revision": 1}, {"digest": "a"}, {"revision": -1, "digest": "a"},
      {"revision": True, "digest": "a"}, {"revision": 1.0, "digest": "a"}, {"revision": 2**63, "digest": "a"},
-     {"revision": 1, "digest": 5}, {"revision": 1, "digest": "a" * 129}],
+     {"revision": 1, "digest": 5}, {"revision": 1, "digest": "a" * 129}, {"revision": 1, "digest": "\ud800"}],
 )  # fmt: skip
 def test_a_version_that_cannot_be_read_is_unknown_and_the_others_count(version: Any) -> None:
     good = {"revision": 3, "digest": "abc"}
@@ -81,6 +81,14 @@ def test_a_version_that_cannot_be_read_is_unknown_and_the_others_count(version: 
     cursor = Cursor.parse({"epoch": "e", "topics": {"tools": version, "prompts": good, "others": good}})
 
     assert cursor == Cursor("e", {TOOLS: None, PROMPTS: Version(3, "abc")})
+
+
+def test_a_uri_with_half_a_character_in_it_is_nobodys() -> None:
+    version = {"revision": 1, "digest": "a"}
+
+    cursor = Cursor.parse({"epoch": "e", "uris": {"a://\ud800": version, "a://b": version}})
+
+    assert cursor == Cursor("e", {"a://b": Version(1, "a")})
 
 
 def test_more_uris_than_anybody_may_watch_are_unknown() -> None:
@@ -113,10 +121,31 @@ def test_a_client_goes_on_from_what_it_read_last() -> None:
     first = Cursor("e", {TOOLS: Version(1, "a"), PROMPTS: Version(2, "b")})
 
     assert first.then(Cursor("e", {TOOLS: Version(3, "c")})).versions == {TOOLS: (3, "c"), PROMPTS: (2, "b")}
-    assert first.then(Cursor("f", {TOOLS: Version(3, "c")})) == Cursor("f", {TOOLS: Version(3, "c")})
     watcher = first.then(Cursor("e", {}, 5))
     assert watcher == Cursor("e", first.versions, 5)
     assert watcher.then(Cursor("e", {"file:///a": Version(6, "d")})).as_of == 5, (
         "one notification says nothing of others"
     )
     assert watcher.then(Cursor("e", {}, 9)).as_of == 9
+
+
+def test_what_a_client_holds_of_an_earlier_epoch_is_not_taken_as_known_in_the_next() -> None:
+    """It looked at one list of a server that was started anew, and comes back with that: the rest is as old as ever."""
+    catalog = Catalog()
+    catalog.tools.add({"name": "a"})
+    catalog.prompts.add({"name": "same"})
+    catalog.resources.updated("file:///a", etag="1")
+    topics: list[Topic] = [TOOLS, PROMPTS, Feature.RESOURCES, "file:///a"]
+    held = Cursor("before", {topic: catalog.version(topic) for topic in topics}, as_of=3)
+    catalog.resources.add({"uri": "file:///a", "name": "new"})
+    catalog.tools.add({"name": "b"})
+    hub = Hub(catalog)
+
+    cursor = held.then(Cursor("after", {TOOLS: catalog.version(TOOLS)}))
+    told, refetch = resumed(cursor.as_json(), "after", hub, [*topics, "board://*"])
+    heard: list[Notification] = []
+    hub.subscribe(heard.append, *Feature, uris=["file:///a"], told=told)
+
+    assert [(each.topic, each.complete) for each in heard] == [(Feature.RESOURCES, False), ("file:///a", False)]
+    assert refetch == ("board://*",)
+    assert cursor.then(Cursor("after", {"file:///a": Version(9, "c")}, 9)).as_of == 9

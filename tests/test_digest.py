@@ -1,11 +1,12 @@
 """The digest is over content and nothing else: not order, not time, not the way there."""
 
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from tidings.digest import DELETED, EMPTY, ListDigest, canonical, content_digest, item_hash, revision_digest, safe_json
@@ -36,6 +37,36 @@ def reversed_keys(value: Any) -> Any:
 @given(definitions)
 def test_key_order_at_any_depth_plays_no_part(definition: dict[str, Any]) -> None:
     assert item_hash(reversed_keys(definition)) == item_hash(definition)
+
+
+def by_the_book(value: Any) -> str:
+    """Canonical JSON as the module describes it, for whoever writes it in another language."""
+    match value:
+        case dict():
+            return "{" + ",".join(f"{by_the_book(key)}:{by_the_book(value[key])}" for key in sorted(value)) + "}"
+        case list():
+            return "[" + ",".join(map(by_the_book, value)) + "]"
+        case str():
+            short = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+            return '"' + "".join(short.get(c, f"\\u{ord(c):04x}" if c < " " else c) for c in value) + '"'
+        case float() if value and not 1e-5 <= abs(value) < 1e16:
+            digits, exponent = f"{Decimal(repr(value)).normalize():e}".split("e")
+            return f"{digits}e{int(exponent)}"
+        case float():
+            plainly = f"{Decimal(repr(value)):f}"
+            return plainly if "." in plainly else f"{plainly}.0"
+        case None | bool():
+            return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+@given(values)
+@example(
+    [1e16, 9999999999999998.0, 1e-5, 1.5e-6, -0.0, 1e22, 5e-324, 1.7976931348623157e308, 123456789.125, 1.0, 1, True]
+)
+@example({"é\u2028\U0001f600\x7f": "\x1f\b", "\uffff": 1, "\U00010000": 2})
+def test_canonical_json_is_what_its_description_says(value: Any) -> None:
+    assert canonical(value).decode() == by_the_book(value)
 
 
 @given(definitions, definitions)

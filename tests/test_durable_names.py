@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from itertools import pairwise
 from typing import Any
@@ -235,12 +236,16 @@ def test_nobody_waits_long_for_those_who_watch_much(place: Place) -> None:
     for number in range(20):
         Client(place, name=str(number), uris=uris)
     add(place, "a")
-    times = [time.thread_time()]
-
-    assert len(place.durables.collect(lambda: times.append(time.thread_time()))) == 20
-    times.append(time.thread_time())
+    gc.collect()
+    gc.disable()  # its pauses are nobody's here
+    try:
+        times = [time.thread_time()]
+        assert len(place.durables.collect(lambda: times.append(time.thread_time()))) == 20
+        times.append(time.thread_time())
+    finally:
+        gc.enable()
     assert len(times) >= 10
-    assert max(after - before for before, after in pairwise(times)) < 0.01
+    assert max(after - before for before, after in pairwise(times)) < (times[-1] - times[0]) / 2
 
 
 def test_names_that_come_and_go_while_nothing_can_be_written_leave_nothing(place: Place) -> None:

@@ -16,7 +16,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
-from tests.servers.command import line_with
+from tests.servers.command import DEADLINE, GRACE, line_with
 from tests.waiting import until_served
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -58,7 +58,7 @@ def test_the_board_tells_whoever_watches_it(era: list[str]) -> None:
     async def scenario() -> None:
         port = free_port()
         url = f"http://127.0.0.1:{port}/mcp"
-        async with asyncio.timeout(60), running(str(EXAMPLES / "board.py"), "--port", str(port)) as board:
+        async with asyncio.timeout(DEADLINE), running(str(EXAMPLES / "board.py"), "--port", str(port)) as board:
             assert "Serving the board" in await line_with(board.stdout, "Serving")
             await until_served(port)
             async with running(str(EXAMPLES / "watch.py"), url, *era) as watcher:
@@ -69,7 +69,7 @@ def test_the_board_tells_whoever_watches_it(era: list[str]) -> None:
                 assert await call(url, "add_task", "title=Ship it") == "2 tasks\n"
                 assert "board://sprint" in await line_with(watcher.stdout, "resources/updated")
                 board.send_signal(signal.SIGTERM)
-                await asyncio.wait_for(board.wait(), 5)
+                await asyncio.wait_for(board.wait(), GRACE)
 
     asyncio.run(scenario())
 
@@ -93,7 +93,7 @@ def test_a_stdio_example_tells_its_client(
 
         parameters = StdioServerParameters(command=sys.executable, args=[str(EXAMPLES / example)])
         async with (
-            asyncio.timeout(60),
+            asyncio.timeout(DEADLINE),
             Client(stdio_client(parameters), mode=mode, message_handler=on_message) as client,
         ):
             if mode == "legacy":

@@ -150,7 +150,10 @@ async def test_a_request_behind_a_legacy_stream_is_answered_and_the_session_may_
 
 @pytest.mark.parametrize("middleware", [Capitals, Wrapped, Delayed])
 async def test_a_server_that_stops_without_a_signal_ends_every_stream_gracefully(middleware: Any, http: Any) -> None:
-    async with serving(middleware, http=http) as server, connected(server, listen_request("mine")) as (stream, _):
+    async with (
+        serving(middleware, http=http, timeout_graceful_shutdown=DEADLINE) as server,
+        connected(server, listen_request("mine")) as (stream, _),
+    ):
         await event(stream)
         assert [type(each) for each in server.outlets] == [Channel]
         server.uvicorn.should_exit = True
@@ -161,7 +164,7 @@ async def test_a_server_that_stops_without_a_signal_ends_every_stream_gracefully
 
 @pytest.mark.parametrize("middleware", [Capitals, Wrapped, Delayed])
 async def test_a_server_that_stops_without_a_signal_ends_legacy_streams(middleware: Any, http: Any) -> None:
-    async with serving(middleware, http=http) as server:
+    async with serving(middleware, http=http, timeout_graceful_shutdown=DEADLINE) as server:
         session_id = await open_session(server.address[1])
         async with connected(server, get_request(session_id)) as (stream, _):
             await until(lambda: len(server.live.splice))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx2
 import mcp_types as types
 import pytest
@@ -37,7 +38,7 @@ async def asked(app: Any) -> AsyncIterator[httpx2.AsyncClient]:
 async def test_every_kind_of_server_says_that_it_lives_and_is_ready() -> None:
     servers = {kind: (kind, {"app": {"health": True}, "auth": True}) for kind in KINDS}
     with serving_all(servers) as urls:
-        async with httpx2.AsyncClient() as http:
+        async with httpx2.AsyncClient(timeout=DEADLINE) as http:
             for url in urls.values():
                 for path in ("/health/live", "/health/ready"):
                     answer = await http.get(url.replace("/mcp", path))
@@ -74,6 +75,35 @@ async def test_a_server_is_ready_when_its_lists_were_read_and_not_before() -> No
         assert (await client.get("/health/ready")).json()["waiting for"] == ["tools"]
         live.stop()
         assert (await client.get("/health/ready")).status_code == 503
+
+
+async def test_a_server_whose_list_hangs_is_not_ready_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = anyio.Event()
+    answers.set()
+    asked_for = anyio.Event()
+
+    async def list_tools(ctx: Any, params: Any) -> types.ListToolsResult:
+        asked_for.set()
+        await answers.wait()
+        return types.ListToolsResult(tools=[])
+
+    live = Live(Server("slow", on_list_tools=list_tools))
+    async with asked(live.http_app(health=True)) as client, anyio.create_task_group() as tasks:
+        assert (await client.get("/health/ready")).json() == {"status": "ok"}
+        answers, asked_for = anyio.Event(), anyio.Event()
+        tasks.start_soon(live.refresh, "tools")
+        with anyio.fail_after(DEADLINE):
+            await asked_for.wait()
+        monkeypatch.setattr("tidings.live._ANSWERING_TIME", DEADLINE)
+        assert (await client.get("/health/ready")).status_code == 200  # for a while, it is only slow
+        monkeypatch.setattr("tidings.live._ANSWERING_TIME", 0.0)
+        answer = await client.get("/health/ready")
+        assert (answer.status_code, answer.json()["waiting for"]) == (503, ["tools"])
+        assert (await client.get("/health/live")).status_code == 200
+        answers.set()
+        with anyio.fail_after(DEADLINE):
+            while (await client.get("/health/ready")).status_code != 200:
+                await anyio.lowlevel.checkpoint()
 
 
 async def test_they_can_stand_in_an_app_of_ones_own() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import socket
+import time
 from collections.abc import Awaitable, Iterator
 from contextlib import suppress
 from typing import TypeAlias
@@ -13,7 +14,7 @@ from typing import TypeAlias
 import pytest
 
 from tests.waiting import until
-from tidings.lanes.lines import LineReader, LineWriter
+from tidings.lanes.lines import _MOMENT, LineReader, LineWriter
 
 pytestmark = pytest.mark.anyio
 DEADLINE = 10.0
@@ -111,19 +112,21 @@ async def test_what_is_not_pressing_goes_together_and_with_the_next_that_is() ->
         writer = LineWriter(right.fileno(), nobody)
         count = 3000
         found: list[bytes] = []
+        began = time.monotonic()
         for number in range(count):
             writer.write(b"%d\n" % number, is_pressing=False)
             await asyncio.sleep(0)
             with suppress(BlockingIOError):
                 found.append(left.recv(1 << 20))
             if number == 1:
-                assert found == [b"0\n"]  # the first of a moment does not wait
+                assert found[0] == b"0\n"  # the first of a moment does not wait
         writer.write(b"pressing\n")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         found.append(left.recv(1 << 20))
         assert b"".join(found) == b"".join(b"%d\n" % number for number in range(count)) + b"pressing\n"
-        assert len(found) < count / 4
+        # One write in each moment, at most: where the machine is fast, some fifty lines.
+        assert len(found) <= (time.monotonic() - began) / _MOMENT + 2
 
 
 async def test_what_is_not_pressing_does_not_wait_for_anybody() -> None:
@@ -222,7 +225,7 @@ async def test_a_reader_who_reads_slowly_at_the_end_gets_it_all(ends: Ends) -> N
     count = 1
     while writer.write(b"d" * 9_999 + b"\n"):
         count += 1
-    writer.hurry(0.5)
+    writer.hurry(5)
     found = 0
     async with asyncio.timeout(DEADLINE):
         while found < count * 10_000:

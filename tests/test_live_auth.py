@@ -150,6 +150,7 @@ async def test_authorize_decides_for_legacy_sessions_too(url: str) -> None:
         gone = await refusal(ear, "board://secret")
         assert there == gone
         assert there.code == types.INVALID_PARAMS
+        await ear.mark()  # of the list it may be told, and all of that has come
         ear.heard.clear()
         await ear.settle()
         await check_denied(ear)

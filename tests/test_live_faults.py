@@ -49,6 +49,9 @@ from tests.faults.wire import (
 
 pytestmark = pytest.mark.anyio
 
+IDLE = 4.0
+"""Seconds until the SDK ends a session of which no request is open. Its stream must be open before, on any machine."""
+
 
 # Readers that don't read
 
@@ -93,7 +96,7 @@ async def test_two_hundred_that_never_read_delay_nobody_and_cost_a_mailbox_each(
 
 @pytest.mark.parametrize("how", HTTP)
 async def test_past_the_write_deadline_they_are_cut_off_and_all_of_theirs_is_gone(how: How) -> None:
-    settings = Settings(policy={"write_deadline": 1.0, "journal_changes": 20}, options={"session_idle_timeout": 2.0})
+    settings = Settings(policy={"write_deadline": 1.0, "journal_changes": 20}, options={"session_idle_timeout": IDLE})
     async with serve(how, settings) as server:
         base, fds = await server.state(is_deep=True), server.fds()
         async with readers(server, 5) as among:
@@ -235,7 +238,7 @@ async def test_a_client_that_closes_its_half_is_gone(how: How) -> None:
 @pytest.mark.parametrize("how", HTTP)
 async def test_a_client_behind_a_cut_cable_is_noticed(how: How) -> None:
     """Nobody acknowledges what is sent, and nobody closes the connection. A keep-alive is enough to notice."""
-    settings = Settings(policy={"write_deadline": 1.0, "keep_alive": 0.2}, options={"session_idle_timeout": 1.0})
+    settings = Settings(policy={"write_deadline": 1.0, "keep_alive": 0.2}, options={"session_idle_timeout": IDLE})
     async with serve(how, settings) as server:
         base, fds = await server.state(is_deep=True), server.fds()
         session_ids = await many(2, lambda _: open_session(server.port))
@@ -255,6 +258,7 @@ async def test_a_client_behind_a_cut_cable_is_noticed(how: How) -> None:
 
 _VICTIM = """
 import socket, sys
+print("here", flush=True)
 requests = eval(sys.stdin.readline())
 opened = []
 for sent in requests:
@@ -270,10 +274,8 @@ while True:
 
 @pytest.mark.parametrize("how", HTTP)
 async def test_clients_killed_in_the_middle_of_a_stream_leave_nothing(how: How) -> None:
-    async with serve(how, Settings(options={"session_idle_timeout": 1.0})) as server:
+    async with serve(how, Settings(options={"session_idle_timeout": IDLE})) as server:
         base, fds = await server.state(is_deep=True), server.fds()
-        session_ids = await many(10, lambda _: open_session(server.port))
-        requests = [listen_request(number) for number in range(40)] + [*map(get_request, session_ids)]
         victim = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", _VICTIM, str(server.port)),
             stdin=asyncio.subprocess.PIPE,
@@ -281,6 +283,9 @@ async def test_clients_killed_in_the_middle_of_a_stream_leave_nothing(how: How) 
         )
         assert victim.stdin is not None
         assert victim.stdout is not None
+        assert await victim.stdout.readline() == b"here\n"
+        session_ids = await many(10, lambda _: open_session(server.port))
+        requests = [listen_request(number) for number in range(40)] + [*map(get_request, session_ids)]
         victim.stdin.write(repr(requests).encode() + b"\n")
         assert await victim.stdout.readline() == b"ready\n"
         await server.until(lambda state: (state["listening"], state["spliced"]) == (40, 10))

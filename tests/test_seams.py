@@ -108,7 +108,7 @@ print("after", input(), flush=True)
         process.stdin.write(b"wire")
         process.stdin.flush()
         assert process.stdout.read(4) == b"WIRE"
-        rest, said = process.communicate(b"line\n", timeout=10)
+        rest, said = process.communicate(b"line\n", timeout=60)
     assert rest == b"after line\n"
     assert said.count(b"stray") == 2
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp.client import Client
+from mcp.server import CacheHint, MCPServer
 
 from tests.readers import Clock, Reader, add
-from tidings import Catalog, Hub, Notification, Policy
+from tidings import Catalog, Hub, Live, Notification, Policy
 from tidings.model import Feature
 
 SPREAD = 10.0
@@ -128,6 +131,28 @@ def test_nobody_waits_longer_than_the_longest_wait_and_the_spread(
             assert told[f"x{number}"] - at <= 2.0 + spread + interval + 1e-6
 
 
-@pytest.mark.parametrize(("ttl", "spread", "expected"), [(0, 0, 0), (5, 0, 5000), (0, 2.5, 2500), (5, 2.5, 5000)])
-def test_a_list_may_be_kept_for_at_least_the_spread(ttl: float, spread: float, expected: int) -> None:
-    assert Policy(list_ttl=ttl, spread=spread).ttl_ms == expected
+@pytest.mark.parametrize(
+    ("ttl", "spread", "own", "expected"),
+    [
+        (0, 0, None, 0),
+        (5, 0, None, 5000),
+        (0, 2.5, None, 2500),
+        (5, 2.5, None, 5000),
+        (5, 0, 100, 100),
+        (5, 2.5, 100, 2500),
+        (0, 2.5, 9000, 9000),
+        (0, 2.5, 0, 2500),
+    ],
+)
+def test_a_list_may_be_kept_for_at_least_the_spread(ttl: float, spread: float, own: int | None, expected: int) -> None:
+    assert Policy(list_ttl=ttl, spread=spread).ttl_ms(own) == expected
+
+
+@pytest.mark.anyio
+async def test_a_server_that_sets_a_shorter_time_itself_does_not_bring_the_herd_back() -> None:
+    hints: Any = {"tools/list": CacheHint(ttl_ms=100), "prompts/list": CacheHint(ttl_ms=9000)}
+    server = MCPServer("hinted", cache_hints=hints)
+    Live(server, policy=Policy(spread=2.5), telemetry=False)
+    async with Client(server) as client:
+        assert (await client.list_tools()).ttl_ms == 2500
+        assert (await client.list_prompts()).ttl_ms == 9000

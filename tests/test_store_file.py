@@ -274,3 +274,79 @@ def test_where_no_lock_can_be_had_nobody_is_said_to_have_it(path: Path, monkeypa
     ) as caught:
         SQLiteStore(path).open()
     assert not isinstance(caught.value, StoreBusy)
+
+
+@pytest.mark.parametrize("name", ["state.db", ":memory:", "file:state.db?mode=memory"])
+def test_the_file_is_where_it_was_named_wherever_the_process_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server = Server(SQLiteStore(name))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    fill(server)
+    server.write()
+    shown = server.shown()
+    server.store.close()
+    again = Server(SQLiteStore(tmp_path / name))
+    assert again.shown() == shown
+    again.store.close()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("beside", ["", "-lock"])
+def test_what_was_moved_away_is_not_written_to_until_it_is_back(path: Path, beside: str) -> None:
+    server = Server(SQLiteStore(path))
+    fill(server)
+    server.write()
+    taken, elsewhere = Path(f"{path}{beside}"), path.with_name("elsewhere")
+    taken.rename(elsewhere)
+    server.catalog.tools.add({"name": "late"})
+    with pytest.raises(StoreError, match=r"was moved, removed or replaced .* start this server anew"):
+        server.write()
+    taken.touch()  # another one in its place is no better
+    with pytest.raises(StoreError, match="was moved, removed or replaced"):
+        server.write()
+    elsewhere.replace(taken)
+    server.write()
+    shown = server.shown()
+    server.store.close()
+    again = Server(SQLiteStore(path))
+    assert again.shown() == shown
+    again.store.close()
+
+
+def test_a_server_whose_lock_was_removed_undoes_nothing_of_the_next_ones(path: Path) -> None:
+    former = Server(SQLiteStore(path))
+    fill(former)
+    former.write()
+    Path(f"{path}-lock").unlink()
+    server = Server(SQLiteStore(path))
+    server.catalog.tools.replace([{"name": "new"}])
+    server.write()
+    shown = server.shown()
+
+    former.catalog.tools.replace([])
+    with pytest.raises(StoreError, match="lock beside it was moved"):
+        former.write()
+    former.store.close()
+    server.store.close()
+    again = Server(SQLiteStore(path))
+    assert again.shown() == shown
+    again.store.close()
+
+
+def test_what_is_no_file_is_refused_and_nothing_is_made_beside_it(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        with pytest.raises(StoreError, match="is not a file that could keep a state"):
+            SQLiteStore(path).open()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_file_that_is_no_database_may_be_anything_of_anybodys(tmp_path: Path) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text('name = "mine"\n' * 100)
+    with pytest.raises(StoreBroken, match=r"or never was a state; .* or name another file"):
+        SQLiteStore(settings).open()

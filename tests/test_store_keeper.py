@@ -40,6 +40,8 @@ class Moody(MemoryStore):
         self.may_write.set()
         self.is_asked = threading.Event()
         self.failures: list[Exception] = []
+        self.fails_once = False
+        """Whether it hangs after a failure, until it may write."""
         self.written: list[Batch] = []
         self.threads: set[int] = set()
 
@@ -48,6 +50,8 @@ class Moody(MemoryStore):
         self.is_asked.set()
         assert self.may_write.wait(DEADLINE)
         if self.failures:
+            if self.fails_once:
+                self.may_write.clear()
             raise self.failures.pop(0)
         super().write(batch)
         self.written.append(batch)
@@ -151,12 +155,15 @@ def test_a_store_that_fails_is_tried_again_and_nothing_is_missing(
     caplog.set_level(logging.INFO)
     store = Moody()
     store.failures = [StoreError("state.db: the disk is full; make room")] * 3 + [ValueError("what is this?")]
+    store.fails_once = True
     with living(store) as live:
         add(live, "a")
         until(lambda: live.keeper.problem, "a failure")
         assert "the disk is full" in (live.keeper.problem or "")
         assert not live.keeper.is_saving
         add(live, "b")
+        store.fails_once = False
+        store.may_write.set()
         until(lambda: store.written, "a success")
         until(lambda: live.keeper.problem is None, "its being said")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -38,7 +39,11 @@ async def test_clients_of_servers_that_are_killed_miss_nothing_and_are_told_noth
     async with on(tmp_path) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
         ways: list[Way] = ["cursor", "name", "cursor", "name"]
         clients = [Client(f"client {number} by {way}", way, http) for number, way in enumerate(ways)]
-        for life in range(5):
+        for life in itertools.count():
+            # How much they hear meanwhile is chance's, and the machine's.
+            if life >= 5 and all(client.changes > 10 for client in clients):
+                break
+            assert life < 25, "hardly anything is heard in this play"
             await server.start()
             for client in clients:
                 client.come(server.url)
@@ -75,7 +80,6 @@ async def test_clients_of_servers_that_are_killed_miss_nothing_and_are_told_noth
             assert client.repeats == [], client.name
         for topic, when in client.repeats:
             assert any(0 <= end - when < IN_DOUBT for end in client.ends), (client.name, topic)
-        assert client.changes > 10
 
 
 async def act(dice: random.Random, clients: list[Client], server: Server) -> None:

@@ -253,24 +253,26 @@ async def test_a_server_whose_disk_is_full_goes_on_and_loses_nothing_that_was_wr
         await server.start(preexec_fn=limit, stderr=asyncio.subprocess.PIPE)
         assert server.process is not None
         assert server.process.stderr is not None
+        for number in range(200):
+            prompt(folder, f"large{number}", "x" * 3000)
+        line = await line_with(server.process.stderr, "state.db")
+        assert "What changes now is in memory only, until that is mended" in line
+        # Not before: who does not read all of the above for 0.3 s is cut off.
         async with listening(Wire(server.url, http), {}) as stream:
             await stream.message()
-            for number in range(200):
-                prompt(folder, f"large{number}", "x" * 3000)
-            line = await line_with(server.process.stderr, "state.db")
-            assert "What changes now is in memory only, until that is mended" in line
+            prompt(folder, "last")
             await next_change(stream)
         client = Client("any", "cursor", http)
-        await until_async(lambda: counts(client, server.url), 201)
+        await until_async(lambda: counts(client, server.url), 202)
         await server.end(signal.SIGKILL)
         before = state(folder)
         assert before.items
 
         await server.start()
         after = await client.call(server.url, "prompts/list")
-        assert len(after["prompts"]) == 201
+        assert len(after["prompts"]) == 202
         await until(
-            lambda: len([each for each in state(folder).items if each.feature.value == "prompts"]) == 201,
+            lambda: len([each for each in state(folder).items if each.feature.value == "prompts"]) == 202,
             DEADLINE,
         )
         assert state(folder).epoch == before.epoch

@@ -156,6 +156,21 @@ async def test_a_listen_over_http_is_part_of_its_clients_trace_and_has_ended_whi
                 assert mine[0]["attributes"]["tidings.feature"] == ["prompts", "resources", "tools"]
 
 
+async def test_a_legacy_session_is_part_of_the_trace_of_its_handshake_and_what_it_asks_later_is_not(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    for number, kind in enumerate(KINDS, 1):
+        ids = (f"{number:032x}", f"{number:016x}")
+        session = LegacyWire(urls[kind], http)
+        await session.shake_hands(meta={"traceparent": f"00-{ids[0]}-{ids[1]}-01"})
+        await session.post("tools/list")
+        async with open_ear(urls[kind], MODERN) as ear:
+            mine = [each for each in await spans_of(ear) if each["trace"] == ids[0]]
+        await session.end()
+        assert [each["name"].split(" ")[0] for each in mine] == ["initialize", "change_notifier.subscribe"], kind
+        assert {each["parent"] for each in mine} == {ids[1]}
+
+
 async def test_a_change_that_nobody_called_for_begins_a_trace_of_its_own(urls: dict[str, str]) -> None:
     async with open_ear(urls["mcpserver"], MODERN) as ear, ear.listen():
         await ear.step("add", "tools added loner", where="outside", feature="tools", key="loner")

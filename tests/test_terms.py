@@ -56,7 +56,8 @@ def test_who_asks_for_nothing_gets_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("member", "value"),
     [
-        *(("operations", bad) for bad in ("added", ["moved"], ["added", "moved"], ["deleted"], 7, {"added": True})),
+        *(("operations", bad) for bad in ("added", ["moved"], ["added", "moved"], ["deleted"], 7, {"added": True},
+                                          ["added"] * 65)),
         *(("names", bad) for bad in ("a*", [7], ["{x}"], ["a"] * 65, ["a" * 1001], ["/" * 200], {"a": "b"},
                                      ["\ud800"])),
         *(("uris", bad) for bad in ("a:b", [None], ["a://{x}"], ["a:b"] * 65)),

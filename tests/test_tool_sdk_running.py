@@ -10,6 +10,7 @@ import json
 import pytest
 
 from tests.bash_tools import DEADLINE, Tools, tools
+from tidings.sources.workspace import process
 
 __all__ = ["tools"]
 
@@ -67,7 +68,8 @@ async def test_the_progress_of_a_command_is_passed_on(tools: Tools) -> None:
     ]  # fmt: skip
 
 
-async def test_a_cancelled_tool_can_see_it(tools: Tools) -> None:
+async def test_a_cancelled_tool_can_see_it(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "GRACE", DEADLINE)  # it ends by itself, as soon as the machine lets it
     under_way = asyncio.Event()
     tools.on_progress = lambda said: under_way.set()
     task = asyncio.create_task(

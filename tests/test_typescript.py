@@ -23,7 +23,7 @@ from tidings.frames import CHANGE_KEY, SUBSCRIPTION_KEY
 pytestmark = [pytest.mark.anyio, needs_node]
 
 WATCH = Path(__file__).parent / "typescript" / "watch.mjs"
-DEADLINE = 30.0
+DEADLINE = 100.0
 """Seconds for one wait: far above the slowest, so that only what never comes meets it."""
 KEYS = {"tools": "zoom", "prompts": "zest", "resources": "board://zone"}
 """What comes, changes and goes on each list."""

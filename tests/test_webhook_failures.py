@@ -61,7 +61,7 @@ async def test_told_counts_only_what_was_taken() -> None:
 
 
 async def test_what_is_as_it_was_when_the_time_comes_is_not_told() -> None:
-    async with receiving() as receiver, lively(webhook_backoff=0.2) as live:
+    async with receiving() as receiver, lively(webhook_backoff=2.0) as live:
         await open_webhook(live, receiver, "tools", uris=["board://marker"])
         receiver.answers(500, 200)
         live.tools.add(nothing, name="one")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from mcp.server.mcpserver import MCPServer
+from msgspec.structs import replace
 
 from tests.servers.command import ran
 from tests.servers.hooks import lively, nothing, open_webhook, webhook
@@ -136,6 +137,22 @@ async def test_a_pause_that_a_receiver_asked_for_outlives_a_restart(tmp_path: Pa
             assert receiver.connections == 1
             live.webhooks.revive("hook")
             await receiver.next()
+
+
+async def test_a_clock_that_was_set_back_silences_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    async with receiving() as receiver:
+        receiver.answers(500)
+        async with lively(path, webhook_attempts=9, webhook_backoff=3600) as live:
+            await open_webhook(live, receiver, uris=["board://a"])
+            live.resources.updated("board://a")
+            await receiver.next()
+            await until(lambda: webhook(live).next_attempt)
+            of_another_time = replace(webhook(live), next_attempt=time.time() + 1e9)
+            live.durables.change((SERVER, "hook"), webhook=of_another_time)
+        receiver.answers(200)
+        async with lively(path):
+            assert (await receiver.next()).gist == "resources.updated updated board://a"
 
 
 # More was missed than anybody knows

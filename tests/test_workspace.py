@@ -54,7 +54,7 @@ class Watcher:
         """
         heard: list[tuple[str, str, str]] = []
         rounds = 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             while rounds < 2:
                 self._marks += 1
                 mark(self.root, self._marks)
@@ -313,7 +313,8 @@ def test_where_a_file_system_tells_of_nothing_the_poll_finds_it(
     monkeypatch.setattr("tidings.sources.workspace.workspace.changed_paths", silence)
 
     async def scenario(watcher: Watcher) -> None:
-        script(tmp_path / "tools" / "found.sh", "Found")
+        script(tmp_path / "found.sh", "Found")  # and only then to its place: a look may come at any moment
+        (tmp_path / "found.sh").rename(tmp_path / "tools" / "found.sh")
         assert await watcher.settle() == [(TOOLS, "added", "found")]
 
     run(tmp_path, scenario, poll=0.05)

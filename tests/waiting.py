@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 __all__ = ["until", "until_served"]
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 """Seconds for one wait: far above the slowest, so that only what never comes meets it."""
 PAUSE = 0.002
 """Seconds between two looks: short beside anything that is waited for, and whoever is awaited has the machine."""

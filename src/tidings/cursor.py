@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from tidings.model import Feature, Topic, Version
+from tidings.model import Feature, Topic, Version, is_unicode
 
 __all__ = ["Cursor", "cursor_json"]
 
@@ -45,7 +45,7 @@ class Cursor:
         versions: dict[Topic, Version | None] = {
             feature: _version(topics[name]) for name, feature in _FEATURES.items() if name in topics
         }
-        versions |= {uri: _version(version) for uri, version in uris.items() if isinstance(uri, str)}
+        versions |= {uri: _version(version) for uri, version in uris.items() if _is_text(uri)}
         as_of = given.get("asOf")
         return cls(epoch, versions, as_of if as_of is None or _is_revision(as_of) else -1)
 
@@ -54,13 +54,20 @@ class Cursor:
 
     def then(self, newer: Cursor) -> Cursor:
         """For a client: where it stands once it has read something newer."""
-        if newer.epoch != self.epoch:
-            return newer
-        as_of = self.as_of if newer.as_of is None else newer.as_of
+        known = self if newer.epoch == self.epoch else self._carried_over(newer.epoch)
+        as_of = known.as_of if newer.as_of is None else newer.as_of
         # A bookmark says what its reader was told, and that may be older than what it has looked at since.
-        kept = {topic for topic, version in newer.versions.items() if _is_older(version, self.versions.get(topic))}
+        kept = {topic for topic, version in newer.versions.items() if _is_older(version, known.versions.get(topic))}
         read = {topic: version for topic, version in newer.versions.items() if topic not in kept}
-        return Cursor(self.epoch, {**self.versions, **read}, as_of)
+        return Cursor(known.epoch, {**known.versions, **read}, as_of)
+
+    def _carried_over(self, epoch: str) -> Cursor:
+        """The same to a server of another epoch. What the client still holds must not be taken as known now."""
+        versions = {
+            topic: Version(0, version.digest) if version is not None and isinstance(topic, Feature) else None
+            for topic, version in self.versions.items()
+        }
+        return Cursor(epoch, versions, None if self.as_of is None else -1)
 
     def told(self, epoch: str) -> dict[Topic, Version | None]:
         """What the client was told last, in the terms of the hub of this epoch: `hub.subscribe(told=…)`.
@@ -96,9 +103,14 @@ def _version(given: Any) -> Version | None:
     if not isinstance(given, Mapping):
         return None
     revision, digest = given.get("revision"), given.get("digest")
-    if not _is_revision(revision) or not isinstance(digest, str) or len(digest) > _LONGEST_DIGEST:
+    if not _is_revision(revision) or not _is_text(digest) or len(digest) > _LONGEST_DIGEST:
         return None
     return Version(revision, digest)
+
+
+def _is_text(given: Any) -> TypeGuard[str]:
+    # Some parsers let half a character through, which nobody could write back.
+    return isinstance(given, str) and is_unicode(given)
 
 
 def _is_revision(given: Any) -> TypeGuard[int]:

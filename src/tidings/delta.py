@@ -100,8 +100,10 @@ def _difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]
 
 
 def _same(one: Any, other: Any) -> bool:
-    # True == 1 and 1 == 1.0 in Python, but not in a digest.
-    return type(one) is type(other) and one == other if not isinstance(one, dict | list) else _same_nested(one, other)
+    # True == 1, 1 == 1.0 and 0.0 == -0.0 in Python, but not in a digest.
+    if isinstance(one, dict | list):
+        return _same_nested(one, other)
+    return type(one) is type(other) and one == other and (one != 0 or repr(one) == repr(other))
 
 
 def _same_nested(one: Any, other: Any) -> bool:

@@ -1,8 +1,11 @@
 """Canonical JSON and digests: what makes two contents the same.
 
-*An item's hash* is BLAKE2b-256 over the item's canonical JSON: object keys sorted, no white space, UTF-8. Key order
-and the way the JSON was written play no part; numbers compare as they are written (`1` is not `1.0`). Nor does
-the `size` of a resource: it is the content's, and whoever lists a file measures it anew each time.
+*An item's hash* is BLAKE2b-256 over the item's canonical JSON, however it was written: UTF-8 without white space,
+object keys sorted by code points, and in texts nothing escaped but `"`, `\\` and control characters (`\\b`, `\\f`,
+`\\n`, `\\r`, `\\t`, else `\\u001f`). An integer is its digits, and not the same as a number with a point or an
+exponent (`1` is not `1.0`). Such a one has the fewest digits that give it: with a point (`1.0`, `0.00001`) from 1e-5
+to below 1e16, and else with an exponent without a plus or zeros before it (`1e16`, `1.5e-6`). The `size` of a
+resource plays no part: it is the content's, and whoever lists a file measures it anew each time.
 
 *A list's digest* is over the set of its items' hashes: their sum modulo 2^256 (an additive multiset hash) and their
 number, hashed once more to 128 bits. Adding, removing or replacing one item is one addition or subtraction, whatever

@@ -27,6 +27,7 @@ class FanOut:
     def __init__(self, hub: Hub, index: WatchIndex) -> None:
         self._hub = hub
         self._index = index
+        self._ending: BaseException | None = None
 
     def publish(self, changes: tuple[Change, ...]) -> None:
         """Tell some changes of one topic."""
@@ -114,13 +115,25 @@ class FanOut:
                     if taken is not None and isinstance(taken, Busy):
                         subscriber.pause()
                         hub.counts.aside += not taken.is_told
-                except Exception as error:  # one bad subscriber must not affect another, nor the publisher
+                except BaseException as error:  # one bad subscriber must not affect another, nor the publisher
                     hub.counts.set_aside()
-                    hub.observer.failed(subscriber, said, error)
+                    self.fail(subscriber, said, error)
                 if is_deletion:
                     told.append(subscriber)
             hub.counts.tell(topic, hub.catalog.now() - began, len(batch) - (hub.counts.aside - aside))
         return patient, told
+
+    def fail(self, subscriber: Subscriber, notification: Notification, error: BaseException) -> None:
+        """A subscriber raised. What is to end the program does so, but only when all others have been told."""
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            self._ending = error
+        else:
+            self._hub.observer.failed(subscriber, notification, error)
+
+    def hand_on(self) -> None:
+        if self._ending is not None:
+            ending, self._ending = self._ending, None
+            raise ending
 
     def _said_at_once(
         self, subscriber: Subscriber, notification: Notification, held: Entry | None

@@ -78,6 +78,8 @@ class Shape(NamedTuple):
     """For a client that declared `dev.tidings/changes`."""
     epoch: str = ""
     """Of the cursors; without one there are none."""
+    is_brief: bool = False
+    """The client itself, or the server for it, set how much is said: what it declared adds no items to that."""
 
     @property
     def is_bare(self) -> bool:
@@ -87,7 +89,7 @@ class Shape(NamedTuple):
     @property
     def says_delta(self) -> bool:
         """Whether a change of a list says what of its item is another."""
-        return self.is_extended or self.detail == "delta"
+        return (self.is_extended and not self.is_brief) or self.detail == "delta"
 
 
 class Press:

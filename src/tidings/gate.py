@@ -29,7 +29,7 @@ class Principal:
     client_id: str
     subject: str | None = None
     scopes: tuple[str, ...] = ()
-    claims: dict[str, Any] = field(default_factory=dict, compare=False)
+    claims: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def who(self) -> tuple[str, str | None]:

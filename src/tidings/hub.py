@@ -277,6 +277,7 @@ class Hub:
                         self._serve_woken()
             finally:
                 self._publishing = False
+            self._fan_out.hand_on()
 
     def release(self) -> None:
         """Tell what was held until it is written down, and now is, or was held for too long."""
@@ -310,6 +311,7 @@ class Hub:
             self._woken[subscriber] = None
         else:
             self._serve(subscriber, now)
+            self._fan_out.hand_on()
 
     def _serve_woken(self) -> None:
         while self._woken:
@@ -389,8 +391,8 @@ class Hub:
         mailbox.tell(topic, entry, subscriber.policy, now)
         try:
             is_told = subscriber.hand(notification)
-        except Exception as error:  # as in the fan-out
-            self.observer.failed(subscriber, notification, error)
+        except BaseException as error:  # as in the fan-out
+            self._fan_out.fail(subscriber, notification, error)
         else:
             if is_told:
                 # Not from the change: one that came back is owed changes older than its coming.

@@ -63,6 +63,9 @@ logger = logging.getLogger(__name__)
 _READING_TIME = 1.0
 """Seconds that a request may wait until the server's lists are read: a list handler that hangs must hang no more."""
 
+_ANSWERING_TIME = 10.0
+"""Seconds that a list may take to be read anew before its server is not ready: a slow one is no outage."""
+
 _RETRY = 1.0
 """Seconds until a list that could not be read is asked for again."""
 
@@ -145,7 +148,8 @@ class Live:
         self._stale: set[Feature] = set(Feature)
         self._causes: dict[Feature, Mapping[str, str]] = {}
         """The traces of those who changed what is stale."""
-        self._being_read: set[Feature] = set()
+        self._being_read: dict[Feature, float] = {}
+        """Since when."""
         self.unread: set[Feature] = set(Feature)
         """The lists that could not be read, or were not yet."""
         self._reading = asyncio.Lock()
@@ -230,7 +234,9 @@ class Live:
         """What is missing before it can serve well; nothing, when it is ready."""
         if self.is_stopping or self._loop is None:
             return ["the server"]
-        unread = sorted(feature.value for feature in self.unread)
+        due = time.monotonic() - _ANSWERING_TIME
+        hanging = {feature for feature, since in self._being_read.items() if since <= due}
+        unread = sorted(feature.value for feature in self.unread | hanging)
         return unread + ([] if getattr(self.source, "is_answering", True) else ["its source"])
 
     def _say(self, event: str, text: str) -> None:
@@ -427,14 +433,14 @@ class Live:
                     if self._lifespan is inquiry.UNKNOWN:
                         break
                     # Before asking: what changes while the answer is made is then read again.
-                    self._being_read.add(feature)
+                    self._being_read[feature] = time.monotonic()
                     self._stale.discard(feature)
                     cause = self._causes.pop(feature, None)
                     try:
                         with self.hub.observer.span(READ_LIST, cause=cause, feature=feature.value):
                             self._replace(feature, await self._ask(feature))
                     finally:
-                        self._being_read.discard(feature)
+                        self._being_read.pop(feature, None)
 
     async def answered(self, method: str, version: str) -> dict[str, Any]:
         """What any modern client is answered to a list request."""

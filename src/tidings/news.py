@@ -95,16 +95,22 @@ class News:
         if told and entry.is_true_still and not self.shown.has_other(topic, latest, told.revision):
             return Why.SAME_DIGEST
         notification = entry.content or self.missed(topic, entry.since, filter)
-        if notification.changes or not notification.complete:
+        if entry.content is not None or not notification.complete or (notification.changes and filter is None):
             return notification
-        # Seen at once, nothing is left of the changes; but somebody has seen them one by one.
-        if self.shown.has_other(topic, latest, entry.since) and self._had_any(topic, entry.since, filter):
+        # Of what came and went nothing is left, seen at once; but somebody has seen it one by one. Where something else
+        # is left, the digest says so, unless a filter hides what it is of.
+        if self.shown.has_other(topic, latest, entry.since) and self._hides_any(
+            topic, entry.since, filter, notification
+        ):
             return self.missed(topic, -1)
-        return Why.FILTERED
+        return notification if notification.changes else Why.FILTERED
 
-    def _had_any(self, topic: Topic, since: int, filter: Filter | None) -> bool:
-        """Whether any change after a revision was one that a filter lets pass."""
-        return filter is None or any(map(filter.passes, self.journal.since(since, topic) or ()))
+    def _hides_any(self, topic: Topic, since: int, filter: Filter | None, left: Notification) -> bool:
+        """Whether any item changed after a revision, in a way that a filter lets pass, and nothing of that is left."""
+        if filter is None:
+            return True
+        passed = {change.key for change in self.journal.since(since, topic) or () if filter.passes(change)}
+        return not passed <= {change.key for change in left.changes}
 
     def missed(self, topic: Topic, since: int, filter: Filter | None = None) -> Notification:
         """What to tell one who knows a topic as of a revision."""

@@ -139,7 +139,7 @@ class Observer:
         what = "closing it" if is_closed else "it will be told to refetch all resources"
         _log(logging.WARNING, "overflow", f"{_who(subscriber)} has too many topics pending; {what}", subscriber)
 
-    def failed(self, subscriber: Subscriber, notification: Notification, error: Exception) -> None:
+    def failed(self, subscriber: Subscriber, notification: Notification, error: BaseException) -> None:
         """It raised, in place of taking what it was told."""
         self.counts.failures["delivery"] += 1
         logger.error("%r failed to take %r; going on", subscriber, notification, exc_info=error)

@@ -17,6 +17,9 @@ __all__ = ["Detail", "Policy"]
 Detail: TypeAlias = Literal["full", "delta", "summary", "none"]
 Callers: TypeAlias = Literal["none", "principals", "anyone"]
 
+_LONGEST_TTL = 100 * 365 * 24 * 3600
+"""Seconds: what is kept for ever ends at a date that no calendar has, and that JSON can't say."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
@@ -150,6 +153,8 @@ class Policy:
         for name in ("quiet_gap", "longest_wait", "min_interval", "spread", "journal_age", "list_ttl", "list_memory"):
             self._check(name, getattr(self, name), (int, float), 0)
         self._check("durable_ttl", self.durable_ttl, (int, float), 0)
+        if self.durable_ttl > _LONGEST_TTL:
+            raise InvalidPolicy(f"durable_ttl is {self.durable_ttl!r}; it must be at most {_LONGEST_TTL}, 100 years")
         for name in ("keep_alive", "write_deadline"):
             self._check(name, getattr(self, name), (int, float), 0.001)
         for name in ("max_streams", "max_streams_per_principal", "max_streams_per_address"):
@@ -181,11 +186,11 @@ class Policy:
         """Whether anything is ever held back although its reader is ready."""
         return self.quiet_gap > 0 or self.min_interval > 0 or self.spread > 0
 
-    @property
-    def ttl_ms(self) -> int:
-        """`ttlMs` of list results: within the spread a client is as up to date as one that listens may be, and asking
-        again sooner would bring the herd back that the spread is there to disperse."""
-        return math.ceil(max(self.list_ttl, self.spread) * 1000)
+    def ttl_ms(self, own: int | None = None) -> int:
+        """`ttlMs` of list results, where the server has its `own` or none: within the spread a client is as up to date
+        as one that listens may be, and asking again sooner would bring the herd back that the spread is there to
+        disperse."""
+        return max(own or math.ceil(self.list_ttl * 1000), math.ceil(self.spread * 1000))
 
     def priority(self, topic: Topic) -> Priority:
         if isinstance(topic, Feature):

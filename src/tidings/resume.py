@@ -42,7 +42,7 @@ def resumed(
         return settled(None, dict.fromkeys(topic for topic in topics if not _is_pattern(topic)), uris)
     is_watched = watched_by(uris, hub, may)
     told = {
-        topic: version
+        topic: None if _is_forgotten(version, hub) else version
         for topic, version in cursor.told(epoch).items()
         if (topic in topics if isinstance(topic, Feature) else is_watched(topic))
     }
@@ -94,6 +94,11 @@ def settled(
     known.update(since.items())
     known.update(told)
     return Resumed(known)
+
+
+def _is_forgotten(version: Version | None, hub: Hub) -> bool:
+    """Whether it says that nothing was known of a content, of which something may have been known since."""
+    return version is not None and not version.digest and version.revision < hub.catalog.resources.forgotten
 
 
 def _is_pattern(topic: Topic) -> bool:

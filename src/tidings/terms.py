@@ -37,7 +37,9 @@ _DETAILS: tuple[Detail, ...] = ("none", "summary", "delta", "full")
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    operations: tuple[Literal["added", "removed", "updated"], ...] | None = None
+    operations: (
+        Annotated[tuple[Literal["added", "removed", "updated"], ...], Meta(max_length=_MOST_PATTERNS)] | None
+    ) = None
     """Which changes of a list count."""
     names: _Patterns | None = None
     """Globs: of which tools and prompts changes count."""

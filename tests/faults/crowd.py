@@ -57,7 +57,7 @@ def sockets(opened: list[socket.socket]) -> Iterator[list[socket.socket]]:
 
 
 async def deafen(server: Process, listening: int, sessions: int, size: int = 60_000) -> list[socket.socket]:
-    """Open streams that nobody reads, and send until every one of them is full."""
+    """Open streams that nobody reads, and send until every one of them is full, or has been cut off for it."""
     ids = await many(sessions, lambda _: open_session(server.port))
     before = await server.state()
     opened = [deaf(server.port, listen_request(number)) for number in range(listening)]
@@ -65,10 +65,11 @@ async def deafen(server: Process, listening: int, sessions: int, size: int = 60_
     await server.until(
         lambda state: state["subscribers"] + state["spliced"] == before["subscribers"] + before["spliced"] + len(opened)
     )
-    already = before["stuck"] - sessions  # a session is not ready until its stream is open
+    ready = before["subscribers"] - before["stuck"]  # a session is not ready until its stream is open
     for number in range(0, 1_000, 5):
         await server.change(*(update(number + each, size) for each in range(5)))
-        if (await server.state())["stuck"] == already + len(opened):
+        state = await server.state()
+        if state["subscribers"] - state["stuck"] == ready:
             return opened
     raise AssertionError("the readers never became full")
 

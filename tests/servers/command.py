@@ -27,7 +27,8 @@ EXAMPLE = ROOT / "examples" / "workspace"
 TIDINGS = str(Path(sys.executable).with_name("tidings"))
 HELLO = 'def hello() -> str:\n    """Say hello."""\n    return "hello"\n'
 TOKEN = "correct-horse-battery-staple"
-DEADLINE = 40
+DEADLINE = 120
+"""Seconds for all that a test does with its processes, however slowly they start."""
 GRACE = 20.0
 """Seconds for the end of a server, met only by one that does not end. How soon it does: test_live_stopping."""
 
@@ -107,6 +108,13 @@ async def serving(folder: Path, *options: object, env: dict[str, str] | None = N
 def board(tmp_path: Path) -> Path:
     """A copy of the example that may be changed."""
     return Path(shutil.copytree(EXAMPLE, tmp_path / "board"))
+
+
+def drop(path: Path, text: str) -> None:
+    """Write a file in one step, as an editor saves it: whoever watches may look at any moment."""
+    spare = path.with_name(f".{path.name}")
+    spare.write_text(text)
+    spare.replace(path)
 
 
 class Told:

@@ -77,7 +77,8 @@ class Wire:
     ) -> AsyncIterator[Stream]:
         method = "subscriptions/listen"
         message = self.message(method, request_id, {"notifications": wanted}, meta, **capabilities)
-        async with self.http.stream("POST", self.url, json=message, headers=self._headers(method, {})) as response:
+        body = json.dumps(message)  # in ASCII: half a character can be written only so
+        async with self.http.stream("POST", self.url, content=body, headers=self._headers(method, {})) as response:
             stream = Stream(response, response.aiter_text())  # held here: whoever drops it closes the response
             yield stream
 

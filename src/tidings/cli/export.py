@@ -7,6 +7,7 @@ process that has providers already, as under `opentelemetry-instrument`, keeps t
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -32,30 +33,49 @@ _FAREWELL = 0.3
 _OUTAGE = 300.0
 """Seconds after which a failure to send counts as a new outage, and is mentioned again."""
 _EXPORTERS = ("opentelemetry.exporter", "opentelemetry.sdk")
+_HEADERS = "opentelemetry.util.re"
+"""Reads the headers that the environment has, and shows one that it can't read: as often as not, a token."""
 
 
 @contextmanager
 def exported(service: str, failures: Counter[str] | None = None) -> Iterator[None]:
     """Send traces and metrics meanwhile. `service` is the name under which, unless the environment has another."""
+    # A filter of a logger is not asked for what its children say, but that of a handler is.
+    handlers = list(logging.getLogger().handlers)
+    for handler in handlers:
+        handler.addFilter(_hide_header)
     with made_to_stay():
         shut_down = _set_up(service)
     complaints = _Complaints(Counter() if failures is None else failures)
-    # A filter of a logger is not asked for what its children say, but that of a handler is.
-    handlers = list(logging.getLogger().handlers) if shut_down else []
     for handler in handlers:
+        handler.removeFilter(_hide_header)
         handler.addFilter(complaints)
+    atexit.register(_say_farewell, shut_down)  # for a process that is left from within: `tidings.lanes.leaving`
     try:
         yield
     finally:
-        # In threads that nobody waits for any longer than that.
-        threads = [threading.Thread(target=each, daemon=True) for each in shut_down]
-        for thread in threads:
-            thread.start()
-        end = time.monotonic() + _FAREWELL
-        for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
+        _say_farewell(shut_down)
+        atexit.unregister(_say_farewell)
         for handler in handlers:
             handler.removeFilter(complaints)
+
+
+def _say_farewell(shut_down: list[Callable[[], object]]) -> None:
+    """Send what is still to be sent, once, in threads that nobody waits for any longer than that."""
+    threads = [threading.Thread(target=each, daemon=True) for each in shut_down]
+    shut_down.clear()
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + _FAREWELL
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+
+
+def _hide_header(record: logging.LogRecord) -> bool:
+    if record.name == _HEADERS:
+        record.msg = "a header for the collector is not name=value, URL-encoded, and is not sent (OTEL_…_HEADERS)"
+        record.args = ()
+    return True
 
 
 class _Complaints(logging.Filter):
@@ -157,5 +177,8 @@ def _variable(signal: str, name: str) -> str:
 
 def _place(endpoint: str) -> str:
     """The endpoint without what may be a secret in it."""
-    split = urlsplit(endpoint)
+    try:
+        split = urlsplit(endpoint)
+    except ValueError:
+        return "an endpoint that is no URL"
     return f"{split.scheme}://{split.netloc.rpartition('@')[2]}" if split.netloc else endpoint.partition("?")[0]

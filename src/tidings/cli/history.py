@@ -14,6 +14,7 @@ import typer
 
 from tidings.cli.output import fail, print_line, say
 from tidings.cli.remote import Target, Token, TokenFile, Unreachable, connected, is_url, run, token_of
+from tidings.logged import plain
 from tidings.model import Feature
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ async def _follow(
                     show(changes)
                     _say_incomplete(wanted, complete)
                     wanted, is_first = wanted.after(changes), False
-                    await remote.roused.wait()
+                    await remote.wait()
             say(f"{url} has ended; waiting for it to come back.")
         except Unreachable as error:
             if is_first:
@@ -168,9 +169,15 @@ def _read(
     from tidings.history import as_json
 
     path = find_state(folder)
+    epoch: str | None = None
     while True:
         marks = _marks(path)
-        past = _recall(look(path), wanted)
+        state = look(path)
+        if epoch not in (None, state.epoch):
+            say("Another state is there now; this is its history from its beginning.")
+            wanted = replace(wanted, since=None)
+        epoch = state.epoch
+        past = _recall(state, wanted)
         changes = [as_json(change, is_full=is_full) for change in past.changes]
         show(changes)
         _say_incomplete(wanted, past.complete)
@@ -184,6 +191,7 @@ def _read(
 def _marks(path: Path) -> list[tuple[int, int]]:
     """What differs when a server has written."""
     found = []
+    path = path.resolve()  # SQLite's log is beside the file itself
     for each in (path, path.with_name(f"{path.name}-wal")):
         try:
             status = each.stat()
@@ -251,7 +259,7 @@ def _print_table(changes: Iterable[dict[str, Any]]) -> None:
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("time", "revision", "operation", "of", "name or URI", "origin"):
-        table.add_column(title, justify="right" if title == "revision" else "left")
+        table.add_column(title, justify="right" if title == "revision" else "left", overflow="fold")
     for change in changes:
         cells = list(map(Text, _cells(change)))
         cells[2].stylize(_COLOURS.get(change["operation"], "yellow"))
@@ -265,12 +273,13 @@ def _print_table(changes: Iterable[dict[str, Any]]) -> None:
 _COLOURS = {"added": "green", "removed": "red", "deleted": "red"}
 
 
-def _cells(change: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
-    return (
+def _cells(change: dict[str, Any]) -> tuple[str, ...]:
+    cells = (
         change["time"],
-        str(change["revision"]),
+        change["revision"],
         change["operation"],
         change.get("feature", "content"),
         change.get("name") or change["uri"],
         change["origin"],
     )
+    return tuple(plain(str(cell)) for cell in cells)  # all a server's: nothing in them may command a terminal

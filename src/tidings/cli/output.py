@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -114,6 +115,17 @@ def set_up_logging(level: LogLevel, form: LogFormat = LogFormat.TEXT) -> None:
     )
     logging.getLogger("tidings").setLevel(chosen)
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+    if form is LogFormat.JSON:
+        # What Python itself would write to standard error, as several lines of text.
+        logging.captureWarnings(True)
+        threading.excepthook = _log_death
+
+
+def _log_death(died: threading.ExceptHookArgs) -> None:
+    """A thread has ended with an exception, one that a tool has started perhaps."""
+    if died.exc_value is not None and not isinstance(died.exc_value, SystemExit):
+        name = died.thread.name if died.thread is not None else "a thread"
+        logging.getLogger("tidings.serve").error("%s ended with an exception", name, exc_info=died.exc_value)
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
@@ -154,6 +166,12 @@ class _Plain(logging.Formatter):
         if record.levelno >= logging.WARNING:
             record.message = f"{record.levelname.lower()}: {record.message}"
         return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  # likewise
+        """What was raised may say what a client sent: no line of it begins where those of the log do."""
+        from tidings.logged import plain
+
+        return "\n".join(f"  {plain(line)}" for line in super().formatException(ei).split("\n"))
 
 
 class _Json(logging.Formatter):

@@ -11,6 +11,7 @@ import typer
 
 from tidings.cli.access import read_token
 from tidings.errors import TidingsError
+from tidings.logged import plain
 
 if TYPE_CHECKING:
     from mcp.client.client import Client
@@ -29,13 +30,16 @@ TokenFile = Annotated[Path | None, typer.Option(help="The same, read from a file
 _PATIENCE = 20.0
 """Seconds for one answer."""
 
+_LOOK = 2.0
+"""Seconds between two looks at what the server does not tell of."""
+
 
 class Unreachable(TidingsError):
     """Nobody answers there, for now."""
 
 
 def is_url(target: str) -> bool:
-    return target.startswith(("http://", "https://"))
+    return target.lower().startswith(("http://", "https://"))
 
 
 def token_of(token: str | None, file: Path | None) -> str | None:
@@ -65,6 +69,7 @@ class Remote:
         self.roused = asyncio.Event()
         """Set when the server says that something changed, and when it says nothing any more."""
         self.is_lost = False
+        self._hears_all = True
 
     async def ask(self, method: str, **params: Any) -> dict[str, Any]:
         """Any request at all, and its result as it came."""
@@ -87,7 +92,7 @@ class Remote:
                 ) from None
             if error.code == types.CONNECTION_CLOSED:
                 raise Unreachable(f"{self._url} closed the connection") from None
-            raise TidingsError(f"{self._url}: {error.message}") from None
+            raise TidingsError(f"{self._url}: {plain(error.message)}") from None
         return answer.root
 
     @asynccontextmanager
@@ -106,16 +111,30 @@ class Remote:
                     resource_subscriptions=uris,
                 )
                 subscription = await stack.enter_async_context(listening)
-                task = asyncio.create_task(self._listen(subscription))
-                stack.callback(task.cancel)
+                self._hears_all = set(uris) <= set(subscription.honored.resource_subscriptions or ())
+                # One of which nothing is honoured ends at once, and says nothing of the server.
+                if any(value for _, value in subscription.honored):
+                    task = asyncio.create_task(self._listen(subscription))
+                    stack.callback(task.cancel)
             else:
                 # Lists are watched from the handshake on.
                 for uri in uris:
                     try:
                         await self.ask("resources/subscribe", uri=uri)
                     except TidingsError:
-                        pass  # it may not, or the server knows no patterns; lists are watched all the same
+                        # It may not, or the server knows no patterns; lists are watched all the same.
+                        self._hears_all = False
             yield
+
+    async def wait(self) -> None:
+        """Until something has changed, or may have without being told of."""
+        import asyncio
+
+        try:
+            async with asyncio.timeout(None if self._hears_all else _LOOK):
+                await self.roused.wait()
+        except TimeoutError:
+            pass
 
     async def _listen(self, events: Any) -> None:
         from mcp.client.subscriptions import SubscriptionLost
@@ -147,10 +166,14 @@ async def connected(url: str, token: str | None) -> AsyncIterator[Remote]:
         if remote is not None:
             remote.roused.set()
 
+    _check(url)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    http = httpx2.AsyncClient(
-        headers=headers, timeout=httpx2.Timeout(_PATIENCE, read=None), event_hooks={"response": [note]}
-    )
+    try:
+        http = httpx2.AsyncClient(
+            headers=headers, timeout=httpx2.Timeout(_PATIENCE, read=None), event_hooks={"response": [note]}
+        )
+    except (ValueError, ImportError) as error:
+        raise TidingsError(f"the environment names a proxy that can't be used: {error}") from None
     try:
         async with (
             http,
@@ -167,10 +190,24 @@ async def connected(url: str, token: str | None) -> AsyncIterator[Remote]:
         raise
 
 
+def _check(url: str) -> None:
+    """Refuse what no request can be sent to."""
+    import httpx2
+
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise TidingsError(f"{url} is no URL: {error}") from None
+    if not parsed.host or not 0 < (parsed.port or 80) < 65536:
+        raise TidingsError(f"{url} is no URL of a server; one is http://127.0.0.1:8765/mcp")
+
+
 def _why_not(url: str, error: Exception, statuses: list[int], token: str | None) -> TidingsError:
     if statuses in ([401], [403]):
         said = "does not take this token" if token else "wants a token"
         return TidingsError(f"{url} {said}; give one with --auth-token-file FILE, or TIDINGS_AUTH_TOKEN")
+    if statuses and statuses[0] >= 500:  # as a proxy says while there is no server behind it
+        return Unreachable(f"{url} answered {statuses[0]}; it is not served for now")
     if statuses and statuses[0] >= 400:
         return TidingsError(f"{url} answered {statuses[0]}: it is no MCP endpoint; its path is as a rule /mcp")
     return Unreachable(f"{url} can't be reached: {error}")

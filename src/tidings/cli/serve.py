@@ -26,6 +26,7 @@ from tidings.cli.export import exported
 from tidings.cli.folder import check_folder, open_workspace
 from tidings.cli.output import LogFormat, LogLevel, counted, fail, print_line, say, set_up_logging
 from tidings.cli.stdio import POLL, make_live, serve_stdio
+from tidings.lanes.leaving import leave
 
 if TYPE_CHECKING:
     from tidings.lanes.health import Audience
@@ -271,14 +272,14 @@ def _ends_quietly() -> Iterator[None]:
 def _leave_in_time() -> None:
     """Nothing can interrupt a Python tool that computes or waits in its thread; the process must not stay for it."""
 
-    def leave() -> None:
-        say(f"Some calls still run after {_LONGEST_END:g} s; leaving them.")
+    def leave_them() -> None:
+        logger.warning("some calls still run after %g s; leaving them", _LONGEST_END)
         if sys.stderr.isatty():
             sys.stderr.write("\x1b[?25h")  # the cursor, which the status has hidden
             sys.stderr.flush()
-        os._exit(0)
+        leave(0)
 
-    timer = threading.Timer(_LONGEST_END, leave)
+    timer = threading.Timer(_LONGEST_END, leave_them)
     timer.daemon = True
     timer.start()
 

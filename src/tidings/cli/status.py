@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidings.cli.output import counted
+from tidings.logged import change_name, plain, topic_name
 from tidings.model import Change, Feature, Operation
 from tidings.sources.workspace.problems import Problem
 from tidings.sources.workspace.workspace import ERRORS
@@ -150,10 +151,10 @@ class _Status:
 
 def _described(change: Change) -> str | None:
     if isinstance(change.topic, Feature):
-        return f"{change.topic.singular} {change.key} {change.operation}"
+        return f"{change.topic.singular} {change_name(change)} {change.operation}"
     if change.topic == ERRORS or change.operation is Operation.DELETED:
         return None  # shown as problems, and as removed from the list
-    return f"content of {change.topic} updated"
+    return f"content of {topic_name(change.topic)} updated"
 
 
 class _Lines:
@@ -230,7 +231,7 @@ class _Panel:
             clock = time.strftime("%H:%M:%S", time.localtime(change.time))
             grid.add_row("" if number else "changes", Text(f"{clock}  {text}"))
         for number, problem in enumerate(snapshot.problems[:_SHOWN]):
-            grid.add_row("" if number else "problems", Text(str(problem), style="red"))
+            grid.add_row("" if number else "problems", Text(plain(str(problem)), style="red"))
         if len(snapshot.problems) > _SHOWN:
             grid.add_row("", f"and {len(snapshot.problems) - _SHOWN} more")
         return Group(Rule(Text(self._title, style="bold"), align="left", style="dim"), grid)

@@ -12,6 +12,7 @@ import typer
 
 from tidings.cli.output import fail, print_line, say
 from tidings.cli.remote import Target, Token, TokenFile, connected, is_url, run, token_of
+from tidings.logged import plain
 from tidings.model import Feature
 
 if TYPE_CHECKING:
@@ -96,14 +97,18 @@ def subscriptions(
 def _wanted(name: str, url: str, features: list[str], uris: list[str], secret_file: Path | None) -> dict[str, Any]:
     """What `put` is given."""
     notifications: dict[str, Any] = {f"{feature}ListChanged": True for feature in features}
+    if "" in uris:
+        fail("a --uri is empty; give the URI of a resource, or a pattern as board://*")
     if uris:
         notifications["resourceSubscriptions"] = uris
     hook = {"url": url}
     if secret_file is not None:
         try:
-            hook["secret"] = " ".join(secret_file.read_text("utf-8").split())
+            hook["secret"] = secret = " ".join(secret_file.read_text("utf-8").split())
         except (OSError, UnicodeDecodeError) as error:
             fail(f"the secret in {secret_file} can't be read: {getattr(error, 'strerror', None) or 'not UTF-8'}")
+        if not secret:
+            fail(f"there is no secret in {secret_file}; leave --secret-file out to be given one")
     return {"name": name, "notifications": notifications, "webhook": hook}
 
 
@@ -221,7 +226,7 @@ def _print_table(found: Sequence[dict[str, Any]]) -> None:
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("name", "owner", "watches", "state", "told by", "until", "remarks"):
-        table.add_column(title)
+        table.add_column(title, overflow="fold")
     for each in found:
         cells = list(map(Text, _cells(each)))
         cells[3].stylize({"dead": "red", "retrying": "yellow"}.get(str(cells[3]), "green"))
@@ -243,4 +248,5 @@ def _cells(each: dict[str, Any]) -> tuple[str, ...]:
     elif "lastRefetch" in hook:
         remarks.append(f"missed too much, and was told to refetch at {hook['lastRefetch']}")
     by = hook.get("url", "a stream")
-    return each["name"], each.get("owner") or "", ", ".join(watched), state, by, until, "; ".join(remarks)
+    cells = (each["name"], each.get("owner") or "", ", ".join(watched), state, by, until, "; ".join(remarks))
+    return tuple(map(plain, cells))  # names are their clients': nothing in them may command a terminal

@@ -13,7 +13,9 @@ import contextvars
 import ipaddress
 import logging
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeAlias
@@ -216,6 +218,8 @@ def _parse(url: str) -> httpx2.URL:
         raise TidingsError(f"{url!r} is no URL: {error}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise TidingsError(f"{url!r} is no https URL")
+    if parsed.port is not None and not 0 < parsed.port < 65536:
+        raise TidingsError(f"{url!r} has a port that can't be; ports are 1 to 65535")
     if parsed.userinfo or parsed.fragment:
         raise TidingsError("a webhook's URL has neither a user nor a fragment; deliveries are signed instead")
     return parsed
@@ -235,5 +239,28 @@ def _address(host: str) -> Address | None:
 
 
 async def _resolve(host: str, port: int) -> list[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    """On a thread of its own. Whoever chose the name may have its name server never answer, and nothing can interrupt
+    that: a thread of the pool would be taken from everybody else, and the end of the process would wait for it."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[list[str]] = loop.create_future()
+
+    def settle(answer: list[str] | Exception) -> None:
+        if found.done():  # nobody waits any more
+            return
+        if isinstance(answer, Exception):
+            found.set_exception(answer)
+        else:
+            found.set_result(answer)
+
+    def ask() -> None:
+        answer: list[str] | Exception
+        try:
+            asked = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            answer = list(dict.fromkeys(str(address[0]) for *_, address in asked))
+        except Exception as error:  # whatever it is, whoever waits has it
+            answer = error
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, answer)
+
+    threading.Thread(target=ask, name="tidings-resolve", daemon=True).start()
+    return await found

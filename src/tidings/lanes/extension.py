@@ -180,7 +180,9 @@ class ExtensionLane:
         shown: dict[str, str] = {}
         if params.webhook is not None:
             check_url(params.webhook.url, allow_loopback=live.policy.webhook_private)
-            secret = params.webhook.secret or (durable.webhook.secret if durable.webhook else None)
+            secret = params.webhook.secret
+            if secret is None and durable.webhook is not None:
+                secret = durable.webhook.secret
             if secret is None:
                 secret = shown["secret"] = new_secret()  # this once
             scopes = principal.scopes if principal is not None else ()

@@ -125,6 +125,7 @@ class SessionLane:
             return self._with_capabilities(_as_dict(result), ctx.protocol_version, is_served=True)
         if ctx.method == "initialize":
             answer = _as_dict(result)
+            self._live.hub.observer.take_up(ctx.meta)
             acknowledged = await self._open(ctx, answer["protocolVersion"])
             if acknowledged:
                 answer["_meta"] = {**(answer.get("_meta") or {}), **acknowledged}
@@ -153,8 +154,8 @@ class SessionLane:
         if not result.get("nextCursor") and not (ctx.params or {}).get("cursor"):
             # However the list came about, it looks the same: clients key their caches on the text of it.
             result[member] = sorted(result.get(member, []), key=lambda item: str(item.get(key)))
-        if (ttl := self._live.policy.ttl_ms) and ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
-            result["ttlMs"] = result.get("ttlMs") or ttl
+        if (ttl := self._live.policy.ttl_ms(result.get("ttlMs"))) and ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            result["ttlMs"] = ttl
         return result
 
     # Legacy sessions

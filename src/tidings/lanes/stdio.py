@@ -32,6 +32,7 @@ from mcp.shared.message import SessionMessage
 from tidings import seams
 from tidings.frames import encode_tag
 from tidings.lanes.collector import spare, sparing
+from tidings.lanes.leaving import leave
 from tidings.lanes.lines import LineReader, LineWriter
 from tidings.lanes.verdicts import LISTS, UNREADABLE
 
@@ -79,7 +80,7 @@ async def _serve(live: Live, lines: tuple[int, int] | None) -> None:
         # the client's next line.
         if task is not None:
             loop.call_later(0.2, task.cancel)
-        loop.call_later(1.2, lambda: os._exit(128 + number))
+        loop.call_later(1.2, leave, 128 + number)
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, stop, number)
@@ -94,7 +95,7 @@ async def _serve(live: Live, lines: tuple[int, int] | None) -> None:
     except asyncio.CancelledError:
         if not stopped:
             raise
-        os._exit(128 + stopped[0])
+        leave(128 + stopped[0])
 
 
 @contextmanager

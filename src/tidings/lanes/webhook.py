@@ -107,6 +107,8 @@ class WebhookLane:
         takes that one's place and knows what that one was told. Without a secret it keeps the one it has, or is given
         one."""
         check_url(url, allow_loopback=True)
+        if ttl is not None and not ttl >= 0:  # a NaN must not pass
+            raise TidingsError(f"the ttl of a webhook is a number of seconds, not {ttl}")
         known = self._live.durables.get((SERVER, name))
         if secret is None:
             secret = known.webhook.secret if known is not None and known.webhook is not None else new_secret()
@@ -192,7 +194,9 @@ class _Post:
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
         self._handed = 0.0
-        self._again((webhook.next_attempt or 0.0) - lane.clock())
+        pause = (webhook.next_attempt or 0.0) - lane.clock()
+        # No pause is longer: the clock was another one then, or is not set yet.
+        self._again(pause if pause <= _LONGEST_RETRY_AFTER else 0.0)
 
     def close(self) -> None:
         """Nothing more is sent; what was on its way was not told."""

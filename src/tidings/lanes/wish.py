@@ -80,8 +80,9 @@ class Wish:
         self.policy = self.terms.policy(live.policy)
 
     def shape(self, *, is_sse: bool = False, is_tagged: bool = False) -> Shape:
-        policy = self.policy
-        return Shape(policy.detail, policy.max_changes_per_frame, is_sse, is_tagged, self.is_extended, self._live.epoch)
+        policy, is_brief = self.policy, self.terms.detail in ("summary", "none")
+        most, epoch = policy.max_changes_per_frame, self._live.epoch
+        return Shape(policy.detail, most, is_sse, is_tagged, self.is_extended, epoch, is_brief)
 
     @property
     def is_special(self) -> bool:

@@ -6,7 +6,16 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["FileLock"]
+__all__ = ["FileLock", "identity"]
+
+
+def identity(file: Path | int) -> tuple[int, int] | None:
+    """Which file it is, by whatever name; None if there is none."""
+    try:
+        found = os.fstat(file) if isinstance(file, int) else file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 class FileLock:
@@ -26,6 +35,10 @@ class FileLock:
             os.close(handle)
             raise
         self._handle = handle
+
+    def is_there(self) -> bool:
+        """Whether others still find it held: whoever removes the file lets the next one in."""
+        return self._handle is not None and identity(self._handle) == identity(self._path)
 
     def release(self) -> None:
         handle, self._handle = self._handle, None

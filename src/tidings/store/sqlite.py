@@ -10,7 +10,6 @@ Only the count of lives is also forced to the disk, since a revision must never 
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import secrets
@@ -26,9 +25,10 @@ import msgspec
 from tidings.digest import EMPTY, ListDigest
 from tidings.durable import Durable
 from tidings.model import Change, Feature, Item, Version
-from tidings.store import Batch, History, State, StoreBroken, StoreBusy, StoreError, history_of
-from tidings.store.lock import FileLock
+from tidings.store import Batch, History, State, StoreBroken, StoreError, history_of
+from tidings.store.lock import FileLock, identity
 from tidings.store.packed import packed, unpacked
+from tidings.store.trouble import NOT_ALLOWED, explained, primary_code
 
 __all__ = ["SQLiteStore", "peek"]
 
@@ -79,6 +79,8 @@ class SQLiteStore:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        # Wherever the process goes. And no name is one of SQLite's own, as :memory: is.
+        self._place = self.path.absolute()
         # Beside the file itself, as SQLite's own: two names of one file must not be two locks.
         self._lock = FileLock(Path(f"{os.path.realpath(path)}-lock"))
         self._db: sqlite3.Connection | None = None
@@ -92,18 +94,24 @@ class SQLiteStore:
         """The revision as of which the tables are up to date."""
         self._logged = _LOG_BYTES
         """Bytes that are in the log, about: of what an earlier life left there, nothing is known."""
+        self._file: tuple[int, int] | None = None
+        """Which one is open, whatever the path leads to later."""
 
     def __repr__(self) -> str:
         return str(self.path)
 
     def open(self) -> State:
-        with _explained(self.path):
+        with explained(self.path):
             self._make_folder()
+            if self.path.exists() and not self.path.is_file():
+                # Before anything is made beside it.
+                raise StoreError(f"{self.path} is not a file that could keep a state; name another one")
             self._lock.acquire()
             try:
                 # Its owner's alone, from the first byte on: who may read a state may read all of it.
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-                self._db = _connect(str(self.path))
+                self._file = identity(self._place)
+                self._db = _connect(str(self._place))
                 _check(self._db, self.path)
                 self._set_up()
                 # Before the first write to it: a damaged file stays as it is.
@@ -127,7 +135,12 @@ class SQLiteStore:
         is_due = count >= _SETTLE or batch.is_whole or any(floor > self._settled for floor in batch.floors.values())
         if is_due:
             coming += _settle_bytes(self._fresh, batch)
-        with _explained(self.path), self._known_log():
+        with explained(self.path), self._known_log():
+            if not self._is_in_place():
+                raise StoreError(
+                    f"{self.path} or the lock beside it was moved, removed or replaced while this server has it; put "
+                    "it back, or start this server anew"
+                )
             coming += _durable_bytes(db, durables)
             self._limit_log(coming)
             with _transaction(db):
@@ -161,14 +174,18 @@ class SQLiteStore:
         fresh, self._fresh = self._fresh, Batch()
         try:
             if db is not None:
-                with _explained(self.path), closing(db):
-                    if fresh:
+                with explained(self.path), closing(db):
+                    if fresh and self._is_in_place():
                         with _transaction(db):
                             _settle(db, fresh, self._newest)
                         db.execute("PRAGMA incremental_vacuum").fetchall()
         finally:
             self._count = 0
             self._lock.release()
+
+    def _is_in_place(self) -> bool:
+        """Whether the file is still the one that others find, and find in use."""
+        return identity(self._place) == self._file and self._lock.is_there()
 
     def _limit_log(self, coming: int, kind: str = "RESTART") -> None:
         """So many bytes are about to be logged: let the log begin anew if it would become too large."""
@@ -240,7 +257,7 @@ class SQLiteStore:
 def peek(path: Path | str) -> State:
     """What is in a file, without taking hold of it: a server may have it meanwhile."""
     path = Path(path)
-    with _explained(path, "read"):
+    with explained(path, "read"):
         if not path.is_file():
             raise StoreError(f"{path}: there is no such file; a server makes it when it first has something to keep")
         location = f"file:{quote(str(path.resolve()))}"
@@ -248,7 +265,7 @@ def peek(path: Path | str) -> State:
             return _look(f"{location}?mode=ro", path)
         except sqlite3.OperationalError as error:
             # Where not even the files beside it may be made; then nobody writes to it either.
-            if _primary(error) not in _NOT_ALLOWED:
+            if primary_code(error) not in NOT_ALLOWED:
                 raise
             log = Path(f"{path.resolve()}-wal")
             if log.exists() and log.stat().st_size:
@@ -274,7 +291,7 @@ def _load(db: sqlite3.Connection) -> tuple[State, int]:
     except (msgspec.MsgspecError, LookupError, ValueError, TypeError) as error:
         raise sqlite3.DatabaseError(str(error)) from None
     except sqlite3.OperationalError as error:
-        if _primary(error) == sqlite3.SQLITE_ERROR:  # a table is not there, or is another one
+        if primary_code(error) == sqlite3.SQLITE_ERROR:  # a table is not there, or is another one
             raise sqlite3.DatabaseError(str(error)) from None
         raise
     _verify(state)
@@ -419,7 +436,7 @@ def _versions(batch: Batch) -> Iterator[Version]:
     yield from batch.contents.values()
 
 
-# Errors
+# Opening
 
 
 def _connect(location: str) -> sqlite3.Connection:
@@ -460,40 +477,3 @@ def _transaction(db: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[No
         if db.in_transaction:  # some failures have ended it already
             db.execute("ROLLBACK")
         raise
-
-
-_NOT_ALLOWED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
-
-
-@contextmanager
-def _explained(path: Path, what: str = "written") -> Iterator[None]:
-    """Say of a failure which file, why, and what to do."""
-    try:
-        yield
-    except BlockingIOError:
-        raise StoreBusy(f"{path} is in use by another server; stop that one, or name another file") from None
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise StoreError(f"{path} may not be {what} by this user; allow it, or name another file") from None
-        reason = error.strerror or error
-        raise StoreError(f"{path} can't be {what}: {reason}; mend that, or name another file") from None
-    except sqlite3.Error as error:
-        raise _translated(path, error, what) from None
-
-
-def _translated(path: Path, error: sqlite3.Error, what: str) -> StoreError:
-    primary = _primary(error)
-    if primary == sqlite3.SQLITE_FULL:
-        return StoreError(f"{path}: the disk is full; make room")
-    if primary in _NOT_ALLOWED:
-        return StoreError(f"{path} may not be {what} by this user; allow it, or name another file")
-    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StoreError(f"{path} is locked by another program; end that one")
-    if isinstance(error, sqlite3.OperationalError):
-        return StoreError(f"{path} can't be {what} for now: {error}")
-    return StoreBroken(f"{path} is damaged ({error}); move it away to begin anew")
-
-
-def _primary(error: sqlite3.Error) -> int | None:
-    code = getattr(error, "sqlite_errorcode", None)
-    return code & 0xFF if isinstance(code, int) else None

@@ -1,0 +1,77 @@
+"""A process that is left from within: what was registered for its end is done, and does not keep it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.servers.collector import collecting
+from tests.servers.command import DEADLINE, GRACE, INITIALIZE, board
+
+__all__ = ["board"]
+
+pytestmark = pytest.mark.anyio
+
+PATIENT = """
+from tidings.cli import export, main
+from tidings.lanes import leaving
+leaving._MOMENT = export._FAREWELL = 30  # as long as it takes, on however busy a machine
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_on_stdio_loses_no_telemetry(board: Path, number: signal.Signals) -> None:
+    with collecting() as collector:
+        env = {
+            **os.environ,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
+            "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
+            "OTEL_BSP_SCHEDULE_DELAY": "3600000",
+            "OTEL_METRIC_EXPORT_INTERVAL": "3600000",
+        }
+        command = [sys.executable, "-c", PATIENT, "serve", str(board), "--stdio"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        async with asyncio.timeout(DEADLINE):
+            process = await asyncio.create_subprocess_exec(*command, env=env, **pipes)  # type: ignore[arg-type]
+            try:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdin.write(json.dumps(INITIALIZE).encode() + b"\n")
+                assert b'"result"' in await process.stdout.readline()
+                process.send_signal(number)
+                assert await asyncio.wait_for(process.wait(), GRACE) == 128 + number
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                await process.wait()
+        sent = [collector.received.get_nowait() for _ in range(collector.received.qsize())]
+    spans = {
+        span.name
+        for path, body in sent
+        if path == "/v1/traces"
+        for group in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in group.scope_spans
+        for span in scope.spans
+    }
+    assert "change_notifier.subscribe" in spans
+    assert [body for path, body in sent if path == "/v1/metrics" and ExportMetricsServiceRequest.FromString(body)]
+
+
+def left(last_will: str) -> subprocess.CompletedProcess[str]:
+    script = f"import atexit, threading; from tidings.lanes.leaving import leave; {last_will}; leave(7)"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE, check=False)
+
+
+def test_what_fails_or_hangs_at_the_end_keeps_nobody() -> None:
+    assert left("atexit.register(threading.Event().wait)").returncode == 7
+    assert left("atexit.register(int, 'x')").returncode == 7
