@@ -206,11 +206,12 @@ async def test_a_tool_that_nothing_can_interrupt_does_not_keep_the_server(board:
         call.cancel()
 
 
-def test_a_port_in_use_is_one_clear_line(board: Path) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "[127.0.0.1]"])
+def test_a_port_in_use_is_one_clear_line(board: Path, host: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        refused = tidings("serve", board, "--port", taken.getsockname()[1])
+        refused = tidings("serve", board, "--host", host, "--port", taken.getsockname()[1])
 
     assert refused.exit_code == 2
     assert re.fullmatch(r"tidings: port \d+ of 127.0.0.1 is in use; [^\n]+\n", refused.stderr)
@@ -230,6 +231,7 @@ def test_a_folder_that_may_not_be_read_is_one_clear_line(board: Path, monkeypatc
     ("options", "word"),
     [
         (["--path", "mcp"], "begin with a slash"),
+        *((["--path", path], "no request") for path in ("/mcp?x=1", "/{x}", "/a b", "/a#b", "/%20")),
         (["--auth-token", "two words"], "one word"),
         (["--auth-token", ""], "one word"),
         (["--auth-token-file", "/nowhere"], "can't be read"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import shlex
 import signal
 import socket
@@ -159,6 +160,9 @@ def serve(
     level = log_level.unless(quiet)
     if not path.startswith("/"):
         fail(f"--path {path}: it must begin with a slash, as /mcp does")
+    if re.search(r"[?#%{}\s]", path):
+        fail(f"--path {path}: no request could name it; leave out white space and any of ? # % {{ }}")
+    host = host.strip("[]")  # as it stands in a URL
     if auth_token is not None and auth_token_file is not None and not _is_from_environment(context, "auth_token"):
         fail("--auth-token and --auth-token-file are two tokens; give one")
     token = access.read_token(auth_token, auth_token_file)
