@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.faults.crowd import deafen, many, open_legacy, sockets, update
-from tests.faults.wire import ALL, HTTP, PATIENCE, How, Settings, envelope, listen, serve
+from tests.faults.wire import ALL, HTTP, PATIENCE, START, How, Settings, envelope, listen, serve
 
 pytestmark = pytest.mark.anyio
 
@@ -71,12 +71,15 @@ async def test_a_signal_ends_a_listen_on_stdio_gracefully(number: signal.Signals
         child = server.process
         assert child.stdin is not None
         assert child.stdout is not None
-        child.stdin.write(json.dumps(envelope("subscriptions/listen", "mine", {"notifications": ALL})).encode() + b"\n")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(START):
+            child.stdin.write(
+                json.dumps(envelope("subscriptions/listen", "mine", {"notifications": ALL})).encode() + b"\n"
+            )
             acknowledged = json.loads(await child.stdout.readline())
-            assert acknowledged["method"] == "notifications/subscriptions/acknowledged"
-            server.send_signal(number)
-            seconds = await server.ended(within=PATIENCE)
+        assert acknowledged["method"] == "notifications/subscriptions/acknowledged"
+        server.send_signal(number)
+        seconds = await server.ended(within=PATIENCE)
+        async with asyncio.timeout(PATIENCE):
             rest = [json.loads(line) async for line in child.stdout]
         (result,) = rest
         assert result["id"] == "mine"
