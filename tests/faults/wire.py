@@ -131,13 +131,28 @@ class Process:
 
     async def ended(self, within: float) -> float:
         """Seconds until the process is gone, without those in which it waited for a core: they are the machine's."""
-        start, late = time.monotonic(), kept_waiting(self.process.pid)
-        last = late
+        watch = Watch(self.pid)
         async with asyncio.timeout(within):
             ending = asyncio.ensure_future(self.process.wait())
             while not (await asyncio.wait([ending], timeout=0.02))[0]:
-                last = max(last, kept_waiting(self.process.pid))
-        return time.monotonic() - start - (last - late)
+                watch.look()
+        return watch.seconds()
+
+
+class Watch:
+    """Tells how long a process takes, from now on, without the time in which it waits for a core."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._began = time.monotonic()
+        self._before = self._late = kept_waiting(pid)
+
+    def look(self) -> None:
+        """Again and again: how long a process has waited is no longer known when it is gone."""
+        self._late = max(self._late, kept_waiting(self._pid))
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._began - (self._late - self._before)
 
 
 def kept_waiting(pid: int) -> float:
