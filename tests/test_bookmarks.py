@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.waiting import DEADLINE
 from tidings.lanes.bookmarks import Bookmarks
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +28,7 @@ async def test_one_that_can_not_be_reached_stops_nobodys_pulse(caplog: pytest.Lo
 
     bookmarks.join(fail)
     bookmarks.join(beat)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE):
         await is_thrice.wait()
 
     assert "a bookmark could not be sent" in caplog.text

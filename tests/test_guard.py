@@ -15,7 +15,6 @@ from tests.faults.wire import get_request, listen_request, modern_request, open_
 from tests.loops import anyio_backend
 from tests.servers.streams import (
     ANOTHER,
-    DEADLINE,
     Capitals,
     Delayed,
     Server,
@@ -25,7 +24,7 @@ from tests.servers.streams import (
     rest,
     serving,
 )
-from tests.waiting import until
+from tests.waiting import DEADLINE, until
 from tidings.lanes.app import _protocol
 from tidings.lanes.channel import Channel
 from tidings.lanes.guard import Guard

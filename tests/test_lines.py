@@ -13,11 +13,10 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.waiting import until
+from tests.waiting import DEADLINE, until
 from tidings.lanes.lines import _MOMENT, LineReader, LineWriter
 
 pytestmark = pytest.mark.anyio
-DEADLINE = 10.0
 HELD = 1 << 21
 """Bytes: more than a writer, a reader or a pipe may ever hold."""
 

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.waiting import until
+from tests.waiting import DEADLINE, until
 from tidings.lanes.lines import LineWriter
 
 pytestmark = pytest.mark.anyio
-DEADLINE = 10.0
 
 
 @pytest.fixture

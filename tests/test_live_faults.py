@@ -51,6 +51,8 @@ pytestmark = pytest.mark.anyio
 
 IDLE = 4.0
 """Seconds until the SDK ends a session of which no request is open. Its stream must be open before, on any machine."""
+UNMET = 3600.0
+"""Seconds between keep-alives where a client must be noticed without one."""
 
 
 # Readers that don't read
@@ -212,7 +214,7 @@ async def revision(server: Process) -> int:
 
 @pytest.mark.parametrize("how", HTTP)
 async def test_a_client_that_closes_its_half_is_gone(how: How) -> None:
-    async with serve(how) as server:
+    async with serve(how, Settings(policy={"keep_alive": UNMET})) as server:
         streams = await many(10, lambda number: listen(server.port, number))
         streams += await many(5, lambda _: open_legacy(server.port))
         for stream in streams:
@@ -274,7 +276,8 @@ while True:
 
 @pytest.mark.parametrize("how", HTTP)
 async def test_clients_killed_in_the_middle_of_a_stream_leave_nothing(how: How) -> None:
-    async with serve(how, Settings(options={"session_idle_timeout": IDLE})) as server:
+    settings = Settings(policy={"keep_alive": UNMET}, options={"session_idle_timeout": IDLE})
+    async with serve(how, settings) as server:
         base, fds = await server.state(is_deep=True), server.fds()
         victim = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", _VICTIM, str(server.port)),

@@ -18,7 +18,6 @@ from tests.faults.wire import ALL, listen_request
 from tests.loops import anyio_backend
 from tests.servers.streams import (
     ANOTHER,
-    DEADLINE,
     Capitals,
     Delayed,
     Labelled,
@@ -28,7 +27,7 @@ from tests.servers.streams import (
     rest,
     serving,
 )
-from tests.waiting import until
+from tests.waiting import DEADLINE, until
 from tidings import Feature, Reason
 from tidings.lanes.channel import Channel
 from tidings.lanes.parked import Parked

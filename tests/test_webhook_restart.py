@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from tests.servers.command import ran
 from tests.servers.hooks import lively, nothing, open_webhook, webhook
 from tests.servers.receiver import Delivery, Receiver, receiving, verify
-from tests.waiting import until
+from tests.waiting import DEADLINE, until
 from tidings import Feature, Live, Policy
 from tidings.durable import SERVER, Durable, Webhook
 from tidings.lanes.courier import Courier, Outcome
@@ -283,7 +283,7 @@ async def test_what_is_put_while_a_call_to_refetch_is_answered_counts(tmp_path: 
     async with receiving() as receiver, receiving() as another:
         await missed_too_much(path, receiver)
         live = Live(MCPServer("hooks"), policy=Policy(webhook_backoff=0.01), store=path)
-        courier = live.webhooks.courier = Meddling(timeout=5.0)
+        courier = live.webhooks.courier = Meddling(timeout=DEADLINE)
         courier.then = lambda: live.webhooks.put("hook", another.url, "prompts", uris=["board://*", "other://*"], ttl=9)
         await live.attend()
         try:
@@ -308,7 +308,7 @@ async def test_a_webhook_whose_name_a_stream_had_meanwhile_goes_on(tmp_path: Pat
     async with receiving() as receiver:
         await missed_too_much(path, receiver)
         live = Live(MCPServer("hooks"), policy=Policy(webhook_backoff=0.01), store=path)
-        courier = live.webhooks.courier = Meddling(timeout=5.0)
+        courier = live.webhooks.courier = Meddling(timeout=DEADLINE)
 
         def visit() -> None:
             visit = live.durables.enter({"name": "hook"}, SERVER, [Feature.PROMPTS], [], {}, nothing)

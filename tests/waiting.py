@@ -10,7 +10,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-__all__ = ["until", "until_served"]
+__all__ = ["DEADLINE", "until", "until_served"]
 
 DEADLINE = 60.0
 """Seconds for one wait: far above the slowest, so that only what never comes meets it."""

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tests.waiting import DEADLINE
 from tidings.model import Feature, Operation, Version
 from tidings.testing import Changed
 
@@ -28,7 +29,7 @@ WATCHED = "board://watched"
 """The only URI that a broken `authorize` lets through."""
 MODERN = "2026-07-28"
 LEGACY = "2025-11-25"
-PATIENCE = 20.0
+PATIENCE = DEADLINE
 """Seconds that anything may take which is expected to happen soon: only a failure meets it."""
 START = 100.0
 """Seconds that a process may take to start, which on a busy machine is no failure."""

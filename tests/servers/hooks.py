@@ -10,7 +10,7 @@ from typing import Any
 from mcp.server.mcpserver import MCPServer
 
 from tests.servers.receiver import Receiver
-from tests.waiting import until
+from tests.waiting import DEADLINE, until
 from tidings import Live, Policy
 from tidings.durable import SERVER, Durable, Webhook
 
@@ -22,7 +22,7 @@ def nothing() -> None:
 @asynccontextmanager
 async def lively(store: Path | None = None, authorize: Any = None, **knobs: Any) -> AsyncIterator[Live]:
     """A server that is live on this event loop, without clients."""
-    knobs = {"webhook_backoff": 0.01, "webhook_attempts": 4, "webhook_timeout": 5.0, **knobs}
+    knobs = {"webhook_backoff": 0.01, "webhook_attempts": 4, "webhook_timeout": DEADLINE, **knobs}
     live = Live(MCPServer("hooks"), policy=Policy(**knobs), store=store, authorize=authorize)
     await live.attend()
     try:

@@ -12,11 +12,9 @@ from mcp.server.mcpserver import MCPServer
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from tests.faults.wire import Stream, modern_request
-from tests.waiting import until
+from tests.waiting import DEADLINE, until
 from tidings import Live
 from tidings.lanes.app import _protocol
-
-DEADLINE = 20.0
 
 
 class Server:
