@@ -212,7 +212,7 @@ async def test_who_has_to_refetch_is_listed_so_until_it_knows(tmp_path: Path) ->
             await until(lambda: webhook(live).last_refetch)
         listed = as_json(peek(path).durables[SERVER, "hook"])["webhook"]
         assert "refetch" not in listed
-        assert listed["lastRefetch"] == listed["lastSuccess"]
+        assert listed["lastRefetch"] <= listed["lastSuccess"]  # the call was a success, whose time is taken next
         assert f"was told to refetch at {listed['lastRefetch']}" in (await ran("subscriptions", path))[1]
 
 
