@@ -222,7 +222,8 @@ async def test_history_follows_a_state_through_a_link_and_one_that_takes_its_pla
 
 
 async def test_a_proxy_that_can_not_be_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALL_PROXY", "gopher://127.0.0.1")
+    for name in ("ALL_PROXY", "all_proxy"):  # whichever the machine itself has set
+        monkeypatch.setenv(name, "gopher://127.0.0.1")
     status, _, errors = await ran("subscriptions", "HTTP://127.0.0.1:1/mcp")
     assert (status, "names a proxy that can't be used" in errors) == (2, True)
 
