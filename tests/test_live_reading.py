@@ -13,7 +13,7 @@ from mcp.client import Client
 from mcp.server import Server
 from mcp.server.mcpserver import MCPServer
 
-from tests.waiting import until
+from tests.waiting import DEADLINE, until
 from tidings import Live, TidingsError
 
 pytestmark = pytest.mark.anyio
@@ -24,6 +24,7 @@ class Lists:
 
     def __init__(self) -> None:
         self.is_broken = False
+        self.is_restless = False
         self.asked = 0
         self.prompts = ["first"]
         self.loops: set[asyncio.AbstractEventLoop] = set()
@@ -32,6 +33,8 @@ class Lists:
 
     async def _tools(self, ctx: Any, params: Any) -> types.ListToolsResult:
         self.asked += 1
+        if self.is_restless:
+            self.live.tools.add({"name": "restless", "description": f"{self.asked}"}, replace=True)
         self.loops.add(asyncio.get_running_loop())
         if self.is_broken:
             raise RuntimeError("the tools are broken")
@@ -52,6 +55,23 @@ async def test_a_list_that_fails_keeps_no_other_from_being_read() -> None:
         with pytest.raises(RuntimeError, match="the tools are broken"):
             await lists.live.refresh()
         assert [item["name"] for item in lists.live.prompts] == ["first", "second"]
+
+
+async def test_a_list_that_changes_whenever_it_is_read_keeps_neither_the_others_nor_who_waits() -> None:
+    lists = Lists()
+    async with Client(lists.server) as client:
+        await client.list_prompts()
+        await lists.live.refresh()
+        lists.is_restless = True
+        lists.prompts.append("second")
+        async with asyncio.timeout(DEADLINE):
+            await lists.live.refresh()
+        assert [item["name"] for item in lists.live.prompts] == ["first", "second"]
+        lists.is_restless = False
+        # What changed last is read without being asked for.
+        await until(lambda: lists.live.is_attended)
+        shown = {tool.name: tool.description for tool in (await client.list_tools()).tools}
+        assert {item["name"]: item.get("description") for item in lists.live.tools}["restless"] == shown["restless"]
 
 
 async def test_a_list_that_failed_often_is_tried_again_once() -> None:

@@ -428,7 +428,7 @@ class Live:
     async def _read_stale(self) -> None:
         async with self._reading:
             failures: list[Exception] = []
-            for feature in Feature:
+            for feature in [each for each in Feature if each in self._stale]:
                 try:
                     await self._read_feature(feature)
                 except Exception as error:  # one list that fails must not keep the others from being read
@@ -437,24 +437,24 @@ class Live:
                 raise failures[0]
 
     async def _read_feature(self, feature: Feature) -> None:
-        while feature in self._stale:
-            with self.catalog.lock:
-                listed = self.source.list_now(feature, self._leave_out)
-                if listed is not None:
-                    self._stale.discard(feature)
-                    self._replace(feature, listed)
-                    continue
-            if self._lifespan is inquiry.UNKNOWN:
-                break
-            # Before asking: what changes while the answer is made is then read again.
-            self._being_read[feature] = time.monotonic()
-            self._stale.discard(feature)
-            cause = self._causes.pop(feature, None)
-            try:
-                with self.hub.observer.span(READ_LIST, cause=cause, feature=feature.value):
-                    self._replace(feature, await self._ask(feature))
-            finally:
-                self._being_read.pop(feature, None)
+        with self.catalog.lock:
+            listed = self.source.list_now(feature, self._leave_out)
+            if listed is not None:
+                self._stale.discard(feature)
+                self._replace(feature, listed)
+                return
+        if self._lifespan is inquiry.UNKNOWN:
+            return
+        # Before asking: what changes while the answer is made is then read again, in its own turn, so that a list which
+        # changes all the time keeps nobody waiting.
+        self._being_read[feature] = time.monotonic()
+        self._stale.discard(feature)
+        cause = self._causes.pop(feature, None)
+        try:
+            with self.hub.observer.span(READ_LIST, cause=cause, feature=feature.value):
+                self._replace(feature, await self._ask(feature))
+        finally:
+            self._being_read.pop(feature, None)
 
     async def answered(self, method: str, version: str) -> dict[str, Any]:
         """What any modern client is answered to a list request."""

@@ -217,9 +217,7 @@ def _checked(feature: Feature, definition: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of its own of what can be listed: one item that can't would fail the list for everybody."""
     key = _key(feature, definition)
     try:
-        # Inside what the list puts around it: there is a limit to how deep JSON may be.
-        text = to_json([[[[[[definition]]]]]])
-        copy: dict[str, Any] = from_json(text)[0][0][0][0][0][0]
+        copy: dict[str, Any] = from_json(to_json(definition))
         _kind(feature, copy).model_validate(copy, by_name=False)
         if "uriTemplate" in copy:
             UriTemplate.parse(copy["uriTemplate"])
