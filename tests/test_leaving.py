@@ -75,3 +75,26 @@ def left(last_will: str) -> subprocess.CompletedProcess[str]:
 def test_what_fails_or_hangs_at_the_end_keeps_nobody() -> None:
     assert left("atexit.register(threading.Event().wait)").returncode == 7
     assert left("atexit.register(int, 'x')").returncode == 7
+
+
+DEAF = """
+import asyncio, contextlib
+from tidings.cli.remote import run
+
+async def work():
+    print("begun", flush=True)
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+run(work())
+"""
+
+
+async def test_an_interruption_that_is_taken_for_something_else_ends_a_command_all_the_same() -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", DEAF, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    async with asyncio.timeout(DEADLINE):
+        assert await process.stdout.readline() == b"begun\n"
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130

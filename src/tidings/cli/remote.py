@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -11,6 +12,7 @@ import typer
 
 from tidings.cli.access import read_token
 from tidings.errors import TidingsError
+from tidings.lanes.leaving import leave
 from tidings.logged import plain
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ TokenFile = Annotated[Path | None, typer.Option(help="The same, read from a file
 
 _PATIENCE = 20.0
 """Seconds for one answer."""
+
+_FAREWELL = 2.0
+"""Seconds for what an interrupted command has to close."""
 
 _LOOK = 2.0
 """Seconds between two looks at what the server does not tell of."""
@@ -51,11 +56,28 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
     import asyncio
 
     try:
-        return asyncio.run(work)
-    except KeyboardInterrupt:
+        return asyncio.run(_interruptible(work))
+    except (KeyboardInterrupt, asyncio.CancelledError):
         raise typer.Exit(130) from None
     except BaseExceptionGroup as group:
         raise next(_leaves(group)) from None
+
+
+async def _interruptible(work: Coroutine[Any, Any, Result]) -> Result:
+    """End at Ctrl-C, also where a connection that breaks at that moment takes the interruption for its own."""
+    import asyncio
+
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def interrupt() -> None:
+        task.cancel()
+        loop.call_later(_FAREWELL, leave, 130)
+
+    # On Windows, and on a thread that no signal reaches, the loop's own way has to do.
+    with suppress(NotImplementedError, ValueError, RuntimeError):
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+    return await work
 
 
 class Remote:
