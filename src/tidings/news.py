@@ -37,6 +37,8 @@ class News:
         self.shown = Shown(catalog.lock, begun)
         self._built: dict[Feature, dict[tuple[int, Filter | None], Notification]] = {feature: {} for feature in Feature}
         """By the revision as of which a list is known, and the filter."""
+        self._hides: dict[Topic, dict[tuple[int, Filter], bool]] = {}
+        """By the same, whether something came and went of which the notification says nothing."""
 
     @property
     def revision(self) -> int:
@@ -62,6 +64,7 @@ class News:
         topic, version, since = changes[0].topic, changes[-1].version, changes[0].previous.revision
         self._revision = version.revision
         notification = Notification(topic, version, changes, since=since)
+        self._hides.pop(topic, None)
         if isinstance(topic, str):
             contents = self._contents
             contents.pop(topic, None)
@@ -109,8 +112,14 @@ class News:
         """Whether any item changed after a revision, in a way that a filter lets pass, and nothing of that is left."""
         if filter is None:
             return True
-        passed = {change.key for change in self.journal.since(since, topic) or () if filter.passes(change)}
-        return not passed <= {change.key for change in left.changes}
+        hides = self._hides.setdefault(topic, {})
+        found = hides.get((since, filter))
+        if found is None:
+            passed = {change.key for change in self.journal.since(since, topic) or () if filter.passes(change)}
+            found = not passed <= {change.key for change in left.changes}
+            if len(hides) < _MOST_BUILT:
+                hides[since, filter] = found
+        return found
 
     def missed(self, topic: Topic, since: int, filter: Filter | None = None) -> Notification:
         """What to tell one who knows a topic as of a revision."""
