@@ -22,12 +22,24 @@ __all__ = ["FanOut"]
 
 
 class FanOut:
-    """A part of its hub, which holds the lock and sees to it that one is over before the next begins."""
+    """A part of its hub, which holds the lock and sees to it that one is over before the next begins.
+
+    `with` it, the hub tells whoever it has to: a round, in which callbacks may begin others.
+    """
 
     def __init__(self, hub: Hub, index: WatchIndex) -> None:
         self._hub = hub
         self._index = index
         self._ending: BaseException | None = None
+        self._rounds = 0
+
+    def __enter__(self) -> None:
+        self._rounds += 1
+
+    def __exit__(self, *exception: object) -> None:
+        self._rounds -= 1
+        if not self._rounds:
+            self.hand_on()
 
     def publish(self, changes: tuple[Change, ...]) -> None:
         """Tell some changes of one topic."""
@@ -131,6 +143,8 @@ class FanOut:
             self._hub.observer.failed(subscriber, notification, error)
 
     def hand_on(self) -> None:
+        """Raise what a subscriber raised to end the program. When the outermost round is over: sooner, it would keep
+        others from being told, or cut short a callback that made a change of its own."""
         if self._ending is not None:
             ending, self._ending = self._ending, None
             raise ending

@@ -136,7 +136,7 @@ class Hub:
         """
         chosen = [Feature(feature) for feature in features]
         paths = [uris] if isinstance(uris, str) else list(uris)
-        with self._lock:
+        with self._lock, self._fan_out:
             self._sweep()
             # Before anything is changed: a bad one must leave no half.
             matches = self._index.compiled(paths)
@@ -258,7 +258,7 @@ class Hub:
 
     def publish(self, changes: tuple[Change, ...]) -> None:
         """Take in one commit of the catalog. A subscriber's own changes wait until all have heard of this one."""
-        with self._lock:
+        with self._lock, self._fan_out:
             self._outbox.append(changes)
             if self._publishing:
                 return
@@ -277,7 +277,6 @@ class Hub:
                         self._serve_woken()
             finally:
                 self._publishing = False
-            self._fan_out.hand_on()
 
     def release(self) -> None:
         """Tell what was held until it is written down, and now is, or was held for too long."""
@@ -285,7 +284,7 @@ class Hub:
 
     def wake(self, subscriber: Subscriber) -> None:
         """The subscriber can take notifications again, or is muted no longer."""
-        with self._lock:
+        with self._lock, self._fan_out:
             if subscriber.is_closed:
                 return
             subscriber.is_ready = True
@@ -298,7 +297,7 @@ class Hub:
 
     def tick(self, now: float | None = None) -> None:
         """Tell what has become due, and end the subscriptions that have run out."""
-        with self._lock:
+        with self._lock, self._fan_out:
             self._sweep()
             now = self._clock() if now is None else now
             while (subscriber := self._agenda.pop(now)) is not None:
@@ -311,7 +310,6 @@ class Hub:
             self._woken[subscriber] = None
         else:
             self._serve(subscriber, now)
-            self._fan_out.hand_on()
 
     def _serve_woken(self) -> None:
         while self._woken:
