@@ -24,7 +24,7 @@ __all__ = ["FanOut"]
 class FanOut:
     """A part of its hub, which holds the lock and sees to it that one is over before the next begins.
 
-    `with` it, the hub tells whoever it has to: a round, in which callbacks may begin others.
+    `with` it, the hub tells what waits for some: a round as well, and callbacks may begin others within either.
     """
 
     def __init__(self, hub: Hub, index: WatchIndex) -> None:
@@ -38,8 +38,7 @@ class FanOut:
 
     def __exit__(self, *exception: object) -> None:
         self._rounds -= 1
-        if not self._rounds:
-            self.hand_on()
+        self.hand_on()
 
     def publish(self, changes: tuple[Change, ...]) -> None:
         """Tell some changes of one topic."""
@@ -145,7 +144,7 @@ class FanOut:
     def hand_on(self) -> None:
         """Raise what a subscriber raised to end the program. When the outermost round is over: sooner, it would keep
         others from being told, or cut short a callback that made a change of its own."""
-        if self._ending is not None:
+        if self._ending is not None and not self._rounds and not self._hub._publishing:
             ending, self._ending = self._ending, None
             raise ending
 

@@ -258,7 +258,7 @@ class Hub:
 
     def publish(self, changes: tuple[Change, ...]) -> None:
         """Take in one commit of the catalog. A subscriber's own changes wait until all have heard of this one."""
-        with self._lock, self._fan_out:
+        with self._lock:
             self._outbox.append(changes)
             if self._publishing:
                 return
@@ -277,6 +277,7 @@ class Hub:
                         self._serve_woken()
             finally:
                 self._publishing = False
+            self._fan_out.hand_on()
 
     def release(self) -> None:
         """Tell what was held until it is written down, and now is, or was held for too long."""

@@ -37,7 +37,7 @@ class News:
         self.shown = Shown(catalog.lock, begun)
         self._built: dict[Feature, dict[tuple[int, Filter | None], Notification]] = {feature: {} for feature in Feature}
         """By the revision as of which a list is known, and the filter."""
-        self._hides: dict[Topic, dict[tuple[int, Filter], bool]] = {}
+        self._hides: dict[Feature, dict[tuple[int, Filter], bool]] = {feature: {} for feature in Feature}
         """By the same, whether something came and went of which the notification says nothing."""
 
     @property
@@ -64,7 +64,6 @@ class News:
         topic, version, since = changes[0].topic, changes[-1].version, changes[0].previous.revision
         self._revision = version.revision
         notification = Notification(topic, version, changes, since=since)
-        self._hides.pop(topic, None)
         if isinstance(topic, str):
             contents = self._contents
             contents.pop(topic, None)
@@ -74,6 +73,7 @@ class News:
         else:
             self._versions[topic] = version
             self._built[topic] = {(since, None): notification}
+            self._hides[topic] = {}
         return notification
 
     def since(self, topic: Topic, version: Version | None) -> Notification:
@@ -110,9 +110,9 @@ class News:
 
     def _hides_any(self, topic: Topic, since: int, filter: Filter | None, left: Notification) -> bool:
         """Whether any item changed after a revision, in a way that a filter lets pass, and nothing of that is left."""
-        if filter is None:
+        if filter is None or not isinstance(topic, Feature):  # filters are of lists
             return True
-        hides = self._hides.setdefault(topic, {})
+        hides = self._hides[topic]
         found = hides.get((since, filter))
         if found is None:
             passed = {change.key for change in self.journal.since(since, topic) or () if filter.passes(change)}
