@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.readers import Clock, Reader, catalog, clock, hub, reader
@@ -107,3 +109,25 @@ def test_one_who_fell_behind_earlier_does_not_answer_for_another(catalog: Catalo
 
     assert [told.complete for told in reader.heard] == [False, True]
     assert reader.told() == [[], ["added t2"]]
+
+
+def test_what_the_journal_has_forgotten_since_may_have_come_and_gone(
+    catalog: Catalog, hub: Hub, reader: Reader
+) -> None:
+    other = Reader()
+    slow = hub.open(other.take)
+    slow.subscribe("tools")
+    slow.pause()
+    picky = open_slow(hub, reader, Filter(names=["t*"]))
+    catalog.tools.add({"name": "t"})
+    show(catalog, hub)
+    catalog.tools.remove("t")
+    catalog.tools.add({"name": "other"})
+    hub.wake(slow)
+    assert other.told() == [["added other"]], "all that is left, and known from now on"
+
+    hub.journal.expire(math.inf)
+    hub.wake(picky)
+
+    (told,) = reader.heard
+    assert (told.complete, told.changes) == (False, ())

@@ -115,8 +115,10 @@ class News:
         hides = self._hides[topic]
         found = hides.get((since, filter))
         if found is None:
-            passed = {change.key for change in self.journal.since(since, topic) or () if filter.passes(change)}
-            found = not passed <= {change.key for change in left.changes}
+            changes = self.journal.since(since, topic)
+            passed = {change.key for change in changes or () if filter.passes(change)}
+            # What was built before the journal forgot is still told; of what it hides, nobody knows any more.
+            found = changes is None or not passed <= {change.key for change in left.changes}
             if len(hides) < _MOST_BUILT:
                 hides[since, filter] = found
         return found
