@@ -294,6 +294,23 @@ def test_the_file_is_where_it_was_named_wherever_the_process_goes(
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["state.db", ".tidings/state.db"])
+def test_a_store_that_is_opened_elsewhere_than_it_was_made_is_where_it_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = SQLiteStore(name)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    server = Server(store)
+    fill(server)
+    server.write()
+    assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+    server.store.close()
+    assert peek(tmp_path / name).journal
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 @pytest.mark.parametrize("beside", ["", "-lock"])
 def test_what_was_moved_away_is_not_written_to_until_it_is_back(path: Path, beside: str) -> None:
     server = Server(SQLiteStore(path))
