@@ -451,8 +451,9 @@ def _connect(location: str) -> sqlite3.Connection:
 
 def _check(db: sqlite3.Connection, path: Path) -> bool:
     """Refuse what is not ours, before anything is changed about it; whether there is anything in it."""
-    version = db.execute("PRAGMA user_version").fetchone()[0]
+    # In this order: a server may begin the file between the two.
     tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    version = db.execute("PRAGMA user_version").fetchone()[0]
     if not tables and not version:
         return False
     if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
