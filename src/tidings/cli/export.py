@@ -50,7 +50,8 @@ def exported(service: str, failures: Counter[str] | None = None) -> Iterator[Non
     complaints = _Complaints(Counter() if failures is None else failures)
     for handler in handlers:
         handler.removeFilter(_hide_header)
-        handler.addFilter(complaints)
+        if shut_down:  # else those who complain are the user's own
+            handler.addFilter(complaints)
     farewell = partial(_say_farewell, shut_down)
     try:
         with meanwhile(farewell):
