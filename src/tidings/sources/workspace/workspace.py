@@ -155,6 +155,9 @@ class Workspace:
     def has_own_middleware(self) -> bool:
         return False
 
+    def address(self, uri: str) -> str:
+        return uri
+
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
         raise TidingsError(f"{feature.value}: this server is a folder; put a file into it")
 
@@ -163,6 +166,9 @@ class Workspace:
 
     def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
         raise TidingsError(f"{feature.value}: this server is a folder; edit the file of {key!r}")
+
+    def delete(self, uri: str) -> None:
+        self.remove(Feature.RESOURCES, uri)
 
     async def run(self) -> None:
         """Follow the folder for as long as the server runs."""
