@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tidings.errors import LimitReached
@@ -36,6 +37,10 @@ _KIND = Kind("legacy", "http")
 
 _PRIMED_SINCE = "2025-11-25"
 """Clients of older versions take an event without data for a broken message."""
+
+
+_PATIENCE = 10.0
+"""Seconds for the SDK to let go of a stream that is cut off."""
 
 
 class SplicedSession:
@@ -231,7 +236,9 @@ class SpliceLane:
         for channel, (end, gone) in [(each, self._ends[each]) for each in session.channels]:
             end.set()
             channel.abort()
-            await gone.wait()
+            with suppress(TimeoutError):  # then the SDK refuses the other one, as it would anyway
+                async with asyncio.timeout(_PATIENCE):
+                    await gone.wait()
 
     def stop(self) -> None:
         dismiss(self._ends, self._loop)
