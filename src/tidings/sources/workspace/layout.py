@@ -13,7 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-__all__ = ["META", "REGISTER", "TOPS", "Inside", "Kind", "Unit", "is_ignored", "stem_of", "unit_of", "walk"]
+__all__ = [
+    "META",
+    "REGISTER",
+    "TOPS",
+    "Inside",
+    "Kind",
+    "Unit",
+    "is_ignored",
+    "parents_of",
+    "stem_of",
+    "unit_of",
+    "walk",
+]
 
 Kind = Literal["tools", "resources", "prompts", "register", "settings"]
 
@@ -49,6 +61,12 @@ def unit_of(path: PurePosixPath) -> Unit | None:
         if parts[1] == "server.meta.json":
             return Unit("settings", "tidings.toml")
     return None
+
+
+def parents_of(key: str) -> list[str]:
+    """The folders that a path lies in, and a unit that is a folder."""
+    parts = key.split("/")
+    return ["/".join(parts[:number]) for number in range(1, len(parts))]
 
 
 def stem_of(name: str) -> str:

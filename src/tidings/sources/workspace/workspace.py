@@ -31,7 +31,7 @@ from tidings.observer import Observer
 from tidings.sources.workspace.executable import ExecutableTool
 from tidings.sources.workspace.files import FileContent, load_resources
 from tidings.sources.workspace.follow import Follower
-from tidings.sources.workspace.layout import REGISTER, Inside, Unit, unit_of, walk
+from tidings.sources.workspace.layout import REGISTER, Inside, Unit, parents_of, unit_of, walk
 from tidings.sources.workspace.pieces import Piece, piece_of
 from tidings.sources.workspace.problems import Broken, Problem, problem_of
 from tidings.sources.workspace.prompts import load_prompts
@@ -151,6 +151,9 @@ class Workspace:
     def has_own_middleware(self) -> bool:
         return False
 
+    def address(self, uri: str) -> str:
+        return uri
+
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
         raise TidingsError(f"{feature.value}: this server is a folder; put a file into it")
 
@@ -159,6 +162,9 @@ class Workspace:
 
     def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
         raise TidingsError(f"{feature.value}: this server is a folder; edit the file of {key!r}")
+
+    def delete(self, uri: str) -> None:
+        self.remove(Feature.RESOURCES, uri)
 
     async def run(self) -> None:
         """Follow the folder for as long as the server runs."""
@@ -232,10 +238,10 @@ class Workspace:
                 touched.setdefault(unit, set())
         # A folder that came or went takes its files with it, and their own events may not come.
         for unit in list(self._units) if folders else ():
-            if not folders.isdisjoint(_parents(unit.key)):
+            if not folders.isdisjoint(parents_of(unit.key)):
                 touched.setdefault(unit, set())
         for folder in folders:
-            if folders.isdisjoint(_parents(folder)):
+            if folders.isdisjoint(parents_of(folder)):
                 for unit, files in self._found(folder).items():
                     touched.setdefault(unit, set()).update(files)
         for unit in list(self._broken):
@@ -477,12 +483,6 @@ _KINDS = {"tools": "tools", "prompts": "prompts", "resources": "resources", "tem
 
 def _etag_of(problems: tuple[Problem, ...]) -> str:
     return canonical([str(each) for each in problems]).hex()
-
-
-def _parents(key: str) -> list[str]:
-    """The folders that a path lies in, and a unit that is a folder."""
-    parts = key.split("/")
-    return ["/".join(parts[:number]) for number in range(1, len(parts))]
 
 
 def _rank(unit: Unit) -> tuple[bool, Unit]:
