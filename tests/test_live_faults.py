@@ -197,7 +197,7 @@ async def test_a_stream_that_the_sdk_carries_is_cut_off_too_and_keeps_no_process
         resting = asyncio.ensure_future(stream.rest())
         with sockets(await fill_carried(server, 10, wanted)):
             server.send_signal(signal.SIGTERM)
-            assert await server.ended(within=PATIENCE) < 2
+            assert await server.lingered(within=PATIENCE) < 2
             assert (await resting)[-1]["id"] == 1
             assert stream.is_terminated
 
