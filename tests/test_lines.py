@@ -220,18 +220,29 @@ async def test_so_is_one_whose_pipe_was_full_when_nothing_waited_for_it_yet(ends
 
 
 async def test_a_reader_who_reads_slowly_at_the_end_gets_it_all(ends: Ends) -> None:
+    """However long all of it takes: whatever it reads gives it the whole time anew."""
     reading, writing = ends
     writer = LineWriter(writing, nobody)
-    count = 1
-    while writer.write(b"d" * 9_999 + b"\n"):
-        count += 1
-    writer.hurry(5)
-    found = 0
+    count = 2 * HELD // 10_000  # so much that it goes out in many parts
+    for _ in range(count):
+        writer.write(b"d" * 9_999 + b"\n")
+    writer.hurry(DEADLINE)
+    found, deadlines = 0, [when_given_up(writer)]
     async with asyncio.timeout(DEADLINE):
         while found < count * 10_000:
+            unwritten = writer._size
             found += len(read_now(reading, 5_000))
-            await asyncio.sleep(0.001)
-        await writer.until_empty()
+            await asyncio.sleep(0)
+            if 0 < writer._size < unwritten:
+                deadlines.append(when_given_up(writer))
+                assert deadlines[-1] > deadlines[-2]
+    assert len(deadlines) > 1
+    assert writer._deadline is None  # nothing is left to be read
+
+
+def when_given_up(writer: LineWriter) -> float:
+    assert writer._deadline is not None
+    return writer._deadline.when()
 
 
 # Reading

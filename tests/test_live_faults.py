@@ -148,7 +148,7 @@ async def test_a_legacy_session_whose_stream_broke_is_told_what_it_did_not_read(
             silence(client)
             await server.change(update(2), {"do": "add", "of": "prompts", "key": "new"})
             await server.until(lambda state: state["spliced"] == 0)
-        (last,) = re.findall(rb"\nid: (\S+)\r\n", read)
+        *_, last = re.findall(rb"\nid: (\S+)\r\n", read)
         stream = await Stream.open(server.port, get_request(session_id, last.decode()))
         async with asyncio.timeout(PATIENCE):
             told = [await stream.event(), await stream.event()]
@@ -197,7 +197,7 @@ async def test_a_stream_that_the_sdk_carries_is_cut_off_too_and_keeps_no_process
         resting = asyncio.ensure_future(stream.rest())
         with sockets(await fill_carried(server, 10, wanted)):
             server.send_signal(signal.SIGTERM)
-            assert await server.ended(within=PATIENCE) < 2
+            assert await server.lingered(within=PATIENCE) < 2
             assert (await resting)[-1]["id"] == 1
             assert stream.is_terminated
 

@@ -109,7 +109,7 @@ class Mortal(Place):
         """Now, whatever it is doing."""
         self.is_up.clear()
         self.process.send_signal(signal.SIGKILL)
-        await self.process.ended(PATIENCE)
+        await self.process.lingered(PATIENCE)
         await server.catch_up()
         kept = peek(self._folder / STATE)
         for _, change in server.rows:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.faults.crowd import deafen, many, open_legacy, sockets, update
-from tests.faults.wire import ALL, HTTP, PATIENCE, How, Settings, envelope, listen, serve
+from tests.faults.wire import ALL, HTTP, PATIENCE, START, How, Settings, envelope, listen, serve
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ async def test_a_signal_ends_five_hundred_streams_gracefully(
         resting = [asyncio.ensure_future(stream.rest()) for stream in listening + legacy]
         await server.until(lambda state: (state["listening"], state["spliced"]) == (500, 50))
         server.send_signal(number)
-        seconds = await server.ended(within=PATIENCE)
+        seconds = await server.lingered(within=PATIENCE)
         rests = await asyncio.gather(*resting)
     for request_id, (stream, events) in enumerate(zip(listening, rests, strict=False)):
         told, result = events
@@ -42,7 +42,7 @@ async def test_a_signal_ends_five_hundred_streams_gracefully(
         assert [event["method"] for event in events] == ["notifications/tools/list_changed"]
         assert stream.is_terminated
     with capsys.disabled():
-        sys.stdout.write(f"\n[{how}, {number.name}] gone with 550 streams after {seconds:.2f} s\n")
+        sys.stdout.write(f"\n[{how}, {number.name}] gone with 550 streams after waiting {seconds:.2f} s\n")
     assert seconds < 2
     assert not server.errors()
 
@@ -57,7 +57,7 @@ async def test_readers_that_do_not_read_cannot_keep_the_process(how: How, number
         resting = [asyncio.ensure_future(stream.rest()) for stream in streams]
         with sockets(await deafen(server, listening=10, sessions=5)):
             server.send_signal(number)
-            assert await server.ended(within=PATIENCE) < 2
+            assert await server.lingered(within=PATIENCE) < 2
             for request_id, events in enumerate(await asyncio.gather(*resting)):
                 assert events[-1]["id"] == request_id
                 assert "result" in events[-1]
@@ -71,12 +71,15 @@ async def test_a_signal_ends_a_listen_on_stdio_gracefully(number: signal.Signals
         child = server.process
         assert child.stdin is not None
         assert child.stdout is not None
-        child.stdin.write(json.dumps(envelope("subscriptions/listen", "mine", {"notifications": ALL})).encode() + b"\n")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(START):
+            child.stdin.write(
+                json.dumps(envelope("subscriptions/listen", "mine", {"notifications": ALL})).encode() + b"\n"
+            )
             acknowledged = json.loads(await child.stdout.readline())
-            assert acknowledged["method"] == "notifications/subscriptions/acknowledged"
-            server.send_signal(number)
-            seconds = await server.ended(within=PATIENCE)
+        assert acknowledged["method"] == "notifications/subscriptions/acknowledged"
+        server.send_signal(number)
+        seconds = await server.lingered(within=PATIENCE)
+        async with asyncio.timeout(PATIENCE):
             rest = [json.loads(line) async for line in child.stdout]
         (result,) = rest
         assert result["id"] == "mine"

@@ -6,7 +6,12 @@ import asyncio
 import io
 import json
 import logging
+<<<<<<< HEAD
+import os
 import signal
+import subprocess
+=======
+>>>>>>> mend3
 import sys
 from pathlib import Path
 
@@ -15,7 +20,7 @@ from mcp import Client
 from rich.console import Console
 
 from tests.servers.collector import SECRET
-from tests.servers.command import DEADLINE, GRACE, board, drop, line_with, serving, started
+from tests.servers.command import DEADLINE, GRACE, board, drop, line_with, started
 from tidings.cli.output import _Plain
 from tidings.cli.status import _Panel, _Snapshot
 from tidings.gate import Principal
@@ -82,13 +87,44 @@ async def test_a_header_for_the_collector_that_is_none_is_not_shown(board: Path)
         "OTEL_EXPORTER_OTLP_HEADERS": f"Bearer {SECRET}",
         "OTEL_TRACES_SAMPLER": "nonsense",
     }
-    async with serving(board, env=env) as server:
-        said = await server.line_with("nonsense")  # what is wrong with other settings is said as it is
-        said += await server.line_with("a header for the collector is not name=value")
-        assert await server.end(signal.SIGTERM) == 0
-        assert server.process.stderr is not None
-        said += (await server.process.stderr.read()).decode()
+    # What is wrong with other settings is said as it is.
+    wanted, said = ("nonsense", "a header for the collector is not name=value"), ""
+    async with asyncio.timeout(DEADLINE), started("serve", board, "--json", "--port", 0, env=env) as process:
+        await process.stdout.readline()
+        while not all(each in said for each in wanted):
+            line = await process.stderr.readline()
+            assert line, said
+            said += line.decode()
+        process.terminate()
+        said += (await process.stderr.read()).decode()
+        assert await asyncio.wait_for(process.wait(), GRACE) == 0
     assert SECRET not in said
+
+
+INSTRUMENTED = """
+import logging
+from collections import Counter
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from tidings.cli.export import exported
+
+trace.set_tracer_provider(TracerProvider())
+logging.basicConfig(format="%(message)s")
+failures = Counter()
+with exported("board", failures):
+    logging.getLogger("opentelemetry.exporter.mine").warning("in its own words")
+print(dict(failures))
+"""
+
+
+@pytest.mark.parametrize("endpoint", ["", "http://127.0.0.1:9"], ids=["nowhere", "instrumented"])
+def test_what_the_users_own_exporters_say_is_theirs(endpoint: str) -> None:
+    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+    ran = subprocess.run(
+        [sys.executable, "-c", INSTRUMENTED], env=env, capture_output=True, text=True, timeout=DEADLINE, check=False
+    )
+    assert "in its own words" in ran.stderr.splitlines()
+    assert ran.stdout == "{}\n"
 
 
 async def test_the_last_word_about_calls_that_hang_is_json_too(board: Path) -> None:

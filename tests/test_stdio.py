@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import IO, Any
 
 import pytest
 
+from tests.faults.wire import Watch
 from tests.servers.ears import BOARD, DEADLINE, ENVIRONMENT, LEGACY, MODERN, listening, open_ear, stdio_server
 from tidings.frames import CHANGE_KEY, CURSOR_KEY
 
@@ -411,14 +413,23 @@ def test_a_pipe_that_breaks_ends_the_process_quietly(version: str) -> None:
         assert pipe.process.wait(DEADLINE) == 0
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_process_whose_client_does_not_read(number: signal.Signals) -> None:
     with piped("2025-11-25") as pipe:
         pipe.watch("board://sprint")
         pipe.change("flood", uri="board://sprint", count=1_000, size=50_000)
         pipe.settle()
+        watch = Watch(pipe.process.pid)
         pipe.process.send_signal(number)
-        assert pipe.process.wait(SOON) == 128 + number
+        deadline = time.monotonic() + DEADLINE
+        while pipe.process.returncode is None:
+            assert time.monotonic() < deadline, "it does not end"
+            watch.look()
+            with suppress(subprocess.TimeoutExpired):
+                pipe.process.wait(0.02)
+        assert watch.waited() < 2
+        assert pipe.process.returncode == 128 + number
 
 
 # The same, with the SDK's own client

@@ -93,7 +93,7 @@ async def test_what_its_pace_holds_back_is_not_late() -> None:
         took = []
         for number, name in enumerate(("one", "two"), 1):
             assert (await receiver.next()).gist.endswith(f"added {name}")
-            await until(lambda number=number: live.hub.counts.sent["tools"] == number)  # type: ignore[misc]
+            await until(lambda number=number: live.hub.counts.sent["tools"] >= number)  # type: ignore[misc]
             took.append(time.monotonic() - began)
         assert took[1] > 0.4
         # However long the machine took for both, the pause of half a second is not in it.

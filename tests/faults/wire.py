@@ -13,7 +13,7 @@ import struct
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -129,23 +129,43 @@ class Process:
     def send_signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    async def ended(self, within: float) -> float:
-        """Seconds until the process is gone, without those in which it waited for a core: they are the machine's."""
-        start, late = time.monotonic(), kept_waiting(self.process.pid)
-        last = late
+    async def lingered(self, within: float) -> float:
+        """Seconds that the process waited for anything, until it is gone."""
+        watch = Watch(self.pid)
         async with asyncio.timeout(within):
             ending = asyncio.ensure_future(self.process.wait())
             while not (await asyncio.wait([ending], timeout=0.02))[0]:
-                last = max(last, kept_waiting(self.process.pid))
-        return time.monotonic() - start - (last - late)
+                watch.look()
+        return watch.waited()
 
 
-def kept_waiting(pid: int) -> float:
-    """Seconds that a process was ready to run and had no core, where the system knows it; 0 once it is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):
-        return 0.0
+class Watch:
+    """Tells how long a process waits, from now on: for a timer, a peer, a lock. The time in which it computes is not in
+    it, nor that in which it has no core: both are the machine's."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._began = time.monotonic()
+        self._before = self._busy = busy(pid)
+
+    def look(self) -> None:
+        """Again and again: what a process has done is no longer known when it is gone."""
+        self._busy = max(self._busy, busy(self._pid))
+
+    def waited(self) -> float:
+        return time.monotonic() - self._began - (self._busy - self._before)
+
+
+def busy(pid: int) -> float:
+    """Seconds that the first thread of a process, where our event loops are, has computed or was ready to and had no
+    core, as far as the system knows it; 0 once it is gone."""
+    thread = Path(f"/proc/{pid}/task/{pid}")
+    seconds = 0.0
+    with suppress(OSError, IndexError):
+        fields = (thread / "stat").read_text().rpartition(")")[2].split()
+        seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        seconds += int((thread / "schedstat").read_text().split()[1]) / 1e9
+    return seconds
 
 
 def environment(settings: Settings) -> dict[str, str]:
@@ -326,7 +346,7 @@ class Stream:
             while b"\r\n\r\n" in self._text:
                 block, self._text = self._text.split(b"\r\n\r\n", 1)
                 for line in block.split(b"\r\n"):
-                    if line.startswith(b"data: "):
+                    if line.startswith(b"data: {"):
                         message: dict[str, Any] = json.loads(line[6:])
                         return message
             size = await self._reader.readline()
