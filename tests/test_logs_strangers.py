@@ -6,12 +6,8 @@ import asyncio
 import io
 import json
 import logging
-<<<<<<< HEAD
 import os
-import signal
 import subprocess
-=======
->>>>>>> mend3
 import sys
 from pathlib import Path
 
