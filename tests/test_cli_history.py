@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers.command import DEADLINE, HELLO, TIDINGS, Served, board, ran, serving, started, tidings
+from tests.servers.command import DEADLINE, HELLO, TIDINGS, Served, board, line_with, ran, serving, started, tidings
 from tests.servers.ears import LEGACY, MODERN, open_ear
 from tests.servers.ears import serving as serving_board
 from tests.servers.receiver import receiving, verify
@@ -219,6 +219,28 @@ async def test_history_follows_a_state_through_a_link_and_one_that_takes_its_pla
         process.kill()
         assert "Another state is there now" in (await process.stderr.read()).decode()
     server.store.close()
+
+
+async def test_history_waits_for_a_state_that_is_gone_until_ctrl_c_ends_it(tmp_path: Path) -> None:
+    path, spare = tmp_path / "state.db", tmp_path / "spare.db"
+    for each, name in ((path, "first"), (spare, "second")):
+        server = Server(SQLiteStore(each))
+        server.catalog.tools.add({"name": name})
+        server.write()
+        server.store.close()
+    async with following(path) as (process, until):
+        await until("first")
+        path.unlink()
+        await line_with(process.stderr, "there is no such file")
+        spare.rename(path)
+        assert (await until("second"))["operation"] == "added"
+        path.unlink()
+        # Said once each time, with nothing else between the two.
+        assert "Another state is there now" in (await process.stderr.readline()).decode()
+        assert "there is no such file" in (await process.stderr.readline()).decode()
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130
+        assert (await process.stderr.read()).decode() == ""
 
 
 async def test_a_proxy_that_can_not_be_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:

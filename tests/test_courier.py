@@ -6,10 +6,12 @@ import asyncio
 import base64
 import ipaddress
 import logging
+import queue
 import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 from tests.servers.certificates import make_certificates
 from tests.servers.receiver import DEADLINE, Delivery, receiving, verify
 from tidings import TidingsError
+from tidings.lanes import courier as courier_module
 from tidings.lanes.courier import Courier, check_url, why_not_public
 from tidings.lanes.signature import check_secret, new_secret, sign
 
@@ -184,6 +187,54 @@ async def test_names_that_nobody_answers_for_take_no_thread_from_others(monkeypa
         assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), DEADLINE) == "done"
     finally:
         is_over.set()
+
+
+async def test_names_that_nobody_answers_for_are_no_more_threads_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over, asked, known = threading.Event(), queue.Queue[object](), socket.getaddrinfo
+
+    def late(host: str, *more: Any, **options: Any) -> Any:
+        if not host.endswith(".example"):
+            return known(host, *more, **options)
+        asked.put(host)
+        is_over.wait()
+        return known("127.0.0.1", *more, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", late)
+    monkeypatch.setattr(courier_module, "_MOST_LOOKUPS", 2)
+    async with receiving(host="receiver.example") as receiver:
+        courier = Courier(timeout=DEADLINE, allow_private=True)
+        waiting = [asyncio.create_task(courier.post(receiver.url, {}, b"")) for _ in range(2)]
+        try:
+            for _ in waiting:
+                await asyncio.to_thread(asked.get, timeout=DEADLINE)
+            waiting[0].cancel()  # its lookup goes on all the same
+            await asyncio.wait(waiting[:1])
+            refused = await courier.post(receiver.url, {}, b"")
+            assert "2 names are being looked up" in str(refused.error)
+            assert asked.empty()
+        finally:
+            is_over.set()
+        assert (await waiting[1]).error is None
+        async with asyncio.timeout(DEADLINE):
+            while (outcome := await courier.post(receiver.url, {}, b"")).error is not None:
+                assert "names are being looked up" in outcome.error  # until the thread of the first has ended
+                await asyncio.sleep(0)
+
+
+async def test_a_thread_that_can_not_be_started_is_a_delivery_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "tidings-resolve":
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(courier_module, "_MOST_LOOKUPS", 1)
+    courier = Courier(timeout=DEADLINE)
+    for _ in range(2):  # and it counts for nothing
+        outcome = await courier.post("https://receiver.example/", {}, b"")
+        assert outcome.error == "RuntimeError: can't start new thread"
 
 
 async def test_the_next_address_is_tried_when_one_is_not_there() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 import pytest
 
@@ -60,6 +61,31 @@ def test_one_that_must_be_awaited_can_not_decide_on_patterns() -> None:
     topics: list[Topic] = [Feature.TOOLS, "board://secret"]
     assert asyncio.run(gate.allowed(BOB, topics)) == [Feature.TOOLS]
     assert asyncio.run(gate.allowed(ADA, topics)) == topics
+
+
+def test_one_that_turns_out_to_be_awaited_can_not_decide_on_patterns_either() -> None:
+    """Nothing is acknowledged that nobody could be told of."""
+
+    class Later:
+        async def __call__(self, principal: Principal | None, topic: Topic) -> bool:
+            return True
+
+    def handed_on(principal: Principal | None, topic: Topic) -> Awaitable[bool]:
+        return authorize_later(principal, topic)
+
+    for authorize in (Later(), handed_on):
+        gate = Gate(Policy(), authorize)
+        topics: list[Topic] = [Feature.TOOLS, "board://**", "board://{name}", "board://open"]
+        assert asyncio.run(gate.allowed(ADA, topics)) == [Feature.TOOLS, "board://open"]
+
+
+def test_what_is_not_a_bool_but_counts_as_true_counts_for_patterns_too() -> None:
+    gate = Gate(Policy(), lambda principal, topic: {"read"} if topic != "board://secret" else set())  # type: ignore[arg-type, return-value]  # a common slip
+    assert asyncio.run(gate.allowed(ADA, ["board://**", "board://secret"])) == ["board://**"]
+    catalog, told = watch(ADA, gate, "board://**")
+    catalog.resources.updated("board://secret")
+    catalog.resources.updated("board://open")
+    assert told == ["board://open"]
 
 
 def test_one_that_fails_lets_nobody_in() -> None:

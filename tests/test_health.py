@@ -63,7 +63,7 @@ async def test_a_server_is_ready_when_its_lists_were_read_and_not_before() -> No
     async with asked(live.http_app(health=True)) as client:
         answer = await client.get("/health/ready")
         assert answer.status_code == 503
-        assert answer.json() == {"status": "not ready", "waiting for": ["prompts", "resources", "tools"]}
+        assert answer.json() == {"status": "not ready", "waiting for": ["tools"]}
         assert answer.headers["retry-after"] == "1"
         assert (await client.get("/health/live")).status_code == 200
         is_broken = False
@@ -110,7 +110,7 @@ async def test_they_can_stand_in_an_app_of_ones_own() -> None:
     """As the documents have it."""
     live = Live(MCPServer("mine"))
     app = live.http_app()
-    own = Starlette(routes=[*routes(live), Mount("/", app)], lifespan=lambda _: app.router.lifespan_context(app))
+    own = Starlette(routes=[*routes(live), Mount("/", app)], lifespan=app.router.lifespan_context)
     async with asked(own) as client:
         for path in ("/health/live", "/health/ready", "/metrics"):
             assert (await client.get(path)).status_code == 200, path

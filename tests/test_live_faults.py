@@ -150,7 +150,7 @@ async def test_a_legacy_session_whose_stream_broke_is_told_what_it_did_not_read(
             silence(client)
             await server.change(update(2), {"do": "add", "of": "prompts", "key": "new"})
             await server.until(lambda state: state["spliced"] == 0)
-        (last,) = re.findall(rb"\nid: (\S+)\r\n", read)
+        *_, last = re.findall(rb"\nid: (\S+)\r\n", read)
         stream = await Stream.open(server.port, get_request(session_id, last.decode()))
         async with asyncio.timeout(PATIENCE):
             told = [await stream.event(), await stream.event()]

@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import logging
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -93,6 +95,32 @@ async def test_a_header_for_the_collector_that_is_none_is_not_shown(board: Path)
         said += (await process.stderr.read()).decode()
         assert await asyncio.wait_for(process.wait(), GRACE) == 0
     assert SECRET not in said
+
+
+INSTRUMENTED = """
+import logging
+from collections import Counter
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from tidings.cli.export import exported
+
+trace.set_tracer_provider(TracerProvider())
+logging.basicConfig(format="%(message)s")
+failures = Counter()
+with exported("board", failures):
+    logging.getLogger("opentelemetry.exporter.mine").warning("in its own words")
+print(dict(failures))
+"""
+
+
+@pytest.mark.parametrize("endpoint", ["", "http://127.0.0.1:9"], ids=["nowhere", "instrumented"])
+def test_what_the_users_own_exporters_say_is_theirs(endpoint: str) -> None:
+    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+    ran = subprocess.run(
+        [sys.executable, "-c", INSTRUMENTED], env=env, capture_output=True, text=True, timeout=DEADLINE, check=False
+    )
+    assert "in its own words" in ran.stderr.splitlines()
+    assert ran.stdout == "{}\n"
 
 
 async def test_the_last_word_about_calls_that_hang_is_json_too(board: Path) -> None:

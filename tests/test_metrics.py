@@ -290,6 +290,22 @@ def test_what_waited_for_its_reader_or_its_filter_has_a_latency_too() -> None:
     assert sum(hub.counts.latency.sums) == pytest.approx(0.3)
 
 
+def test_who_was_away_is_told_late_only_from_its_return() -> None:
+    """Else the alert LateNotifications would tell of every legacy client that was asleep."""
+    now = 100.0
+    catalog = Catalog()
+    hub = Hub(catalog, clock=lambda: now)
+    subscriber = hub.open(lambda notification: None)
+    subscriber.subscribe("tools")
+    subscriber.pause()
+    catalog.tools.add({"name": "a"})
+    now += 50
+    subscriber.come_back()
+    now += 0.3
+    hub.wake(subscriber)
+    assert sum(hub.counts.latency.sums) == pytest.approx(0.3)
+
+
 @pytest.mark.parametrize("policy", [{"min_interval": 5.0}, {"quiet_gap": 5.0, "longest_wait": 8.0}, {"spread": 30.0}])
 def test_what_the_policy_holds_back_is_not_late_but_what_comes_later_than_that_is(policy: dict[str, Any]) -> None:
     """Else the alert LateNotifications would tell of every server with a pace."""

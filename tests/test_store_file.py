@@ -7,6 +7,7 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -291,6 +292,43 @@ def test_the_file_is_where_it_was_named_wherever_the_process_goes(
     again = Server(SQLiteStore(tmp_path / name))
     assert again.shown() == shown
     again.store.close()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_file_that_is_begun_while_somebody_looks_is_not_damaged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.touch()
+    store = SQLiteStore(path)
+    connect, asked = sqlite._connect, []
+
+    class Reader(sqlite3.Connection):
+        def execute(self, *statement: Any) -> sqlite3.Cursor:
+            asked.append(statement)
+            if len(asked) == 2:
+                with monkeypatch.context() as meanwhile:
+                    meanwhile.setattr(sqlite, "_connect", connect)
+                    store.open()
+            return super().execute(*statement)
+
+    monkeypatch.setattr(sqlite, "_connect", lambda location: sqlite3.connect(location, uri=True, factory=Reader))
+    assert peek(path).journal == []
+    assert len(asked) > 2
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["state.db", ".tidings/state.db"])
+def test_a_store_that_is_opened_elsewhere_than_it_was_made_is_where_it_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = SQLiteStore(name)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    server = Server(store)
+    fill(server)
+    server.write()
+    assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+    server.store.close()
+    assert peek(tmp_path / name).journal
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

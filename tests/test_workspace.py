@@ -310,7 +310,7 @@ def test_where_a_file_system_tells_of_nothing_the_poll_finds_it(
         yield None
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("tidings.sources.workspace.workspace.changed_paths", silence)
+    monkeypatch.setattr("tidings.sources.workspace.follow.changed_paths", silence)
 
     async def scenario(watcher: Watcher) -> None:
         script(tmp_path / "found.sh", "Found")  # and only then to its place: a look may come at any moment

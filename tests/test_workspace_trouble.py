@@ -20,7 +20,7 @@ from tidings.sources.workspace.workspace import Workspace
         ("name = [", "tidings.toml:1: not TOML"),
         ("\nnom = 'x'", "tidings.toml:2: nom is not known here"),
         ("name = 1", "tidings.toml:1: name is 1; it must be a text"),
-        ("[policy]\nquiet_gap = -1", "tidings.toml:1: [policy] quiet_gap is -1"),
+        ("[policy]\nquiet_gap = -1", "tidings.toml:2: [policy] quiet_gap is -1"),
         ("[tools]\ntimeout = 'long'", "tidings.toml:2: [tools] timeout is 'long'; it must be a number"),
     ],
 )

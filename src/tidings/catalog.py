@@ -135,6 +135,7 @@ class Catalog:
         if self._sending:
             return
         self._sending = True
+        ending: BaseException | None = None
         try:
             while self._outbox:
                 published = self._outbox.popleft()
@@ -143,8 +144,12 @@ class Catalog:
                         sink(published)
                     except Exception:  # whoever changed the catalog must not pay for a sink's defect
                         logger.exception("a sink of the catalog failed; going on")
+                    except BaseException as error:  # ends the program, once every sink has heard of every commit
+                        ending = error
         finally:
             self._sending = False
+        if ending is not None:
+            raise ending
 
 
 class Batch:

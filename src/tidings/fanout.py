@@ -22,12 +22,23 @@ __all__ = ["FanOut"]
 
 
 class FanOut:
-    """A part of its hub, which holds the lock and sees to it that one is over before the next begins."""
+    """A part of its hub, which holds the lock and sees to it that one is over before the next begins.
+
+    `with` it, the hub tells what waits for some: a round as well, and callbacks may begin others within either.
+    """
 
     def __init__(self, hub: Hub, index: WatchIndex) -> None:
         self._hub = hub
         self._index = index
         self._ending: BaseException | None = None
+        self._rounds = 0
+
+    def __enter__(self) -> None:
+        self._rounds += 1
+
+    def __exit__(self, *exception: object) -> None:
+        self._rounds -= 1
+        self.hand_on()
 
     def publish(self, changes: tuple[Change, ...]) -> None:
         """Tell some changes of one topic."""
@@ -131,7 +142,9 @@ class FanOut:
             self._hub.observer.failed(subscriber, notification, error)
 
     def hand_on(self) -> None:
-        if self._ending is not None:
+        """Raise what a subscriber raised to end the program. When the outermost round is over: sooner, it would keep
+        others from being told, or cut short a callback that made a change of its own."""
+        if self._ending is not None and not self._rounds and not self._hub._publishing:
             ending, self._ending = self._ending, None
             raise ending
 

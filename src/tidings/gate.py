@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from tidings.errors import LimitReached
 from tidings.logged import shown, topic_name
 from tidings.model import Topic
+from tidings.patterns import is_pattern
 from tidings.policy import Policy
 
 __all__ = ["Authorize", "Gate", "Principal", "Ticket"]
@@ -100,7 +101,8 @@ class Gate:
                 answer = self._authorize(principal, topic)
                 if not isinstance(answer, bool) and inspect.isawaitable(answer):
                     self._waits = True
-                    answer = await answer
+                    # What a pattern covers could not be asked for, which no declaration told of this function.
+                    answer = await answer and not (isinstance(topic, str) and is_pattern(topic))
                 elif self._waits is None:
                     self._waits = False
                 if answer:
@@ -150,13 +152,12 @@ class _May:
             return False  # it would have to be waited for
         try:
             answer = self._authorize(self._principal, uri)
+            if isinstance(answer, bool) or not inspect.isawaitable(answer):
+                return bool(answer)
+            if inspect.iscoroutine(answer):
+                answer.close()
         except Exception:  # as in `allowed`
             logger.exception("authorize() failed for %r; refusing", shown(uri))
-            return False
-        if answer is True:
-            return True
-        if inspect.iscoroutine(answer):
-            answer.close()
         return False
 
 

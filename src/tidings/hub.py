@@ -136,7 +136,7 @@ class Hub:
         """
         chosen = [Feature(feature) for feature in features]
         paths = [uris] if isinstance(uris, str) else list(uris)
-        with self._lock:
+        with self._lock, self._fan_out:
             self._sweep()
             # Before anything is changed: a bad one must leave no half.
             matches = self._index.compiled(paths)
@@ -285,7 +285,7 @@ class Hub:
 
     def wake(self, subscriber: Subscriber) -> None:
         """The subscriber can take notifications again, or is muted no longer."""
-        with self._lock:
+        with self._lock, self._fan_out:
             if subscriber.is_closed:
                 return
             subscriber.is_ready = True
@@ -298,7 +298,7 @@ class Hub:
 
     def tick(self, now: float | None = None) -> None:
         """Tell what has become due, and end the subscriptions that have run out."""
-        with self._lock:
+        with self._lock, self._fan_out:
             self._sweep()
             now = self._clock() if now is None else now
             while (subscriber := self._agenda.pop(now)) is not None:
@@ -311,7 +311,6 @@ class Hub:
             self._woken[subscriber] = None
         else:
             self._serve(subscriber, now)
-            self._fan_out.hand_on()
 
     def _serve_woken(self) -> None:
         while self._woken:

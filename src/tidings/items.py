@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidings.errors import NotFound
 from tidings.model import Change, Feature
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class LiveItems:
     def __len__(self) -> int:
         return len(self._live.catalog.items(self._feature))
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self._live.catalog.items(self._feature))
 
 
@@ -58,15 +57,13 @@ class LiveResources(LiveItems):
 
     def updated(self, uri: str, *, etag: str | None = None, **metadata: Any) -> Sequence[Change]:
         """The content of `uri` is another one: its subscribers are told."""
-        return self._live.catalog.resources.updated(uri, etag=etag, **metadata)
+        return self._live.catalog.resources.updated(self._live.source.address(uri), etag=etag, **metadata)
 
     def deleted(self, uri: str) -> Sequence[Change]:
         """The resource is gone: its subscribers are told, and it leaves the list."""
+        uri = self._live.source.address(uri)
         with self._live.catalog.batch() as changes:
             if uri in self:
-                try:
-                    self.remove(uri)
-                except NotFound:
-                    pass  # listed by something that is not ours to change
+                self._live.source.delete(uri)
             self._live.catalog.resources.deleted(uri)
         return changes

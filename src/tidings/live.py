@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mcp_types import SERVER_INFO_META_KEY
 
+from tidings.alarm import Alarm
 from tidings.catalog import Catalog
 from tidings.cursor import Cursor
 from tidings.durable import Durables
@@ -54,6 +55,8 @@ from tidings.telemetry import Telemetry, observe
 from tidings.terms import Terms
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from tidings.lanes.health import Audience
 
 __all__ = ["Live", "LiveItems", "LiveResources"]
@@ -92,6 +95,12 @@ class Live:
         survives this process: the path of a file, or a store. `telemetry` is for OpenTelemetry: off, on (the process's
         own providers), or a `Telemetry` with others."""
         self.policy = policy or Policy()
+        self.source: Attached = attach(server)
+        self.server = self.source.server
+        self.lowlevel = self.source.lowlevel
+        if EXTENSION in self.lowlevel.extensions:
+            raise TidingsError(f"{self.lowlevel.name!r} is live already; keep the first Live() and use that")
+        # Only now: what is refused must not hold a file that the next one needs.
         self.keeper = keeper_of(store)
         """Writes the state down; says in `problem` why, if it does not."""
         state = self.keeper.state or State(secrets.token_hex(4), 0)
@@ -110,12 +119,15 @@ class Live:
             "resources/list": self.catalog.resources,
             "resources/templates/list": self.catalog.resources,
         }
+        self._context = contextvars.copy_context()
+        """Nobody's in particular: what is read for all must not be read with the eyes of whoever caused it."""
+        self._alarm = Alarm(self._context)
         self.hub: Hub = Hub(
             self.catalog,
             policy=self.policy,
             journal=journal,
             templates=read_template,
-            alarm=self._alarm,
+            alarm=self._alarm.ring_at,
             first=first,
             last=last,
             follow=False,
@@ -133,29 +145,20 @@ class Live:
         self.is_stopping = False
         self.failures: Counter[str] = self.hub.failures
         """How often something inside failed, by what it was: each was logged, and survived."""
-        self.source: Attached = attach(server)
-        self.server = self.source.server
-        self.lowlevel = self.source.lowlevel
-        if EXTENSION in self.lowlevel.extensions:
-            raise TidingsError(f"{self.lowlevel.name!r} is live already; keep the first Live() and use that")
         observe(self, telemetry)
         self._shared_lists = shared_lists
-        self._context = contextvars.copy_context()
-        """Nobody's in particular: what is read for all must not be read with the eyes of whoever caused it."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._lifespan: Any = inquiry.UNKNOWN
         self._stale: set[Feature] = set(Feature)
-        self._causes: dict[Feature, Mapping[str, str]] = {}
-        """The traces of those who changed what is stale."""
-        self._being_read: dict[Feature, float] = {}
-        """Since when."""
+        self._causes: dict[Feature, Mapping[str, str]] = {}  # the traces of those who changed what is stale
+        self._being_read: dict[Feature, float] = {}  # since when
+        self._retries: dict[Feature, asyncio.TimerHandle] = {}
         self.unread: set[Feature] = set(Feature)
         """The lists that could not be read, or were not yet."""
         self._reading = asyncio.Lock()
         self._is_late = False
         """Whether a reading is under way that has already taken too long for anybody to wait for."""
-        self._timer: asyncio.TimerHandle | None = None
         self._releases = Releases(self.hub, self._context)
         self._tasks: set[asyncio.Task[None]] = set()
         self._left_out: set[str] = set()
@@ -180,15 +183,14 @@ class Live:
 
     # Serving
 
-    def http_app(self, *, health: bool = False, metrics: Audience | None = None, **options: Any) -> Any:
+    def http_app(self, *, health: bool = False, metrics: Audience | None = None, **options: Any) -> Starlette:
         """The server's own ASGI app, live. `options` are those of its `streamable_http_app()` or `http_app()`.
-
         With `health`, it answers `/health/live` and `/health/ready` too, and with `metrics`, `/metrics` to processes of
         this machine ("local") or to anyone."""
         from tidings.lanes.app import build_app
         from tidings.lanes.health import add_routes
 
-        app = build_app(self, options)
+        app: Starlette = build_app(self, options)
         add_routes(app, self, health=health, metrics=metrics)
         return app
 
@@ -197,6 +199,8 @@ class Live:
         if transport == "stdio":
             from tidings.lanes.stdio import run_stdio
 
+            if options:
+                raise TidingsError(f"stdio has no option {', '.join(options)}; leave it out, or run http")
             run_stdio(self)
         elif transport == "http":
             from tidings.lanes.app import run_http
@@ -245,9 +249,12 @@ class Live:
     # Reading the server
 
     async def refresh(self, *features: Feature | str) -> None:
-        """Read anew what the server lists, and tell of what differs."""
+        """Read anew what the server lists, and tell of what differs. From any event loop."""
         self._stale.update(map(Feature, features or Feature))
-        await self._read()
+        if self._loop is None or self._loop is asyncio.get_running_loop() or not self._loop.is_running():
+            await self._read()
+        else:  # the server's handlers are at home there
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._read(), self._loop))
 
     async def attend(self, lifespan: Any = inquiry.UNKNOWN) -> None:
         """A client is here: bind to its event loop, and read what could not be read without one."""
@@ -330,9 +337,7 @@ class Live:
         limit: int | None = None,
     ) -> Past:
         """What changed after a revision, as far as it is remembered: of one list, of one resource's content, or of all.
-
-        Since a cursor, of what is in the cursor. With a limit, the newest so many.
-        """
+        Since a cursor, of what is in the cursor. With a limit, the newest so many."""
         if feature is not None and uri is not None:
             raise TidingsError("history is of a feature or of a URI; name one of them, or neither for all")
         past = recall(self.hub, self.epoch, uri if feature is None else Feature(feature), since)
@@ -422,25 +427,34 @@ class Live:
 
     async def _read_stale(self) -> None:
         async with self._reading:
-            for feature in Feature:
-                while feature in self._stale:
-                    with self.catalog.lock:
-                        listed = self.source.list_now(feature, self._leave_out)
-                        if listed is not None:
-                            self._stale.discard(feature)
-                            self._replace(feature, listed)
-                            continue
-                    if self._lifespan is inquiry.UNKNOWN:
-                        break
-                    # Before asking: what changes while the answer is made is then read again.
-                    self._being_read[feature] = time.monotonic()
-                    self._stale.discard(feature)
-                    cause = self._causes.pop(feature, None)
-                    try:
-                        with self.hub.observer.span(READ_LIST, cause=cause, feature=feature.value):
-                            self._replace(feature, await self._ask(feature))
-                    finally:
-                        self._being_read.pop(feature, None)
+            failures: list[Exception] = []
+            for feature in [each for each in Feature if each in self._stale]:
+                try:
+                    await self._read_feature(feature)
+                except Exception as error:  # one list that fails must not keep the others from being read
+                    failures.append(error)
+            if failures:
+                raise failures[0]
+
+    async def _read_feature(self, feature: Feature) -> None:
+        with self.catalog.lock:
+            listed = self.source.list_now(feature, self._leave_out)
+            if listed is not None:
+                self._stale.discard(feature)
+                self._replace(feature, listed)
+                return
+        if self._lifespan is inquiry.UNKNOWN:
+            return
+        # Before asking: what changes while the answer is made is then read again, in its own turn, so that a list which
+        # changes all the time keeps nobody waiting.
+        self._being_read[feature] = time.monotonic()
+        self._stale.discard(feature)
+        cause = self._causes.pop(feature, None)
+        try:
+            with self.hub.observer.span(READ_LIST, cause=cause, feature=feature.value):
+                self._replace(feature, await self._ask(feature))
+        finally:
+            self._being_read.pop(feature, None)
 
     async def answered(self, method: str, version: str) -> dict[str, Any]:
         """What any modern client is answered to a list request."""
@@ -451,8 +465,10 @@ class Live:
             return await inquiry.listed(self.lowlevel, feature, self._lifespan, self.own_request_id)
         except Exception:
             self.unread.add(feature)
-            # Not at every request again: a list that fails is expensive as often as not.
-            asyncio.get_running_loop().call_later(_RETRY, self.wake, feature)
+            # Not at every request again, and once however often it failed: such a list is expensive as often as not.
+            if (retry := self._retries.pop(feature, None)) is not None:
+                retry.cancel()
+            self._retries[feature] = asyncio.get_running_loop().call_later(_RETRY, self.wake, feature)
             raise
 
     # Telling, on the event loop's thread
@@ -461,6 +477,7 @@ class Live:
         self._loop, self._thread = loop, threading.get_ident()
         self._reading = asyncio.Lock()
         self._is_late = False
+        self._alarm.bind(loop, self.hub)
         self._releases.bind(loop)
         self._say("starting", f"{self.lowlevel.name} is live")
         self._drain()
@@ -481,20 +498,3 @@ class Live:
             is_list = len(changes) > 1 or not isinstance(changes[0].topic, str)
             if is_list and self._loop is not None and self._loop.is_running():
                 self.lists.changed()
-
-    def _alarm(self, when: float) -> None:
-        if self._loop is None or self._loop.is_closed():
-            return
-        if threading.get_ident() != self._thread:
-            self._loop.call_soon_threadsafe(self._alarm, when)
-            return
-        delay = max(0.0, when - time.monotonic())
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(delay, self._tick, context=self._context.copy())
-
-    def _tick(self) -> None:
-        self._timer = None
-        self.hub.tick()
-        if (due := self.hub.next_due()) is not None:
-            self._alarm(due)

@@ -212,6 +212,11 @@ class Mailbox:
         if entry.is_up_to_date and entry.cooling_until <= now:
             del self.entries[topic]
 
+    def put_off(self, now: float) -> None:
+        """Nothing of what waits could be said before this time."""
+        for entry in self.entries.values():
+            entry.first = max(entry.first, now)
+
     def has_room(self, topic: Topic, policy: Policy) -> bool:
         """Whether this topic may wait. What only the rate limit keeps gives way: its reader does keep up."""
         if topic in self.entries or len(self.entries) < policy.max_pending:

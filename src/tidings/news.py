@@ -37,6 +37,8 @@ class News:
         self.shown = Shown(catalog.lock, begun)
         self._built: dict[Feature, dict[tuple[int, Filter | None], Notification]] = {feature: {} for feature in Feature}
         """By the revision as of which a list is known, and the filter."""
+        self._hides: dict[Feature, dict[tuple[int, Filter], bool]] = {feature: {} for feature in Feature}
+        """By the same, whether something came and went of which the notification says nothing."""
 
     @property
     def revision(self) -> int:
@@ -71,6 +73,7 @@ class News:
         else:
             self._versions[topic] = version
             self._built[topic] = {(since, None): notification}
+            self._hides[topic] = {}
         return notification
 
     def since(self, topic: Topic, version: Version | None) -> Notification:
@@ -107,10 +110,18 @@ class News:
 
     def _hides_any(self, topic: Topic, since: int, filter: Filter | None, left: Notification) -> bool:
         """Whether any item changed after a revision, in a way that a filter lets pass, and nothing of that is left."""
-        if filter is None:
+        if filter is None or not isinstance(topic, Feature):  # filters are of lists
             return True
-        passed = {change.key for change in self.journal.since(since, topic) or () if filter.passes(change)}
-        return not passed <= {change.key for change in left.changes}
+        hides = self._hides[topic]
+        found = hides.get((since, filter))
+        if found is None:
+            changes = self.journal.since(since, topic)
+            passed = {change.key for change in changes or () if filter.passes(change)}
+            # What was built before the journal forgot is still told; of what it hides, nobody knows any more.
+            found = changes is None or not passed <= {change.key for change in left.changes}
+            if len(hides) < _MOST_BUILT:
+                hides[since, filter] = found
+        return found
 
     def missed(self, topic: Topic, since: int, filter: Filter | None = None) -> Notification:
         """What to tell one who knows a topic as of a revision."""

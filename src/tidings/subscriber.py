@@ -216,6 +216,12 @@ class Subscriber:
         """It can be told nothing until `hub.wake(subscriber)`."""
         self.is_ready = self.is_plain = self.is_patient = False
 
+    def come_back(self) -> None:
+        """It was away by itself: what it is told now is late only from now on."""
+        with self.hub.catalog.lock:
+            if self.mailbox is not None:
+                self.mailbox.put_off(self.hub._clock())
+
     def subscribe(self, *features: Feature | str, uris: Iterable[str] = (), ttl: float | None = None) -> None:
         self.hub.subscribe(self, *features, uris=uris, ttl=ttl)
 

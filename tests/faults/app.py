@@ -141,7 +141,7 @@ class Board:
             # A client that has read no event can't say which one was the last.
             if session_id in self._broken or session._sent.count < 5:
                 self._broken.discard(session_id)
-                splice._ends[session.channel].set()
+                splice._ends[session.channel][0].set()
             else:
                 self._broken.add(session_id)
                 assert session.channel._transport is not None

@@ -347,7 +347,7 @@ class Stream:
             while b"\r\n\r\n" in self._text:
                 block, self._text = self._text.split(b"\r\n\r\n", 1)
                 for line in block.split(b"\r\n"):
-                    if line.startswith(b"data: "):
+                    if line.startswith(b"data: {"):
                         message: dict[str, Any] = json.loads(line[6:])
                         return message
             size = await self._reader.readline()

@@ -17,6 +17,9 @@ SECRET = "hunter2"
 class Collector(ThreadingHTTPServer):
     def __init__(self) -> None:
         self.received: Queue[tuple[str, bytes]] = Queue()
+        self.answers = threading.Event()
+        """Cleared, it takes what is sent and says nothing."""
+        self.answers.set()
         super().__init__(("127.0.0.1", 0), _Receiver)
 
     @property
@@ -29,6 +32,7 @@ class _Receiver(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["content-length"]))
         assert isinstance(self.server, Collector)
         self.server.received.put((self.path, body))
+        self.server.answers.wait()
         self.send_response(200)
         self.end_headers()
 
@@ -44,5 +48,6 @@ def collecting() -> Iterator[Collector]:
         try:
             yield collector
         finally:
+            collector.answers.set()
             collector.shutdown()
             thread.join()

@@ -117,9 +117,10 @@ class LegacyWire:
         return result
 
     @asynccontextmanager
-    async def stream(self) -> AsyncIterator[Stream]:
-        """The standing `GET`."""
-        async with self.http.stream("GET", self.url, headers=self.headers) as response:
+    async def stream(self, last: str | None = None) -> AsyncIterator[Stream]:
+        """The standing `GET`; `last` is the id of the last event that was read."""
+        headers = self.headers if last is None else self.headers | {"Last-Event-ID": last}
+        async with self.http.stream("GET", self.url, headers=headers) as response:
             assert response.status_code == 200, response.status_code
             stream = Stream(response, response.aiter_text())  # held here, as above
             yield stream

@@ -7,7 +7,6 @@ process that has providers already, as under `opentelemetry-instrument`, keeps t
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -15,11 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tidings.cli.startup import made_to_stay
+from tidings.leaving import meanwhile
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -49,13 +50,14 @@ def exported(service: str, failures: Counter[str] | None = None) -> Iterator[Non
     complaints = _Complaints(Counter() if failures is None else failures)
     for handler in handlers:
         handler.removeFilter(_hide_header)
-        handler.addFilter(complaints)
-    atexit.register(_say_farewell, shut_down)  # for a process that is left from within: `tidings.lanes.leaving`
+        if shut_down:  # else those who complain are the user's own
+            handler.addFilter(complaints)
+    farewell = partial(_say_farewell, shut_down)
     try:
-        yield
+        with meanwhile(farewell):
+            yield
     finally:
-        _say_farewell(shut_down)
-        atexit.unregister(_say_farewell)
+        farewell()
         for handler in handlers:
             handler.removeFilter(complaints)
 

@@ -167,12 +167,24 @@ def _read(
 ) -> None:
     from tidings.cli.state import find_state, look
     from tidings.history import as_json
+    from tidings.store import StoreBroken, StoreError
 
     path = find_state(folder)
     epoch: str | None = None
+    is_waiting = False
     while True:
         marks = _marks(path)
-        state = look(path)
+        try:
+            state = look(path)
+        except StoreError as error:
+            if epoch is None or isinstance(error, StoreBroken):
+                raise
+            if not is_waiting:
+                say(f"{error}. Waiting for it.")
+            is_waiting = True
+            threading.Event().wait(_LOOK)
+            continue
+        is_waiting = False
         if epoch not in (None, state.epoch):
             say("Another state is there now; this is its history from its beginning.")
             wanted = replace(wanted, since=None)

@@ -38,8 +38,7 @@ def new(
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             if name == "tidings.toml":
-                # A JSON string is a TOML string too.
-                content = content.replace(_NAME.encode(), json.dumps(folder.resolve().name).encode())
+                content = content.replace(_NAME.encode(), _toml(folder.resolve().name))
             with path.open("xb") as file:
                 file.write(content)
             if content.startswith(b"#!") and not name.startswith("server.d/"):  # it would take the prompts' place
@@ -56,6 +55,11 @@ def new(
     say("Try next:")
     say(f"  {program} run-tool {place} greet --arg name=World")
     say(f"  {program} serve {place}")
+
+
+def _toml(text: str) -> bytes:
+    """A JSON string is a TOML string too, once no character is escaped in halves, and one more is escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f").encode("utf-8", "replace")
 
 
 def _files() -> dict[str, bytes]:

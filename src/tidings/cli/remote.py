@@ -12,7 +12,7 @@ import typer
 
 from tidings.cli.access import read_token
 from tidings.errors import TidingsError
-from tidings.lanes.leaving import leave
+from tidings.leaving import leave
 from tidings.logged import plain
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from tidings.cli.export import exported
 from tidings.cli.folder import check_folder, open_workspace
 from tidings.cli.output import LogFormat, LogLevel, counted, fail, print_line, say, set_up_logging
 from tidings.cli.stdio import POLL, make_live, serve_stdio
-from tidings.lanes.leaving import leave
+from tidings.leaving import leave
 
 if TYPE_CHECKING:
     from tidings.lanes.health import Audience

@@ -44,6 +44,9 @@ Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 """The addresses of a host."""
 
 _LONGEST_URL = 2_000
+_MOST_LOOKUPS = 256
+"""Names that are looked up at the same time, each on a thread: several times the deliveries that are under way, so that
+it is met only by lookups that nobody waits for any more."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _SPECIAL = tuple(
     map(
@@ -108,7 +111,7 @@ class Courier:
         """`allow_private` lets requests go to any address at all."""
         self._timeout = timeout
         self._allow_private = allow_private
-        self._resolve = resolve or _resolve
+        self._resolve = resolve or _Resolver()
         self._trust: ssl.SSLContext | None = None
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Outcome:
@@ -124,7 +127,7 @@ class Courier:
             return Outcome(error=f"no answer within {self._timeout:g} s")
         except TidingsError as error:
             return Outcome(error=str(error))
-        except (httpx2.HTTPError, OSError, ValueError) as error:
+        except (httpx2.HTTPError, OSError, ValueError, RuntimeError) as error:  # the last, if no thread can be started
             return Outcome(error=f"{type(error).__name__}: {error}"[:300])
         finally:
             _is_on_its_way.reset(token)
@@ -238,29 +241,50 @@ def _address(host: str) -> Address | None:
         return None
 
 
-async def _resolve(host: str, port: int) -> list[str]:
-    """On a thread of its own. Whoever chose the name may have its name server never answer, and nothing can interrupt
-    that: a thread of the pool would be taken from everybody else, and the end of the process would wait for it."""
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[list[str]] = loop.create_future()
+class _Resolver:
+    """Asks on a thread of its own each time. Whoever chose the name may have its name server never answer, and nothing
+    can interrupt that: a thread of the pool would be taken from everybody else, and the end of the process would wait
+    for it."""
 
-    def settle(answer: list[str] | Exception) -> None:
-        if found.done():  # nobody waits any more
-            return
-        if isinstance(answer, Exception):
-            found.set_exception(answer)
-        else:
-            found.set_result(answer)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way = 0
 
-    def ask() -> None:
-        answer: list[str] | Exception
+    async def __call__(self, host: str, port: int) -> list[str]:
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[list[str]] = loop.create_future()
+
+        def settle(answer: list[str] | Exception) -> None:
+            if found.done():  # nobody waits any more
+                return
+            if isinstance(answer, Exception):
+                found.set_exception(answer)
+            else:
+                found.set_result(answer)
+
+        def ask() -> None:
+            answer: list[str] | Exception
+            try:
+                asked = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                answer = list(dict.fromkeys(str(address[0]) for *_, address in asked))
+            except Exception as error:  # whatever it is, whoever waits has it
+                answer = error
+            self._count(-1)
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(settle, answer)
+
+        self._count(1)
         try:
-            asked = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            answer = list(dict.fromkeys(str(address[0]) for *_, address in asked))
-        except Exception as error:  # whatever it is, whoever waits has it
-            answer = error
-        with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, answer)
+            threading.Thread(target=ask, name="tidings-resolve", daemon=True).start()
+        except BaseException:
+            self._count(-1)
+            raise
+        return await found
 
-    threading.Thread(target=ask, name="tidings-resolve", daemon=True).start()
-    return await found
+    def _count(self, more: int) -> None:
+        with self._lock:
+            if self._under_way + more > _MOST_LOOKUPS:
+                raise TidingsError(
+                    f"{_MOST_LOOKUPS} names are being looked up, and nobody answers for them; nothing was sent"
+                )
+            self._under_way += more

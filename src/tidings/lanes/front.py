@@ -53,8 +53,9 @@ class Front:
             elif scope["method"] == "GET":
                 session_id = _session_id(scope)
                 if session_id is not None:
-                    scope = _tidy(scope)
-                    await self._live.splice.serve(self._app, scope, receive, send, session_id.decode("latin-1"))
+                    name = session_id.decode("latin-1")
+                    is_its_own = seams.session_of(self._manager, name, scope.get("user")) is not None
+                    await self._live.splice.serve(self._app, _tidy(scope), receive, send, name, is_its_own=is_its_own)
                     return
             scope = _tidy(scope)
         await self._app(scope, receive, send)

@@ -38,7 +38,7 @@ def routes(
     """For an app of your own, which has to run the lifespan of the server's:
 
     `app = live.http_app()`
-    `Starlette(routes=[*routes(live), Mount("/", app)], lifespan=lambda _: app.router.lifespan_context(app))`
+    `Starlette(routes=[*routes(live), Mount("/", app)], lifespan=app.router.lifespan_context)`
 
     With a token, local metrics are for who sends it: a proxy on the same machine may leave no sign of itself.
     """

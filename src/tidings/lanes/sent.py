@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from tidings.model import Notification, Operation, Topic, Version
 
-__all__ = ["Sent", "event_number"]
+__all__ = ["Sent"]
 
 _PREFIX = b"tidings-"
-"""What our event ids start with. Others are an event store's, and its own business."""
+"""What our event ids start with. Others are an event store's, if there is one, and then its own business."""
 
 _MOST_TOPICS = 1_000
 """Of one session; the one longest unchanged is forgotten first, and then counts as read. Only a subscription to a
@@ -54,6 +54,11 @@ class Sent:
         self._events[topic] = events
         if len(self._events) > _MOST_TOPICS:
             del self._events[next(iter(self._events))]
+        return self.id_line
+
+    @property
+    def id_line(self) -> bytes:
+        """Of the last event, as it stands in one."""
         return b"id: %s%d\r\n" % (_PREFIX, self.count)
 
     def missed(self, read: int) -> tuple[dict[Topic, Version | None], list[str]]:
@@ -73,13 +78,16 @@ class Sent:
         """The client no longer wants to know."""
         self._events.pop(topic, None)
 
+    def forget_all(self) -> None:
+        """The client begins anew. The numbers go on: it may still hold one."""
+        self._events.clear()
 
-def event_number(event_id: bytes | None) -> int | None:
-    """Which event of ours a `Last-Event-ID` names, if it does."""
-    if event_id is None or not event_id.startswith(_PREFIX):
-        return None
-    number = event_id.removeprefix(_PREFIX)
-    return int(number) if number.isdigit() and len(number) < 20 else None
+    def read(self, event_id: bytes) -> int | None:
+        """The event that a `Last-Event-ID` names; None if that is none of this session's."""
+        number = event_id.removeprefix(_PREFIX)
+        if number == event_id or not number.isdigit() or len(number) >= 20 or int(number) > self.count:
+            return None
+        return int(number)
 
 
 def _version_before(notification: Notification) -> Version:

@@ -205,11 +205,11 @@ class SessionLane:
             if not subscriber.is_closed:
                 live.gate.leave(ticket)
                 live.hub.close(subscriber, Reason.DISCONNECTED)
-                if session_id is not None:
-                    live.splice.forget(session_id)
 
         connection.state[_CLOSE] = close
         connection.exit_stack.callback(close)
+        if session_id is not None:  # only at the end: a second handshake finds the stream that is open
+            connection.exit_stack.callback(live.splice.forget, session_id)
         # A session can't be ended without its client's losing more than that: it goes on, by no name.
         wish.enter(allowed, lambda: None)
         wish.watch(subscriber)

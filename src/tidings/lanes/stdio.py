@@ -32,9 +32,9 @@ from mcp.shared.message import SessionMessage
 from tidings import seams
 from tidings.frames import encode_tag
 from tidings.lanes.collector import spare, sparing
-from tidings.lanes.leaving import leave
 from tidings.lanes.lines import LineReader, LineWriter
 from tidings.lanes.verdicts import LISTS, UNREADABLE
+from tidings.leaving import leave
 
 if TYPE_CHECKING:
     from tidings.live import Live

@@ -8,14 +8,15 @@ client, which takes an event loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from mcp.server import Server
 from mcp.server.mcpserver import MCPServer
 from mcp.server.subscriptions import ResourcesListChanged, ResourceUpdated, ServerEvent, ToolsListChanged
 from mcp_types import Tool
-from pydantic import BaseModel
+from pydantic import AnyUrl, BaseModel
 from pydantic_core import PydanticSerializationError
 
 from tidings import seams
@@ -63,13 +64,19 @@ class Attached(Protocol):
     def has_own_middleware(self) -> bool:
         """Whether the user put middleware in, which must see every request."""
 
-    # These three are called with the catalog's lock.
+    def address(self, uri: str) -> str:
+        """As the server lists the resource that its owner calls so."""
+
+    # These four are called with the catalog's lock.
 
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None: ...
 
     def remove(self, feature: Feature, key: str) -> None: ...
 
     def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None: ...
+
+    def delete(self, uri: str) -> None:
+        """Take a listed resource that is gone off the list, as far as the list is ours to change."""
 
 
 def attach(server: Any) -> Attached:
@@ -171,13 +178,16 @@ class MCPServerSource:
     def has_own_middleware(self) -> bool:
         return has_own_middleware(self.lowlevel)
 
+    def address(self, uri: str) -> str:
+        return uri
+
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
-        item = thing if isinstance(thing, BaseModel) else self._build(feature, thing, options)
+        item = _item(self._kinds(), feature, thing, options)
         key = key_of(item)
         registry = self._registry(feature, key)
         if key in registry and not replace:
             raise AlreadyExists(f"{feature.value}: {key!r} exists already; remove it first, or add with replace=True")
-        registry[key] = item
+        self._put(registry, key, item, _text(feature, key, item, shown)[1])
 
     def remove(self, feature: Feature, key: str) -> None:
         registry = self._registry(feature, key)
@@ -189,9 +199,16 @@ class MCPServerSource:
         registry = self._registry(feature, key)
         if key not in registry:
             raise NotFound(f"{feature.value}: there is no {key!r}")
-        self._made = made = _copy(feature, key, registry[key], fields, shown)
+        self._put(registry, key, *_copy(feature, key, registry[key], fields, shown))
+
+    def delete(self, uri: str) -> None:
+        with suppress(NotFound):
+            self.remove(Feature.RESOURCES, uri)
+
+    def _put(self, registry: dict[str, Any], key: str, item: BaseModel, text: bytes) -> None:
+        self._made = item, text
         try:
-            registry[key] = made[0]
+            registry[key] = item
         finally:
             self._made = _NOTHING  # if nothing was read
 
@@ -201,12 +218,12 @@ class MCPServerSource:
         return seams.registry_of(self.server, _NAMES[feature])
 
     @staticmethod
-    def _build(feature: Feature, function: Callable[..., Any], options: dict[str, Any]) -> BaseModel:
+    def _kinds() -> _Kinds:
         from mcp.server.mcpserver.prompts.base import Prompt
-        from mcp.server.mcpserver.resources import FunctionResource, ResourceTemplate
+        from mcp.server.mcpserver.resources import FunctionResource, Resource, ResourceTemplate
         from mcp.server.mcpserver.tools.base import Tool
 
-        return _built((Tool, Prompt, FunctionResource, ResourceTemplate), feature, function, options)
+        return _Kinds(Tool, Prompt, Resource, ResourceTemplate, FunctionResource)
 
 
 class FastMCPSource:
@@ -217,8 +234,11 @@ class FastMCPSource:
     def __init__(self, server: FastMCP[Any]) -> None:
         self.server = server
         self.lowlevel = seams.lowlevel_of(server)
+        self._is_listed: Callable[[str], bool] = lambda uri: False
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
+        self._is_listed = catalog.resources.__contains__
+
         def wake_all() -> None:
             for feature in Feature:
                 wake(feature)
@@ -242,9 +262,14 @@ class FastMCPSource:
         inner = any(not isinstance(each, DereferenceRefsMiddleware) for each in self.server.middleware)
         return inner or has_own_middleware(self.lowlevel)
 
+    def address(self, uri: str) -> str:
+        listed = _normal(uri)
+        return listed if self._is_listed(listed) and not self._is_listed(uri) else uri
+
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
-        item = thing if isinstance(thing, BaseModel) else self._build(feature, thing, options)
+        item = _item(self._kinds(), feature, thing, options)
         key = key_of(item)
+        _text(feature, key, item, _shown_by_fastmcp)
         if self._find(feature, key):
             if not replace:
                 raise AlreadyExists(
@@ -258,6 +283,7 @@ class FastMCPSource:
         found = self._find(feature, key)
         if not found:
             raise NotFound(f"{feature.value}: there is no {key!r} that was registered with this server itself")
+        key = key_of(found[0])
         if feature is Feature.TOOLS:
             provider.remove_tool(key)
         elif feature is Feature.PROMPTS:
@@ -272,29 +298,29 @@ class FastMCPSource:
         if not found:
             raise NotFound(f"{feature.value}: there is no {key!r} that was registered with this server itself")
         registry = seams.fastmcp_registry(self.server)
-        for component in found:
-            registry[component.key], _ = _copy(feature, key, component, fields, _shown_by_fastmcp)
+        made = [_copy(feature, key_of(each), each, fields, _shown_by_fastmcp)[0] for each in found]
+        for component, copy in zip(found, made, strict=True):
+            registry[component.key] = copy
+
+    def delete(self, uri: str) -> None:
+        with suppress(NotFound):  # what is mounted, say
+            self.remove(Feature.RESOURCES, uri)
 
     def _find(self, feature: Feature, key: str) -> list[Any]:
-        from fastmcp.prompts import Prompt
-        from fastmcp.resources import Resource, ResourceTemplate
-        from fastmcp.tools import Tool
-
-        kinds: dict[Feature, tuple[type, ...]] = {
-            Feature.TOOLS: (Tool,),
-            Feature.PROMPTS: (Prompt,),
-            Feature.RESOURCES: (Resource, ResourceTemplate),
-        }
-        components = seams.fastmcp_registry(self.server).values()
-        return [each for each in components if isinstance(each, kinds[feature]) and key_of(each) == key]
+        kinds = self._kinds().of(feature)
+        components = [each for each in seams.fastmcp_registry(self.server).values() if isinstance(each, kinds)]
+        found = [each for each in components if key_of(each) == key]
+        if feature is Feature.RESOURCES and not found:
+            found = [each for each in components if key_of(each) == _normal(key)]
+        return found
 
     @staticmethod
-    def _build(feature: Feature, function: Callable[..., Any], options: dict[str, Any]) -> BaseModel:
+    def _kinds() -> _Kinds:
         from fastmcp.prompts import Prompt
         from fastmcp.resources import Resource, ResourceTemplate
         from fastmcp.tools import Tool
 
-        return _built((Tool, Prompt, Resource, ResourceTemplate), feature, function, options)
+        return _Kinds(Tool, Prompt, Resource, ResourceTemplate, Resource)
 
 
 def _step(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -325,18 +351,49 @@ def _invalid(feature: Feature, key: str, error: Exception) -> InvalidItem:
     return InvalidItem(f"{feature.value}: {key!r} can't be written as JSON: {error}")
 
 
-def _built(
-    kinds: tuple[Any, ...], feature: Feature, function: Callable[..., Any], options: dict[str, Any]
-) -> BaseModel:
-    """An item out of a function, in the classes that a server has for tools, prompts, resources and templates."""
-    tool, prompt, resource, template = kinds
+class _Kinds(NamedTuple):
+    """The classes that a server has for its items, and the one for a resource that is a function."""
+
+    tool: Any
+    prompt: Any
+    resource: Any
+    template: Any
+    function: Any
+
+    def of(self, feature: Feature) -> tuple[type, ...]:
+        if feature is Feature.RESOURCES:
+            return (self.resource, self.template)
+        return (self.tool if feature is Feature.TOOLS else self.prompt,)
+
+
+def _item(kinds: _Kinds, feature: Feature, thing: Any, options: dict[str, Any]) -> BaseModel:
+    """What is to be added: an item of the server's own, or one that is made of a function."""
+    if isinstance(thing, kinds.of(feature)) and isinstance(thing, BaseModel):
+        if options:
+            raise InvalidItem(
+                f"{feature.value}: {key_of(thing)!r} is an item already, and takes no {', '.join(options)}; "
+                "add it and update it, or add a function"
+            )
+        return thing
+    if isinstance(thing, BaseModel) or not callable(thing):
+        names = " or ".join(f"{kind.__module__}.{kind.__name__}" for kind in kinds.of(feature))
+        raise InvalidItem(f"{feature.value}: this server takes a function or a {names}, not {thing!r:.80}")
+    try:
+        return _built(kinds, feature, thing, dict(options))
+    except (ValueError, TypeError, AttributeError) as error:
+        if isinstance(error, InvalidItem):
+            raise
+        raise InvalidItem(f"{feature.value}: {thing!r:.80} can't be added: {error}") from error
+
+
+def _built(kinds: _Kinds, feature: Feature, function: Callable[..., Any], options: dict[str, Any]) -> BaseModel:
     item: BaseModel
     if feature is not Feature.RESOURCES:
-        item = (tool if feature is Feature.TOOLS else prompt).from_function(function, **options)
+        item = (kinds.tool if feature is Feature.TOOLS else kinds.prompt).from_function(function, **options)
     elif "{" in (uri := _uri(options)):
-        item = template.from_function(function, uri_template=uri, **options)
+        item = kinds.template.from_function(function, uri_template=uri, **options)
     else:
-        item = resource.from_function(function, uri=uri, **options)
+        item = kinds.function.from_function(function, uri=uri, **options)
     return item
 
 
@@ -356,16 +413,34 @@ def _copy(
         unknown = ", ".join(sorted(wanted.keys() - known))
         raise InvalidItem(f"{feature.value}: {key!r} has no field {unknown} that can be changed")
     copy = item.model_copy(update=wanted)
-    try:
-        listed = show(copy)
-        text = encode(listed)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise InvalidItem(f"{feature.value}: {key!r} would not be valid: {error}") from None
+    if wanted.get("arguments"):  # whose class is the server's own: as the protocol has them, they are mappings
+        try:
+            copy.__pydantic_validator__.validate_assignment(copy, "arguments", wanted["arguments"])
+        except ValueError as error:
+            raise InvalidItem(f"{feature.value}: {key!r} would not be valid: {error}") from None
+    listed, text = _text(feature, key, copy, show)
     if not wanted.keys().isdisjoint(KEYS) and key_of(copy) != key:
         raise InvalidItem(f"{feature.value}: an update can't rename {key!r} to {key_of(copy)!r}; remove and add")
     if isinstance(listed, Tool) and listed.input_schema.get("type") != "object":
         raise InvalidItem(f"{feature.value}: {key!r} needs an inputSchema of type object")
     return copy, text
+
+
+def _text(feature: Feature, key: str, item: BaseModel, show: Callable[[Any], BaseModel]) -> tuple[BaseModel, bytes]:
+    """An item as its server lists it, also as JSON: one that has no such form would fail the list for everybody."""
+    try:
+        listed = show(item)
+        return listed, encode(listed)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidItem(f"{feature.value}: {key!r} would not be valid: {error}") from None
+
+
+def _normal(uri: str) -> str:
+    """A URI as FastMCP writes it: `http://a` is `http://a/`, and what is not ASCII is escaped."""
+    try:
+        return str(AnyUrl(uri))
+    except ValueError:
+        return uri
 
 
 @cache

@@ -14,6 +14,8 @@ import mcp_types as types
 from mcp.server import Server, ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp.shared.uri_template import UriTemplate
+from pydantic import BaseModel
+from pydantic_core import from_json, to_json
 
 from tidings.catalog import Catalog
 from tidings.digest import safe_json
@@ -41,6 +43,8 @@ class LowLevelSource:
         self._handlers: dict[tuple[Feature, str], Callable[..., Any]] = {}
         self._changed: dict[Feature, dict[str, dict[str, Any] | None]] = {feature: {} for feature in Feature}
         """What the user's handlers list otherwise: other fields, or None for an item that is to be hidden."""
+        self._covered: dict[Feature, set[str]] = {feature: set() for feature in Feature}
+        """What was added in the place of something that the user's handlers list."""
         self._installed: set[Feature] = set()
         self._wake: Callable[[Feature], None] = lambda feature: None
         self._is_listed: Callable[[Feature, str], bool] = lambda feature, key: False
@@ -64,16 +68,23 @@ class LowLevelSource:
     def has_own_middleware(self) -> bool:
         return has_own_middleware(self.lowlevel)
 
+    def address(self, uri: str) -> str:
+        return uri
+
     def add(
         self, feature: Feature, thing: Any, *, replace: bool, handler: Callable[..., Any] | None = None, **options: Any
     ) -> None:
-        definition = _definition(feature, thing, options)
+        definition = _checked(feature, _definition(feature, thing, options))
         key = _key(feature, definition)
+        if handler is not None and not callable(handler):
+            raise InvalidItem(f"{feature.value}: the handler of {key!r} is to be a function, not {handler!r:.80}")
         is_hidden = self._changed[feature].get(key, key) is None
         is_taken = key in self._added[feature] or (self._is_listed(feature, key) and not is_hidden)
         if is_taken and not replace:
             raise AlreadyExists(f"{feature.value}: {key!r} exists already; remove it first, or add with replace=True")
         self._install(feature)
+        if key not in self._added[feature] and (not self._was_read(feature) or self._is_listed(feature, key)):
+            self._covered[feature].add(key)
         self._added[feature][key] = definition
         if handler is not None:
             self._handlers[feature, key] = handler
@@ -82,6 +93,9 @@ class LowLevelSource:
     def remove(self, feature: Feature, key: str) -> None:
         if self._added[feature].pop(key, None) is not None:
             self._handlers.pop((feature, key), None)
+            if key in self._covered[feature]:
+                self._covered[feature].discard(key)
+                self._changed[feature][key] = None
         else:
             self._check_listed(feature, key)
             self._install(feature)
@@ -89,13 +103,28 @@ class LowLevelSource:
         self._wake(feature)
 
     def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
-        if key in self._added[feature]:
-            self._added[feature][key] = _merged(self._added[feature][key], fields)
-        else:
+        added = self._added[feature].get(key)
+        if added is None:
             self._check_listed(feature, key)
+        # What the handlers say of it is not known here; that it has what every item needs is.
+        merged = _checked(feature, _merged(_least(feature, key) if added is None else added, fields))
+        if _key(feature, merged) != key:
+            raise InvalidItem(
+                f"{feature.value}: an update can't rename {key!r} to {_key(feature, merged)!r}; remove and add"
+            )
+        if added is not None:
+            self._added[feature][key] = merged
+        else:
             self._install(feature)
-            self._changed[feature][key] = (self._changed[feature].get(key) or {}) | dict(fields)
+            taken = {name: merged.get(name) for name in fields}
+            self._changed[feature][key] = (self._changed[feature].get(key) or {}) | taken
         self._wake(feature)
+
+    def delete(self, uri: str) -> None:
+        if uri in self._added[Feature.RESOURCES]:
+            self.remove(Feature.RESOURCES, uri)
+        else:
+            self._wake(Feature.RESOURCES)  # not hidden: it may come back, and its owner lists it or does not
 
     def _check_listed(self, feature: Feature, key: str) -> None:
         is_gone = self._changed[feature].get(key, key) is None
@@ -130,6 +159,7 @@ class LowLevelSource:
     def _overlaid(self, feature: Feature, item: dict[str, Any]) -> dict[str, Any] | None:
         key = _key(feature, item)
         if key in self._added[feature]:
+            self._covered[feature].add(key)
             return None
         changed = self._changed[feature].get(key, {})
         return None if changed is None else _merged(item, changed)
@@ -181,6 +211,31 @@ def _definition(feature: Feature, thing: Any, options: dict[str, Any]) -> dict[s
     if feature is Feature.TOOLS:
         definition.setdefault("inputSchema", {"type": "object"})
     return definition
+
+
+def _checked(feature: Feature, definition: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of its own of what can be listed: one item that can't would fail the list for everybody."""
+    key = _key(feature, definition)
+    try:
+        copy: dict[str, Any] = from_json(to_json(definition))
+        _kind(feature, copy).model_validate(copy, by_name=False)
+        if "uriTemplate" in copy:
+            UriTemplate.parse(copy["uriTemplate"])
+    except (ValueError, TypeError) as error:
+        raise InvalidItem(f"{feature.value}: {key!r} would not be valid: {error}") from None
+    return copy
+
+
+def _kind(feature: Feature, definition: Mapping[str, Any]) -> type[BaseModel]:
+    if feature is Feature.RESOURCES:
+        return types.ResourceTemplate if "uriTemplate" in definition else types.Resource
+    return types.Tool if feature is Feature.TOOLS else types.Prompt
+
+
+def _least(feature: Feature, key: str) -> dict[str, Any]:
+    if feature is Feature.RESOURCES:
+        return {"uriTemplate" if "{" in key else "uri": key, "name": key}
+    return {"name": key, "inputSchema": {"type": "object"}}
 
 
 def _key(feature: Feature, definition: Mapping[str, Any]) -> str:

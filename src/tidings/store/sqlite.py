@@ -103,13 +103,13 @@ class SQLiteStore:
     def open(self) -> State:
         with explained(self.path):
             self._make_folder()
-            if self.path.exists() and not self.path.is_file():
+            if self._place.exists() and not self._place.is_file():
                 # Before anything is made beside it.
                 raise StoreError(f"{self.path} is not a file that could keep a state; name another one")
             self._lock.acquire()
             try:
                 # Its owner's alone, from the first byte on: who may read a state may read all of it.
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+                os.close(os.open(self._place, os.O_RDWR | os.O_CREAT, 0o600))
                 self._file = identity(self._place)
                 self._db = _connect(str(self._place))
                 _check(self._db, self.path)
@@ -216,7 +216,7 @@ class SQLiteStore:
         return self._db
 
     def _make_folder(self) -> None:
-        folder = self.path.parent
+        folder = self._place.parent
         if not folder.exists():
             folder.mkdir(parents=True)
             if folder.name.startswith("."):
@@ -451,8 +451,9 @@ def _connect(location: str) -> sqlite3.Connection:
 
 def _check(db: sqlite3.Connection, path: Path) -> bool:
     """Refuse what is not ours, before anything is changed about it; whether there is anything in it."""
-    version = db.execute("PRAGMA user_version").fetchone()[0]
+    # In this order: a server may begin the file between the two.
     tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    version = db.execute("PRAGMA user_version").fetchone()[0]
     if not tables and not version:
         return False
     if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:

@@ -11,6 +11,8 @@ import logging
 import os
 import threading
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from tidings.errors import InvalidItem
 from tidings.sources.workspace.call import call_executable
 from tidings.sources.workspace.environment import environment
 from tidings.sources.workspace.pieces import Piece, piece_of
-from tidings.sources.workspace.problems import Broken
+from tidings.sources.workspace.problems import Broken, broken_by, broken_member
 from tidings.sources.workspace.process import CannotStart, Outcome, run_process
 from tidings.sources.workspace.settings import Settings
 
@@ -126,14 +128,22 @@ class _Notifier:
             )
 
 
-def executable_piece(root: Path, settings: Settings, path: Path, meta: dict[str, Any], name: str) -> Piece:
-    """A tool out of an executable and what is said of it."""
+def executable_piece(
+    root: Path, settings: Settings, path: Path, meta: dict[str, Any], name: str, said_in: Path | None = None
+) -> Piece:
+    """A tool out of an executable and what is said of it; `said_in` is the file that says it, if it is another."""
+    said_in = said_in or path
     timeout = meta.get("timeout", meta.get("timeoutSecs", settings.timeout))
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-        raise Broken(path, f"timeout is {timeout!r}; it must be a number of seconds")
-    parameters = meta.get("inputSchema", meta.get("arguments", {"type": "object"}))
+        raise broken_member(said_in, "timeout", f"timeout is {timeout!r}; it must be a number of seconds")
+    parameters = meta.get("inputSchema", meta.get("arguments")) or {"type": "object"}
     for member, schema in (("inputSchema", parameters), ("outputSchema", meta.get("outputSchema"))):
-        _check_schema(path, member, schema)
+        _check_schema(said_in, member, schema)
+    parameters = {"type": "object"} | parameters
+    if parameters["type"] != "object":
+        # Clients refuse the whole list for it.
+        message = f"inputSchema is of the type {parameters['type']!r}; arguments are an object"
+        raise broken_member(said_in, "inputSchema", message)
     metadata = _metadata()
     try:
         tool = ExecutableTool(
@@ -154,21 +164,32 @@ def executable_piece(root: Path, settings: Settings, path: Path, meta: dict[str,
             timeout=float(timeout),
             hint=meta.get("timeoutHint"),
             max_output=settings.max_output,
-            env={str(key): str(value) for key, value in _own_env(path, meta).items()},
+            env={str(key): str(value) for key, value in _own_env(said_in, meta).items()},
             allowed_env=settings.env,
             metadata=meta,
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        raise Broken(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    return piece_of(tool)
+        raise broken_by(error, said_in) from None
+    return piece_of(tool, files=(path,))
 
 
-def run_register(root: Path, settings: Settings, path: Path) -> bytes:
-    """What a registration script prints. It runs on its own clock, in a thread, and never for a request."""
+def run_register(root: Path, settings: Settings, path: Path, on_start: Callable[[Callable[[], None]], None]) -> bytes:
+    """What a registration script prints. It runs on its own clock, in a thread, and never for a request.
+
+    `on_start` gets what ends it early, from any thread."""
     outcome: list[Outcome | BaseException] = []
+    ends: list[Callable[[], None]] = []
 
     async def run() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def end_early() -> None:
+            with suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(task.cancel)
+
+        ends.append(end_early)
+        on_start(end_early)
         try:
             outcome.append(
                 await run_process(
@@ -180,16 +201,29 @@ def run_register(root: Path, settings: Settings, path: Path) -> bytes:
                     most_output=settings.max_output,
                 )
             )
-        except Exception as error:  # told to whoever asked, in the other thread
+        except (Exception, asyncio.CancelledError) as error:  # told to whoever asked, in the other thread
             outcome.append(error)
 
+    over = threading.Event()  # a thread whose join was interrupted once is taken for ended by the next one
+
+    def run_to_its_end() -> None:
+        try:
+            asyncio.run(run())
+        finally:
+            over.set()
+
     # A thread and an event loop of its own, since whoever loads a workspace may be inside one.
-    thread = threading.Thread(target=lambda: asyncio.run(run()), name=f"running {path.name}")
-    thread.start()
-    thread.join()
+    threading.Thread(target=run_to_its_end, name=f"running {path.name}").start()
+    try:
+        over.wait()
+    except BaseException:  # this process is told to end, and what it started must not outlive it
+        for end_early in ends:
+            end_early()
+        over.wait()
+        raise
     [done] = outcome
     if isinstance(done, BaseException):
-        raise Broken(path, str(done)) from None
+        raise Broken(path, str(done) or "was ended") from None
     if done.is_timeout:
         raise Broken(path, f"did not finish within {settings.register_timeout:g} s")
     if done.is_truncated:
@@ -210,11 +244,11 @@ def _own_env(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
     if env == {}:
         return {}
     if not isinstance(env, dict):
-        raise Broken(path, f"env is {env!r:.60}; it must be names and values")
+        raise broken_member(path, "env", f"env is {env!r:.60}; it must be names and values")
     try:
         environment(path.parent, {}, own={str(name): str(value) for name, value in env.items()})
     except InvalidItem as error:
-        raise Broken(path, str(error)) from None
+        raise broken_member(path, "env", str(error)) from None
     return env
 
 
@@ -222,13 +256,13 @@ def _check_schema(path: Path, member: str, schema: Any) -> None:
     if schema is None or _is_plain_schema(schema):
         return
     if not isinstance(schema, dict):
-        raise Broken(path, f"{member} is {schema!r:.60}; it must be a JSON schema")
+        raise broken_member(path, member, f"{member} is {schema!r:.60}; it must be a JSON schema")
     import jsonschema
 
     try:
         jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator).check_schema(schema)
     except jsonschema.SchemaError as error:
-        raise Broken(path, f"{member} is not a JSON schema: {error.message}") from None
+        raise broken_member(path, member, f"{member} is not a JSON schema: {error.message}") from None
 
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})

@@ -11,6 +11,7 @@ import inspect
 import mimetypes
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,20 @@ import anyio
 from mcp.server.mcpserver.exceptions import ResourceNotFoundError
 from mcp.server.mcpserver.resources import Resource, ResourceTemplate
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
+from pydantic import ValidationError
 
-from tidings.sources.workspace.layout import META
+from tidings.sources.workspace.layout import META, is_ignored
+from tidings.sources.workspace.metadata import read_meta
 from tidings.sources.workspace.pieces import Piece, piece_of
-from tidings.sources.workspace.problems import Broken
-from tidings.sources.workspace.prompts import read_meta
+from tidings.sources.workspace.problems import Broken, broken_by
 
 __all__ = ["FileContent", "etag_of", "load_resources", "resource_piece", "template_piece"]
 
 _HASHED = 64 << 20
 """A larger file's etag is its size and time: reading it whole at every change costs more than a notice too many."""
+
+_ENCODED = {"gzip": "application/gzip", "bzip2": "application/x-bzip2", "xz": "application/x-xz"}
+"""What is packed is of its packing's kind, whatever is inside: `notes.txt.gz` is no text."""
 
 _FIELDS = ("title", "description", "annotations", "icons", "_meta")
 
@@ -47,21 +52,24 @@ def load_resources(root: Path, files: list[Path]) -> list[Piece]:
         path = _described_file(root, meta, meta_path, others)
         if path is not None:
             described.add(path)
-            pieces.append(resource_piece(root, path, meta))
+            pieces.append(resource_piece(root, path, meta, meta_path))
     return pieces + [resource_piece(root, path, {}) for path in others if path not in described]
 
 
-def resource_piece(root: Path, path: Path, meta: dict[str, Any]) -> Piece:
+def resource_piece(root: Path, path: Path, meta: dict[str, Any], said_in: Path | None = None) -> Piece:
     relative = path.relative_to(root).as_posix()
     shown = relative.removeprefix("resources/")
-    content = FileContent(
-        uri=str(meta.get("uri") or f"workspace:///{quote(shown)}"),
-        name=str(meta.get("name") or shown),
-        mime_type=str(meta.get("mimeType") or mimetypes.guess_type(path.name)[0] or _kind_of(path)),
-        path=path,
-        **{name.lstrip("_"): meta[name] for name in _FIELDS if meta.get(name) is not None},
-    )
-    return piece_of(content, etag=etag_of(path))
+    try:
+        content = FileContent(
+            uri=str(meta.get("uri") or f"workspace:///{quote(shown)}"),
+            name=str(meta.get("name") or shown),
+            mime_type=str(meta.get("mimeType") or _kind_of(path)),
+            path=path,
+            **{name.lstrip("_"): meta[name] for name in _FIELDS if meta.get(name) is not None},
+        )
+    except ValidationError as error:
+        raise broken_by(error, said_in or path) from None
+    return piece_of(content, etag=etag_of(path), files=(path,))
 
 
 def etag_of(path: Path) -> str:
@@ -88,7 +96,7 @@ class FileContent(Resource):
             content = await anyio.to_thread.run_sync(self.path.read_bytes)
         except FileNotFoundError:
             raise ResourceNotFoundError(f"Unknown resource: {self.uri}") from None
-        if self.mime_type == "application/octet-stream" or self.mime_type.startswith(("image/", "audio/", "video/")):
+        if self.mime_type == "application/octet-stream":
             return content
         try:
             return content.decode("utf-8")
@@ -106,17 +114,20 @@ def template_piece(root: Path, meta: dict[str, Any], meta_path: Path) -> Piece:
     if not names:
         raise Broken(meta_path, f"uriTemplate {text!r} has no variable; give it a uri instead")
     function = _reader(root, template, meta.get("path"), meta_path)
-    component = ResourceTemplate.from_function(
-        function,
-        uri_template=text,
-        name=str(meta.get("name") or text),
-        title=meta.get("title"),
-        description=meta.get("description"),
-        mime_type=meta.get("mimeType") or "application/octet-stream",
-        annotations=meta.get("annotations"),
-        icons=meta.get("icons"),
-        meta=meta.get("_meta"),
-    )
+    try:
+        component = ResourceTemplate.from_function(
+            function,
+            uri_template=text,
+            name=str(meta.get("name") or text),
+            title=meta.get("title"),
+            description=meta.get("description"),
+            mime_type=meta.get("mimeType") or "application/octet-stream",
+            annotations=meta.get("annotations"),
+            icons=meta.get("icons"),
+            meta=meta.get("_meta"),
+        )
+    except ValidationError as error:
+        raise broken_by(error, meta_path) from None
     return piece_of(component)
 
 
@@ -129,9 +140,11 @@ def _reader(root: Path, template: UriTemplate, path: Any, meta_path: Path) -> Ca
             place = re.sub(r"\{(\w+)\}", lambda found: str(variables.get(found[1], "")), pattern)
         else:
             place = _path_of(template.expand(variables))
-        target = (root / place.lstrip("/")).resolve()
         uri = template.expand(variables)
-        if not target.is_relative_to(root) or not target.is_file():
+        target = root
+        with suppress(OSError, ValueError):  # no file could have such a name
+            target = (root / place.lstrip("/")).resolve()
+        if not _is_reached(root, target):
             raise ResourceNotFoundError(f"Unknown resource: {uri}")
         return await FileContent(uri=uri, name=target.name, mime_type=_kind_of(target), path=target).read()
 
@@ -141,6 +154,14 @@ def _reader(root: Path, template: UriTemplate, path: Any, meta_path: Path) -> Ca
     read.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     read.__annotations__ = dict.fromkeys(names, str)
     return read
+
+
+def _is_reached(root: Path, target: Path) -> bool:
+    """Whether it may be read by whoever names it: no hidden file, of which the state is one, and holds secrets."""
+    try:
+        return target.is_file() and not any(map(is_ignored, target.relative_to(root).parts))
+    except (OSError, ValueError):
+        return False
 
 
 def _described_file(root: Path, meta: dict[str, Any], meta_path: Path, others: list[Path]) -> Path | None:
@@ -174,7 +195,9 @@ def _path_of(uri: str) -> str:
 
 
 def _kind_of(path: Path) -> str:
-    guessed = mimetypes.guess_type(path.name)[0]
+    guessed, encoding = mimetypes.guess_type(path.name)
+    if encoding:
+        return _ENCODED.get(encoding, "application/octet-stream")
     if guessed:
         return guessed
     try:

@@ -7,12 +7,25 @@ and fails as a whole. A file that belongs to no unit is nobody's business.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-__all__ = ["META", "TOPS", "Kind", "Unit", "stem_of", "unit_of", "walk"]
+__all__ = [
+    "META",
+    "REGISTER",
+    "TOPS",
+    "Inside",
+    "Kind",
+    "Unit",
+    "is_ignored",
+    "parents_of",
+    "stem_of",
+    "unit_of",
+    "walk",
+]
 
 Kind = Literal["tools", "resources", "prompts", "register", "settings"]
 
@@ -24,6 +37,9 @@ class Unit:
     kind: Kind
     key: str
     """The files' common path without their endings, relative to the workspace; a folder's ends with a slash."""
+
+
+REGISTER = Unit("register", "server.d/register")
 
 
 def unit_of(path: PurePosixPath) -> Unit | None:
@@ -41,10 +57,16 @@ def unit_of(path: PurePosixPath) -> Unit | None:
         return Unit(kind, "/".join((*parts[:-1], stem_of(parts[-1]))))
     if top == "server.d" and len(parts) == 2:
         if parts[1].startswith("register."):
-            return Unit("register", "server.d/register")
+            return REGISTER
         if parts[1] == "server.meta.json":
             return Unit("settings", "tidings.toml")
     return None
+
+
+def parents_of(key: str) -> list[str]:
+    """The folders that a path lies in, and a unit that is a folder."""
+    parts = key.split("/")
+    return ["/".join(parts[:number]) for number in range(1, len(parts))]
 
 
 def stem_of(name: str) -> str:
@@ -58,7 +80,8 @@ def is_ignored(name: str) -> bool:
         name.startswith(".")
         or any("\udc80" <= character <= "\udcff" for character in name)
         or name == "__pycache__"
-        or name.endswith(("~", ".swp", ".swx", ".tmp", ".bak", ".pyc", ".orig", ".rej"))
+        or name.endswith(("~", ".swp", ".swx", ".tmp", ".bak", ".pyc", ".orig", ".rej", "___jb_tmp___", "___jb_old___"))
+        or (name.startswith("#") and name.endswith("#"))  # what Emacs saves by itself
         or name == "4913"  # vim tries with it whether it may write
     )
 
@@ -66,17 +89,14 @@ def is_ignored(name: str) -> bool:
 def walk(root: Path, below: str = "") -> Iterator[tuple[PurePosixPath, os.stat_result]]:
     """Every file that may matter, relative to the workspace, with its state. Links are followed, but never outside."""
     start = root / below if below else root
-    stack = [start] if start.is_dir() and start.resolve().is_relative_to(root) else []
-    seen: set[tuple[int, int]] = set()
+    above = frozenset(map(_identity, start.parents[: len(start.relative_to(root).parts)]))
+    stack = [(start, above)] if start.is_dir() and start.resolve().is_relative_to(root) else []
     while stack:
-        folder = stack.pop()
-        try:
-            state = folder.stat()
-        except OSError:
-            continue
-        if (state.st_dev, state.st_ino) in seen:
-            continue  # a link in a circle, or a second one to the same place
-        seen.add((state.st_dev, state.st_ino))
+        folder, above = stack.pop()
+        identity = _identity(folder)
+        if identity in above:
+            continue  # a link in a circle
+        above |= {identity}
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError:
@@ -92,11 +112,43 @@ def walk(root: Path, below: str = "") -> Iterator[tuple[PurePosixPath, os.stat_r
                 if entry.is_symlink() and not path.resolve().is_relative_to(root):
                     continue
                 if entry.is_dir():
-                    stack.append(path)
+                    stack.append((path, above))
                 elif entry.is_file():
                     yield PurePosixPath(relative.as_posix()), entry.stat()
             except (OSError, RuntimeError):
                 continue  # a link to nowhere, or in a circle
+
+
+class Inside:
+    """Whether files are the workspace's own, wherever links lead. Remembers folders: make a new one for each look."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._folders: dict[Path, Path] = {}
+
+    def has(self, path: Path) -> bool:
+        try:
+            is_link = stat.S_ISLNK(mode := os.lstat(path).st_mode)
+            is_file = path.is_file() if is_link else stat.S_ISREG(mode)
+            return is_file and self.real(path, is_link).is_relative_to(self._root)
+        except (OSError, RuntimeError):
+            return False  # gone, or a link in a circle
+
+    def real(self, path: Path, is_link: bool | None = None) -> Path:
+        if path.is_symlink() if is_link is None else is_link:
+            return path.resolve()
+        folder = self._folders.get(path.parent)
+        if folder is None:
+            folder = self._folders[path.parent] = path.parent.resolve()
+        return folder / path.name
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    try:
+        state = folder.stat()
+    except OSError:
+        return (0, 0)  # gone meanwhile: there is nothing in it
+    return (state.st_dev, state.st_ino)
 
 
 TOPS = frozenset({"tools", "resources", "prompts", "server.d", "tidings.toml"})

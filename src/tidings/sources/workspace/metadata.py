@@ -13,6 +13,7 @@ The comment ends with the first line that is none. `# mcp: {"description": …}`
 
 from __future__ import annotations
 
+import codecs
 import re
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,35 @@ import msgspec
 
 from tidings.sources.workspace.problems import Broken
 
-__all__ = ["read_comment"]
+__all__ = ["read_comment", "read_meta", "read_object"]
 
 _COMMENT = re.compile(r"^\s*(?:#|//|--|;)+\s?(.*)$")
 _TAG = re.compile(r"@(\w+)\s*(.*)")
 _ARGUMENT = re.compile(r"(?P<name>[\w-]+)(?::(?P<type>\w+))?(?P<required>!)?\s*(?P<description>.*)")
 _TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object"})
 _MOST_LINES = 100
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path, path.read_bytes())
+    except OSError as error:
+        raise Broken(path, f"can't be read: {error.strerror}") from None
+
+
+def read_object(path: Path, data: bytes) -> dict[str, Any]:
+    """The JSON object that a file holds, or that a script has printed."""
+    data = data.removeprefix(codecs.BOM_UTF8)
+    try:
+        return msgspec.json.decode(data.decode("utf-8"), type=dict[str, Any])
+    except UnicodeDecodeError as error:
+        place, message = error.start, f"not UTF-8: {error.reason}"
+    except msgspec.DecodeError as error:
+        found = re.search(r"\(byte (\d+)\)", str(error))
+        place, message = int(found[1]) if found else 0, f"not a JSON object: {error}"
+    except RecursionError:
+        place, message = 0, "not a JSON object that can be read: it is nested too deep"
+    raise Broken(path, message, data.count(b"\n", 0, place) + 1)
 
 
 def read_comment(path: Path) -> dict[str, Any]:

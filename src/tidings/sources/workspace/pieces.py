@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mcp.server.mcpserver.prompts.base import Prompt
@@ -24,6 +25,8 @@ class Piece:
     """What the SDK's high-level server keeps in its registry."""
     etag: str | None = None
     """Of a resource's content."""
+    files: tuple[Path, ...] = ()
+    """What it is made of, whether or not it lies in the unit: a change of any may make it another one."""
 
     @property
     def registry(self) -> str:
@@ -31,10 +34,10 @@ class Piece:
         return "templates" if isinstance(self.component, ResourceTemplate) else self.feature.value
 
 
-def piece_of(component: Any, *, etag: str | None = None) -> Piece:
+def piece_of(component: Any, *, etag: str | None = None, files: tuple[Path, ...] = ()) -> Piece:
     feature = Feature.RESOURCES
     if isinstance(component, Tool):
         feature = Feature.TOOLS
     elif isinstance(component, Prompt):
         feature = Feature.PROMPTS
-    return Piece(feature, key_of(component), dump(shown(component)), component, etag)
+    return Piece(feature, key_of(component), dump(shown(component)), component, etag, files)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from tidings.errors import TidingsError
 
-__all__ = ["Broken", "Problem", "problem_of"]
+__all__ = ["Broken", "Problem", "broken_by", "broken_member", "problem_of"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -20,7 +24,9 @@ class Problem:
 
     def __str__(self) -> str:
         place = self.path if self.line is None else f"{self.path}:{self.line}"
-        return f"{place}: {self.message}"
+        # One line, whatever a name or an error holds: who reads them takes each for one problem.
+        text = " ".join(f"{place}: {self.message}".splitlines())
+        return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 class Broken(TidingsError):
@@ -30,6 +36,23 @@ class Broken(TidingsError):
         super().__init__(message)
         self.path = path
         self.line = line
+
+
+def broken_by(error: ValidationError, path: Path) -> Broken:
+    """What the SDK's models dislike of a member that `path` gives."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    return broken_member(path, str(first["loc"][0]) if place else "", f"{place or 'it'}: {first['msg']}")
+
+
+def broken_member(path: Path, member: str, message: str) -> Broken:
+    """Something is wrong with what `path` says under a name; with the line where that stands, if it can be found."""
+    line = None
+    with suppress(OSError, UnicodeDecodeError):
+        pattern = re.compile(rf"(?<![\w-]){re.escape(member)}(?![\w-])")
+        lines = path.read_text("utf-8-sig").splitlines() if member else []
+        line = next((number for number, text in enumerate(lines, 1) if pattern.search(text)), None)
+    return Broken(path, message, line)
 
 
 def problem_of(error: BaseException, path: Path, root: Path) -> Problem:

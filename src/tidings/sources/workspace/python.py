@@ -6,19 +6,23 @@ names begin with `_`. What it starts (threads, connections) is its own to end.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 import threading
+import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools.base import Tool
+from pydantic import ValidationError
 
 from tidings.sources.workspace.pieces import Piece, piece_of
-from tidings.sources.workspace.problems import Broken
+from tidings.sources.workspace.problems import Broken, broken_member
 
 __all__ = ["load_python"]
 
@@ -36,8 +40,9 @@ class PythonTool(Tool):
             raise ToolError(f"{self.name} ended with {error!r}") from None
 
 
-def load_python(path: Path, meta: dict[str, Any]) -> list[Piece]:
+def load_python(path: Path, meta: dict[str, Any], said_in: Path | None = None) -> list[Piece]:
     module = _run_in_time(path)
+    files = (path, *_helpers_of(path.parent))
     functions = [value for name, value in vars(module).items() if _is_tool(name, value, module)]
     if not functions:
         raise Broken(path, "no tool in it: a tool is a public function whose parameters have type hints")
@@ -49,12 +54,19 @@ def load_python(path: Path, meta: dict[str, Any]) -> list[Piece]:
         if described.get("annotations"):
             from mcp_types import ToolAnnotations
 
-            options["annotations"] = ToolAnnotations.model_validate(described["annotations"])
+            try:
+                options["annotations"] = ToolAnnotations.model_validate(described["annotations"])
+            except ValidationError as error:
+                message = f"annotations: {error.errors()[0]['msg']}"
+                raise broken_member(said_in or path, "annotations", message) from None
+        for name, value in options.items():
+            if name != "annotations" and not isinstance(value, str):
+                raise broken_member(said_in or path, name, f"{name} is {value!r:.60}; it must be a text")
         try:
             tool = PythonTool.from_function(function, **options)
         except Exception as error:  # whatever pydantic or the SDK dislikes of a signature
             raise Broken(path, f"{function.__name__}: {error}", _line_of(function)) from error
-        pieces.append(piece_of(tool))
+        pieces.append(piece_of(tool, files=files))
     return pieces
 
 
@@ -87,10 +99,61 @@ def _run(path: Path) -> types.ModuleType:
     # Registered while it runs: dataclasses and pydantic look a class's module up by its name.
     sys.modules[module.__name__] = module
     code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    exec(code, module.__dict__)  # running the user's own files is what a workspace is for
+    with _beside(path.parent):
+        exec(code, module.__dict__)  # running the user's own files is what a workspace is for
     return module
+
+
+_helpers: dict[Path, dict[str, tuple[types.ModuleType, Path, int]]] = {}
+"""Modules that tools have imported from beside them, by folder and name, each with the time of its file."""
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[None]:
+    """Let what is imported meanwhile be found in a folder: its own modules and not those of other tools' folders, the
+    ones that are there already, which those beside them share, unless any of them has changed since."""
+    for known in _helpers.values():
+        for name, (module, *_) in known.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+    own = _helpers.setdefault(folder, {})
+    if any(_time_of(file) != then for _, file, then in own.values()):
+        own.clear()  # all of them, since any may use the one that changed
+    sys.modules.update({name: module for name, (module, *_) in own.items()})
+    others = [str(each) for each in _helpers if each != folder]
+    sys.path[:] = [*(each for each in sys.path if each not in others and each != str(folder)), str(folder)]
+    importlib.invalidate_caches()
+    before, started = len(sys.modules), time.time_ns()
+    writes = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # what is cached is told from what is new by whole seconds only
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = writes
+        for name, module in [*sys.modules.items()][before:]:
+            file = getattr(module, "__file__", None)
+            if (
+                isinstance(file, str)
+                and Path(file).is_relative_to(folder)
+                and not name.startswith("tidings_workspace.")
+            ):
+                then = _time_of(Path(file))
+                own[name] = (module, Path(file), then if then < started else -1)  # which of both was read?
+        for known in _helpers.values():
+            for name, (module, *_) in known.items():
+                sys.modules.setdefault(name, module)
+        sys.path += [each for each in others if each not in sys.path]
+
+
+def _helpers_of(folder: Path) -> tuple[Path, ...]:
+    return tuple(file for _, file, _ in _helpers.get(folder, {}).values())
+
+
+def _time_of(file: Path) -> int:
+    try:
+        return file.stat().st_ctime_ns
+    except OSError:
+        return 0
 
 
 def _is_tool(name: str, value: Any, module: types.ModuleType) -> bool:

@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tidings.errors import TidingsError
+from tidings.sources.workspace.executable import run_register
 from tidings.sources.workspace.files import resource_piece, template_piece
+from tidings.sources.workspace.metadata import read_object
 from tidings.sources.workspace.pieces import Piece
 from tidings.sources.workspace.problems import Broken
 from tidings.sources.workspace.prompts import prompt_piece
 from tidings.sources.workspace.settings import Settings
 from tidings.sources.workspace.tools import tool_piece
 
-__all__ = ["Registered", "read_registered", "scripts_of"]
+__all__ = ["Registered", "Scripts", "read_registered", "scripts_of"]
 
 _KINDS = ("tools", "resources", "resourceTemplates", "prompts")
 _KNOWN = frozenset({*_KINDS, "completions", "version", "_meta", "ui", "uiResources"})
@@ -47,14 +47,64 @@ def scripts_of(files: list[Path]) -> list[Path]:
     return [path for path in files if os.access(path, os.X_OK)]
 
 
+class Scripts:
+    """The registrations that are run, and what each of them printed last."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._printed: dict[Path, bytes | Broken] = {}
+        self.ran: object = None
+        """The state of the files when they were run."""
+        self._end: Callable[[], None] | None = None
+        self._is_over = False
+
+    def run(self, settings: Settings, files: list[Path], state: object) -> None:
+        printed: dict[Path, bytes | Broken] = {}
+        for path in scripts_of(files):
+            try:
+                printed[path] = run_register(self._root, settings, path, self._begin)
+            except Broken as error:
+                printed[path] = error
+        if not self._is_over:
+            self._printed, self.ran = printed, state
+
+    def end(self) -> None:
+        """End the one that runs, and each that is started from now on."""
+        self._is_over = True
+        if self._end is not None:
+            self._end()
+
+    def _begin(self, end: Callable[[], None]) -> None:
+        self._end = end
+        if self._is_over:
+            end()
+
+    def read(self, settings: Settings, files: list[Path]) -> Registered:
+        pieces: list[Piece] = []
+        only: frozenset[str] = frozenset()
+        for path in files:
+            if path.name == "register.json":
+                return read_registered(self._root, settings, path, path.read_bytes())
+        for path in scripts_of(files):
+            printed = self._printed.get(path, b"")
+            if isinstance(printed, Broken):
+                raise printed
+            registered = read_registered(self._root, settings, path, printed)
+            pieces += registered.pieces
+            only |= registered.only
+        return Registered(pieces, only)
+
+
 def read_registered(root: Path, settings: Settings, source: Path, text: bytes) -> Registered:
     """What a registration says, checked whole: a mistake in one item refuses all of it, so that nothing is half."""
     if not text.strip():
         return Registered()
     try:
-        given = msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Broken(source, f"not a JSON object: {error}") from None
+        given = read_object(source, text)
+    except Broken as error:
+        if source.name == "register.json":
+            raise
+        raise Broken(source, f"printed what is {error}") from None  # its lines are not the script's
     if unknown := sorted(given.keys() - _KNOWN):
         raise Broken(source, f"{', '.join(unknown)} is not known here; there are {', '.join(_KINDS)}")
     builders: dict[str, Callable[[dict[str, Any]], Piece]] = {

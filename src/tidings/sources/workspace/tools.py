@@ -8,10 +8,9 @@ from typing import Any
 
 from tidings.sources.workspace.executable import executable_piece
 from tidings.sources.workspace.layout import META, stem_of
-from tidings.sources.workspace.metadata import read_comment
+from tidings.sources.workspace.metadata import read_comment, read_meta
 from tidings.sources.workspace.pieces import Piece
 from tidings.sources.workspace.problems import Broken
-from tidings.sources.workspace.prompts import read_meta
 from tidings.sources.workspace.python import load_python
 from tidings.sources.workspace.settings import Settings
 
@@ -23,12 +22,15 @@ def load_tools(root: Path, settings: Settings, files: list[Path], is_folder: boo
     others = [path for path in files if not path.name.endswith(META)]
     if is_folder:
         # A folder per tool: `tool.*` is the tool, everything else is its own affair.
-        metas = [path for path in metas if stem_of(path.name) == "tool"]
-        others = [path for path in others if stem_of(path.name) == "tool" and path.parent == _folder(root, files)]
+        folder = _folder(root, files)
+        metas = [path for path in metas if stem_of(path.name) == "tool" and path.parent == folder]
+        others = [path for path in others if stem_of(path.name) == "tool" and path.parent == folder]
+    others = [path for path in others if _can_be_run(path, is_folder)]
+    said_in = metas[0] if metas and len(others) == 1 else None
     meta = read_meta(metas[0]) if metas else {}
     pieces: list[Piece] = []
     for path in others:
-        pieces += _load(root, settings, path, meta if len(others) == 1 else {}, is_folder)
+        pieces += _load(root, settings, path, meta if said_in else {}, said_in, is_folder)
     if metas and not pieces:
         raise Broken(metas[0], "there is no script beside it that can be run (chmod +x), and no Python file")
     return pieces
@@ -39,14 +41,20 @@ def tool_piece(root: Path, settings: Settings, path: Path, meta: dict[str, Any])
     return executable_piece(root, settings, path, read_comment(path) | meta, path.stem)
 
 
-def _load(root: Path, settings: Settings, path: Path, meta: dict[str, Any], is_folder: bool) -> list[Piece]:
-    is_executable = os.access(path, os.X_OK)
-    if path.suffix == ".py" and not is_executable:
-        return [] if path.name.startswith("_") else load_python(path, meta)
-    if not is_executable and not (is_folder and path.suffix == ".sh"):
-        return []  # a file that can't be run is no tool: a README, data, an editor's backup
+def _can_be_run(path: Path, is_folder: bool) -> bool:
+    """A file that can't be is no tool: a README, data, an editor's backup."""
+    if os.access(path, os.X_OK):
+        return True
+    return not path.name.startswith("_") if path.suffix == ".py" else is_folder and path.suffix == ".sh"
+
+
+def _load(
+    root: Path, settings: Settings, path: Path, meta: dict[str, Any], said_in: Path | None, is_folder: bool
+) -> list[Piece]:
+    if path.suffix == ".py" and not os.access(path, os.X_OK):
+        return load_python(path, meta, said_in)
     name = path.parent.name if is_folder else path.stem
-    return [executable_piece(root, settings, path, read_comment(path) | meta, name)]
+    return [executable_piece(root, settings, path, read_comment(path) | meta, name, said_in)]
 
 
 def _folder(root: Path, files: list[Path]) -> Path:

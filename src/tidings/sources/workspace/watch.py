@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from watchfiles import awatch
+from watchfiles import Change, awatch
 
 from tidings.sources.workspace.layout import TOPS
 
@@ -25,7 +25,9 @@ async def changed_paths(root: Path) -> AsyncIterator[set[Path] | None]:
     """The paths of each burst of events; None when anything may have changed unseen, as when watching begins."""
     while True:
         folders = _folders(root)
-        queue: asyncio.Queue[set[Path]] = asyncio.Queue()
+        watched = {root, *folders}
+        queue: asyncio.Queue[set[tuple[Change, Path]]] = asyncio.Queue()
+        taken: asyncio.Future[set[tuple[Change, Path]]] | None = None
         watchers = [asyncio.create_task(_pump(queue, [root], is_recursive=False))]
         if folders:
             watchers.append(asyncio.create_task(_pump(queue, folders, is_recursive=True)))
@@ -36,27 +38,37 @@ async def changed_paths(root: Path) -> AsyncIterator[set[Path] | None]:
                 taken = asyncio.ensure_future(queue.get())
                 done, _ = await asyncio.wait([taken, *watchers], return_when=asyncio.FIRST_COMPLETED)
                 if taken not in done:
-                    taken.cancel()
                     for watcher in done:
                         watcher.result()  # raises what ended it
                     break
-                yield taken.result()
+                changes = taken.result()
+                yield {path for _, path in changes}
+                if any(path in watched and kind is not Change.modified for kind, path in changes):
+                    break  # what is there by that name now may be another folder than the one that is watched
         finally:
+            if taken is not None:
+                taken.cancel()
             for watcher in watchers:
                 watcher.cancel()
             await asyncio.gather(*watchers, return_exceptions=True)
 
 
-async def _pump(queue: asyncio.Queue[set[Path]], places: list[Path], *, is_recursive: bool) -> None:
-    async for changes in awatch(
-        *places,
-        watch_filter=None,
-        step=_QUIET_GAP,
-        debounce=_LONGEST_WAIT,
-        recursive=is_recursive,
-        ignore_permission_denied=True,
-    ):
-        queue.put_nowait({Path(path) for _, path in changes})
+async def _pump(queue: asyncio.Queue[set[tuple[Change, Path]]], places: list[Path], *, is_recursive: bool) -> None:
+    # To ignore folders that may not be read is to ignore every failure, a system's limit too: only where there are any.
+    for ignores in (False, True):
+        try:
+            async for changes in awatch(
+                *places,
+                watch_filter=None,
+                step=_QUIET_GAP,
+                debounce=_LONGEST_WAIT,
+                recursive=is_recursive,
+                ignore_permission_denied=ignores,
+            ):
+                queue.put_nowait({(kind, Path(path)) for kind, path in changes})
+        except PermissionError:
+            if ignores:
+                raise
 
 
 def _folders(root: Path) -> list[Path]:

@@ -7,7 +7,6 @@ can't be loaded keeps its last good items, and says why in `tidings://errors`.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections import Counter
@@ -29,16 +28,16 @@ from tidings.digest import canonical
 from tidings.errors import TidingsError
 from tidings.model import Feature
 from tidings.observer import Observer
-from tidings.sources.workspace.executable import run_register
+from tidings.sources.workspace.executable import ExecutableTool
 from tidings.sources.workspace.files import FileContent, load_resources
-from tidings.sources.workspace.layout import Unit, unit_of, walk
+from tidings.sources.workspace.follow import Follower
+from tidings.sources.workspace.layout import REGISTER, Inside, Unit, parents_of, unit_of, walk
 from tidings.sources.workspace.pieces import Piece, piece_of
 from tidings.sources.workspace.problems import Broken, Problem, problem_of
 from tidings.sources.workspace.prompts import load_prompts
-from tidings.sources.workspace.register import Registered, read_registered, scripts_of
+from tidings.sources.workspace.register import Registered, Scripts, scripts_of
 from tidings.sources.workspace.settings import Settings, load_settings
 from tidings.sources.workspace.tools import load_tools
-from tidings.sources.workspace.watch import changed_paths
 from tidings.spans import SCAN
 
 if TYPE_CHECKING:
@@ -50,12 +49,6 @@ logger = logging.getLogger(__name__)
 
 ERRORS = "tidings://errors"
 
-_RETRY = 1.0
-"""Seconds until watching is tried again where it failed."""
-
-_GRACE = 0.05
-"""Seconds that a file may be gone without being taken for deleted: longer than it takes to replace one."""
-
 
 @dataclass
 class _Held:
@@ -65,6 +58,8 @@ class _Held:
     files: list[Path] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     only: frozenset[str] = frozenset()
+    others: frozenset[Path] = frozenset()
+    """Files of which it is made as well."""
 
 
 class Workspace:
@@ -77,7 +72,8 @@ class Workspace:
         self.root = Path(root).resolve()
         if not self.root.is_dir():
             raise TidingsError(f"{root} is not a folder; `tidings new {root}` makes one to begin with")
-        self.settings = self._first_settings()
+        self.settings = self._started = self._first_settings()
+        self._late: list[str] = []
         self.server: MCPServer[Any] = MCPServer(
             self.settings.name,
             title=self.settings.title,
@@ -88,7 +84,7 @@ class Workspace:
             log_level="WARNING",
         )
         self.lowlevel: Server[Any] = seams.lowlevel_of(self.server)
-        self._poll = poll
+        self._follower = Follower(self, poll)
         self._catalog: Catalog | None = None
         self._units: dict[Unit, _Held] = {}
         self._claims: dict[tuple[Feature, str], dict[Unit, Piece]] = {}
@@ -99,9 +95,9 @@ class Workspace:
         """What is served, as the SDK's registries and the catalog have it: it changes with them."""
         self._only: frozenset[str] = frozenset()
         self._broken: dict[Unit, Problem] = {}
-        self._confirming: set[asyncio.Task[None]] = set()
-        self._printed: dict[Path, bytes | Broken] = {}
-        """What the registrations printed last."""
+        self._users: dict[Path, set[Unit]] = {}
+        """The units that are made of files other than their own, by those."""
+        self._scripts = Scripts(self.root)
         self.rescans: Counter[str] = Counter()
         """How often the folder was looked through, by what came of it."""
         self.observer = Observer(Counts())
@@ -155,6 +151,9 @@ class Workspace:
     def has_own_middleware(self) -> bool:
         return False
 
+    def address(self, uri: str) -> str:
+        return uri
+
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
         raise TidingsError(f"{feature.value}: this server is a folder; put a file into it")
 
@@ -164,74 +163,65 @@ class Workspace:
     def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
         raise TidingsError(f"{feature.value}: this server is a folder; edit the file of {key!r}")
 
+    def delete(self, uri: str) -> None:
+        self.remove(Feature.RESOURCES, uri)
+
     async def run(self) -> None:
         """Follow the folder for as long as the server runs."""
-        await asyncio.gather(self._follow_events(), self._follow_clock(), self._follow_register())
-
-    async def _follow_events(self) -> None:
-        while True:
-            try:
-                async for paths in changed_paths(self.root):
-                    gone = await asyncio.to_thread(self.rescan_guarded, paths, spares=True)
-                    if gone:
-                        task = asyncio.create_task(self._confirm(gone))
-                        self._confirming.add(task)
-                        task.add_done_callback(self._confirming.discard)
-            except Exception as error:  # a file system or its watcher may fail in any way; the poll goes on meanwhile
-                logger.warning("%s can't be watched for now (%s); trying again", self.root, error)
-            await asyncio.sleep(_RETRY)
-
-    async def _confirm(self, gone: set[Path]) -> None:
-        """What is gone for a moment was being replaced, as `git checkout` does it: that is one change and not two."""
-        await asyncio.sleep(_GRACE)
-        await asyncio.to_thread(self.rescan_guarded, gone)
+        try:
+            await self._follower.run()
+        finally:
+            self._scripts.end()
 
     @property
     def is_settled(self) -> bool:
         """Whether no file is gone of which it is not yet sure that it stays away."""
-        return not self._confirming
+        return self._follower.is_settled
 
-    async def _follow_clock(self) -> None:
-        while self._poll > 0:
-            await asyncio.sleep(self._poll)
-            await asyncio.to_thread(self.rescan_guarded, None)
+    @property
+    def scripts(self) -> list[Path]:
+        """The registrations that are run."""
+        held = self._units.get(REGISTER)
+        return scripts_of(held.files) if held is not None else []
 
-    async def _follow_register(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.register_ttl)
-            register = Unit("register", "server.d/register")
-            if register in self._units and scripts_of(self._units[register].files):
-                await asyncio.to_thread(self.rescan_guarded, self._units[register].files)
+    @property
+    def has_new_scripts(self) -> bool:
+        """Whether there are some that were not run as they are now."""
+        held = self._units.get(REGISTER)
+        return held is not None and bool(self.scripts) and self._scripts.ran != tuple(map(_state, held.files))
 
     # Reading
 
-    def rescan_guarded(self, paths: Iterable[Path] | None, *, spares: bool = False) -> set[Path]:
+    def rescan_guarded(self, paths: Iterable[Path] | None, *, spares: bool = False, runs: bool = True) -> set[Path]:
         try:
-            return self.rescan(paths, spares=spares)
+            return self.rescan(paths, spares=spares, runs=runs)
         except Exception:  # the watcher must go on whatever a file system comes up with
             self.rescans["failed"] += 1
             logger.exception("looking through %s failed; it will be looked through again", self.root)
             return set()
 
-    def rescan(self, paths: Iterable[Path] | None = None, *, spares: bool = False) -> set[Path]:
+    def rescan(self, paths: Iterable[Path] | None = None, *, spares: bool = False, runs: bool = True) -> set[Path]:
         """Read what may have changed: what these paths belong to, or, with none, whatever looks different.
 
-        With `spares`, what is gone altogether is left as it was, and its files are returned.
+        With `spares`, what is gone altogether is left as it was, and its files are returned. Registrations are run if
+        `runs`.
         """
+        inside = Inside(self.root)
         touched = self._found() if paths is None else self._touched(paths)
         gone: set[Path] = set()
         if spares:
-            for unit in [unit for unit, files in touched.items() if not any(map(self._is_ours, files))]:
+            for unit in [unit for unit, files in touched.items() if not any(map(inside.has, files))]:
                 if unit in self._units:
                     gone.update(self._units[unit].files)
                     del touched[unit]
-        outcome = "read" if self._reload(touched, paths is not None) else "unchanged"
+        outcome = "read" if self._reload(touched, paths is not None, inside, runs) else "unchanged"
         self.rescans[outcome if self.is_answering else "failed"] += 1
         return gone
 
     def _touched(self, paths: Iterable[Path]) -> dict[Unit, list[Path]]:
         """The units that paths belong to, each with all of its files."""
         touched: dict[Unit, set[Path]] = {}
+        folders: set[str] = set()
         for path in paths:
             try:
                 relative = PurePosixPath(path.relative_to(self.root).as_posix())
@@ -239,15 +229,24 @@ class Workspace:
                 continue
             if path == self.root:
                 continue  # its own times changed, and nothing in it
-            if path.is_dir() or not path.exists():
-                # A folder that came or went takes its files with it, and their own events may not come.
-                for unit in [unit for unit in self._units if unit.key.startswith(f"{relative}/")]:
-                    touched.setdefault(unit, set())
-                for unit, files in self._found(str(relative)).items():
-                    touched.setdefault(unit, set()).update(files)
+            if not path.is_file():
+                folders.add(str(relative))
             own = unit_of(relative)
             if own is not None:
                 touched.setdefault(own, set()).add(path)
+            for unit in self._users.get(path, ()):
+                touched.setdefault(unit, set())
+        # A folder that came or went takes its files with it, and their own events may not come.
+        for unit in list(self._units) if folders else ():
+            if not folders.isdisjoint(parents_of(unit.key)):
+                touched.setdefault(unit, set())
+        for folder in folders:
+            if folders.isdisjoint(parents_of(folder)):
+                for unit, files in self._found(folder).items():
+                    touched.setdefault(unit, set()).update(files)
+        for unit in list(self._broken):
+            if unit.kind in ("resources", "prompts"):
+                touched.setdefault(unit, set())  # what it lacks may be there now
         known = {unit: self._units[unit].files for unit in touched if unit in self._units}
         return {unit: sorted(files.union(known.get(unit, ()))) for unit, files in touched.items()}
 
@@ -265,32 +264,39 @@ class Workspace:
         """Whether there is a folder to read."""
         return self.root.is_dir()
 
-    def _reload(self, units: Mapping[Unit, list[Path]], is_known_to_differ: bool) -> bool:
+    def _reload(self, units: Mapping[Unit, list[Path]], is_known_to_differ: bool, inside: Inside, runs: bool) -> bool:
         """Load units anew, from those of the files that are there; whether any had to be."""
-        for unit, candidates in units.items():
-            if unit.kind == "register":
-                self._run_scripts([path for path in candidates if self._is_ours(path)])
+        if runs and REGISTER in units:
+            # Before anything is locked: nobody must wait for it.
+            files = [path for path in units[REGISTER] if inside.has(path)]
+            self._scripts.run(self.settings, files, tuple(map(_state, files)))
         with self._lock:
             due: list[tuple[Unit, list[Path], tuple[Any, ...], _Held | None]] = []
             for unit, candidates in sorted(units.items()):
-                files = [path for path in candidates if self._is_ours(path)]
-                state = tuple(map(_state, files))
+                files = [path for path in candidates if inside.has(path)]
                 held = self._units.get(unit)
+                state = tuple(map(_state, [*files, *sorted(held.others if held else ())]))
                 if held is None or held.state != state or is_known_to_differ:
                     due.append((unit, files, state, held))
             if due:
                 with self.observer.span(SCAN, units=len(due)):
-                    self._apply(set().union(*(self._load(*each) for each in due)))
+                    before = self.settings
+                    keys = set().union(*(self._load(*each, inside) for each in due))
+                    if before.limits != self.settings.limits:
+                        keys |= self._load_executables({unit for unit, *_ in due if unit.kind == "tools"}, inside)
+                    self._apply(keys)
         return bool(due)
 
-    def _is_ours(self, path: Path) -> bool:
-        try:
-            return path.is_file() and path.resolve().is_relative_to(self.root)
-        except (OSError, RuntimeError):
-            return False  # a link in a circle
+    def _load_executables(self, but: set[Unit], inside: Inside) -> set[tuple[Feature, str]]:
+        """Those that have the settings' limits in them."""
+        keys: set[tuple[Feature, str]] = set()
+        for unit, held in list(self._units.items()):
+            if unit not in but and any(isinstance(piece.component, ExecutableTool) for piece in held.pieces):
+                keys |= self._load(unit, held.files, held.state, held, inside)
+        return keys
 
     def _load(
-        self, unit: Unit, files: list[Path], state: tuple[Any, ...], held: _Held | None
+        self, unit: Unit, files: list[Path], state: tuple[Any, ...], held: _Held | None, inside: Inside
     ) -> set[tuple[Feature, str]]:
         """Load one unit; returns the keys whose items may be others now."""
         before = held.pieces if held else []
@@ -302,13 +308,32 @@ class Workspace:
                 loaded = self._read(unit, files)
                 self._check(loaded.pieces, files[0])
                 new.pieces, new.only = loaded.pieces, loaded.only
+                made_of = {file for piece in new.pieces for file in piece.files}
+                new.others = frozenset(made_of | {inside.real(file) for file in made_of}) - set(files)
             except Exception as error:  # a user's file: anything may be wrong with it
-                problem = problem_of(error, files[0], self.root)
-                new.pieces, new.only = (before, held.only) if held else ([], frozenset())
-                if self._broken.get(unit) != problem:
+                if held:
+                    new.pieces, new.only, new.others = before, held.only, held.others
+                if all(path.exists() for path in files):
+                    problem = problem_of(error, files[0], self.root)
+                else:
+                    problem = self._broken.get(unit)  # it went while it was read, which the next look finds out
+                    new.state = _UNKNOWN
+                if problem is not None and self._broken.get(unit) != problem:
                     logger.warning("%s%s", problem, "; its last good version stays" if before else "")
+            if new.state is state:
+                new.state = (*state[: len(files)], *map(_state, sorted(new.others)))
+            if problem is not None and unit.kind != "tools":
+                new.state = _UNKNOWN  # it may lack a file that is none of its own
         else:
             self._units.pop(unit, None)
+            if unit.kind == "settings":
+                self._read(unit, files)
+        for file in (held.others if held else frozenset()) - new.others:
+            self._users[file].discard(unit)
+            if not self._users[file]:
+                del self._users[file]
+        for file in new.others:
+            self._users.setdefault(file, set()).add(unit)
         if problem is not None:
             self._broken[unit] = problem
         else:
@@ -354,39 +379,23 @@ class Workspace:
             case "prompts":
                 return Registered(load_prompts(self.root, files))
             case "register":
-                return self._read_register(files)
+                return self._scripts.read(self.settings, files)
             case "settings":
-                self.settings = load_settings(self.root)
-                self.lowlevel.instructions = self.settings.instructions
+                self._take_up(load_settings(self.root))
                 return Registered()
 
-    def _read_register(self, files: list[Path]) -> Registered:
-        pieces: list[Piece] = []
-        only: frozenset[str] = frozenset()
-        for path in files:
-            if path.name == "register.json":
-                return read_registered(self.root, self.settings, path, path.read_bytes())
-        for path in scripts_of(files):
-            printed = self._printed.get(path, b"")
-            if isinstance(printed, Broken):
-                raise printed
-            registered = read_registered(self.root, self.settings, path, printed)
-            pieces += registered.pieces
-            only |= registered.only
-        return Registered(pieces, only)
-
-    def _run_scripts(self, files: list[Path]) -> None:
-        """Run the registrations, before anything is locked: one that is slow delays nobody but itself."""
-        for path in scripts_of(files):
-            try:
-                self._printed[path] = run_register(self.root, self.settings, path)
-            except Broken as error:
-                self._printed[path] = error
+    def _take_up(self, settings: Settings) -> None:
+        self.settings = settings
+        self.lowlevel.instructions = settings.instructions
+        late = settings.differing(self._started)
+        if late and late != self._late:
+            logger.warning("%s changed; taken up when the server is started again", ", ".join(late))
+        self._late = late
 
     def _first_settings(self) -> Settings:
         try:
             return load_settings(self.root)
-        except Broken:
+        except Exception:  # a user's file: anything may be wrong with it
             return Settings(self.root.name)  # the first look through the folder says what is wrong
 
     # Serving
@@ -464,6 +473,9 @@ class Workspace:
     def _describe_problems(self) -> str:
         return "\n".join(map(str, self._problems))
 
+
+_UNKNOWN = ("unknown",)
+"""The state of what must be read again at the next look."""
 
 _KINDS = {"tools": "tools", "prompts": "prompts", "resources": "resources", "templates": "resourceTemplates"}
 """The SDK's registries by the names that a registration has for them."""

@@ -1,0 +1,278 @@
+"""What `live.tools`, `live.prompts` and `live.resources` take and refuse.
+
+Nothing that is given to them costs a client the list, or names another item than its owner meant."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import mcp_types as types
+import pytest
+from fastmcp import FastMCP
+from fastmcp.prompts import Prompt as FastPrompt
+from fastmcp.tools import Tool as FastTool
+from mcp.client import Client
+from mcp.server import Server
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.prompts.base import Prompt
+from mcp.server.mcpserver.tools.base import Tool
+
+from tidings import InvalidItem, Live, Notification
+
+pytestmark = pytest.mark.anyio
+
+Listed: TypeAlias = dict[str, str | None]
+
+
+def hello() -> str:
+    return "hello"
+
+
+def brief(topic: str) -> str:
+    return topic
+
+
+def nested(depth: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {}
+    for _ in range(depth):
+        inner = {"in": inner}
+    return inner
+
+
+def lowlevel(tools: Listed, resources: Listed | None = None) -> Server[Any]:
+    """A server that lists what is in these dicts, names and descriptions, whenever it is asked."""
+
+    async def list_tools(ctx: Any, params: Any) -> types.ListToolsResult:
+        schema = {"type": "object"}
+        return types.ListToolsResult(
+            tools=[types.Tool(name=name, description=text, input_schema=schema) for name, text in tools.items()]
+        )
+
+    async def list_resources(ctx: Any, params: Any) -> types.ListResourcesResult:
+        return types.ListResourcesResult(
+            resources=[types.Resource(uri=uri, name=uri, description=text) for uri, text in (resources or {}).items()]
+        )
+
+    async def read(ctx: Any, params: Any) -> types.ReadResourceResult:
+        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=params.uri, text="its own")])
+
+    return Server("lowlevel", on_list_tools=list_tools, on_list_resources=list_resources, on_read_resource=read)
+
+
+async def tools_of(client: Client) -> Listed:
+    return {tool.name: tool.description for tool in (await client.list_tools(cache_mode="bypass")).tools}
+
+
+async def uris_of(client: Client) -> list[str]:
+    return [each.uri for each in (await client.list_resources(cache_mode="bypass")).resources]
+
+
+# The low-level server
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        {"description": 5},
+        {"description": object()},
+        {"description": "\ud800"},
+        {"description": b"\xff"},
+        {"inputSchema": "x"},
+        {"inputSchema": {"type": "object", "x": nested(250)}},
+        {"inputSchema": {"type": "object", "x": nested(500)}},
+    ],
+    ids=["number", "object", "half a character", "bytes", "no schema", "deep", "deeper"],
+)
+async def test_what_would_fail_the_list_for_everybody_is_refused(definition: dict[str, Any]) -> None:
+    server = lowlevel({"there": None})
+    live = Live(server)
+    async with Client(server) as client:
+        await client.list_tools()
+        with pytest.raises(InvalidItem, match=r"^tools: 'bad' would not be valid: "):
+            live.tools.add({"name": "bad", **definition}, handler=hello)
+        with pytest.raises(InvalidItem, match=r"^tools: 'there' would not be valid: "):
+            live.tools.update("there", definition)
+        assert await tools_of(client) == {"there": None}
+
+
+async def test_however_deep_an_item_is_it_is_refused_or_listed() -> None:
+    server = lowlevel({})
+    live = Live(server)
+    async with Client(server) as client:
+        await client.list_tools()
+        for depth in range(235, 256):
+            try:
+                live.tools.add({"name": "deep", "inputSchema": {"type": "object", "x": nested(depth)}}, replace=True)
+            except InvalidItem:
+                break
+            assert await tools_of(client) == {"deep": None}
+        else:
+            pytest.fail("as deep as nothing can be listed")
+
+
+@pytest.mark.parametrize("key", ["theirs", "ours"])
+@pytest.mark.parametrize("fields", [{"name": "other"}, {"name": None}, {"inputSchema": None}])
+async def test_an_update_neither_renames_nor_takes_away_what_every_tool_has(key: str, fields: dict[str, Any]) -> None:
+    server = lowlevel({"theirs": None})
+    live = Live(server)
+    live.tools.add({"name": "ours"}, handler=hello)
+    async with Client(server) as client:
+        await client.list_tools()
+        with pytest.raises(InvalidItem, match=f"^tools: .*({key}|needs a name)"):
+            live.tools.update(key, fields)
+        assert await tools_of(client) == {"theirs": None, "ours": None}
+
+
+async def test_a_template_that_is_none_is_refused_and_others_are_read_on() -> None:
+    server = lowlevel({}, {"board://a": None})
+    live = Live(server)
+    async with Client(server) as client:
+        await client.list_resources()
+        with pytest.raises(InvalidItem, match=r"^resources: 'board://{' would not be valid: "):
+            live.resources.add({"uriTemplate": "board://{", "name": "bad"}, handler=hello)
+        with pytest.raises(InvalidItem, match=r"^resources: 'board://b' would not be valid: [^$]*name"):
+            live.resources.add({"uri": "board://b"}, handler=hello)
+        with pytest.raises(InvalidItem, match="the handler of 'board://c' is to be a function, not 5"):
+            live.resources.add({"uri": "board://c", "name": "c"}, handler=5)
+        (content,) = (await client.read_resource("board://a")).contents
+        assert isinstance(content, types.TextResourceContents)
+        assert content.text == "its own"
+
+
+async def test_what_was_handed_over_is_ours_and_what_its_owner_does_to_it_later_is_not() -> None:
+    server = lowlevel({})
+    live = Live(server)
+    schema: dict[str, Any] = {"type": "object", "properties": {}}
+    more: dict[str, Any] = {"a": []}
+    async with Client(server) as client:
+        await client.list_tools()
+        live.tools.add({"name": "a", "inputSchema": schema}, handler=hello)
+        live.tools.update("a", _meta=more)
+        schema["properties"]["x"] = {"type": "string"}
+        more["a"].append(1)
+        (tool,) = (await client.list_tools(cache_mode="bypass")).tools
+        assert tool.input_schema == {"type": "object", "properties": {}}
+        assert tool.meta == {"a": []}
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "not read yet"])
+async def test_what_was_put_in_the_place_of_a_tool_and_removed_does_not_bring_that_back(is_read: bool) -> None:
+    server = lowlevel({"hello": "Theirs"})
+    live = Live(server)
+    async with Client(server) as client:
+        if is_read:
+            assert await tools_of(client) == {"hello": "Theirs"}
+        live.tools.add({"name": "hello", "description": "Ours"}, handler=hello, replace=True)
+        assert await tools_of(client) == {"hello": "Ours"}
+        live.tools.remove("hello")
+        assert await tools_of(client) == {}
+        live.tools.add({"name": "hello", "description": "Again"}, handler=hello)
+        assert await tools_of(client) == {"hello": "Again"}
+
+
+async def test_a_deleted_resource_that_its_server_lists_again_is_there_again() -> None:
+    listed: Listed = {"board://a": None, "board://b": None}
+    server = lowlevel({}, listed)
+    live = Live(server)
+    told: list[str] = []
+
+    def note(notification: Notification) -> None:
+        told.extend(f"{change.operation} {change.key}" for change in notification.changes)
+
+    live.hub.subscribe(note, "resources")
+    async with Client(server) as client:
+        assert await uris_of(client) == ["board://a", "board://b"]
+        await live.refresh("resources")
+        told.clear()
+        del listed["board://a"]
+        live.resources.deleted("board://a")
+        await live.refresh("resources")
+        assert await uris_of(client) == ["board://b"]
+        listed["board://a"] = None
+        await live.refresh("resources")
+        assert await uris_of(client) == ["board://a", "board://b"]
+    assert told == ["removed board://a", "added board://a"]
+
+
+# The high-level servers
+
+
+@pytest.mark.parametrize("kind", [MCPServer, FastMCP])
+@pytest.mark.parametrize(
+    ("feature", "thing", "options", "said"),
+    [
+        (
+            "tools",
+            lambda of: types.Tool(name="bad", input_schema={"type": "object"}),
+            {},
+            "takes a function or a .*Tool",
+        ),
+        ("tools", lambda of: (Prompt if of is MCPServer else FastPrompt).from_function(brief), {}, "takes a function"),
+        ("prompts", lambda of: (Tool if of is MCPServer else FastTool).from_function(hello), {}, "takes a function"),
+        ("resources", lambda of: (Tool if of is MCPServer else FastTool).from_function(hello), {}, "takes a function"),
+        ("tools", lambda of: {"name": "bad"}, {}, "takes a function or a .*Tool, not {'name': 'bad'}"),
+        ("tools", lambda of: (Tool if of is MCPServer else FastTool).from_function(hello), {"title": "x"}, "no title"),
+        ("tools", lambda of: hello, {"nonsense": 1}, "hello.* can't be added: .*nonsense"),
+        ("tools", lambda of: lambda: "x", {}, "lambda.* can't be added: .*name"),
+        ("tools", lambda of: hello, {"meta": {"a": object()}}, "'hello' would not be valid: "),
+        ("tools", lambda of: hello, {"description": "\ud800"}, "'hello' would not be valid: "),
+        ("resources", lambda of: hello, {"uri": "board://{"}, "can't be added: "),
+    ],
+    ids=["protocol", "prompt", "tool", "tool too", "dict", "options", "option", "lambda", "object", "half", "template"],
+)
+async def test_what_is_no_item_of_this_server_is_refused_by_its_name_and_the_lists_stay(
+    kind: type[Any], feature: str, thing: Callable[[type[Any]], Any], options: dict[str, Any], said: str
+) -> None:
+    server = kind("high")
+    server.tool(name="there")(hello)
+    server.prompt(name="there")(brief)
+    server.resource("board://there")(hello)
+    live = Live(server)
+    async with Client(live.lowlevel) as client:
+        with pytest.raises(InvalidItem, match=f"(?s)^{feature}: .*{said}"):
+            getattr(live, feature).add(thing(kind), **options)
+        assert list(await tools_of(client)) == ["there"]
+        assert [each.name for each in (await client.list_prompts()).prompts] == ["there"]
+        assert await uris_of(client) == ["board://there"]
+
+
+@pytest.mark.parametrize("kind", [MCPServer, FastMCP])
+async def test_the_arguments_of_a_prompt_are_updated_in_the_protocols_own_terms(kind: type[Any]) -> None:
+    server = kind("high")
+    server.prompt(name="brief")(brief)
+    live = Live(server)
+    live.prompts.update("brief", arguments=[{"name": "topic", "description": "Of what", "required": True}])
+    with pytest.raises(InvalidItem, match=r"^prompts: 'brief' would not be valid: "):
+        live.prompts.update("brief", arguments=[{"description": "no name"}])
+    async with Client(live.lowlevel) as client:
+        (prompt,) = (await client.list_prompts()).prompts
+        assert prompt.arguments == [types.PromptArgument(name="topic", description="Of what", required=True)]
+        got = await client.get_prompt("brief", {"topic": "the sprint"})
+        assert "the sprint" in str(got.messages[0].content)
+
+
+@pytest.mark.parametrize("uri", ["https://Example.com", "board://sprint/a b", "board://ü"])
+async def test_fastmcp_lists_a_uri_otherwise_and_its_owner_may_call_it_as_before(uri: str) -> None:
+    server = FastMCP("uris")
+    server.resource(uri)(hello)
+    live = Live(server)
+    told: asyncio.Queue[str] = asyncio.Queue()
+    async with Client(live.lowlevel) as client:
+        (listed,) = await uris_of(client)
+        assert listed != uri
+        await live.refresh("resources")
+        live.hub.subscribe(lambda notification: told.put_nowait(notification.changes[-1].key), uris=[listed])
+        live.resources.updated(uri)
+        assert told.get_nowait() == listed
+        live.resources.update(uri, description="Of this one")
+        (resource,) = (await client.list_resources(cache_mode="bypass")).resources
+        assert (resource.uri, resource.description) == (listed, "Of this one")
+        await live.refresh("resources")
+        live.resources.deleted(uri)
+        assert told.get_nowait() == listed
+        assert await uris_of(client) == []
+        live.resources.add(hello, uri=uri)
+        live.resources.remove(uri)
+        assert await uris_of(client) == []

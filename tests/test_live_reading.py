@@ -1,0 +1,123 @@
+"""When lists that have to be asked for are read: each by itself, once more where it failed, and in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+import pytest
+from mcp.client import Client
+from mcp.server import Server
+from mcp.server.mcpserver import MCPServer
+
+from tests.waiting import DEADLINE, until
+from tidings import Live, TidingsError
+
+pytestmark = pytest.mark.anyio
+
+
+class Lists:
+    """Two lists of a low-level server: the tools may fail, and count how often they were asked for."""
+
+    def __init__(self) -> None:
+        self.is_broken = False
+        self.is_restless = False
+        self.asked = 0
+        self.prompts = ["first"]
+        self.loops: set[asyncio.AbstractEventLoop] = set()
+        self.server: Server[Any] = Server("lists", on_list_tools=self._tools, on_list_prompts=self._prompts)
+        self.live = Live(self.server)
+
+    async def _tools(self, ctx: Any, params: Any) -> types.ListToolsResult:
+        self.asked += 1
+        if self.is_restless:
+            self.live.tools.add({"name": "restless", "description": f"{self.asked}"}, replace=True)
+        self.loops.add(asyncio.get_running_loop())
+        if self.is_broken:
+            raise RuntimeError("the tools are broken")
+        await asyncio.sleep(0)  # others may ask meanwhile
+        return types.ListToolsResult(tools=[types.Tool(name=f"t{self.asked}", input_schema={"type": "object"})])
+
+    async def _prompts(self, ctx: Any, params: Any) -> types.ListPromptsResult:
+        return types.ListPromptsResult(prompts=[types.Prompt(name=name) for name in self.prompts])
+
+
+async def test_a_list_that_fails_keeps_no_other_from_being_read() -> None:
+    lists = Lists()
+    async with Client(lists.server) as client:
+        await client.list_prompts()
+        await lists.live.refresh()
+        lists.is_broken = True
+        lists.prompts.append("second")
+        with pytest.raises(RuntimeError, match="the tools are broken"):
+            await lists.live.refresh()
+        assert [item["name"] for item in lists.live.prompts] == ["first", "second"]
+
+
+async def test_a_list_that_changes_whenever_it_is_read_keeps_neither_the_others_nor_who_waits() -> None:
+    lists = Lists()
+    async with Client(lists.server) as client:
+        await client.list_prompts()
+        await lists.live.refresh()
+        lists.is_restless = True
+        lists.prompts.append("second")
+        async with asyncio.timeout(DEADLINE):
+            await lists.live.refresh()
+        assert [item["name"] for item in lists.live.prompts] == ["first", "second"]
+        lists.is_restless = False
+        # What changed last is read without being asked for.
+        await until(lambda: lists.live.is_attended)
+        shown = {tool.name: tool.description for tool in (await client.list_tools()).tools}
+        assert {item["name"]: item.get("description") for item in lists.live.tools}["restless"] == shown["restless"]
+
+
+async def test_a_list_that_failed_often_is_tried_again_once() -> None:
+    lists = Lists()
+    async with Client(lists.server) as client:
+        await client.list_prompts()
+        lists.is_broken = True
+        for _ in range(50):
+            with suppress(RuntimeError):
+                await lists.live.refresh("tools")
+        loop: Any = asyncio.get_running_loop()
+        retries = [each for each in loop._scheduled if not each.cancelled() and each._callback == lists.live.wake]
+        assert len(retries) <= 1
+        assert lists.live.waits_for() == ["tools"]
+        lists.is_broken = False
+        await until(lambda: not lists.live.waits_for())
+
+
+async def test_whatever_loop_asks_for_a_refresh_the_lists_are_asked_for_in_their_own() -> None:
+    lists = Lists()
+    async with Client(lists.server) as client:
+        await client.list_tools()
+
+        async def refresh() -> None:
+            for _ in range(20):
+                await lists.live.refresh("tools")
+
+        elsewhere = [asyncio.to_thread(asyncio.run, refresh()) for _ in range(3)]
+        await asyncio.gather(refresh(), *elsewhere)
+        assert lists.loops == {asyncio.get_running_loop()}
+        assert [item["name"] for item in lists.live.tools] == [f"t{lists.asked}"]
+
+
+async def test_a_server_that_can_not_be_made_live_leaves_the_store_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with pytest.raises(TidingsError, match=r"not builtins\.str"):
+        Live("board", store=path)
+    mcp = MCPServer("board")
+    Live(mcp)
+    with pytest.raises(TidingsError, match="is live already"):
+        Live(mcp, store=path)
+    live = Live(MCPServer("board"), store=path)
+    assert live.keeper.problem is None
+    live.close()
+
+
+async def test_options_that_stdio_does_not_have_are_not_passed_over() -> None:
+    with pytest.raises(TidingsError, match="stdio has no option port; leave it out, or run http"):
+        Live(MCPServer("board")).run("stdio", port=8000)

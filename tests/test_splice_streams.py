@@ -1,0 +1,161 @@
+"""Streams of legacy sessions that break, come back and are kept alive, as their clients see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+import sse_starlette
+
+from tests.servers.ears import DEADLINE, serving
+from tests.servers.streams import serving as serving_here
+from tests.servers.wires import LegacyWire, Stream, http
+
+__all__ = ["http"]
+
+pytestmark = pytest.mark.anyio
+
+PRIMED, OLDER = "2025-11-25", "2025-06-18"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving("mcpserver") as url:
+        yield url
+
+
+async def change(wire: LegacyWire, what: str, **args: Any) -> None:
+    await wire.post("tools/call", name="change", arguments={"what": what, "args": args})
+
+
+async def add(wire: LegacyWire, key: str) -> str:
+    """A new tool, and what is told of it."""
+    await change(wire, "add", feature="tools", key=f"{wire.session_id}-{key}")
+    return f"tools added {wire.session_id}-{key}"
+
+
+async def event(stream: Stream) -> dict[str, str]:
+    """The fields of the next event; those of a comment are none."""
+    fields = (line.partition(": ") for line in (await stream.event()).split("\r\n"))
+    return {name: value for name, _, value in fields if name}
+
+
+async def test_a_client_can_say_from_the_start_that_it_has_read_nothing(url: str, http: httpx2.AsyncClient) -> None:
+    wire = LegacyWire(url, http, PRIMED)
+    await wire.shake_hands()
+    async with wire.stream() as stream:
+        first = await event(stream)
+        assert first["data"] == ""
+        told = await add(wire, "lost")
+        assert (await stream.heard()).gist == told  # let it be lost on the way
+    async with wire.stream(first["id"]) as stream:
+        assert (await stream.heard()).gist == told
+        following = await add(wire, "next")
+        assert (await stream.heard()).gist == following
+    await wire.end()
+
+
+async def test_a_client_of_an_older_version_gets_no_event_without_data(url: str, http: httpx2.AsyncClient) -> None:
+    wire = LegacyWire(url, http, OLDER)
+    await wire.shake_hands()
+    async with wire.stream() as stream:
+        await add(wire, "first")
+        assert (await event(stream))["data"].startswith("{")
+    await wire.end()
+
+
+@pytest.mark.parametrize("event_id", ["another-server's", "tidings-", "tidings-x", "tidings-999"])
+async def test_who_names_an_event_that_never_was_is_told_all_again(
+    url: str, http: httpx2.AsyncClient, event_id: str
+) -> None:
+    wire = LegacyWire(url, http)
+    await wire.shake_hands()
+    async with wire.stream() as stream:
+        told = await add(wire, "once")
+        assert (await stream.heard()).gist == told
+    headers = wire.headers | {"Last-Event-ID": event_id}
+    with anyio.fail_after(DEADLINE):
+        while True:
+            async with http.stream("GET", url, headers=headers) as response:
+                if response.status_code == 409:
+                    continue  # it is not noticed yet that the former stream is gone
+                assert response.status_code == 200
+                stream = Stream(response, response.aiter_text())
+                assert (await stream.heard()).gist == told
+                break
+    await wire.end()
+
+
+async def test_a_stream_that_its_client_has_lost_makes_way_for_the_next(url: str, http: httpx2.AsyncClient) -> None:
+    wire = LegacyWire(url, http, OLDER)
+    await wire.shake_hands()
+    async with wire.stream() as lost:
+        await add(wire, "read")
+        last = (await event(lost))["id"]
+        told = await add(wire, "unread")
+        # Without that id it might be a second stream, of which the SDK allows none.
+        assert (await http.get(url, headers=wire.headers)).status_code == 409
+        async with wire.stream(last) as stream:
+            assert (await stream.heard()).gist == told
+            with pytest.raises((httpx2.ReadError, httpx2.RemoteProtocolError)):
+                await read_to_the_end(lost)
+            following = await add(wire, "next")
+            assert (await stream.heard()).gist == following
+    await wire.end()
+
+
+async def read_to_the_end(stream: Stream) -> None:
+    while await stream.event():
+        pass
+
+
+async def test_nobody_else_can_end_the_stream_of_a_session() -> None:
+    with serving("mcpserver", auth=True) as url:
+        async with (
+            httpx2.AsyncClient(headers={"Authorization": "Bearer alice"}, timeout=DEADLINE) as alice,
+            httpx2.AsyncClient(headers={"Authorization": "Bearer bob"}, timeout=DEADLINE) as bob,
+        ):
+            wire = LegacyWire(url, alice)
+            await wire.shake_hands()
+            async with wire.stream() as stream:
+                last = (await event(stream))["id"]
+                refused = await bob.get(url, headers=wire.headers | {"Last-Event-ID": last})
+                assert refused.status_code == 404
+                told = await add(wire, "still")
+                assert (await stream.heard()).gist == told
+
+
+async def test_a_second_handshake_keeps_the_stream_that_is_open(url: str, http: httpx2.AsyncClient) -> None:
+    wire = LegacyWire(url, http)
+    await wire.shake_hands()
+    async with wire.stream() as stream:
+        await wire.shake_hands()
+        for key in ("one", "two"):
+            told = await add(wire, key)
+            assert (await stream.heard()).gist == told
+    await wire.end()
+
+
+async def test_a_keep_alive_ends_no_event(http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of the Python SDK before 1.23 take the blank line after it for the end of an empty message, once they
+    know an event's id."""
+    monkeypatch.setattr(sse_starlette.EventSourceResponse, "DEFAULT_PING_INTERVAL", 0.05)
+    async with serving_here() as server:
+        wire = LegacyWire(f"http://127.0.0.1:{server.address[1]}/mcp", http, OLDER)
+        await wire.shake_hands()
+        async with http.stream("GET", wire.url, headers=wire.headers) as response:
+            chunks = response.aiter_text()
+            text = ""
+            server.change("before")
+            with anyio.fail_after(DEADLINE):
+                while text.count(": ping") < 3 or "before" not in text:
+                    text += await anext(chunks)
+                server.change("after")
+                while "after" not in text or not text.endswith("\r\n\r\n"):
+                    text += await anext(chunks)
+        events = text.split("\r\n\r\n")[:-1]
+        assert len(events) == 2
+        assert all("\r\ndata: {" in each for each in events)
