@@ -14,7 +14,7 @@ from tests.servers.everything import serving
 
 pytestmark = pytest.mark.anyio
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 VERSION = "2025-11-25"
 HEADERS = {"accept": "application/json, text/event-stream", "mcp-protocol-version": VERSION}
 

@@ -27,7 +27,7 @@ from tidings.store import Batch, State, StoreBroken, StoreError, keeper
 from tidings.store.memory import MemoryStore
 from tidings.store.sqlite import peek
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 TOOLS = Feature.TOOLS
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 __all__ = ["Delivery", "Receiver", "receiving", "verify"]
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 
 
 @dataclass(frozen=True)
