@@ -121,6 +121,7 @@ async def test_a_session_that_listed_while_its_stream_was_broken_is_told_when_th
 
         async with wire.stream() as stream:
             await change("add", "first")
+            assert await stream.event() == "id: tidings-0\r\ndata: "
             event = await stream.event()
             await change("add", "passing")
             listed = await wire.post("tools/list")
