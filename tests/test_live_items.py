@@ -172,6 +172,15 @@ async def test_what_was_put_in_the_place_of_a_tool_and_removed_does_not_bring_th
         assert await tools_of(client) == {"hello": "Again"}
 
 
+@pytest.mark.parametrize("feature", ["tools", "prompts", "resources"])
+async def test_a_server_without_handlers_lists_what_was_added(feature: str) -> None:
+    live = Live(Server("bare"))
+    getattr(live, feature).add({"name": "ours"} | ({"uri": "board://a"} if feature == "resources" else {}))
+    async with Client(live.lowlevel):
+        await live.refresh(feature)
+    assert [each["name"] for each in getattr(live, feature)] == ["ours"]
+
+
 async def test_a_deleted_resource_that_its_server_lists_again_is_there_again() -> None:
     listed: Listed = {"board://a": None, "board://b": None}
     server = lowlevel({}, listed)
@@ -194,6 +203,42 @@ async def test_a_deleted_resource_that_its_server_lists_again_is_there_again() -
         await live.refresh("resources")
         assert await uris_of(client) == ["board://a", "board://b"]
     assert told == ["removed board://a", "added board://a"]
+
+
+@pytest.mark.parametrize("is_paged", [False, True], ids=["one page", "pages"])
+async def test_a_deleted_resource_that_its_server_lists_a_while_longer_is_gone(is_paged: bool) -> None:
+    """As with a database that commits after the call."""
+    listed: Listed = {"board://a": None, "board://b": None}
+
+    async def list_resources(ctx: Any, params: Any) -> types.ListResourcesResult:
+        uris = list(listed)
+        start, end = (int(params.cursor or 0), int(params.cursor or 0) + 1) if is_paged else (0, len(uris))
+        return types.ListResourcesResult(
+            resources=[types.Resource(uri=uri, name=uri) for uri in uris[start:end]],
+            next_cursor=str(end) if end < len(uris) else None,
+        )
+
+    live = Live(Server("lowlevel", on_list_resources=list_resources))
+    async with Client(live.lowlevel) as client:
+
+        async def shown() -> list[str]:
+            await live.refresh("resources")
+            uris, cursor = [], None
+            while True:
+                page = await client.list_resources(cursor=cursor, cache_mode="bypass")
+                uris += [each.uri for each in page.resources]
+                if (cursor := page.next_cursor) is None:
+                    assert sorted(each["uri"] for each in live.resources) == sorted(uris)
+                    return sorted(uris)
+
+        assert await shown() == ["board://a", "board://b"]
+        live.resources.deleted("board://a")
+        for _ in range(2):
+            assert await shown() == ["board://b"]
+        del listed["board://a"]
+        assert await shown() == ["board://b"]
+        listed["board://a"] = None
+        assert await shown() == ["board://a", "board://b"]
 
 
 # The high-level servers

@@ -60,7 +60,9 @@ class LiveResources(LiveItems):
         return self._live.catalog.resources.updated(self._live.source.address(uri), etag=etag, **metadata)
 
     def deleted(self, uri: str) -> Sequence[Change]:
-        """The resource is gone: its subscribers are told, and it leaves the list."""
+        """The resource is gone: its subscribers are told, and it leaves the list.
+
+        What a low-level server's own handler lists comes back when that has once not listed it, and lists it again."""
         uri = self._live.source.address(uri)
         with self._live.catalog.batch() as changes:
             if uri in self:

@@ -30,6 +30,13 @@ _LISTS = {
     "resources/list": (Feature.RESOURCES, "resources"),
     "resources/templates/list": (Feature.RESOURCES, "resourceTemplates"),
 }
+_NOTHING = {
+    "tools/list": types.ListToolsResult(tools=[]),
+    "prompts/list": types.ListPromptsResult(prompts=[]),
+    "resources/list": types.ListResourcesResult(resources=[]),
+    "resources/templates/list": types.ListResourceTemplatesResult(resource_templates=[]),
+}
+"""What is answered for handlers that there are not: with all that the protocol wants beside the items."""
 
 
 class LowLevelSource:
@@ -45,6 +52,10 @@ class LowLevelSource:
         """What the user's handlers list otherwise: other fields, or None for an item that is to be hidden."""
         self._covered: dict[Feature, set[str]] = {feature: set() for feature in Feature}
         """What was added in the place of something that the user's handlers list."""
+        self._gone: set[str] = set()
+        """Resources that were said to be deleted, until the user's handlers have once not listed them."""
+        self._walks: dict[str, tuple[str, set[str]]] = {}
+        """By method: the next page of the last list that was asked for, and what was on the pages before it."""
         self._installed: set[Feature] = set()
         self._wake: Callable[[Feature], None] = lambda feature: None
         self._is_listed: Callable[[Feature, str], bool] = lambda feature, key: False
@@ -124,7 +135,9 @@ class LowLevelSource:
         if uri in self._added[Feature.RESOURCES]:
             self.remove(Feature.RESOURCES, uri)
         else:
-            self._wake(Feature.RESOURCES)  # not hidden: it may come back, and its owner lists it or does not
+            self._install(Feature.RESOURCES)
+            self._gone.add(uri)  # its owner may list it a while longer, and later again
+            self._wake(Feature.RESOURCES)
 
     def _check_listed(self, feature: Feature, key: str) -> None:
         is_gone = self._changed[feature].get(key, key) is None
@@ -145,7 +158,10 @@ class LowLevelSource:
         inner = self.lowlevel.get_request_handler(method)
 
         async def handle(ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams) -> dict[str, Any]:
-            result: dict[str, Any] = {} if inner is None else _dump(await inner.handler(ctx, params))
+            result = _dump(_NOTHING[method] if inner is None else await inner.handler(ctx, params))
+            keys = self._all_listed(method, params.cursor, result.get("nextCursor"), feature, result.get(member, []))
+            if keys is not None and member == "resources":
+                self._gone &= keys
             listed = [self._overlaid(feature, item) for item in result.get(member, [])]
             items = [item for item in listed if item is not None]
             if not result.get("nextCursor"):
@@ -156,10 +172,26 @@ class LowLevelSource:
 
         self.lowlevel.add_request_handler(method, types.PaginatedRequestParams, handle)
 
+    def _all_listed(
+        self, method: str, cursor: str | None, following: str | None, feature: Feature, items: list[dict[str, Any]]
+    ) -> set[str] | None:
+        """The keys on this page and on those before it, if it is the last one; None if it is not, or if others have
+        asked for pages between."""
+        expected, keys = self._walks.pop(method, ("", set())) if cursor else (cursor, set())
+        if expected != cursor:
+            return None
+        keys = keys | {_key(feature, item) for item in items}
+        if not following:
+            return keys
+        self._walks[method] = following, keys
+        return None
+
     def _overlaid(self, feature: Feature, item: dict[str, Any]) -> dict[str, Any] | None:
         key = _key(feature, item)
         if key in self._added[feature]:
             self._covered[feature].add(key)
+            return None
+        if feature is Feature.RESOURCES and key in self._gone:
             return None
         changed = self._changed[feature].get(key, {})
         return None if changed is None else _merged(item, changed)
