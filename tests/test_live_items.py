@@ -19,7 +19,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.prompts.base import Prompt
 from mcp.server.mcpserver.tools.base import Tool
 
-from tidings import InvalidItem, Live, Notification
+from tidings import InvalidItem, Live, NotFound, Notification
 
 pytestmark = pytest.mark.anyio
 
@@ -170,6 +170,31 @@ async def test_what_was_put_in_the_place_of_a_tool_and_removed_does_not_bring_th
         assert await tools_of(client) == {}
         live.tools.add({"name": "hello", "description": "Again"}, handler=hello)
         assert await tools_of(client) == {"hello": "Again"}
+
+
+@pytest.mark.parametrize("replace", [False, True])
+async def test_what_was_ours_alone_is_removed_and_added_in_one_go(replace: bool) -> None:
+    """The list is read again only later."""
+    listed: Listed = {"theirs": None}
+    server = lowlevel(listed)
+    live = Live(server)
+    async with Client(server) as client:
+        await live.refresh("tools")
+        live.tools.add({"name": "a", "description": "First"}, handler=hello)
+        await live.refresh("tools")
+        assert "a" in live.tools
+        live.tools.remove("a")
+        with pytest.raises(NotFound):
+            live.tools.remove("a")
+        live.tools.add({"name": "a", "description": "Second"}, handler=hello, replace=replace)
+        assert await tools_of(client) == {"theirs": None, "a": "Second"}
+        live.tools.remove("a")
+        assert await tools_of(client) == {"theirs": None}
+        listed["a"] = "Theirs"  # nobody has hidden this one
+        await live.refresh("tools")
+        assert await tools_of(client) == {"theirs": None, "a": "Theirs"}
+        live.tools.remove("a")
+        assert await tools_of(client) == {"theirs": None}
 
 
 @pytest.mark.parametrize("feature", ["tools", "prompts", "resources"])

@@ -52,6 +52,8 @@ class LowLevelSource:
         """What the user's handlers list otherwise: other fields, or None for an item that is to be hidden."""
         self._covered: dict[Feature, set[str]] = {feature: set() for feature in Feature}
         """What was added in the place of something that the user's handlers list."""
+        self._dropped: dict[Feature, set[str]] = {feature: set() for feature in Feature}
+        """What was ours alone and was removed: the catalog lists it until it is read again."""
         self._gone: set[str] = set()
         """Resources that were said to be deleted, until the user's handlers have once not listed them."""
         self._walks: dict[str, tuple[str, set[str]]] = {}
@@ -90,11 +92,12 @@ class LowLevelSource:
         if handler is not None and not callable(handler):
             raise InvalidItem(f"{feature.value}: the handler of {key!r} is to be a function, not {handler!r:.80}")
         is_hidden = self._changed[feature].get(key, key) is None
-        is_taken = key in self._added[feature] or (self._is_listed(feature, key) and not is_hidden)
+        is_listed = self._is_listed(feature, key) and key not in self._dropped[feature]
+        is_taken = key in self._added[feature] or (is_listed and not is_hidden)
         if is_taken and not replace:
             raise AlreadyExists(f"{feature.value}: {key!r} exists already; remove it first, or add with replace=True")
         self._install(feature)
-        if key not in self._added[feature] and (not self._was_read(feature) or self._is_listed(feature, key)):
+        if key not in self._added[feature] and self._may_be_theirs(feature, key):
             self._covered[feature].add(key)
         self._added[feature][key] = definition
         if handler is not None:
@@ -107,6 +110,8 @@ class LowLevelSource:
             if key in self._covered[feature]:
                 self._covered[feature].discard(key)
                 self._changed[feature][key] = None
+            else:
+                self._dropped[feature].add(key)
         else:
             self._check_listed(feature, key)
             self._install(feature)
@@ -141,8 +146,14 @@ class LowLevelSource:
 
     def _check_listed(self, feature: Feature, key: str) -> None:
         is_gone = self._changed[feature].get(key, key) is None
-        if is_gone or (self._was_read(feature) and not self._is_listed(feature, key)):
+        if is_gone or not self._may_be_theirs(feature, key):
             raise NotFound(f"{feature.value}: there is no {key!r}")
+
+    def _may_be_theirs(self, feature: Feature, key: str) -> bool:
+        """Whether the user's handlers list it, as far as is known."""
+        if key in self._dropped[feature]:
+            return False
+        return not self._was_read(feature) or self._is_listed(feature, key)
 
     def _install(self, feature: Feature) -> None:
         """Put our handlers around the user's, once for each feature that is touched."""
@@ -162,6 +173,9 @@ class LowLevelSource:
             keys = self._all_listed(method, params.cursor, result.get("nextCursor"), feature, result.get(member, []))
             if keys is not None and member == "resources":
                 self._gone &= keys
+            for key in list(self._dropped[feature]):
+                if not self._is_listed(feature, key):
+                    self._dropped[feature].discard(key)
             listed = [self._overlaid(feature, item) for item in result.get(member, [])]
             items = [item for item in listed if item is not None]
             if not result.get("nextCursor"):
@@ -188,6 +202,7 @@ class LowLevelSource:
 
     def _overlaid(self, feature: Feature, item: dict[str, Any]) -> dict[str, Any] | None:
         key = _key(feature, item)
+        self._dropped[feature].discard(key)
         if key in self._added[feature]:
             self._covered[feature].add(key)
             return None
