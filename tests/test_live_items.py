@@ -197,6 +197,25 @@ async def test_what_was_ours_alone_is_removed_and_added_in_one_go(replace: bool)
         assert await tools_of(client) == {"theirs": None}
 
 
+async def test_what_was_added_before_the_first_look_hides_nothing_that_was_not_there() -> None:
+    tools: Listed = {}
+    resources: Listed = {}
+    server = lowlevel(tools, resources)
+    live = Live(server)
+    live.tools.add({"name": "a", "description": "Ours"}, handler=hello)
+    live.resources.add({"uri": "board://a", "name": "a"}, handler=hello)
+    async with Client(server) as client:
+        await live.refresh()
+        assert await tools_of(client) == {"a": "Ours"}
+        assert await uris_of(client) == ["board://a"]
+        live.tools.remove("a")
+        live.resources.remove("board://a")
+        tools["a"], resources["board://a"] = "Theirs", None
+        await live.refresh()
+        assert await tools_of(client) == {"a": "Theirs"}
+        assert await uris_of(client) == ["board://a"]
+
+
 @pytest.mark.parametrize("feature", ["tools", "prompts", "resources"])
 async def test_a_server_without_handlers_lists_what_was_added(feature: str) -> None:
     live = Live(Server("bare"))

@@ -51,7 +51,7 @@ class LowLevelSource:
         self._changed: dict[Feature, dict[str, dict[str, Any] | None]] = {feature: {} for feature in Feature}
         """What the user's handlers list otherwise: other fields, or None for an item that is to be hidden."""
         self._covered: dict[Feature, set[str]] = {feature: set() for feature in Feature}
-        """What was added in the place of something that the user's handlers list."""
+        """What was added in the place of what the user's handlers list, or may list: nobody has looked yet."""
         self._dropped: dict[Feature, set[str]] = {feature: set() for feature in Feature}
         """What was ours alone and was removed: the catalog lists it until it is read again."""
         self._gone: set[str] = set()
@@ -171,15 +171,19 @@ class LowLevelSource:
         async def handle(ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams) -> dict[str, Any]:
             result = _dump(_NOTHING[method] if inner is None else await inner.handler(ctx, params))
             keys = self._all_listed(method, params.cursor, result.get("nextCursor"), feature, result.get(member, []))
-            if keys is not None and member == "resources":
-                self._gone &= keys
+            is_template = member == "resourceTemplates"
+            if keys is not None:
+                for key in self._covered[feature] - keys:
+                    if ("uriTemplate" in self._added[feature].get(key, ())) == is_template:
+                        self._covered[feature].discard(key)
+                if member == "resources":
+                    self._gone &= keys
             for key in list(self._dropped[feature]):
                 if not self._is_listed(feature, key):
                     self._dropped[feature].discard(key)
             listed = [self._overlaid(feature, item) for item in result.get(member, [])]
             items = [item for item in listed if item is not None]
             if not result.get("nextCursor"):
-                is_template = member == "resourceTemplates"
                 added = self._added[feature].values()
                 items += [item for item in added if ("uriTemplate" in item) == is_template]
             return result | {member: items}
