@@ -57,6 +57,19 @@ async def test_a_list_that_fails_keeps_no_other_from_being_read() -> None:
         assert [item["name"] for item in lists.live.prompts] == ["first", "second"]
 
 
+async def test_of_several_lists_that_fail_each_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(ctx: Any, params: Any) -> Any:
+        raise RuntimeError("these are broken")
+
+    live = Live(Server("broken", on_list_tools=fail, on_list_prompts=fail, on_list_resources=fail))
+    async with Client(live.lowlevel):
+        with pytest.raises(RuntimeError, match="these are broken"):
+            await live.refresh()
+    said = [record.getMessage() for record in caplog.records]
+    for name in ("prompts", "resources"):
+        assert f"reading the server's {name} failed, too" in said
+
+
 async def test_a_list_that_changes_whenever_it_is_read_keeps_neither_the_others_nor_who_waits() -> None:
     lists = Lists()
     async with Client(lists.server) as client:

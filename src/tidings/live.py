@@ -432,21 +432,21 @@ class Live:
                 try:
                     await self._read_feature(feature)
                 except Exception as error:  # one list that fails must not keep the others from being read
+                    if failures:  # the first is raised, and would be all that is ever said
+                        logger.error("reading the server's %s failed, too", feature.value, exc_info=error)
                     failures.append(error)
             if failures:
                 raise failures[0]
 
     async def _read_feature(self, feature: Feature) -> None:
         with self.catalog.lock:
-            listed = self.source.list_now(feature, self._leave_out)
-            if listed is not None:
+            if (listed := self.source.list_now(feature, self._leave_out)) is not None:
                 self._stale.discard(feature)
                 self._replace(feature, listed)
                 return
         if self._lifespan is inquiry.UNKNOWN:
             return
-        # Before asking: what changes while the answer is made is then read again, in its own turn, so that a list which
-        # changes all the time keeps nobody waiting.
+        # Before asking: what changes meanwhile is read again in its own turn, so that a restless list delays nobody.
         self._being_read[feature] = time.monotonic()
         self._stale.discard(feature)
         cause = self._causes.pop(feature, None)
