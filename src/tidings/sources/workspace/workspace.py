@@ -282,18 +282,19 @@ class Workspace:
                 with self.observer.span(SCAN, units=len(due)):
                     before = self.settings
                     keys = set().union(*(self._load(*each, inside) for each in due))
-                    if before.limits != self.settings.limits:
-                        keys |= self._load_executables({unit for unit, *_ in due if unit.kind == "tools"}, inside)
+                    tools = {unit: files for unit, files, *_ in due if unit.kind == "tools"}
+                    for unit in sorted(self._also_due(tools, before.limits != self.settings.limits) - tools.keys()):
+                        keys |= self._load(unit, (held := self._units[unit]).files, held.state, held, inside)
                     self._apply(keys)
         return bool(due)
 
-    def _load_executables(self, but: set[Unit], inside: Inside) -> set[tuple[Feature, str]]:
-        """Those that have the settings' limits in them."""
-        keys: set[tuple[Feature, str]] = set()
-        for unit, held in list(self._units.items()):
-            if unit not in but and any(isinstance(piece.component, ExecutableTool) for piece in held.pieces):
-                keys |= self._load(unit, held.files, held.state, held, inside)
-        return keys
+    def _also_due(self, tools: Mapping[Unit, list[Path]], has_limits: bool) -> set[Unit]:
+        """What is made of the settings' limits, if these are others, and what a helper among those tools may heal."""
+        held = self._units.items() if has_limits else ()
+        also = {unit for unit, each in held if any(isinstance(_.component, ExecutableTool) for _ in each.pieces)}
+        if any(unit.key.startswith("tools/_") and any(_.suffix == ".py" for _ in tools[unit]) for unit in tools):
+            also |= {unit for unit in self._broken if unit.kind == "tools"}
+        return also
 
     def _load(
         self, unit: Unit, files: list[Path], state: tuple[Any, ...], held: _Held | None, inside: Inside
