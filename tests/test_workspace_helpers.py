@@ -70,3 +70,35 @@ def test_a_helper_that_was_missing_or_broken_heals_the_tools_that_import_it(tmp_
         assert await call(client, "two") == {"result": 2}
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_tools_share_their_helpers_whichever_of_these_changes(tmp_path: Path, is_told: bool) -> None:
+    write(
+        tmp_path,
+        {
+            "tools/a.py": "from _counted import calls\ndef a() -> int:\n    calls.append(1)\n    return len(calls)\n",
+            "tools/b.py": "from _counted import calls\nfrom _other import value\n"
+            "def b() -> list[int]:\n    return [len(calls), value]\n",
+            "tools/_counted.py": "calls = []\n",
+            "tools/_other.py": "value = 1\n",
+        },
+    )
+
+    other = tmp_path / "tools" / "_other.py"
+    then = other.stat().st_ctime_ns
+
+    async def scenario(client: Client, workspace: Workspace) -> None:
+        assert await call(client, "a") == {"result": 1}
+        assert await call(client, "b") == {"result": [1, 1]}
+        # Written until its time is another: the clock of a file system has steps.
+        await until(lambda: other.stat().st_ctime_ns != then, doing=lambda: other.write_text("value = 1000\n"))
+        workspace.rescan([other] if is_told else None)
+        assert await call(client, "a") == {"result": 1}
+        assert await call(client, "b") == {"result": [1, 1000]}
+        write(tmp_path, {"tools/b.py": (tmp_path / "tools" / "b.py").read_text() + "\n"})
+        workspace.rescan([tmp_path / "tools" / "b.py"] if is_told else None)
+        assert await call(client, "b") == {"result": [1, 1000]}
+        assert await call(client, "a") == {"result": 2}
+
+    run(tmp_path, scenario)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mcp.server.mcpserver.exceptions import ToolError
@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from tidings.sources.workspace.pieces import Piece, piece_of
 from tidings.sources.workspace.problems import Broken, broken_member
 
-__all__ = ["load_python"]
+__all__ = ["load_python", "outdated"]
 
 _LOADING_TIME = 10.0
 """Seconds that a file may take to be run; nothing else of the workspace is read meanwhile."""
@@ -102,12 +102,22 @@ def _run(path: Path) -> types.ModuleType:
     sys.modules[module.__name__] = module
     code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     with _beside(path.parent):
+        _running[path] = _helpers[path.parent]
         exec(code, module.__dict__)  # running the user's own files is what a workspace is for
     return module
 
 
 _helpers: dict[Path, dict[str, tuple[types.ModuleType, Path, int]]] = {}
 """Modules that tools have imported from beside them, by folder and name, each with the time of its file."""
+
+_running: dict[Path, dict[str, tuple[types.ModuleType, Path, int]]] = {}
+"""Those of its folder when a tool was run last: all tools there share them."""
+
+
+def outdated(root: Path) -> set[PurePosixPath]:
+    """The tools of a workspace that were run with helpers which those beside them share no more."""
+    old = [path for path, helpers in list(_running.items()) if helpers and helpers is not _helpers[path.parent]]
+    return {PurePosixPath(path.relative_to(root).as_posix()) for path in old if path.is_relative_to(root)}
 
 
 @contextmanager
@@ -120,7 +130,7 @@ def _beside(folder: Path) -> Iterator[None]:
                 del sys.modules[name]
     own = _helpers.setdefault(folder, {})
     if any(_time_of(file) != then for _, file, then in own.values()):
-        own.clear()  # all of them, since any may use the one that changed
+        own = _helpers[folder] = {}  # all of them, since any may use the one that changed
     sys.modules.update({name: module for name, (module, *_) in own.items()})
     others = [str(each) for each in _helpers if each != folder]
     meanwhile = _Meanwhile(others)

@@ -35,6 +35,7 @@ from tidings.sources.workspace.layout import REGISTER, Inside, Unit, parents_of,
 from tidings.sources.workspace.pieces import Piece, piece_of
 from tidings.sources.workspace.problems import Broken, Problem, problem_of
 from tidings.sources.workspace.prompts import load_prompts
+from tidings.sources.workspace.python import outdated
 from tidings.sources.workspace.register import Registered, Scripts, scripts_of
 from tidings.sources.workspace.settings import Settings, load_settings
 from tidings.sources.workspace.tools import load_tools
@@ -289,12 +290,13 @@ class Workspace:
         return bool(due)
 
     def _also_due(self, tools: Mapping[Unit, list[Path]], has_limits: bool) -> set[Unit]:
-        """What is made of the settings' limits, if these are others, and what a helper among those tools may heal."""
+        """What is made of the settings' limits, if these are others, and what a helper among those tools may heal or
+        has made old."""
         held = self._units.items() if has_limits else ()
         also = {unit for unit, each in held if any(isinstance(_.component, ExecutableTool) for _ in each.pieces)}
         if any(unit.key.startswith("tools/_") and any(_.suffix == ".py" for _ in tools[unit]) for unit in tools):
             also |= {unit for unit in self._broken if unit.kind == "tools"}
-        return also
+        return also | (self._units.keys() & set(map(unit_of, outdated(self.root))))
 
     def _load(
         self, unit: Unit, files: list[Path], state: tuple[Any, ...], held: _Held | None, inside: Inside
@@ -348,12 +350,10 @@ class Workspace:
             if not self._claims.get(key):
                 self._claims.pop(key, None)
             (self._rivals.add if len(self._claims.get(key, ())) > 1 else self._rivals.discard)(key)
-        only = (
-            frozenset().union(*(each.only for each in self._units.values())) if unit.kind == "register" else self._only
-        )
-        if only != self._only:
+        if unit.kind == "register":
+            only = frozenset().union(*(each.only for each in self._units.values()))
+            keys |= self._claims.keys() if only != self._only else set()
             self._only = only
-            keys |= self._claims.keys()
         return keys
 
     def _check(self, pieces: list[Piece], path: Path) -> None:
