@@ -87,12 +87,17 @@ def is_ignored(name: str) -> bool:
 
 
 def walk(root: Path, below: str = "") -> Iterator[tuple[PurePosixPath, os.stat_result]]:
-    """Every file that may matter, relative to the workspace, with its state. Links are followed, but never outside."""
+    """Every file that may matter, relative to the workspace, with its state. Links are followed, but never outside.
+
+    In a folder that a link led to, no link to a further one is followed: where packages link each other, the ways
+    through them are more than anyone can walk, and all that lies there is found without.
+    """
     start = root / below if below else root
     above = frozenset(map(_identity, start.parents[: len(start.relative_to(root).parts)]))
-    stack = [(start, above)] if start.is_dir() and start.resolve().is_relative_to(root) else []
+    real = start.resolve()
+    stack = [(start, above, real != start)] if start.is_dir() and real.is_relative_to(root) else []
     while stack:
-        folder, above = stack.pop()
+        folder, above, is_linked = stack.pop()
         identity = _identity(folder)
         if identity in above:
             continue  # a link in a circle
@@ -109,10 +114,12 @@ def walk(root: Path, below: str = "") -> Iterator[tuple[PurePosixPath, os.stat_r
             if folder == root and entry.name not in TOPS:
                 continue
             try:
-                if entry.is_symlink() and not path.resolve().is_relative_to(root):
+                is_link = entry.is_symlink()
+                if is_link and not path.resolve().is_relative_to(root):
                     continue
                 if entry.is_dir():
-                    stack.append((path, above))
+                    if not (is_link and is_linked):
+                        stack.append((path, above, is_link or is_linked))
                 elif entry.is_file():
                     yield PurePosixPath(relative.as_posix()), entry.stat()
             except (OSError, RuntimeError):
