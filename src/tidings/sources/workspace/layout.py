@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = [
     "META",
@@ -22,6 +22,7 @@ __all__ = [
     "Unit",
     "is_ignored",
     "parents_of",
+    "state_of",
     "stem_of",
     "unit_of",
     "walk",
@@ -148,6 +149,15 @@ class Inside:
         if folder is None:
             folder = self._folders[path.parent] = path.parent.resolve()
         return folder / path.name
+
+
+def state_of(path: Path) -> tuple[Any, ...]:
+    """What tells without reading it that a file may be another one. The time of the inode can't be set by hand."""
+    try:
+        state = path.stat()
+    except OSError:
+        return (path.name,)
+    return (path.name, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_mode)
 
 
 def _identity(folder: Path) -> tuple[int, int]:

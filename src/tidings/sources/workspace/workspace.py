@@ -31,7 +31,7 @@ from tidings.observer import Observer
 from tidings.sources.workspace.executable import ExecutableTool
 from tidings.sources.workspace.files import FileContent, load_resources
 from tidings.sources.workspace.follow import Follower
-from tidings.sources.workspace.layout import REGISTER, Inside, Unit, parents_of, unit_of, walk
+from tidings.sources.workspace.layout import REGISTER, Inside, Unit, parents_of, state_of, unit_of, walk
 from tidings.sources.workspace.pieces import Piece, piece_of
 from tidings.sources.workspace.problems import Broken, Problem, problem_of
 from tidings.sources.workspace.prompts import load_prompts
@@ -188,7 +188,7 @@ class Workspace:
     def has_new_scripts(self) -> bool:
         """Whether there are some that were not run as they are now."""
         held = self._units.get(REGISTER)
-        return held is not None and bool(self.scripts) and self._scripts.ran != tuple(map(_state, held.files))
+        return held is not None and bool(self.scripts) and self._scripts.ran != tuple(map(state_of, held.files))
 
     # Reading
 
@@ -206,15 +206,9 @@ class Workspace:
         With `spares`, what is gone altogether is left as it was, and its files are returned. Registrations are run if
         `runs`.
         """
-        inside = Inside(self.root)
         touched = self._found() if paths is None else self._touched(paths)
-        gone: set[Path] = set()
-        if spares:
-            for unit in [unit for unit, files in touched.items() if not any(map(inside.has, files))]:
-                if unit in self._units:
-                    gone.update(self._units[unit].files)
-                    del touched[unit]
-        outcome = "read" if self._reload(touched, paths is not None, inside, runs) else "unchanged"
+        has_read, gone = self._reload(touched, paths is not None, spares, runs)
+        outcome = "read" if has_read else "unchanged"
         self.rescans[outcome if self.is_answering else "failed"] += 1
         return gone
 
@@ -264,18 +258,26 @@ class Workspace:
         """Whether there is a folder to read."""
         return self.root.is_dir()
 
-    def _reload(self, units: Mapping[Unit, list[Path]], is_known_to_differ: bool, inside: Inside, runs: bool) -> bool:
-        """Load units anew, from those of the files that are there; whether any had to be."""
+    def _reload(
+        self, units: Mapping[Unit, list[Path]], is_known_to_differ: bool, spares: bool, runs: bool
+    ) -> tuple[bool, set[Path]]:
+        """Load units anew, from those of the files that are there; whether any had to be, and what was spared."""
         if runs and REGISTER in units:
             # Before anything is locked: nobody must wait for it.
-            files = [path for path in units[REGISTER] if inside.has(path)]
-            self._scripts.run(self.settings, files, tuple(map(_state, files)))
+            files = list(filter(Inside(self.root).has, units[REGISTER]))
+            self._scripts.run(self.settings, files, tuple(map(state_of, files)))
+        gone: set[Path] = set()
         with self._lock:
+            inside = Inside(self.root)
             due: list[tuple[Unit, list[Path], tuple[Any, ...], _Held | None]] = []
             for unit, candidates in sorted(units.items()):
-                files = [path for path in candidates if inside.has(path)]
                 held = self._units.get(unit)
-                state = tuple(map(_state, [*files, *sorted(held.others if held else ())]))
+                # Another look may have found more since this one began, and what is gone is decided once, here.
+                files = list(filter(inside.has, sorted({*candidates, *(held.files if held else ())})))
+                if spares and held and not files:
+                    gone.update(held.files)
+                    continue
+                state = tuple(map(state_of, [*files, *sorted(held.others if held else ())]))
                 if held is None or held.state != state or is_known_to_differ:
                     due.append((unit, files, state, held))
             if due:
@@ -285,7 +287,7 @@ class Workspace:
                     if before.limits != self.settings.limits:
                         keys |= self._load_executables({unit for unit, *_ in due if unit.kind == "tools"}, inside)
                     self._apply(keys)
-        return bool(due)
+        return bool(due), gone
 
     def _load_executables(self, but: set[Unit], inside: Inside) -> set[tuple[Feature, str]]:
         """Those that have the settings' limits in them."""
@@ -321,7 +323,7 @@ class Workspace:
                 if problem is not None and self._broken.get(unit) != problem:
                     logger.warning("%s%s", problem, "; its last good version stays" if before else "")
             if new.state is state:
-                new.state = (*state[: len(files)], *map(_state, sorted(new.others)))
+                new.state = (*state[: len(files)], *map(state_of, sorted(new.others)))
             if problem is not None and unit.kind != "tools":
                 new.state = _UNKNOWN  # it may lack a file that is none of its own
         else:
@@ -488,12 +490,3 @@ def _etag_of(problems: tuple[Problem, ...]) -> str:
 def _rank(unit: Unit) -> tuple[bool, Unit]:
     """Who comes first is served: what was registered, then by the path."""
     return (unit.kind != "register", unit)
-
-
-def _state(path: Path) -> tuple[Any, ...]:
-    """What tells without reading it that a file may be another one. The time of the inode can't be set by hand."""
-    try:
-        state = path.stat()
-    except OSError:
-        return (path.name,)
-    return (path.name, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_mode)

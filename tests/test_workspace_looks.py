@@ -1,0 +1,76 @@
+"""Looks at a folder that run at the same time, or while it changes: none takes away what is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import until
+from tests.workspaces import write
+from tidings.model import Feature
+from tidings.sources.workspace.workspace import Workspace
+
+TOOL = {"tools/kept.sh": "#!/bin/sh\necho kept\n"}
+
+
+def listed(workspace: Workspace, feature: Feature = Feature.TOOLS) -> list[str]:
+    return sorted(each["name"] for each in workspace.list_now(feature))
+
+
+def test_what_goes_after_a_look_began_is_spared_as_what_went_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, TOOL)
+    file = tmp_path / "tools" / "kept.sh"
+    workspace = Workspace(tmp_path)
+
+    @contextmanager
+    def late() -> Iterator[None]:
+        file.unlink()
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workspace, "_lock", late())
+        assert workspace.rescan([file], spares=True) == {file}
+    assert listed(workspace) == ["kept"]
+    workspace.rescan([file])
+    assert listed(workspace) == []
+
+
+def test_a_walk_that_missed_a_file_does_not_take_it_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, TOOL)
+    file, away = tmp_path / "tools" / "kept.sh", tmp_path / "away"
+    workspace = Workspace(tmp_path)
+    file.rename(away)
+    found = workspace._found()
+    away.rename(file)
+    monkeypatch.setattr(workspace, "_found", lambda: found)
+    workspace.rescan()
+    assert listed(workspace) == ["kept"]
+
+
+def test_the_poll_takes_for_removed_only_what_stays_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silence(root: Path) -> AsyncIterator[set[Path] | None]:
+        await asyncio.Event().wait()
+        yield None
+
+    monkeypatch.setattr("tidings.sources.workspace.follow.changed_paths", silence)
+    write(tmp_path, TOOL)
+    workspace = Workspace(tmp_path, poll=0.05)
+
+    async def main() -> None:
+        following = asyncio.create_task(workspace.run())
+        with monkeypatch.context() as patch:
+            patch.setattr("tidings.sources.workspace.follow._GRACE", 3600.0)
+            (tmp_path / "tools" / "kept.sh").unlink()
+            await until(lambda: not workspace.is_settled or not listed(workspace))
+            assert listed(workspace) == ["kept"]
+        await until(lambda: not listed(workspace))
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(main())
