@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.waiting import until
 from tests.workspaces import write
 from tidings.model import Feature
+from tidings.sources.workspace.layout import Unit
 from tidings.sources.workspace.workspace import Workspace
 
 TOOL = {"tools/kept.sh": "#!/bin/sh\necho kept\n"}
@@ -74,3 +76,50 @@ def test_the_poll_takes_for_removed_only_what_stays_away(tmp_path: Path, monkeyp
         await asyncio.gather(following, return_exceptions=True)
 
     asyncio.run(main())
+
+
+def test_settings_that_lead_out_of_the_workspace_cost_no_other_file_its_change(tmp_path: Path) -> None:
+    root = tmp_path / "ws"
+    write(tmp_path, {"outside.toml": 'name = "outside"\n', "ws/prompts/a.md": "A"})
+    workspace = Workspace(root)
+    settings = root / "tidings.toml"
+    settings.symlink_to(tmp_path / "outside.toml")
+    write(root, {"prompts/b.md": "B", "tools/kept.sh": "#!/bin/sh\n"})
+    workspace.rescan_guarded([settings, root / "prompts" / "b.md", root / "tools" / "kept.sh"])
+    assert listed(workspace, Feature.PROMPTS) == ["a", "b"]
+    assert listed(workspace) == ["kept"]
+    assert [str(each) for each in workspace.problems] == ["tidings.toml: leads out of the workspace"]
+    assert workspace.rescans["failed"] == 0
+    settings.unlink()
+    workspace.rescan()
+    assert workspace.problems == ()
+
+
+def test_after_a_look_that_failed_everything_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"prompts/a.md": "A"})
+    workspace = Workspace(tmp_path)
+    write(tmp_path, {"prompts/b.md": "B"})
+
+    def fail(paths: object) -> None:
+        raise OSError("input/output error")
+
+    monkeypatch.setattr(workspace, "_touched", fail)
+    workspace.rescan_guarded([tmp_path / "prompts" / "b.md"])
+    assert listed(workspace, Feature.PROMPTS) == ["a", "b"]
+
+
+def test_a_unit_that_fails_in_an_unforeseen_way_takes_no_other_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = Workspace(tmp_path)
+    load = workspace._load
+
+    def fail(unit: Unit, *arguments: Any) -> Any:
+        if unit.key == "prompts/b":
+            raise OSError("input/output error")
+        return load(unit, *arguments)
+
+    monkeypatch.setattr(workspace, "_load", fail)
+    write(tmp_path, {"prompts/a.md": "A", "prompts/b.md": "B"})
+    workspace.rescan_guarded(None)
+    assert listed(workspace, Feature.PROMPTS) == ["a"]

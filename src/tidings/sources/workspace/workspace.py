@@ -198,7 +198,8 @@ class Workspace:
         except Exception:  # the watcher must go on whatever a file system comes up with
             self.rescans["failed"] += 1
             logger.exception("looking through %s failed; it will be looked through again", self.root)
-            return set()
+            # What these paths told must not be lost.
+            return set() if paths is None else self.rescan_guarded(None, spares=spares, runs=runs)
 
     def rescan(self, paths: Iterable[Path] | None = None, *, spares: bool = False, runs: bool = True) -> set[Path]:
         """Read what may have changed: what these paths belong to, or, with none, whatever looks different.
@@ -246,7 +247,7 @@ class Workspace:
 
     def _found(self, below: str = "") -> dict[Unit, list[Path]]:
         """The units below a folder with their files; with none given, those that are known and gone too."""
-        found: dict[Unit, list[Path]] = {} if below else {unit: [] for unit in self._units}
+        found: dict[Unit, list[Path]] = {} if below else {unit: [] for unit in (*self._units, *self._broken)}
         for path, _ in walk(self.root, below):
             unit = unit_of(path)
             if unit is not None:
@@ -283,10 +284,14 @@ class Workspace:
             if due:
                 with self.observer.span(SCAN, units=len(due)):
                     before = self.settings
-                    keys = set().union(*(self._load(*each, inside) for each in due))
-                    if before.limits != self.settings.limits:
-                        keys |= self._load_executables({unit for unit, *_ in due if unit.kind == "tools"}, inside)
-                    self._apply(keys)
+                    keys: set[tuple[Feature, str]] = set()
+                    try:
+                        for each in due:
+                            keys |= self._load(*each, inside)
+                        if before.limits != self.settings.limits:
+                            keys |= self._load_executables({unit for unit, *_ in due if unit.kind == "tools"}, inside)
+                    finally:  # what was loaded is not loaded again
+                        self._apply(keys)
         return bool(due), gone
 
     def _load_executables(self, but: set[Unit], inside: Inside) -> set[tuple[Feature, str]]:
@@ -304,19 +309,23 @@ class Workspace:
         before = held.pieces if held else []
         new = _Held(state, files)
         problem = None
+        path = files[0] if files else self.root / unit.key
         if files:
             self._units[unit] = new
+        else:
+            self._units.pop(unit, None)
+        if files or unit.kind == "settings":
             try:
                 loaded = self._read(unit, files)
-                self._check(loaded.pieces, files[0])
+                self._check(loaded.pieces, path)
                 new.pieces, new.only = loaded.pieces, loaded.only
                 made_of = {file for piece in new.pieces for file in piece.files}
                 new.others = frozenset(made_of | {inside.real(file) for file in made_of}) - set(files)
             except Exception as error:  # a user's file: anything may be wrong with it
                 if held:
                     new.pieces, new.only, new.others = before, held.only, held.others
-                if all(path.exists() for path in files):
-                    problem = problem_of(error, files[0], self.root)
+                if all(file.exists() for file in files):
+                    problem = problem_of(error, path, self.root)
                 else:
                     problem = self._broken.get(unit)  # it went while it was read, which the next look finds out
                     new.state = _UNKNOWN
@@ -326,10 +335,6 @@ class Workspace:
                 new.state = (*state[: len(files)], *map(state_of, sorted(new.others)))
             if problem is not None and unit.kind != "tools":
                 new.state = _UNKNOWN  # it may lack a file that is none of its own
-        else:
-            self._units.pop(unit, None)
-            if unit.kind == "settings":
-                self._read(unit, files)
         for file in (held.others if held else frozenset()) - new.others:
             self._users[file].discard(unit)
             if not self._users[file]:
