@@ -123,3 +123,36 @@ def test_a_unit_that_fails_in_an_unforeseen_way_takes_no_other_with_it(
     write(tmp_path, {"prompts/a.md": "A", "prompts/b.md": "B"})
     workspace.rescan_guarded(None)
     assert listed(workspace, Feature.PROMPTS) == ["a"]
+
+
+REGISTERED = '{"tools": [{"name": "%s", "path": "scripts/greet.sh"}]}'
+
+
+def registration(name: str) -> str:
+    return f"#!/bin/sh\necho '{REGISTERED % name}'\n"
+
+
+@pytest.mark.parametrize("first", ["register.sh", "register.json"])
+def test_what_was_registered_stays_until_what_takes_its_place_was_run(tmp_path: Path, first: str) -> None:
+    write(
+        tmp_path,
+        {
+            **TOOL,
+            "scripts/greet.sh": "#!/bin/sh\necho hello\n",
+            f"server.d/{first}": registration("greet") if first == "register.sh" else REGISTERED % "greet",
+        },
+    )
+    workspace = Workspace(tmp_path)
+    old, new = tmp_path / "server.d" / first, tmp_path / "server.d" / "register.bash"
+    write(tmp_path, {"server.d/register.bash": registration("welcome")})
+    old.unlink()
+    workspace.rescan([old, new], runs=False)
+    assert listed(workspace) == ["greet"]
+    assert workspace.problems == ()
+    assert workspace.has_new_scripts
+    workspace.rescan(workspace.scripts)
+    assert listed(workspace) == ["welcome"]
+    assert not workspace.has_new_scripts
+    new.unlink()
+    workspace.rescan([new], runs=False)
+    assert listed(workspace) == ["kept"]

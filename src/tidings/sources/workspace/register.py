@@ -68,6 +68,10 @@ class Scripts:
         if not self._is_over:
             self._printed, self.ran = printed, state
 
+    def are_due(self, files: list[Path]) -> bool:
+        """Whether there is one that was never run, of which nobody knows what it registers."""
+        return any(path not in self._printed for path in scripts_of(files))
+
     def end(self) -> None:
         """End the one that runs, and each that is started from now on."""
         self._is_over = True
