@@ -156,3 +156,21 @@ def test_what_was_registered_stays_until_what_takes_its_place_was_run(tmp_path: 
     new.unlink()
     workspace.rescan([new], runs=False)
     assert listed(workspace) == ["kept"]
+
+
+def test_a_registration_that_writes_a_file_beside_it_is_not_new_for_that(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "scripts/greet.sh": "#!/bin/sh\necho hello\n",
+            "server.d/register.sh": registration("greet") + "echo run >> server.d/register.log\n",
+        },
+    )
+    workspace = Workspace(tmp_path)
+    log = tmp_path / "server.d" / "register.log"
+    assert log.read_text() == "run\n"
+    workspace.rescan([log], runs=False)
+    assert not workspace.has_new_scripts
+    write(tmp_path, {"server.d/register.sh": registration("welcome")})
+    workspace.rescan([tmp_path / "server.d" / "register.sh"], runs=False)
+    assert workspace.has_new_scripts

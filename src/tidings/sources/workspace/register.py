@@ -54,7 +54,7 @@ class Scripts:
         self._root = root
         self._printed: dict[Path, bytes | Broken] = {}
         self.ran: object = None
-        """The state of the files when they were run."""
+        """The state of the scripts when they were run, and of no other file: they may write some beside them."""
         self._end: Callable[[], None] | None = None
         self._is_over = False
 

@@ -187,8 +187,7 @@ class Workspace:
     @property
     def has_new_scripts(self) -> bool:
         """Whether there are some that were not run as they are now."""
-        held = self._units.get(REGISTER)
-        return held is not None and bool(self.scripts) and self._scripts.ran != tuple(map(state_of, held.files))
+        return bool(scripts := self.scripts) and self._scripts.ran != tuple(map(state_of, scripts))
 
     # Reading
 
@@ -266,7 +265,7 @@ class Workspace:
         if runs and REGISTER in units:
             # Before anything is locked: nobody must wait for it.
             files = list(filter(Inside(self.root).has, units[REGISTER]))
-            self._scripts.run(self.settings, files, tuple(map(state_of, files)))
+            self._scripts.run(self.settings, files, tuple(map(state_of, scripts_of(files))))
         gone: set[Path] = set()
         with self._lock:
             inside = Inside(self.root)
