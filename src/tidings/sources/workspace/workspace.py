@@ -208,8 +208,7 @@ class Workspace:
         """
         touched = self._found() if paths is None else self._touched(paths)
         has_read, gone = self._reload(touched, paths is not None, spares, runs)
-        outcome = "read" if has_read else "unchanged"
-        self.rescans[outcome if self.is_answering else "failed"] += 1
+        self.rescans["failed" if not self.is_answering else "read" if has_read else "unchanged"] += 1
         return gone
 
     def _touched(self, paths: Iterable[Path]) -> dict[Unit, list[Path]]:
@@ -247,6 +246,8 @@ class Workspace:
     def _found(self, below: str = "") -> dict[Unit, list[Path]]:
         """The units below a folder with their files; with none given, those that are known and gone too."""
         found: dict[Unit, list[Path]] = {} if below else {unit: [] for unit in (*self._units, *self._broken)}
+        if not below and (self.root / "tidings.toml").is_symlink():
+            found.setdefault(Unit("settings", "tidings.toml"), [])  # a link that leads outside is named, not walked
         for path, _ in walk(self.root, below):
             unit = unit_of(path)
             if unit is not None:
