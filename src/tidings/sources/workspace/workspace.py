@@ -24,7 +24,6 @@ from mcp.server.mcpserver.resources import FunctionResource
 from tidings import seams
 from tidings.catalog import Catalog
 from tidings.counts import Counts
-from tidings.digest import canonical
 from tidings.errors import TidingsError
 from tidings.model import Feature
 from tidings.observer import Observer
@@ -33,7 +32,7 @@ from tidings.sources.workspace.files import FileContent, load_resources
 from tidings.sources.workspace.follow import Follower
 from tidings.sources.workspace.layout import REGISTER, Inside, Unit, parents_of, state_of, unit_of, walk
 from tidings.sources.workspace.pieces import Piece, piece_of
-from tidings.sources.workspace.problems import Broken, Problem, problem_of
+from tidings.sources.workspace.problems import Broken, Problem, etag_of, problem_of
 from tidings.sources.workspace.prompts import load_prompts
 from tidings.sources.workspace.register import Registered, Scripts, scripts_of
 from tidings.sources.workspace.settings import Settings, load_settings
@@ -135,7 +134,7 @@ class Workspace:
                 if piece.etag is not None:
                     resources.updated(key, etag=piece.etag)
             if self._problems or resources.content(ERRORS).revision:
-                resources.updated(ERRORS, etag=_etag_of(self._problems))
+                resources.updated(ERRORS, etag=etag_of(self._problems))
 
     def list_now(self, feature: Feature, on_invalid: object = None) -> list[dict[str, Any]]:
         # Not of what is being loaded, and not with its lock: loading takes the catalog's while it holds its own, and
@@ -453,7 +452,7 @@ class Workspace:
                         items.remove(key)
             if problems != self._problems:
                 self._problems = problems
-                self._catalog.resources.updated(ERRORS, etag=_etag_of(problems))
+                self._catalog.resources.updated(ERRORS, etag=etag_of(problems))
 
     def _fill(self, registries: dict[str, dict[str, Any]], keys: set[tuple[Feature, str]]) -> None:
         for feature, key in keys:
@@ -489,10 +488,6 @@ _UNKNOWN = ("unknown",)
 
 _KINDS = {"tools": "tools", "prompts": "prompts", "resources": "resources", "templates": "resourceTemplates"}
 """The SDK's registries by the names that a registration has for them."""
-
-
-def _etag_of(problems: tuple[Problem, ...]) -> str:
-    return canonical([str(each) for each in problems]).hex()
 
 
 def _rank(unit: Unit) -> tuple[bool, Unit]:
