@@ -244,11 +244,12 @@ def test_a_thousand_files_at_once_are_all_there_at_the_end(tmp_path: Path) -> No
     run(tmp_path, scenario)
 
 
-def test_a_checkout_of_a_thousand_files_is_told_as_what_it_is(tmp_path: Path) -> None:
+def test_a_checkout_of_a_thousand_files_is_told_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false")
         subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
 
+    monkeypatch.setattr("tidings.sources.workspace.follow._GRACE", 1.0)  # git may have to wait between two steps
     (tools := tmp_path / "tools").mkdir()
     git("init", "-q", "-b", "one")
     for number in range(1000):
@@ -271,8 +272,7 @@ def test_a_checkout_of_a_thousand_files_is_told_as_what_it_is(tmp_path: Path) ->
         expected = [("updated", f"t{number:03}") for number in range(500)] + [("added", "new")]
         expected += [("removed", f"t{number:03}") for number in range(500, 600)]
         # More than 64 changes at once are told as such, without naming each: what is named is right, and said once.
-        assert len(set(told)) == len(told)
-        assert set(told) <= set(expected)
+        assert sorted(set(told).intersection(expected)) == sorted(told)
         assert len(await watcher.tools()) == 901
 
     run(tmp_path, scenario)
