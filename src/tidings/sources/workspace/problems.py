@@ -64,6 +64,8 @@ def problem_of(error: BaseException, path: Path, root: Path) -> Problem:
         path, line = error.path, error.line
     elif isinstance(error, SyntaxError):
         line = error.lineno
+        if error.filename and Path(error.filename).is_relative_to(root):
+            path = Path(error.filename)  # a file that this one imports
         message = f"{error.msg} (Python)"
     else:
         # The last line of the user's own file on the way to the error.

@@ -34,6 +34,7 @@ from tidings.sources.workspace.layout import REGISTER, Inside, Unit, parents_of,
 from tidings.sources.workspace.pieces import Piece, piece_of
 from tidings.sources.workspace.problems import Broken, Problem, etag_of, problem_of
 from tidings.sources.workspace.prompts import load_prompts
+from tidings.sources.workspace.python import outdated
 from tidings.sources.workspace.register import Registered, Scripts, scripts_of
 from tidings.sources.workspace.settings import Settings, load_settings
 from tidings.sources.workspace.tools import load_tools
@@ -287,19 +288,21 @@ class Workspace:
                     try:
                         for each in due:
                             keys |= self._load(*each, inside)
-                        if before.limits != self.settings.limits:
-                            keys |= self._load_executables({unit for unit, *_ in due if unit.kind == "tools"}, inside)
+                        tools = {unit: files for unit, files, *_ in due if unit.kind == "tools"}
+                        for unit in sorted(self._also_due(tools, before.limits != self.settings.limits) - tools.keys()):
+                            keys |= self._load(unit, (held := self._units[unit]).files, held.state, held, inside)
                     finally:  # what was loaded is not loaded again
                         self._apply(keys)
         return bool(due), gone
 
-    def _load_executables(self, but: set[Unit], inside: Inside) -> set[tuple[Feature, str]]:
-        """Those that have the settings' limits in them."""
-        keys: set[tuple[Feature, str]] = set()
-        for unit, held in list(self._units.items()):
-            if unit not in but and any(isinstance(piece.component, ExecutableTool) for piece in held.pieces):
-                keys |= self._load(unit, held.files, held.state, held, inside)
-        return keys
+    def _also_due(self, tools: Mapping[Unit, list[Path]], has_limits: bool) -> set[Unit]:
+        """What is made of the settings' limits, if these are others, and what a helper among those tools may heal or
+        has made old."""
+        held = self._units.items() if has_limits else ()
+        also = {unit for unit, each in held if any(isinstance(_.component, ExecutableTool) for _ in each.pieces)}
+        if any(unit.key.startswith("tools/_") and any(_.suffix == ".py" for _ in tools[unit]) for unit in tools):
+            also |= {unit for unit in self._broken if unit.kind == "tools"}
+        return also | (self._units.keys() & set(map(unit_of, outdated(self.root))))
 
     def _load(
         self, unit: Unit, files: list[Path], state: tuple[Any, ...], held: _Held | None, inside: Inside
@@ -356,12 +359,10 @@ class Workspace:
             if not self._claims.get(key):
                 self._claims.pop(key, None)
             (self._rivals.add if len(self._claims.get(key, ())) > 1 else self._rivals.discard)(key)
-        only = (
-            frozenset().union(*(each.only for each in self._units.values())) if unit.kind == "register" else self._only
-        )
-        if only != self._only:
+        if unit.kind == "register":
+            only = frozenset().union(*(each.only for each in self._units.values()))
+            keys |= self._claims.keys() if only != self._only else set()
             self._only = only
-            keys |= self._claims.keys()
         return keys
 
     def _check(self, pieces: list[Piece], path: Path) -> None:
