@@ -281,7 +281,7 @@ def test_many_threads_may_change_the_catalog_at_once(catalog: Catalog) -> None:
     start = threading.Barrier(workers)
 
     def work(worker: int) -> None:
-        start.wait(timeout=10)
+        start.wait(timeout=60)
         for number in range(each):
             catalog.prompts.add({"name": f"{worker}-{number}"})
 

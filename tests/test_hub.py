@@ -230,7 +230,7 @@ def test_threads_may_subscribe_publish_and_leave_at_the_same_time(catalog: Catal
     def work(worker: int) -> None:
         mine = Reader()
         try:
-            start.wait(timeout=10)
+            start.wait(timeout=60)
             for number in range(each):
                 with hub.subscribe(mine.take, "tools", uris=[f"a://{worker}", "a://*"]):
                     catalog.prompts.add({"name": f"{worker}-{number}"})

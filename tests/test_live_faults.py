@@ -49,7 +49,7 @@ from tests.faults.wire import (
 
 pytestmark = pytest.mark.anyio
 
-IDLE = 4.0
+IDLE = 10.0
 """Seconds until the SDK ends a session of which no request is open. Its stream must be open before, on any machine."""
 UNMET = 3600.0
 """Seconds between keep-alives where a client must be noticed without one."""

@@ -14,7 +14,7 @@ from tidings import Live
 
 def ask_and_end(port):
     asyncio.run(until_served(port))
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/live", timeout=20) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/live", timeout=60) as response:
         assert response.status == 200
     os.kill(os.getpid(), signal.SIGINT)
 

@@ -30,7 +30,7 @@ async def connected(protocol: type[ParkingProtocol], app: Any) -> AsyncIterator[
     config.load()
     state = ServerState()
     listening = await asyncio.get_running_loop().create_server(lambda: protocol(config, state, {}), "127.0.0.1")
-    async with asyncio.timeout(20), listening as server:
+    async with asyncio.timeout(60), listening as server:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         writer.write(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
         yield reader
@@ -89,7 +89,7 @@ async def test_a_legacy_stream_of_uvicorns_has_a_direct_line(front: str) -> None
     async with open_door(some_server(), front) as door, door.line() as line:
         named = await line.shake_hands("2025-11-25")
         line.writer.write(line.request(b"", start="GET /mcp HTTP/1.1", **named))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await line.reader.readuntil(b"\r\n\r\n")
         [channel] = door.live.splice._ends
         assert channel._line is not None, "uvicorn has moved what a legacy stream writes to; see `direct_line`"

@@ -138,7 +138,7 @@ async def test_bad_ones_are_refused_in_words(urls: dict[str, str]) -> None:
 
 async def test_half_a_character_is_refused_and_stops_nothing(urls: dict[str, str]) -> None:
     """JSON can say it, and nothing can write it down."""
-    async with httpx2.AsyncClient(timeout=20) as http:
+    async with httpx2.AsyncClient(timeout=60) as http:
         wire = Wire(urls["open"], http)
         for put in (
             {"subscription": "\ud800", "notifications": TOOLS},

@@ -134,7 +134,7 @@ async def echo(folder: Path, arguments: dict[str, Any]) -> list[str]:
         stdin=arguments_json(arguments).encode(),
         env=environment(folder, arguments, scratch=folder),
         cwd=folder,
-        timeout=20,
+        timeout=60,
         most_output=10 << 20,
     )
     assert (outcome.status, outcome.stderr) == (0, b"")

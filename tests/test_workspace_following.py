@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers.command import DEADLINE, GRACE, board, serving, started
-from tests.test_workspace import Watcher, watching
+from tests.test_workspace import NEVER, Watcher, watching
 from tests.waiting import until
 from tests.workspaces import call, write
 from tidings.model import Feature
@@ -24,7 +24,6 @@ from tidings.sources.workspace.workspace import Workspace
 
 __all__ = ["board"]
 
-NEVER = 3600.0
 SCRIPT = "#!/bin/sh\n# @describe {}\necho hi\n"
 
 

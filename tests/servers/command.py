@@ -29,7 +29,7 @@ HELLO = 'def hello() -> str:\n    """Say hello."""\n    return "hello"\n'
 TOKEN = "correct-horse-battery-staple"
 DEADLINE = 120
 """Seconds for all that a test does with its processes, however slowly they start."""
-GRACE = 20.0
+GRACE = 60.0
 """Seconds for the end of a server, met only by one that does not end. How soon it does: test_live_stopping."""
 
 
