@@ -10,6 +10,7 @@ from mcp.server import Server
 from mcp.server.mcpserver import MCPServer
 
 from tidings import Live
+from tidings.sources import attached
 
 
 async def own(ctx: Any, call_next: Any) -> Any:
@@ -31,3 +32,19 @@ def test_no_request_goes_the_slow_way_because_of_our_own_middleware(server: Any)
 @pytest.mark.parametrize("middleware", [own, Own()], ids=["function", "object"])
 def test_every_request_goes_past_the_users_own_middleware(middleware: Any) -> None:
     assert Live(MCPServer("a", middleware=[middleware])).steps_aside
+
+
+def test_a_uri_is_parsed_once_however_many_resources_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is slow, and done while the catalog is locked."""
+    parsed: list[str] = []
+    normal = attached._normal
+
+    def parse(uri: str) -> str:
+        parsed.append(uri)
+        return normal(uri)
+
+    monkeypatch.setattr(attached, "_normal", parse)
+    live = Live(FastMCP("c"))
+    for number in range(20):
+        live.resources.add(lambda: "text", uri=f"board://{number}", name=str(number))
+    assert len(parsed) <= 20

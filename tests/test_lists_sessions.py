@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import anyio
@@ -12,6 +13,7 @@ from tests.servers.door import open_door, some_server
 from tests.servers.ears import LEGACY
 from tests.servers.lists import counted, listed
 from tests.servers.tokens import authentication
+from tests.waiting import DEADLINE
 from tidings import seams
 
 pytestmark = pytest.mark.anyio
@@ -77,12 +79,14 @@ async def test_a_version_that_the_session_did_not_agree_on_changes_nothing() -> 
 class Store(EventStore):
     def __init__(self) -> None:
         self.events: list[tuple[str, Any]] = []
+        self.resumed: asyncio.Queue[str] = asyncio.Queue()
 
     async def store_event(self, stream_id: str, message: Any) -> str:
         self.events.append((stream_id, message))
         return str(len(self.events))
 
     async def replay_events_after(self, last_event_id: str, send_callback: Any) -> str | None:
+        self.resumed.put_nowait(last_event_id)
         return None
 
 
@@ -97,6 +101,15 @@ async def test_a_server_that_stores_events_stores_those_of_every_list(json_respo
             for _ in range(3):
                 assert (b"id: " in (await door.send(listed(**named))).body) != json_response
         assert len(store.events) - before == (3 if json_response else 6)
+
+
+async def test_a_server_that_stores_events_may_give_them_any_id() -> None:
+    store = Store()
+    async with open_door(some_server(), app={"event_store": store}) as door, door.line() as line:
+        named = await line.shake_hands(LEGACY[-1])
+        line.writer.write(line.request(b"", start="GET /mcp HTTP/1.1", Last_Event_ID="tidings-0", **named))
+        async with asyncio.timeout(DEADLINE):
+            assert await store.resumed.get() == "tidings-0"
 
 
 async def test_a_server_without_sessions_answers_by_itself() -> None:

@@ -181,7 +181,8 @@ class SpliceLane:
         end, gone = asyncio.Event(), asyncio.Event()
         is_open = False
         event_id = next((value for name, value in scope["headers"] if name == b"last-event-id"), b"")
-        read = session.read(event_id) if event_id else None
+        # An event store has ids of its own making, and they may look like ours.
+        read = session.read(event_id) if event_id and not self.has_event_store else None
         is_resumed = bool(event_id) and read is None and self.has_event_store
         if event_id and not is_resumed:
             # Without an event store the SDK has no answer to this header.

@@ -310,8 +310,8 @@ class FastMCPSource:
         kinds = self._kinds().of(feature)
         components = [each for each in seams.fastmcp_registry(self.server).values() if isinstance(each, kinds)]
         found = [each for each in components if key_of(each) == key]
-        if feature is Feature.RESOURCES and not found:
-            found = [each for each in components if key_of(each) == _normal(key)]
+        if feature is Feature.RESOURCES and not found and (listed := _normal(key)) != key:
+            found = [each for each in components if key_of(each) == listed]
         return found
 
     @staticmethod
