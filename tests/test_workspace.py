@@ -27,6 +27,7 @@ from tidings.sources.workspace.workspace import ERRORS, Workspace
 Told = tuple[str, dict[str, Any]]
 
 MARKER = "workspace:///marker.txt"
+NEVER = 3600.0
 
 
 def mark(root: Path, number: int) -> None:
@@ -85,7 +86,7 @@ class Watcher:
 
 
 @asynccontextmanager
-async def watching(root: Path, poll: float = 10) -> AsyncIterator[Watcher]:
+async def watching(root: Path, poll: float = NEVER) -> AsyncIterator[Watcher]:
     for folder in ("tools", "resources", "prompts"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     mark(root, 0)
@@ -120,7 +121,7 @@ async def watching(root: Path, poll: float = 10) -> AsyncIterator[Watcher]:
         await serving
 
 
-def run(root: Path, scenario: Callable[[Watcher], Awaitable[None]], poll: float = 10) -> None:
+def run(root: Path, scenario: Callable[[Watcher], Awaitable[None]], poll: float = NEVER) -> None:
     async def main() -> None:
         async with watching(root, poll) as watcher:
             await scenario(watcher)
@@ -243,13 +244,13 @@ def test_a_thousand_files_at_once_are_all_there_at_the_end(tmp_path: Path) -> No
     run(tmp_path, scenario)
 
 
-def test_a_checkout_of_a_thousand_files_is_told_as_what_it_is(tmp_path: Path) -> None:
+def test_a_checkout_of_a_thousand_files_is_told_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false")
         subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
 
-    tools = tmp_path / "tools"
-    tools.mkdir()
+    monkeypatch.setattr("tidings.sources.workspace.follow._GRACE", 1.0)  # git may have to wait between two steps
+    (tools := tmp_path / "tools").mkdir()
     git("init", "-q", "-b", "one")
     for number in range(1000):
         script(tools / f"t{number:03}.sh", "One")
@@ -271,8 +272,7 @@ def test_a_checkout_of_a_thousand_files_is_told_as_what_it_is(tmp_path: Path) ->
         expected = [("updated", f"t{number:03}") for number in range(500)] + [("added", "new")]
         expected += [("removed", f"t{number:03}") for number in range(500, 600)]
         # More than 64 changes at once are told as such, without naming each: what is named is right, and said once.
-        assert len(set(told)) == len(told)
-        assert set(told) <= set(expected)
+        assert sorted(set(told).intersection(expected)) == sorted(told)
         assert len(await watcher.tools()) == 901
 
     run(tmp_path, scenario)

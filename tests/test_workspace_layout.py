@@ -14,6 +14,7 @@ from mcp.client.client import Client
 
 from tests.workspaces import call, read, run, write
 from tidings.model import Feature
+from tidings.sources.workspace.layout import walk
 from tidings.sources.workspace.workspace import Workspace
 
 
@@ -288,3 +289,16 @@ def test_an_event_of_the_folder_itself_hides_none_of_those_inside(tmp_path: Path
     write(tmp_path, {"tools/k.py": "def k(x: int) -> int:\n    return x\n"})
     workspace.rescan([tmp_path, tmp_path / "tools" / "k.py"])
     assert [each["name"] for each in workspace.list_now(Feature.TOOLS)] == ["k"]
+
+
+def test_packages_that_link_each_other_are_walked_once_by_each_link(tmp_path: Path) -> None:
+    count = 14
+    for number in range(count):
+        write(tmp_path, {f"tools/p{number}/index.js": ""})
+        (tmp_path / f"tools/p{number}/node_modules").mkdir()
+        for other in range(number + 1, count):
+            (tmp_path / f"tools/p{number}/node_modules/p{other}").symlink_to(tmp_path / f"tools/p{other}")
+    links = count * (count - 1) // 2
+    assert len(list(walk(tmp_path))) == count + links
+    below = {str(path) for path, _ in walk(tmp_path, "tools/p0/node_modules/p1")}
+    assert below == {"tools/p0/node_modules/p1/index.js"}

@@ -30,7 +30,7 @@ SCRIPT = "#!/bin/sh\necho hi\n"
         ),
         ("tools/a.meta.json", '{\n"title": 7}', "tools/a.meta.json:2: title: "),
         ("tools/a.meta.json", '{\n"env": 7}', "tools/a.meta.json:2: env is 7"),
-        ("tools/a.meta.json", '{"x":' + "[" * 5000 + "]" * 5000 + "}", "tools/a.meta.json:1: not a JSON object that"),
+        ("tools/a.meta.json", '{"x":' + "[" * 100_000, "tools/a.meta.json:1: not a JSON object that"),
         ("tools/b.meta.json", '{\n"annotations": 7}', "tools/b.meta.json:2: annotations: "),
         ("tools/b.meta.json", '{\n"name": 7}', "tools/b.meta.json:2: name is 7; it must be a text"),
         ("resources/a.meta.json", '{\n"annotations": 5}', "resources/a.meta.json:2: annotations: "),

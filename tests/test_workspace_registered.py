@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
+import pytest
 from mcp.client.client import Client
 
+from tests.waiting import DEADLINE
 from tests.workspaces import call, read, run, write
+from tidings.sources.workspace.executable import run_register
+from tidings.sources.workspace.settings import Settings
 from tidings.sources.workspace.workspace import Workspace
 
 
@@ -109,3 +114,27 @@ def test_a_registration_that_prints_without_end_is_cut_and_named(tmp_path: Path)
     )
     [problem] = Workspace(tmp_path).problems
     assert "printed more than 1000 bytes" in str(problem)
+
+
+def test_a_registration_that_is_interrupted_as_it_begins_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name != "running register.sh":
+            return start(thread)
+        begun.append(thread)
+        raise KeyboardInterrupt
+
+    script = tmp_path / "server.d" / "register.sh"
+    write(tmp_path, {"server.d/register.sh": f"#!/bin/sh\nexec sleep {2 * DEADLINE}\n"})
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_register(tmp_path, Settings("a", register_timeout=600), script, lambda end: None)
+    [thread] = begun
+    thread.start()
+    thread.join(DEADLINE)
+    assert not thread.is_alive()

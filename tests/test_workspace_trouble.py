@@ -30,6 +30,22 @@ def test_a_mistake_in_the_settings_is_named_with_its_line(tmp_path: Path, text: 
     assert str(found).startswith(problem)
 
 
+def test_settings_that_are_linked_from_outside_are_named_and_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "ws"
+    write(tmp_path, {"outside.toml": 'name = "outside"\n', "ws/tools/fine.sh": "#!/bin/sh\necho fine\n"})
+    (root / "tidings.toml").symlink_to(tmp_path / "outside.toml")
+    workspace = Workspace(root)
+    assert [str(each) for each in workspace.problems] == ["tidings.toml: leads out of the workspace"]
+    assert "tidings.toml: leads out of the workspace" in caplog.text
+    assert workspace.settings.name == "ws"
+    (root / "tidings.toml").unlink()
+    write(root, {"tidings.toml": 'instructions = "Ask."\n'})
+    workspace.rescan()
+    assert (workspace.problems, workspace.settings.instructions) == ((), "Ask.")
+
+
 def test_a_folder_that_is_none_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(TidingsError, match="tidings new"):
         Workspace(tmp_path / "nowhere")

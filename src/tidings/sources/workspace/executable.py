@@ -179,6 +179,11 @@ def run_register(root: Path, settings: Settings, path: Path, on_start: Callable[
     `on_start` gets what ends it early, from any thread."""
     outcome: list[Outcome | BaseException] = []
     ends: list[Callable[[], None]] = []
+    is_told_to_end = threading.Event()
+
+    def end_once() -> None:
+        with suppress(IndexError):  # it has not begun, or was ended: a second time would disturb its cleaning up
+            ends.pop()()
 
     async def run() -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -190,6 +195,8 @@ def run_register(root: Path, settings: Settings, path: Path, on_start: Callable[
 
         ends.append(end_early)
         on_start(end_early)
+        if is_told_to_end.is_set():
+            end_once()
         try:
             outcome.append(
                 await run_process(
@@ -213,13 +220,15 @@ def run_register(root: Path, settings: Settings, path: Path, on_start: Callable[
             over.set()
 
     # A thread and an event loop of its own, since whoever loads a workspace may be inside one.
-    threading.Thread(target=run_to_its_end, name=f"running {path.name}").start()
+    thread = threading.Thread(target=run_to_its_end, name=f"running {path.name}")
     try:
+        thread.start()
         over.wait()
     except BaseException:  # this process is told to end, and what it started must not outlive it
-        for end_early in ends:
-            end_early()
-        over.wait()
+        is_told_to_end.set()
+        end_once()
+        if thread.is_alive():  # one that is still to begin ends by itself
+            over.wait()
         raise
     [done] = outcome
     if isinstance(done, BaseException):

@@ -45,11 +45,14 @@ class Follower:
     async def run(self) -> None:
         await asyncio.gather(self._follow_events(), self._follow_clock(), self._follow_register())
 
-    async def _look(self, paths: set[Path] | None, *, spares: bool = False) -> set[Path]:
+    async def _look(self, paths: set[Path] | None, *, spares: bool = True) -> None:
         gone = await asyncio.to_thread(self._workspace.rescan_guarded, paths, spares=spares, runs=False)
         if self._workspace.has_new_scripts:
             self._is_register_due.set()
-        return gone
+        if gone:
+            task = asyncio.create_task(self._confirm(gone))
+            self._confirming.add(task)
+            task.add_done_callback(self._confirming.discard)
 
     async def _follow_events(self) -> None:
         root = self._workspace.root
@@ -59,10 +62,7 @@ class Follower:
                 async for paths in changed_paths(root):
                     if paths is not None:
                         said, pause = "", _RETRY
-                    if gone := await self._look(paths, spares=True):
-                        task = asyncio.create_task(self._confirm(gone))
-                        self._confirming.add(task)
-                        task.add_done_callback(self._confirming.discard)
+                    await self._look(paths)
             except Exception as error:  # a file system or its watcher may fail in any way; the poll goes on meanwhile
                 if said != str(error):
                     logger.warning("%s can't be watched for now (%s); %s", root, error, self._advice(error))
@@ -77,7 +77,7 @@ class Follower:
     async def _confirm(self, gone: set[Path]) -> None:
         """What is gone for a moment was being replaced, as `git checkout` does it: that is one change and not two."""
         await asyncio.sleep(_GRACE)
-        await self._look(gone)
+        await self._look(gone, spares=False)
 
     async def _follow_clock(self) -> None:
         while self._poll > 0:

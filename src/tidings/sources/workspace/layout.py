@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = [
     "META",
@@ -22,6 +22,7 @@ __all__ = [
     "Unit",
     "is_ignored",
     "parents_of",
+    "state_of",
     "stem_of",
     "unit_of",
     "walk",
@@ -87,12 +88,17 @@ def is_ignored(name: str) -> bool:
 
 
 def walk(root: Path, below: str = "") -> Iterator[tuple[PurePosixPath, os.stat_result]]:
-    """Every file that may matter, relative to the workspace, with its state. Links are followed, but never outside."""
+    """Every file that may matter, relative to the workspace, with its state. Links are followed, but never outside.
+
+    In a folder that a link led to, no link to a further one is followed: where packages link each other, the ways
+    through them are more than anyone can walk, and all that lies there is found without.
+    """
     start = root / below if below else root
     above = frozenset(map(_identity, start.parents[: len(start.relative_to(root).parts)]))
-    stack = [(start, above)] if start.is_dir() and start.resolve().is_relative_to(root) else []
+    real = start.resolve()
+    stack = [(start, above, real != start)] if start.is_dir() and real.is_relative_to(root) else []
     while stack:
-        folder, above = stack.pop()
+        folder, above, is_linked = stack.pop()
         identity = _identity(folder)
         if identity in above:
             continue  # a link in a circle
@@ -109,10 +115,12 @@ def walk(root: Path, below: str = "") -> Iterator[tuple[PurePosixPath, os.stat_r
             if folder == root and entry.name not in TOPS:
                 continue
             try:
-                if entry.is_symlink() and not path.resolve().is_relative_to(root):
+                is_link = entry.is_symlink()
+                if is_link and not path.resolve().is_relative_to(root):
                     continue
                 if entry.is_dir():
-                    stack.append((path, above))
+                    if not (is_link and is_linked):
+                        stack.append((path, above, is_link or is_linked))
                 elif entry.is_file():
                     yield PurePosixPath(relative.as_posix()), entry.stat()
             except (OSError, RuntimeError):
@@ -141,6 +149,15 @@ class Inside:
         if folder is None:
             folder = self._folders[path.parent] = path.parent.resolve()
         return folder / path.name
+
+
+def state_of(path: Path) -> tuple[Any, ...]:
+    """What tells without reading it that a file may be another one. The time of the inode can't be set by hand."""
+    try:
+        state = path.stat()
+    except OSError:
+        return (path.name,)
+    return (path.name, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_mode)
 
 
 def _identity(folder: Path) -> tuple[int, int]:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from tidings.digest import canonical
 from tidings.errors import TidingsError
 
-__all__ = ["Broken", "Problem", "broken_by", "broken_member", "problem_of"]
+__all__ = ["Broken", "Problem", "broken_by", "broken_member", "etag_of", "problem_of"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,6 +64,8 @@ def problem_of(error: BaseException, path: Path, root: Path) -> Problem:
         path, line = error.path, error.line
     elif isinstance(error, SyntaxError):
         line = error.lineno
+        if error.filename and Path(error.filename).is_relative_to(root):
+            path = Path(error.filename)  # a file that this one imports
         message = f"{error.msg} (Python)"
     else:
         # The last line of the user's own file on the way to the error.
@@ -74,3 +77,7 @@ def problem_of(error: BaseException, path: Path, root: Path) -> Problem:
     except ValueError:
         shown = path.name
     return Problem(shown, line, message)
+
+
+def etag_of(problems: tuple[Problem, ...]) -> str:
+    return canonical([str(each) for each in problems]).hex()

@@ -14,7 +14,9 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mcp.server.mcpserver.exceptions import ToolError
@@ -24,7 +26,7 @@ from pydantic import ValidationError
 from tidings.sources.workspace.pieces import Piece, piece_of
 from tidings.sources.workspace.problems import Broken, broken_member
 
-__all__ = ["load_python"]
+__all__ = ["load_python", "outdated"]
 
 _LOADING_TIME = 10.0
 """Seconds that a file may take to be run; nothing else of the workspace is read meanwhile."""
@@ -100,12 +102,22 @@ def _run(path: Path) -> types.ModuleType:
     sys.modules[module.__name__] = module
     code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     with _beside(path.parent):
+        _running[path] = _helpers[path.parent]
         exec(code, module.__dict__)  # running the user's own files is what a workspace is for
     return module
 
 
 _helpers: dict[Path, dict[str, tuple[types.ModuleType, Path, int]]] = {}
 """Modules that tools have imported from beside them, by folder and name, each with the time of its file."""
+
+_running: dict[Path, dict[str, tuple[types.ModuleType, Path, int]]] = {}
+"""Those of its folder when a tool was run last: all tools there share them."""
+
+
+def outdated(root: Path) -> set[PurePosixPath]:
+    """The tools of a workspace that were run with helpers which those beside them share no more."""
+    old = [path for path, helpers in list(_running.items()) if helpers and helpers is not _helpers[path.parent]]
+    return {PurePosixPath(path.relative_to(root).as_posix()) for path in old if path.is_relative_to(root)}
 
 
 @contextmanager
@@ -118,9 +130,11 @@ def _beside(folder: Path) -> Iterator[None]:
                 del sys.modules[name]
     own = _helpers.setdefault(folder, {})
     if any(_time_of(file) != then for _, file, then in own.values()):
-        own.clear()  # all of them, since any may use the one that changed
+        own = _helpers[folder] = {}  # all of them, since any may use the one that changed
     sys.modules.update({name: module for name, (module, *_) in own.items()})
     others = [str(each) for each in _helpers if each != folder]
+    meanwhile = _Meanwhile(others)
+    sys.meta_path.append(meanwhile)
     sys.path[:] = [*(each for each in sys.path if each not in others and each != str(folder)), str(folder)]
     importlib.invalidate_caches()
     before, started = len(sys.modules), time.time_ns()
@@ -130,19 +144,46 @@ def _beside(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.dont_write_bytecode = writes
+        sys.meta_path.remove(meanwhile)
         for name, module in [*sys.modules.items()][before:]:
             file = getattr(module, "__file__", None)
-            if (
-                isinstance(file, str)
-                and Path(file).is_relative_to(folder)
-                and not name.startswith("tidings_workspace.")
-            ):
+            if isinstance(file, str) and _folder_of(Path(file)) == folder and not name.startswith("tidings_workspace."):
                 then = _time_of(Path(file))
                 own[name] = (module, Path(file), then if then < started else -1)  # which of both was read?
         for known in _helpers.values():
             for name, (module, *_) in known.items():
                 sys.modules.setdefault(name, module)
         sys.path += [each for each in others if each not in sys.path]
+
+
+class _Meanwhile(MetaPathFinder, Loader):
+    """Finds what tools of other folders import while they run and another one is loaded, in its own thread."""
+
+    def __init__(self, folders: list[str]) -> None:
+        self._folders = folders
+        self._loading = threading.get_ident()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if threading.get_ident() == self._loading:
+            return None
+        if _known(name) is not None:
+            return ModuleSpec(name, self)
+        return PathFinder.find_spec(name, self._folders) if path is None else None
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        return _known(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """It has been."""
+
+
+def _known(name: str) -> types.ModuleType | None:
+    return next((known[name][0] for known in list(_helpers.values()) if name in known), None)
+
+
+def _folder_of(file: Path) -> Path | None:
+    """The tools' folder that a module is from: one may lie in another."""
+    return next((each for each in file.parents if each in _helpers), None)
 
 
 def _helpers_of(folder: Path) -> tuple[Path, ...]:

@@ -54,7 +54,7 @@ class Scripts:
         self._root = root
         self._printed: dict[Path, bytes | Broken] = {}
         self.ran: object = None
-        """The state of the files when they were run."""
+        """The state of the scripts when they were run, and of no other file: they may write some beside them."""
         self._end: Callable[[], None] | None = None
         self._is_over = False
 
@@ -67,6 +67,10 @@ class Scripts:
                 printed[path] = error
         if not self._is_over:
             self._printed, self.ran = printed, state
+
+    def are_due(self, files: list[Path]) -> bool:
+        """Whether there is one that was never run, of which nobody knows what it registers."""
+        return any(path not in self._printed for path in scripts_of(files))
 
     def end(self) -> None:
         """End the one that runs, and each that is started from now on."""

@@ -24,17 +24,17 @@ from mcp.server.mcpserver.resources import FunctionResource
 from tidings import seams
 from tidings.catalog import Catalog
 from tidings.counts import Counts
-from tidings.digest import canonical
 from tidings.errors import TidingsError
 from tidings.model import Feature
 from tidings.observer import Observer
 from tidings.sources.workspace.executable import ExecutableTool
 from tidings.sources.workspace.files import FileContent, load_resources
 from tidings.sources.workspace.follow import Follower
-from tidings.sources.workspace.layout import REGISTER, Inside, Unit, parents_of, unit_of, walk
+from tidings.sources.workspace.layout import REGISTER, Inside, Unit, parents_of, state_of, unit_of, walk
 from tidings.sources.workspace.pieces import Piece, piece_of
-from tidings.sources.workspace.problems import Broken, Problem, problem_of
+from tidings.sources.workspace.problems import Broken, Problem, etag_of, problem_of
 from tidings.sources.workspace.prompts import load_prompts
+from tidings.sources.workspace.python import outdated
 from tidings.sources.workspace.register import Registered, Scripts, scripts_of
 from tidings.sources.workspace.settings import Settings, load_settings
 from tidings.sources.workspace.tools import load_tools
@@ -135,7 +135,7 @@ class Workspace:
                 if piece.etag is not None:
                     resources.updated(key, etag=piece.etag)
             if self._problems or resources.content(ERRORS).revision:
-                resources.updated(ERRORS, etag=_etag_of(self._problems))
+                resources.updated(ERRORS, etag=etag_of(self._problems))
 
     def list_now(self, feature: Feature, on_invalid: object = None) -> list[dict[str, Any]]:
         # Not of what is being loaded, and not with its lock: loading takes the catalog's while it holds its own, and
@@ -187,8 +187,7 @@ class Workspace:
     @property
     def has_new_scripts(self) -> bool:
         """Whether there are some that were not run as they are now."""
-        held = self._units.get(REGISTER)
-        return held is not None and bool(self.scripts) and self._scripts.ran != tuple(map(_state, held.files))
+        return bool(scripts := self.scripts) and self._scripts.ran != tuple(map(state_of, scripts))
 
     # Reading
 
@@ -198,7 +197,8 @@ class Workspace:
         except Exception:  # the watcher must go on whatever a file system comes up with
             self.rescans["failed"] += 1
             logger.exception("looking through %s failed; it will be looked through again", self.root)
-            return set()
+            # What these paths told must not be lost.
+            return set() if paths is None else self.rescan_guarded(None, spares=spares, runs=runs)
 
     def rescan(self, paths: Iterable[Path] | None = None, *, spares: bool = False, runs: bool = True) -> set[Path]:
         """Read what may have changed: what these paths belong to, or, with none, whatever looks different.
@@ -206,16 +206,9 @@ class Workspace:
         With `spares`, what is gone altogether is left as it was, and its files are returned. Registrations are run if
         `runs`.
         """
-        inside = Inside(self.root)
         touched = self._found() if paths is None else self._touched(paths)
-        gone: set[Path] = set()
-        if spares:
-            for unit in [unit for unit, files in touched.items() if not any(map(inside.has, files))]:
-                if unit in self._units:
-                    gone.update(self._units[unit].files)
-                    del touched[unit]
-        outcome = "read" if self._reload(touched, paths is not None, inside, runs) else "unchanged"
-        self.rescans[outcome if self.is_answering else "failed"] += 1
+        has_read, gone = self._reload(touched, paths is not None, spares, runs)
+        self.rescans["failed" if not self.is_answering else "read" if has_read else "unchanged"] += 1
         return gone
 
     def _touched(self, paths: Iterable[Path]) -> dict[Unit, list[Path]]:
@@ -252,7 +245,9 @@ class Workspace:
 
     def _found(self, below: str = "") -> dict[Unit, list[Path]]:
         """The units below a folder with their files; with none given, those that are known and gone too."""
-        found: dict[Unit, list[Path]] = {} if below else {unit: [] for unit in self._units}
+        found: dict[Unit, list[Path]] = {} if below else {unit: [] for unit in (*self._units, *self._broken)}
+        if not below and (self.root / "tidings.toml").is_symlink():
+            found.setdefault(Unit("settings", "tidings.toml"), [])  # a link that leads outside is named, not walked
         for path, _ in walk(self.root, below):
             unit = unit_of(path)
             if unit is not None:
@@ -264,36 +259,50 @@ class Workspace:
         """Whether there is a folder to read."""
         return self.root.is_dir()
 
-    def _reload(self, units: Mapping[Unit, list[Path]], is_known_to_differ: bool, inside: Inside, runs: bool) -> bool:
-        """Load units anew, from those of the files that are there; whether any had to be."""
+    def _reload(
+        self, units: Mapping[Unit, list[Path]], is_known_to_differ: bool, spares: bool, runs: bool
+    ) -> tuple[bool, set[Path]]:
+        """Load units anew, from those of the files that are there; whether any had to be, and what was spared."""
         if runs and REGISTER in units:
             # Before anything is locked: nobody must wait for it.
-            files = [path for path in units[REGISTER] if inside.has(path)]
-            self._scripts.run(self.settings, files, tuple(map(_state, files)))
+            files = list(filter(Inside(self.root).has, units[REGISTER]))
+            self._scripts.run(self.settings, files, tuple(map(state_of, scripts_of(files))))
+        gone: set[Path] = set()
         with self._lock:
+            inside = Inside(self.root)
             due: list[tuple[Unit, list[Path], tuple[Any, ...], _Held | None]] = []
             for unit, candidates in sorted(units.items()):
-                files = [path for path in candidates if inside.has(path)]
                 held = self._units.get(unit)
-                state = tuple(map(_state, [*files, *sorted(held.others if held else ())]))
+                # Another look may have found more since this one began, and what is gone is decided once, here.
+                files = list(filter(inside.has, sorted({*candidates, *(held.files if held else ())})))
+                if spares and held and not files:
+                    gone.update(held.files)
+                    continue
+                state = tuple(map(state_of, [*files, *sorted(held.others if held else ())]))
                 if held is None or held.state != state or is_known_to_differ:
                     due.append((unit, files, state, held))
             if due:
                 with self.observer.span(SCAN, units=len(due)):
                     before = self.settings
-                    keys = set().union(*(self._load(*each, inside) for each in due))
-                    if before.limits != self.settings.limits:
-                        keys |= self._load_executables({unit for unit, *_ in due if unit.kind == "tools"}, inside)
-                    self._apply(keys)
-        return bool(due)
+                    keys: set[tuple[Feature, str]] = set()
+                    try:
+                        for each in due:
+                            keys |= self._load(*each, inside)
+                        tools = {unit: files for unit, files, *_ in due if unit.kind == "tools"}
+                        for unit in sorted(self._also_due(tools, before.limits != self.settings.limits) - tools.keys()):
+                            keys |= self._load(unit, (held := self._units[unit]).files, held.state, held, inside)
+                    finally:  # what was loaded is not loaded again
+                        self._apply(keys)
+        return bool(due), gone
 
-    def _load_executables(self, but: set[Unit], inside: Inside) -> set[tuple[Feature, str]]:
-        """Those that have the settings' limits in them."""
-        keys: set[tuple[Feature, str]] = set()
-        for unit, held in list(self._units.items()):
-            if unit not in but and any(isinstance(piece.component, ExecutableTool) for piece in held.pieces):
-                keys |= self._load(unit, held.files, held.state, held, inside)
-        return keys
+    def _also_due(self, tools: Mapping[Unit, list[Path]], has_limits: bool) -> set[Unit]:
+        """What is made of the settings' limits, if these are others, and what a helper among those tools may heal or
+        has made old."""
+        held = self._units.items() if has_limits else ()
+        also = {unit for unit, each in held if any(isinstance(_.component, ExecutableTool) for _ in each.pieces)}
+        if any(unit.key.startswith("tools/_") and any(_.suffix == ".py" for _ in tools[unit]) for unit in tools):
+            also |= {unit for unit in self._broken if unit.kind == "tools"}
+        return also | (self._units.keys() & set(map(unit_of, outdated(self.root))))
 
     def _load(
         self, unit: Unit, files: list[Path], state: tuple[Any, ...], held: _Held | None, inside: Inside
@@ -302,32 +311,35 @@ class Workspace:
         before = held.pieces if held else []
         new = _Held(state, files)
         problem = None
+        path = files[0] if files else self.root / unit.key
         if files:
             self._units[unit] = new
+        else:
+            self._units.pop(unit, None)
+        if files or unit.kind == "settings":
             try:
-                loaded = self._read(unit, files)
-                self._check(loaded.pieces, files[0])
+                if held and unit == REGISTER and self._scripts.are_due(files):
+                    loaded = Registered(before, held.only)  # until they say what is in its place
+                else:
+                    loaded = self._read(unit, files)
+                self._check(loaded.pieces, path)
                 new.pieces, new.only = loaded.pieces, loaded.only
                 made_of = {file for piece in new.pieces for file in piece.files}
                 new.others = frozenset(made_of | {inside.real(file) for file in made_of}) - set(files)
             except Exception as error:  # a user's file: anything may be wrong with it
                 if held:
                     new.pieces, new.only, new.others = before, held.only, held.others
-                if all(path.exists() for path in files):
-                    problem = problem_of(error, files[0], self.root)
+                if all(file.exists() for file in files):
+                    problem = problem_of(error, path, self.root)
                 else:
                     problem = self._broken.get(unit)  # it went while it was read, which the next look finds out
                     new.state = _UNKNOWN
                 if problem is not None and self._broken.get(unit) != problem:
                     logger.warning("%s%s", problem, "; its last good version stays" if before else "")
             if new.state is state:
-                new.state = (*state[: len(files)], *map(_state, sorted(new.others)))
+                new.state = (*state[: len(files)], *map(state_of, sorted(new.others)))
             if problem is not None and unit.kind != "tools":
                 new.state = _UNKNOWN  # it may lack a file that is none of its own
-        else:
-            self._units.pop(unit, None)
-            if unit.kind == "settings":
-                self._read(unit, files)
         for file in (held.others if held else frozenset()) - new.others:
             self._users[file].discard(unit)
             if not self._users[file]:
@@ -347,12 +359,10 @@ class Workspace:
             if not self._claims.get(key):
                 self._claims.pop(key, None)
             (self._rivals.add if len(self._claims.get(key, ())) > 1 else self._rivals.discard)(key)
-        only = (
-            frozenset().union(*(each.only for each in self._units.values())) if unit.kind == "register" else self._only
-        )
-        if only != self._only:
+        if unit.kind == "register":
+            only = frozenset().union(*(each.only for each in self._units.values()))
+            keys |= self._claims.keys() if only != self._only else set()
             self._only = only
-            keys |= self._claims.keys()
         return keys
 
     def _check(self, pieces: list[Piece], path: Path) -> None:
@@ -443,7 +453,7 @@ class Workspace:
                         items.remove(key)
             if problems != self._problems:
                 self._problems = problems
-                self._catalog.resources.updated(ERRORS, etag=_etag_of(problems))
+                self._catalog.resources.updated(ERRORS, etag=etag_of(problems))
 
     def _fill(self, registries: dict[str, dict[str, Any]], keys: set[tuple[Feature, str]]) -> None:
         for feature, key in keys:
@@ -481,19 +491,6 @@ _KINDS = {"tools": "tools", "prompts": "prompts", "resources": "resources", "tem
 """The SDK's registries by the names that a registration has for them."""
 
 
-def _etag_of(problems: tuple[Problem, ...]) -> str:
-    return canonical([str(each) for each in problems]).hex()
-
-
 def _rank(unit: Unit) -> tuple[bool, Unit]:
     """Who comes first is served: what was registered, then by the path."""
     return (unit.kind != "register", unit)
-
-
-def _state(path: Path) -> tuple[Any, ...]:
-    """What tells without reading it that a file may be another one. The time of the inode can't be set by hand."""
-    try:
-        state = path.stat()
-    except OSError:
-        return (path.name,)
-    return (path.name, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_mode)
