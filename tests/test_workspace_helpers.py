@@ -48,10 +48,11 @@ def test_a_tool_imports_in_its_body_while_another_one_is_loaded(tmp_path: Path, 
 
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_helper_that_was_missing_or_broken_heals_the_tools_that_import_it(tmp_path: Path, is_told: bool) -> None:
+    late = f"_late_{is_told}"  # one that no other folder has
     write(
         tmp_path,
         {
-            "tools/one.py": "import _late_one\ndef one() -> int:\n    return _late_one.value\n",
+            "tools/one.py": f"import {late}\ndef one() -> int:\n    return {late}.value\n",
             "tools/two.py": "import _bad_one\ndef two() -> int:\n    return _bad_one.value\n",
             "tools/_bad_one.py": "good = 1\nvalue = = 2\n",
         },
@@ -60,9 +61,9 @@ def test_a_helper_that_was_missing_or_broken_heals_the_tools_that_import_it(tmp_
     async def scenario(client: Client, workspace: Workspace) -> None:
         assert [str(problem) for problem in workspace.problems] == [
             "tools/_bad_one.py:2: invalid syntax (Python)",
-            "tools/one.py:1: ModuleNotFoundError: No module named '_late_one'",
+            f"tools/one.py:1: ModuleNotFoundError: No module named '{late}'",
         ]
-        healed = {"tools/_late_one.py": "value = 1\n", "tools/_bad_one.py": "value = 2\n"}
+        healed = {f"tools/{late}.py": "value = 1\n", "tools/_bad_one.py": "value = 2\n"}
         write(tmp_path, healed)
         workspace.rescan([tmp_path / name for name in healed] if is_told else None)
         assert workspace.problems == ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -21,6 +21,7 @@ __all__ = [
     "Kind",
     "Unit",
     "is_ignored",
+    "is_python",
     "parents_of",
     "state_of",
     "stem_of",
@@ -38,6 +39,16 @@ class Unit:
     kind: Kind
     key: str
     """The files' common path without their endings, relative to the workspace; a folder's ends with a slash."""
+
+    @property
+    def place(self) -> str:
+        """The folder that its files are in, and for a helper the one that it is there for."""
+        return (self.key.rstrip("/") if self.is_helper else self.key).rpartition("/")[0]
+
+    @property
+    def is_helper(self) -> bool:
+        """Whether it is no tool, but there for the Python tools beside it."""
+        return self.kind == "tools" and self.key.rstrip("/").rpartition("/")[2].startswith("_")
 
 
 REGISTER = Unit("register", "server.d/register")
@@ -62,6 +73,10 @@ def unit_of(path: PurePosixPath) -> Unit | None:
         if parts[1] == "server.meta.json":
             return Unit("settings", "tidings.toml")
     return None
+
+
+def is_python(files: Iterable[Path]) -> bool:
+    return any(path.suffix == ".py" for path in files)
 
 
 def parents_of(key: str) -> list[str]:

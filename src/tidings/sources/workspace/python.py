@@ -14,9 +14,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from mcp.server.mcpserver.exceptions import ToolError
@@ -26,7 +24,7 @@ from pydantic import ValidationError
 from tidings.sources.workspace.pieces import Piece, piece_of
 from tidings.sources.workspace.problems import Broken, broken_member
 
-__all__ = ["load_python", "outdated"]
+__all__ = ["load_python"]
 
 _LOADING_TIME = 10.0
 """Seconds that a file may take to be run; nothing else of the workspace is read meanwhile."""
@@ -44,7 +42,6 @@ class PythonTool(Tool):
 
 def load_python(path: Path, meta: dict[str, Any], said_in: Path | None = None) -> list[Piece]:
     module = _run_in_time(path)
-    files = (path, *_helpers_of(path.parent))
     functions = [value for name, value in vars(module).items() if _is_tool(name, value, module)]
     if not functions:
         raise Broken(path, "no tool in it: a tool is a public function whose parameters have type hints")
@@ -68,7 +65,7 @@ def load_python(path: Path, meta: dict[str, Any], said_in: Path | None = None) -
             tool = PythonTool.from_function(function, **options)
         except Exception as error:  # whatever pydantic or the SDK dislikes of a signature
             raise Broken(path, f"{function.__name__}: {error}", _line_of(function)) from error
-        pieces.append(piece_of(tool, files=files))
+        pieces.append(piece_of(tool))
     return pieces
 
 
@@ -102,97 +99,68 @@ def _run(path: Path) -> types.ModuleType:
     sys.modules[module.__name__] = module
     code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     with _beside(path.parent):
-        _running[path] = _helpers[path.parent]
         exec(code, module.__dict__)  # running the user's own files is what a workspace is for
     return module
 
 
-_helpers: dict[Path, dict[str, tuple[types.ModuleType, Path, int]]] = {}
-"""Modules that tools have imported from beside them, by folder and name, each with the time of its file."""
+_times: dict[str, int] = {}
+"""Of the modules that tools have imported from beside them: when each file was written last."""
 
-_running: dict[Path, dict[str, tuple[types.ModuleType, Path, int]]] = {}
-"""Those of its folder when a tool was run last: all tools there share them."""
-
-
-def outdated(root: Path) -> set[PurePosixPath]:
-    """The tools of a workspace that were run with helpers which those beside them share no more."""
-    old = [path for path, helpers in list(_running.items()) if helpers and helpers is not _helpers[path.parent]]
-    return {PurePosixPath(path.relative_to(root).as_posix()) for path in old if path.is_relative_to(root)}
+_folders: list[str] = []
+"""Those that tools are in."""
 
 
 @contextmanager
 def _beside(folder: Path) -> Iterator[None]:
-    """Let what is imported meanwhile be found in a folder: its own modules and not those of other tools' folders, the
-    ones that are there already, which those beside them share, unless any of them has changed since."""
-    for known in _helpers.values():
-        for name, (module, *_) in known.items():
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
-    own = _helpers.setdefault(folder, {})
-    if any(_time_of(file) != then for _, file, then in own.values()):
-        own = _helpers[folder] = {}  # all of them, since any may use the one that changed
-    sys.modules.update({name: module for name, (module, *_) in own.items()})
-    others = [str(each) for each in _helpers if each != folder]
-    meanwhile = _Meanwhile(others)
-    sys.meta_path.append(meanwhile)
-    sys.path[:] = [*(each for each in sys.path if each not in others and each != str(folder)), str(folder)]
+    """Let what is imported meanwhile be found in a folder first. What was imported there before is shared, unless any
+    of it has changed since."""
+    known = _helpers_in(folder)
+    if any(_time_of(file) != _times.get(file) for file in known.values()):
+        for name in known:  # all of them, since any may use the one that changed
+            sys.modules.pop(name, None)
+        known = {}
+    for name, module in list(sys.modules.items()):
+        # That of another folder, by a name that this one has too.
+        if name not in known and getattr(module, "__file__", None) in _times and _has(folder, name):
+            del sys.modules[name]
+    if str(folder) not in _folders:
+        _folders.append(str(folder))
+    others = [each for each in _folders if each != str(folder)]
+    sys.path[:] = [*(each for each in sys.path if each not in _folders), str(folder), *others]
     importlib.invalidate_caches()
-    before, started = len(sys.modules), time.time_ns()
-    writes = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True  # what is cached is told from what is new by whole seconds only
+    started = time.time_ns()
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # it tells old from new by whole seconds only
     try:
         yield
     finally:
         sys.dont_write_bytecode = writes
-        sys.meta_path.remove(meanwhile)
-        for name, module in [*sys.modules.items()][before:]:
-            file = getattr(module, "__file__", None)
-            if isinstance(file, str) and _folder_of(Path(file)) == folder and not name.startswith("tidings_workspace."):
-                then = _time_of(Path(file))
-                own[name] = (module, Path(file), then if then < started else -1)  # which of both was read?
-        for known in _helpers.values():
-            for name, (module, *_) in known.items():
-                sys.modules.setdefault(name, module)
-        sys.path += [each for each in others if each not in sys.path]
+        for name, file in _helpers_in(folder).items():
+            if name not in known:
+                then = _time_of(file)
+                _times[file] = then if then < started else -1  # which of both was read?
 
 
-class _Meanwhile(MetaPathFinder, Loader):
-    """Finds what tools of other folders import while they run and another one is loaded, in its own thread."""
-
-    def __init__(self, folders: list[str]) -> None:
-        self._folders = folders
-        self._loading = threading.get_ident()
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if threading.get_ident() == self._loading:
-            return None
-        if _known(name) is not None:
-            return ModuleSpec(name, self)
-        return PathFinder.find_spec(name, self._folders) if path is None else None
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
-        return _known(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """It has been."""
+def _helpers_in(folder: Path) -> dict[str, str]:
+    """The names and files of the modules that are from a folder, packages and what is in them included."""
+    place = f"{folder}/"
+    found: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.startswith(place) and not name.startswith("tidings_workspace."):
+            inner = file.removeprefix(place).split("/")
+            if len(inner) == 1 or inner[0] == name.partition(".")[0]:
+                found[name] = file
+    return found
 
 
-def _known(name: str) -> types.ModuleType | None:
-    return next((known[name][0] for known in list(_helpers.values()) if name in known), None)
+def _has(folder: Path, name: str) -> bool:
+    first = name.partition(".")[0]
+    return (folder / f"{first}.py").is_file() or (folder / first / "__init__.py").is_file()
 
 
-def _folder_of(file: Path) -> Path | None:
-    """The tools' folder that a module is from: one may lie in another."""
-    return next((each for each in file.parents if each in _helpers), None)
-
-
-def _helpers_of(folder: Path) -> tuple[Path, ...]:
-    return tuple(file for _, file, _ in _helpers.get(folder, {}).values())
-
-
-def _time_of(file: Path) -> int:
+def _time_of(file: str) -> int:
     try:
-        return file.stat().st_ctime_ns
+        return Path(file).stat().st_ctime_ns
     except OSError:
         return 0
 

@@ -30,11 +30,10 @@ from tidings.observer import Observer
 from tidings.sources.workspace.executable import ExecutableTool
 from tidings.sources.workspace.files import FileContent, load_resources
 from tidings.sources.workspace.follow import Follower
-from tidings.sources.workspace.layout import REGISTER, Inside, Unit, parents_of, state_of, unit_of, walk
+from tidings.sources.workspace.layout import REGISTER, Inside, Unit, is_python, parents_of, state_of, unit_of, walk
 from tidings.sources.workspace.pieces import Piece, piece_of
 from tidings.sources.workspace.problems import Broken, Problem, etag_of, problem_of
 from tidings.sources.workspace.prompts import load_prompts
-from tidings.sources.workspace.python import outdated
 from tidings.sources.workspace.register import Registered, Scripts, scripts_of
 from tidings.sources.workspace.settings import Settings, load_settings
 from tidings.sources.workspace.tools import load_tools
@@ -300,9 +299,11 @@ class Workspace:
         has made old."""
         held = self._units.items() if has_limits else ()
         also = {unit for unit, each in held if any(isinstance(_.component, ExecutableTool) for _ in each.pieces)}
-        if any(unit.key.startswith("tools/_") and any(_.suffix == ".py" for _ in tools[unit]) for unit in tools):
+        changed = {unit.place for unit, files in tools.items() if unit.is_helper and is_python(files)}
+        if changed:
             also |= {unit for unit in self._broken if unit.kind == "tools"}
-        return also | (self._units.keys() & set(map(unit_of, outdated(self.root))))
+            also |= {unit for unit, each in self._units.items() if unit.place in changed and is_python(each.files)}
+        return also & self._units.keys()
 
     def _load(
         self, unit: Unit, files: list[Path], state: tuple[Any, ...], held: _Held | None, inside: Inside
