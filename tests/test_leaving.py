@@ -18,6 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tests.servers.collector import Collector, collecting
 from tests.servers.command import DEADLINE, HELLO, INITIALIZE, board, drop, line_with
+from tests.waiting import until
 from tidings.store import State, StoreBusy
 from tidings.store.sqlite import SQLiteStore
 
@@ -99,14 +100,18 @@ async def test_a_collector_that_never_answers_takes_no_time_from_the_store(board
 
 async def let_go(store: SQLiteStore) -> State:
     """What is in it when the server that has it has closed it."""
-    while True:
+    found: list[State] = []
+
+    def is_free() -> bool:
         try:
-            state = store.open()
+            found.append(store.open())
         except StoreBusy:
-            await asyncio.sleep(0.01)
-        else:
-            store.close()
-            return state
+            return False
+        store.close()
+        return True
+
+    await until(is_free, DEADLINE)
+    return found[0]
 
 
 def left(last_will: str) -> subprocess.CompletedProcess[str]:
