@@ -15,9 +15,9 @@ from time import perf_counter
 
 import uvloop
 
-from tidings.sources.workspace.call import call_executable
-from tidings.sources.workspace.environment import PROGRESS_FD, environment
-from tidings.sources.workspace.process import run_process
+from tidings.workspace.call import call_executable
+from tidings.workspace.environment import PROGRESS_FD, environment
+from tidings.workspace.process import run_process
 
 ROUNDS = 200
 SHELL = "#!/bin/sh\necho hello\n"

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 REQUIRE_ALL = os.environ.get("TIDINGS_REQUIRE_ALL") == "1"
 
-pytest.register_assert_rewrite("tests.promises")  # what the machine asserts is shown with its values, as in a test
+pytest.register_assert_rewrite("tests.support.promises")  # show the values of its assertions, as in a test
 
 # Every setting that Hypothesis' own profiles differ in is named: where it recognises a CI service it has already
 # chosen its own "ci", and a profile inherits whatever is left open from the one in force.

@@ -15,11 +15,11 @@ import anyio.lowlevel
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tests.servers.door import META, Door, Line, modern, open_door, some_server
-from tests.servers.ears import DEADLINE, MODERN
-from tests.servers.lists import LISTED, ids, warm
-from tests.servers.lists import quick_door as door
-from tests.waiting import until
+from tests.support.http_server import META, Door, Line, modern, open_door, some_server
+from tests.support.lists import LISTED, ids, warm
+from tests.support.lists import quick_door as door
+from tests.support.sdk_clients import DEADLINE, MODERN
+from tests.support.waiting import until
 from tidings.lanes.answers import QuickAnswers
 
 __all__ = ["door"]

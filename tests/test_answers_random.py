@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.servers.door import FRONTS, META, Answer, Door, Line, open_door, some_server
-from tests.servers.ears import MODERN
-from tests.servers.lists import LISTED, warm
+from tests.support.http_server import FRONTS, META, Answer, Door, Line, open_door, some_server
+from tests.support.lists import LISTED, warm
+from tests.support.sdk_clients import MODERN
 
 VALUES = {
     "Host": ["127.0.0.1:80", "localhost:1", "evil.example", ""],

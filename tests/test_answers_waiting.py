@@ -11,11 +11,11 @@ import pytest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tests.servers.door import Door, Line, open_door, some_server
-from tests.servers.kinds import Own
-from tests.servers.lists import ids, warm
-from tests.servers.lists import quick_door as door
-from tests.waiting import until
+from tests.support.http_server import Door, Line, open_door, some_server
+from tests.support.kinds import Own
+from tests.support.lists import ids, warm
+from tests.support.lists import quick_door as door
+from tests.support.waiting import until
 from tidings.lanes import answers
 
 __all__ = ["door"]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.waiting import DEADLINE
+from tests.support.waiting import DEADLINE
 from tidings.lanes.bookmarks import Bookmarks
 
 pytestmark = pytest.mark.anyio

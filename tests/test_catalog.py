@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.definitions import PROMPT, RESOURCE, TEMPLATE, TOOL, names
-from tests.published import Published, hear, state, summary
+from tests.support.definitions import PROMPT, RESOURCE, TEMPLATE, TOOL, names
+from tests.support.published import Published, hear, state, summary
 from tidings import AlreadyExists, Catalog, Feature, InvalidItem, NotFound, Operation, Policy, TidingsError
 from tidings.catalog import Items
 from tidings.digest import EMPTY

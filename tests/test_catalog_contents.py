@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.definitions import PROMPT, RESOURCE, TOOL, names
-from tests.published import Published, hear, state, summary
+from tests.support.definitions import PROMPT, RESOURCE, TOOL, names
+from tests.support.published import Published, hear, state, summary
 from tidings import Catalog, Change, Feature, InvalidItem, NotFound, Operation, Policy
 
 ADDED, REMOVED, UPDATED, DELETED = Operation

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.servers.everything import serving
+from tests.support.everything import serving
 from tests.typescript.node import MODULES, needs_node, node
 
 pytestmark = needs_node

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.faults.wire import Stream
-from tests.servers.door import FRONTS, Door, Line, open_door, some_server
-from tests.servers.ears import DEADLINE
-from tests.waiting import until
+from tests.support.faults.wire import Stream
+from tests.support.http_server import FRONTS, Door, Line, open_door, some_server
+from tests.support.sdk_clients import DEADLINE
+from tests.support.waiting import until
 from tidings.lanes.parked import Parked
 
 pytestmark = pytest.mark.anyio

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.servers.certificates import make_certificates
-from tests.servers.receiver import DEADLINE, Delivery, receiving, verify
-from tests.waiting import until
+from tests.support.certificates import make_certificates
+from tests.support.receiver import DEADLINE, Delivery, receiving, verify
+from tests.support.waiting import until
 from tidings import TidingsError
 from tidings.lanes import courier as courier_module
 from tidings.lanes.courier import Courier, check_url, why_not_public

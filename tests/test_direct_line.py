@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults.wire import get_request, open_session
-from tests.loops import anyio_backend
-from tests.servers.streams import Capitals, Labelled, Server, connected, event, rest, serving
+from tests.support.faults.wire import get_request, open_session
+from tests.support.loops import anyio_backend
+from tests.support.streams import Capitals, Labelled, Server, connected, event, rest, serving
 from tidings.lanes.parked import DirectLine
 
 __all__ = ["anyio_backend"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from tests.durables import KEY, Client, Place, add
+from tests.support.durables import KEY, Client, Place, add
 from tidings import Feature, Policy
 from tidings.mailbox import Filter
 

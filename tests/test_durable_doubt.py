@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from tests.durables import KEY, Client, Place, add
+from tests.support.durables import KEY, Client, Place, add
 from tidings import BUSY, Feature, Notification, Policy
 from tidings.hold import LONGEST_HOLD
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.durables import KEY, Client, Place, add
+from tests.support.durables import KEY, Client, Place, add
 from tidings import Feature, LimitReached, TidingsError
 from tidings.durable import SERVER, Durable, Durables, Owner, Webhook
 

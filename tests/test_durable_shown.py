@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.durables import Client, Place
+from tests.support.durables import Client, Place
 from tidings import Cursor, Feature, Version
 
 TOOLS, URI = Feature.TOOLS, "a://b"

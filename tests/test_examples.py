@@ -16,8 +16,8 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
-from tests.servers.command import DEADLINE, GRACE, line_with
-from tests.waiting import until_served
+from tests.support.command import DEADLINE, GRACE, line_with
+from tests.support.waiting import until_served
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

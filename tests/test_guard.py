@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults.wire import get_request, listen_request, modern_request, open_session
-from tests.loops import anyio_backend
-from tests.servers.streams import (
+from tests.support.faults.wire import get_request, listen_request, modern_request, open_session
+from tests.support.loops import anyio_backend
+from tests.support.streams import (
     ANOTHER,
     Capitals,
     Delayed,
@@ -24,7 +24,7 @@ from tests.servers.streams import (
     rest,
     serving,
 )
-from tests.waiting import DEADLINE, until
+from tests.support.waiting import DEADLINE, until
 from tidings.lanes.app import _protocol
 from tidings.lanes.channel import Channel
 from tidings.lanes.guard import Guard

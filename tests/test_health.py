@@ -18,10 +18,10 @@ from mcp.server.mcpserver import MCPServer
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from tests.servers.ears import DEADLINE, KINDS, serving_all
+from tests.support.sdk_clients import DEADLINE, KINDS, serving_all
 from tidings import Live
 from tidings.lanes.health import routes
-from tidings.sources.workspace.workspace import Workspace
+from tidings.workspace.source import Workspace
 
 pytestmark = pytest.mark.anyio
 

@@ -14,9 +14,9 @@ import mcp_types as types
 import pytest
 from mcp.server import Server, ServerRequestContext
 
-from tests.servers.door import FRONTS, Answer, Door, Line, open_door
-from tests.servers.ears import DEADLINE
-from tests.waiting import until
+from tests.support.http_server import FRONTS, Answer, Door, Line, open_door
+from tests.support.sdk_clients import DEADLINE
+from tests.support.waiting import until
 from tidings import Feature, Policy
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import MCPError
 
-from tests.servers.ears import KINDS, MODERN, Ear, open_ear, serving_all, stdio_server
+from tests.support.sdk_clients import KINDS, MODERN, Ear, open_ear, serving_all, stdio_server
 from tidings import Change, Feature, Live, Policy, TidingsError, Version
 from tidings.cursor import Cursor
 from tidings.history import as_json

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests import durables
+from tests.support import durables
 from tidings import BUSY, Feature, Notification, Policy, Reason
 from tidings.counts import Why
 from tidings.hold import LONGEST_HOLD

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from mcp.server.mcpserver import MCPServer
 
+from tests.support.waiting import until
 from tests.test_hold import TOOLS, Client, Place, here
-from tests.waiting import until
 from tidings import Feature, Live, Notification, Topic
 from tidings.hold import LONGEST_HOLD, Crowd
 from tidings.mailbox import Filter

@@ -11,9 +11,9 @@ import anyio
 import httpx2
 import pytest
 
-from tests.servers.ears import DEADLINE
-from tests.servers.wires import LegacyWire
-from tests.waiting import until
+from tests.support.sdk_clients import DEADLINE
+from tests.support.waiting import until
+from tests.support.wire_clients import LegacyWire
 from tidings.store.sqlite import peek
 
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tests.readers import Clock, Reader, add, catalog, clock, reader
+from tests.support.readers import Clock, Reader, add, catalog, clock, reader
 from tidings import Catalog, Feature, Filter, Hub, InvalidPattern, LimitReached, Notification, Policy, Reason
 from tidings.lanes.templates import read_template
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.readers import Clock, Reader, catalog, clock, hub, reader
+from tests.support.readers import Clock, Reader, catalog, clock, hub, reader
 from tidings import BUSY, Catalog, Change, Feature, Hub, Notification, Policy
 
 __all__ = ["catalog", "clock", "hub", "reader"]

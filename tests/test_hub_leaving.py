@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.readers import Clock, Reader, add, catalog, clock, reader
+from tests.support.readers import Clock, Reader, add, catalog, clock, reader
 from tidings import Catalog, Feature, Hub, Policy, Reason, Subscriber, Topic, Version
 from tidings.lanes.templates import read_template
 

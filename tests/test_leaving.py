@@ -16,9 +16,9 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.servers.collector import Collector, collecting
-from tests.servers.command import DEADLINE, HELLO, INITIALIZE, board, drop, line_with
-from tests.waiting import until
+from tests.support.command import DEADLINE, HELLO, INITIALIZE, board, drop, line_with
+from tests.support.otlp_collector import Collector, collecting
+from tests.support.waiting import until
 from tidings.store import State, StoreBusy
 from tidings.store.sqlite import SQLiteStore
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.waiting import DEADLINE, until
+from tests.support.waiting import DEADLINE, until
 from tidings.lanes.lines import _MOMENT, LineReader, LineWriter
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.waiting import DEADLINE, until
+from tests.support.waiting import DEADLINE, until
 from tidings.lanes.lines import LineWriter
 
 pytestmark = pytest.mark.anyio

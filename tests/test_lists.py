@@ -12,10 +12,10 @@ import mcp_types as types
 import pytest
 from mcp.server import Server, ServerRequestContext
 
-from tests.servers.door import FRONTS, META, Door, Line, modern, open_door, some_server
-from tests.servers.ears import LEGACY, MODERN
-from tests.servers.kinds import Own
-from tests.servers.lists import LISTS, changed, counted, door, posted, warm
+from tests.support.http_server import FRONTS, META, Door, Line, modern, open_door, some_server
+from tests.support.kinds import Own
+from tests.support.lists import LISTS, changed, counted, door, posted, warm
+from tests.support.sdk_clients import LEGACY, MODERN
 from tidings.lanes import answers, verdicts
 
 __all__ = ["door"]

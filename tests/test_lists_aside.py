@@ -20,11 +20,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from tests.servers.door import FRONTS, META, Answer, Door, Line, modern, open_door, some_server
-from tests.servers.ears import DEADLINE, LEGACY, MODERN
-from tests.servers.kinds import Own
-from tests.servers.lists import LISTED, Raw, changed, counted, door, listed, posted, warm
-from tests.servers.tokens import authentication
+from tests.support.http_server import FRONTS, META, Answer, Door, Line, modern, open_door, some_server
+from tests.support.kinds import Own
+from tests.support.lists import LISTED, Raw, changed, counted, door, listed, posted, warm
+from tests.support.sdk_clients import DEADLINE, LEGACY, MODERN
+from tests.support.tokens import authentication
 from tidings import Live
 from tidings.lanes.shortcut import front_of
 

@@ -9,11 +9,11 @@ import anyio
 import pytest
 from mcp.server.streamable_http import EventStore
 
-from tests.servers.door import open_door, some_server
-from tests.servers.ears import LEGACY
-from tests.servers.lists import counted, listed
-from tests.servers.tokens import authentication
-from tests.waiting import DEADLINE
+from tests.support.http_server import open_door, some_server
+from tests.support.lists import counted, listed
+from tests.support.sdk_clients import LEGACY
+from tests.support.tokens import authentication
+from tests.support.waiting import DEADLINE
 from tidings import seams
 
 pytestmark = pytest.mark.anyio

@@ -12,8 +12,18 @@ import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.servers.ears import DEADLINE, KINDS, MARKER, MODERN, Ear, listening, open_ear, serving_all, stdio_server
-from tests.servers.wires import LegacyWire, Wire, http, read_answer
+from tests.support.sdk_clients import (
+    DEADLINE,
+    KINDS,
+    MARKER,
+    MODERN,
+    Ear,
+    listening,
+    open_ear,
+    serving_all,
+    stdio_server,
+)
+from tests.support.wire_clients import LegacyWire, Wire, http, read_answer
 
 __all__ = ["http"]
 

@@ -15,9 +15,9 @@ from mcp.client.session import ClientSession
 from mcp.client.stdio import stdio_client
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.servers.cursors import SPRINT, WATCHED, gists, position, told
-from tests.servers.ears import DEADLINE, LEGACY, MODERN, serving_all, stdio_server
-from tests.servers.wires import LegacyWire, Wire, http
+from tests.support.cursors import SPRINT, WATCHED, gists, position, told
+from tests.support.sdk_clients import DEADLINE, LEGACY, MODERN, serving_all, stdio_server
+from tests.support.wire_clients import LegacyWire, Wire, http
 from tidings.frames import BOOKMARK_METHOD, CURSOR_KEY, EXTENSION, FILTER_KEY, RESUME_KEY, SUBSCRIPTION_KEY
 
 __all__ = ["http"]

@@ -9,9 +9,19 @@ import anyio
 import httpx2
 import pytest
 
-from tests.servers.cursors import LISTS, SPRINT, WATCHED, gists, position, told
-from tests.servers.ears import DEADLINE, KINDS, LEGACY, MARKER, MODERN, open_ear, serving, serving_all, stdio_server
-from tests.servers.wires import Wire, http, read_answer
+from tests.support.cursors import LISTS, SPRINT, WATCHED, gists, position, told
+from tests.support.sdk_clients import (
+    DEADLINE,
+    KINDS,
+    LEGACY,
+    MARKER,
+    MODERN,
+    open_ear,
+    serving,
+    serving_all,
+    stdio_server,
+)
+from tests.support.wire_clients import Wire, http, read_answer
 from tidings.frames import CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, REFETCH_KEY, RESUME_KEY, SUBSCRIPTION_KEY
 
 __all__ = ["http"]

@@ -10,9 +10,9 @@ import httpx2
 import mcp_types as types
 import pytest
 
-from tests.servers.cursors import SPRINT, gists, position, told
-from tests.servers.ears import LEGACY, MARKER, MODERN, open_ear, serving_all, stdio_server
-from tests.servers.wires import LegacyWire, Wire, http
+from tests.support.cursors import SPRINT, gists, position, told
+from tests.support.sdk_clients import LEGACY, MARKER, MODERN, open_ear, serving_all, stdio_server
+from tests.support.wire_clients import LegacyWire, Wire, http
 from tidings.frames import CURSOR_KEY, EXTENSION, REFETCH_KEY, RESUME_KEY
 
 __all__ = ["http"]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.faults.wire import PATIENCE, Process, Stream, envelope, listen_request, request, serve
+from tests.support.faults.wire import PATIENCE, Process, Stream, envelope, listen_request, request, serve
 from tidings.delta import Copy
 from tidings.frames import CHANGE_KEY, CURSOR_KEY, FILTER_KEY
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.crowd import (
+from tests.support.faults.crowd import (
     churn,
     deafen,
     fill_carried,
@@ -28,7 +28,7 @@ from tests.faults.crowd import (
     sockets,
     update,
 )
-from tests.faults.wire import (
+from tests.support.faults.wire import (
     ALL,
     HTTP,
     PATIENCE,

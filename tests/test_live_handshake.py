@@ -8,8 +8,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.servers.ears import serving
-from tests.servers.wires import LegacyWire, http
+from tests.support.sdk_clients import serving
+from tests.support.wire_clients import LegacyWire, http
 
 __all__ = ["http"]
 

@@ -28,7 +28,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import BaseModel
 
-from tests.faults.wire import COMMANDS, MODERN, ROOT, Process, Settings, changed, environment, request, serve
+from tests.support.faults.wire import COMMANDS, MODERN, ROOT, Process, Settings, changed, environment, request, serve
 from tidings.model import Feature, Topic, Version
 from tidings.testing import (
     PROMISES,

@@ -12,8 +12,8 @@ import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.servers.ears import DEADLINE, KINDS, MODERN, open_ear, serving, serving_all, stdio_server
-from tests.servers.wires import EVERYTHING, LegacyWire, Wire, http, read_answer
+from tests.support.sdk_clients import DEADLINE, KINDS, MODERN, open_ear, serving, serving_all, stdio_server
+from tests.support.wire_clients import EVERYTHING, LegacyWire, Wire, http, read_answer
 from tidings.frames import CHANGE_KEY, CURSOR_KEY, SUBSCRIPTION_KEY
 
 __all__ = ["http"]

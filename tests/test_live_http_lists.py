@@ -10,8 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.servers.ears import serving_all
-from tests.servers.wires import EVERYTHING, Wire, http, read_answer
+from tests.support.sdk_clients import serving_all
+from tests.support.wire_clients import EVERYTHING, Wire, http, read_answer
 from tidings.frames import CURSOR_KEY
 
 __all__ = ["http"]

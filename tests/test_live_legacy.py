@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.servers.ears import (
+from tests.support.sdk_clients import (
     BOARD,
     DEADLINE,
     ENVIRONMENT,
@@ -30,7 +30,7 @@ from tests.servers.ears import (
     serving_all,
     stdio_server,
 )
-from tests.servers.wires import LegacyWire, http
+from tests.support.wire_clients import LegacyWire, http
 
 __all__ = ["http"]
 
@@ -155,7 +155,7 @@ async def test_the_others_are_told_after_one_has_left(url: str) -> None:
 
 CLIENT = """
 import asyncio, sys
-from tests.servers.ears import listening, open_ear
+from tests.support.sdk_clients import listening, open_ear
 
 async def main():
     async with open_ear(sys.argv[1], sys.argv[2]) as ear, listening(ear, "board://sprint", "board://glob/*"):

@@ -13,7 +13,7 @@ import anyio
 import mcp_types as types
 import pytest
 
-from tests.servers.ears import (
+from tests.support.sdk_clients import (
     DEADLINE,
     KINDS,
     LEGACY,

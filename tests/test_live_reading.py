@@ -13,7 +13,7 @@ from mcp.client import Client
 from mcp.server import Server
 from mcp.server.mcpserver import MCPServer
 
-from tests.waiting import DEADLINE, until
+from tests.support.waiting import DEADLINE, until
 from tidings import Live, TidingsError
 
 pytestmark = pytest.mark.anyio

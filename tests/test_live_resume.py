@@ -30,7 +30,7 @@ from mcp.client.extension import ClientExtension, NotificationBinding
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import BaseModel, ConfigDict, SerializeAsAny
 
-from tests.faults.wire import (
+from tests.support.faults.wire import (
     MODERN,
     OPERATIONS,
     PATIENCE,

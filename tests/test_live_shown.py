@@ -12,7 +12,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
 
-from tests.servers.ears import (
+from tests.support.sdk_clients import (
     DEADLINE,
     MODERN,
     Ear,
@@ -23,11 +23,11 @@ from tests.servers.ears import (
     serving_all,
     stdio_server,
 )
-from tests.servers.wires import LegacyWire, Stream
+from tests.support.wire_clients import LegacyWire, Stream
 from tidings import Live
 from tidings.frames import CHANGE_KEY, CURSOR_KEY
 from tidings.model import Notification
-from tidings.sources.workspace.workspace import Workspace
+from tidings.workspace.source import Workspace
 
 pytestmark = pytest.mark.anyio
 

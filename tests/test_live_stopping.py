@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from tests.faults.crowd import deafen, many, open_legacy, sockets, update
-from tests.faults.wire import ALL, HTTP, PATIENCE, START, How, Settings, envelope, listen, serve
+from tests.support.faults.crowd import deafen, many, open_legacy, sockets, update
+from tests.support.faults.wire import ALL, HTTP, PATIENCE, START, How, Settings, envelope, listen, serve
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.servers.cursors import WATCHED, gists, told
-from tests.servers.ears import DEADLINE, LEGACY, MARKER, MODERN, open_ear, serving_all, stdio_server
-from tests.servers.wires import LegacyWire, Wire, http
+from tests.support.cursors import WATCHED, gists, told
+from tests.support.sdk_clients import DEADLINE, LEGACY, MARKER, MODERN, open_ear, serving_all, stdio_server
+from tests.support.wire_clients import LegacyWire, Wire, http
 from tidings.frames import CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, SUBSCRIPTION_KEY
 
 __all__ = ["http"]

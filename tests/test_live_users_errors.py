@@ -17,8 +17,8 @@ from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
 
-from tests.faults.crowd import open_legacy, update
-from tests.faults.wire import (
+from tests.support.faults.crowd import open_legacy, update
+from tests.support.faults.wire import (
     COMMANDS,
     HTTP,
     LEGACY,

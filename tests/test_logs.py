@@ -16,9 +16,9 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.servers.collector import SECRET, collecting
-from tests.servers.command import DEADLINE, HELLO, TOKEN, board, drop, serving, started
-from tests.servers.wires import LegacyWire
+from tests.support.command import DEADLINE, HELLO, TOKEN, board, drop, serving, started
+from tests.support.otlp_collector import SECRET, collecting
+from tests.support.wire_clients import LegacyWire
 from tidings import Catalog, Feature, Hub, Reason
 from tidings.cli.export import _Complaints as Complaints
 from tidings.cli.export import _endpoint as endpoint

@@ -15,12 +15,12 @@ import pytest
 from mcp import Client
 from rich.console import Console
 
-from tests.servers.collector import SECRET
-from tests.servers.command import DEADLINE, GRACE, board, drop, line_with, started
+from tests.support.command import DEADLINE, GRACE, board, drop, line_with, started
+from tests.support.otlp_collector import SECRET
 from tidings.cli.output import _Plain
 from tidings.cli.status import _Panel, _Snapshot
 from tidings.gate import Principal
-from tidings.sources.workspace.problems import Problem
+from tidings.workspace.problems import Problem
 
 __all__ = ["board"]
 

@@ -1,6 +1,6 @@
 """What waits for a subscriber: a set of topics, not a queue of events, however slow it is."""
 
-from tests.readers import Reader, add, catalog, clock, hub, lines, reader
+from tests.support.readers import Reader, add, catalog, clock, hub, lines, reader
 from tidings import Catalog, Feature, Hub, Journal, Policy, Reason, Version
 
 __all__ = ["catalog", "clock", "hub", "reader"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.readers import Reader, add, catalog, clock, hub, lines, reader
+from tests.support.readers import Reader, add, catalog, clock, hub, lines, reader
 from tidings import Catalog, Change, Feature, Filter, Hub, InvalidPattern, Notification, Topic, Version
 
 __all__ = ["catalog", "clock", "hub", "reader"]

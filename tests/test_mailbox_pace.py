@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.readers import Clock, Reader, add, catalog, clock, hub, lines, reader
+from tests.support.readers import Clock, Reader, add, catalog, clock, hub, lines, reader
 from tidings import Catalog, Feature, Hub, Notification, Policy, Priority
 from tidings.digest import EMPTY
 

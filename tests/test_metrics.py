@@ -18,14 +18,14 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.servers.ears import DEADLINE, MUTED, serving
-from tests.servers.wires import LegacyWire, Stream, Wire
+from tests.support.sdk_clients import DEADLINE, MUTED, serving
+from tests.support.wire_clients import LegacyWire, Stream, Wire
 from tidings import Catalog, Hub, Live, Policy
 from tidings.counts import BOUNDS, Latency, Why
 from tidings.mailbox import Filter
 from tidings.metrics import METRICS, render
-from tidings.sources.workspace.workspace import Workspace
 from tidings.subscriber import BUSY
+from tidings.workspace.source import Workspace
 
 pytestmark = pytest.mark.anyio
 

@@ -13,11 +13,11 @@ import anyio
 import pytest
 from starlette.middleware import Middleware
 
-from tests.faults.wire import Stream
-from tests.loops import anyio_backend
-from tests.servers.ears import DEADLINE
-from tests.servers.opening import EVERYTHING, WHOLE_WAY, listens, opening, response, streams, tried
-from tests.waiting import until
+from tests.support.faults.wire import Stream
+from tests.support.loops import anyio_backend
+from tests.support.opening import EVERYTHING, WHOLE_WAY, listens, opening, response, streams, tried
+from tests.support.sdk_clients import DEADLINE
+from tests.support.waiting import until
 from tidings import Feature, Policy
 from tidings.lanes.answers import known_door
 from tidings.lanes.parked import Parked

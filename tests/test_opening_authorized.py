@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from opentelemetry import trace
 
-from tests.loops import anyio_backend
-from tests.servers.ears import DEADLINE
-from tests.servers.opening import EVERYTHING, TRACE, WHOLE_WAY, listens, opening, response, streams, tried
-from tests.waiting import until
+from tests.support.loops import anyio_backend
+from tests.support.opening import EVERYTHING, TRACE, WHOLE_WAY, listens, opening, response, streams, tried
+from tests.support.sdk_clients import DEADLINE
+from tests.support.waiting import until
 from tidings import Feature
 from tidings.lanes.parked import Parked
 

@@ -11,12 +11,12 @@ import anyio
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tests.faults.wire import Stream
-from tests.loops import anyio_backend
-from tests.servers.door import open_door, some_server
-from tests.servers.ears import DEADLINE
-from tests.servers.opening import WHOLE_WAY, listens, opening, response, streams, tried
-from tests.waiting import until
+from tests.support.faults.wire import Stream
+from tests.support.http_server import open_door, some_server
+from tests.support.loops import anyio_backend
+from tests.support.opening import WHOLE_WAY, listens, opening, response, streams, tried
+from tests.support.sdk_clients import DEADLINE
+from tests.support.waiting import until
 from tidings import LimitReached, Policy
 from tidings.lanes.app import _protocol
 from tidings.lanes.listen import ListenLane

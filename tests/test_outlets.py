@@ -16,8 +16,8 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tests.loops import anyio_backend
-from tests.waiting import DEADLINE, until
+from tests.support.loops import anyio_backend
+from tests.support.waiting import DEADLINE, until
 from tidings.lanes.channel import PARK, Channel, Outlet
 from tidings.lanes.parked import Parked, ParkingProtocol
 from tidings.policy import Policy

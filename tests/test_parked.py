@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults.wire import ALL, listen_request
-from tests.loops import anyio_backend
-from tests.servers.streams import (
+from tests.support.faults.wire import ALL, listen_request
+from tests.support.loops import anyio_backend
+from tests.support.streams import (
     ANOTHER,
     Capitals,
     Delayed,
@@ -27,7 +27,7 @@ from tests.servers.streams import (
     rest,
     serving,
 )
-from tests.waiting import DEADLINE, until
+from tests.support.waiting import DEADLINE, until
 from tidings import Feature, Reason
 from tidings.lanes.channel import Channel
 from tidings.lanes.parked import Parked

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.faults.wire import listen_request
-from tests.loops import anyio_backend
-from tests.servers.certificates import make_certificates
-from tests.servers.streams import ANOTHER, Capitals, Server, check_told, connected, rest, serving
-from tests.waiting import DEADLINE, until
+from tests.support.certificates import make_certificates
+from tests.support.faults.wire import listen_request
+from tests.support.loops import anyio_backend
+from tests.support.streams import ANOTHER, Capitals, Server, check_told, connected, rest, serving
+from tests.support.waiting import DEADLINE, until
 from tidings import Policy
 from tidings.lanes.channel import Channel
 from tidings.lanes.parked import Parked

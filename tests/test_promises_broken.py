@@ -11,9 +11,9 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.promises.draws import ALIEN
-from tests.promises.machine import Machine
-from tests.readers import Clock
+from tests.support.promises.draws import ALIEN
+from tests.support.promises.machine import Machine
+from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Change, Feature, Filter, Hub, Notification, Policy, Subscriber, Topic, Version
 from tidings.index import WatchIndex
 from tidings.journal import Journal

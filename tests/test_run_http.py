@@ -9,7 +9,7 @@ from pathlib import Path
 SCRIPT = """
 import asyncio, logging, os, signal, socket, threading, urllib.request
 from mcp.server.mcpserver import MCPServer
-from tests.waiting import until_served
+from tests.support.waiting import until_served
 from tidings import Live
 
 def ask_and_end(port):

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from tests.servers.door import open_door, some_server
+from tests.support.http_server import open_door, some_server
 from tidings.lanes.answers import QuickAnswers
 from tidings.lanes.channel import PARK
 from tidings.lanes.guard import guard, leave_word

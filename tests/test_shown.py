@@ -11,9 +11,9 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from tests.promises.draws import URIS, topics
-from tests.promises.machine import Machine
-from tests.readers import Clock
+from tests.support.promises.draws import URIS, topics
+from tests.support.promises.machine import Machine
+from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Topic, Version
 from tidings import shown as shown_module
 from tidings.shown import Shown

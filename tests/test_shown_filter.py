@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.readers import Clock, Reader, catalog, clock, hub, reader
+from tests.support.readers import Clock, Reader, catalog, clock, hub, reader
 from tidings import Catalog, Change, Feature, Filter, Hub, Subscriber
 
 __all__ = ["catalog", "clock", "hub", "reader"]

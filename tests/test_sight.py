@@ -12,14 +12,14 @@ import msgspec
 import pytest
 from mcp.server.mcpserver import MCPServer
 
-from tests.servers.ears import MODERN
+from tests.support.sdk_clients import MODERN
 from tidings import Live
 from tidings.delta import Copy
 from tidings.frames import CHANGE_KEY, CURSOR_KEY, Shape, write
 from tidings.model import Feature, Notification
 from tidings.resume import resumed
 from tidings.seams import Watched, registries_of
-from tidings.sources.workspace.workspace import Workspace
+from tidings.workspace.source import Workspace
 
 pytestmark = pytest.mark.anyio
 

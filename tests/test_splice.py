@@ -10,7 +10,7 @@ import anyio
 import httpx2
 import pytest
 
-from tests.servers.everything import serving
+from tests.support.everything import serving
 
 pytestmark = pytest.mark.anyio
 

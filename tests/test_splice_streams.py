@@ -10,9 +10,9 @@ import httpx2
 import pytest
 import sse_starlette
 
-from tests.servers.ears import DEADLINE, serving
-from tests.servers.streams import serving as serving_here
-from tests.servers.wires import LegacyWire, Stream, http
+from tests.support.sdk_clients import DEADLINE, serving
+from tests.support.streams import serving as serving_here
+from tests.support.wire_clients import LegacyWire, Stream, http
 
 __all__ = ["http"]
 

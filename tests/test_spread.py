@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mcp.client import Client
 from mcp.server import CacheHint, MCPServer
 
-from tests.readers import Clock, Reader, add
+from tests.support.readers import Clock, Reader, add
 from tidings import Catalog, Hub, Live, Notification, Policy
 from tidings.model import Feature
 

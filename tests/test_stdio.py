@@ -17,8 +17,8 @@ from typing import IO, Any
 
 import pytest
 
-from tests.faults.wire import Watch
-from tests.servers.ears import BOARD, DEADLINE, ENVIRONMENT, LEGACY, MODERN, listening, open_ear, stdio_server
+from tests.support.faults.wire import Watch
+from tests.support.sdk_clients import BOARD, DEADLINE, ENVIRONMENT, LEGACY, MODERN, listening, open_ear, stdio_server
 from tidings.frames import CHANGE_KEY, CURSOR_KEY
 
 LONG = 3600.0

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from tests.stores import Server, die, fill
+from tests.support.stores import Server, die, fill
 from tidings import Catalog, Feature, Policy, Version
 from tidings.durable import Durable, Webhook
 from tidings.store import Batch, State, Store, StoreBusy

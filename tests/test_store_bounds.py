@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from tests.stores import Server
+from tests.support.stores import Server
 from tidings import Feature, Policy, Version
 from tidings.durable import Durable
 from tidings.store import StoreError, sqlite

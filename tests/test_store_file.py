@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.stores import Server, die, fill, written
+from tests.support.stores import Server, die, fill, written
 from tidings import Feature
 from tidings.durable import Durable
 from tidings.store import Batch, StoreBroken, StoreBusy, StoreError, lock, packed, sqlite

@@ -19,8 +19,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.servers.folder import DEADLINE, URIS, Client, Folder, Server, Way, here, on
-from tests.waiting import until
+from tests.support.folder import DEADLINE, URIS, Client, Folder, Server, Way, here, on
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -16,8 +16,7 @@ import anyio
 import httpx2
 import pytest
 
-from tests.servers.ears import MODERN
-from tests.servers.folder import (
+from tests.support.folder import (
     CHANGE,
     CURSOR,
     DEADLINE,
@@ -31,8 +30,9 @@ from tests.servers.folder import (
     listening,
     on,
 )
-from tests.servers.wires import Stream, Wire, read_answer
-from tests.waiting import until
+from tests.support.sdk_clients import MODERN
+from tests.support.waiting import until
+from tests.support.wire_clients import Stream, Wire, read_answer
 from tidings.store.sqlite import peek
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.readers import Clock, Reader, add, catalog, clock, hub, reader
+from tests.support.readers import Clock, Reader, add, catalog, clock, hub, reader
 from tidings import BUSY, Catalog, Feature, Hub, Notification, Policy, Reason, Topic
 
 __all__ = ["catalog", "clock", "hub", "reader"]

@@ -11,9 +11,9 @@ import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.servers.ears import MODERN, Ear, open_ear, serving_all, stdio_server
-from tests.servers.receiver import receiving, verify
-from tests.servers.wires import Wire, read_answer
+from tests.support.receiver import receiving, verify
+from tests.support.sdk_clients import MODERN, Ear, open_ear, serving_all, stdio_server
+from tests.support.wire_clients import Wire, read_answer
 
 pytestmark = pytest.mark.anyio
 

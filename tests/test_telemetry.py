@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.servers.ears import (
+from tests.support.sdk_clients import (
     DEADLINE,
     KINDS,
     MARKER,
@@ -29,8 +29,8 @@ from tests.servers.ears import (
     serving_all,
     stdio_server,
 )
-from tests.servers.watched import BROKEN
-from tests.servers.wires import LegacyWire, http
+from tests.support.telemetry import BROKEN
+from tests.support.wire_clients import LegacyWire, http
 from tidings import Catalog, Feature, Hub, Notification
 from tidings.frames import Shape, write
 from tidings.metrics import METRICS

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.servers.ears import DEADLINE
+from tests.support.sdk_clients import DEADLINE
 from tidings import BUSY, Feature, Live, Notification, Policy
 from tidings.durable import Durable
 from tidings.telemetry import Telemetry, context_of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.readers import Clock
+from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Feature, Filter, Hub, LimitReached, Notification, Operation, Policy, Topic, Version
 from tidings.frames import Shape, write
 from tidings.testing import (

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers.ears import ENVIRONMENT, KINDS, MARKER, MODERN, Heard, serving, stdio_server
+from tests.support.sdk_clients import ENVIRONMENT, KINDS, MARKER, MODERN, Heard, serving, stdio_server
 from tests.typescript.node import needs_node, node
 from tidings.frames import CHANGE_KEY, SUBSCRIPTION_KEY
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.servers.certificates import make_certificates
-from tests.servers.hooks import lively, marked, nothing, open_webhook, webhook
-from tests.servers.receiver import Delivery, receiving, verify
-from tests.waiting import until
+from tests.support.certificates import make_certificates
+from tests.support.hooks import lively, marked, nothing, open_webhook, webhook
+from tests.support.receiver import Delivery, receiving, verify
+from tests.support.waiting import until
 from tidings import Feature, LimitReached, Principal, TidingsError
 from tidings.durable import SERVER, Durable, Webhook
 from tidings.lanes.signature import new_secret

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from tests.servers.hooks import lively, marked, nothing, open_webhook, webhook
-from tests.servers.receiver import DEADLINE, receiving
-from tests.waiting import until
+from tests.support.hooks import lively, marked, nothing, open_webhook, webhook
+from tests.support.receiver import DEADLINE, receiving
+from tests.support.waiting import until
 from tidings import Notification
 from tidings.durable import SERVER
 from tidings.lanes.signature import new_secret

@@ -11,10 +11,10 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from msgspec.structs import replace
 
-from tests.servers.command import ran
-from tests.servers.hooks import lively, nothing, open_webhook, webhook
-from tests.servers.receiver import Delivery, Receiver, receiving, verify
-from tests.waiting import DEADLINE, until
+from tests.support.command import ran
+from tests.support.hooks import lively, nothing, open_webhook, webhook
+from tests.support.receiver import Delivery, Receiver, receiving, verify
+from tests.support.waiting import DEADLINE, until
 from tidings import Feature, Live, Policy
 from tidings.durable import SERVER, Durable, Webhook
 from tidings.lanes.courier import Courier, Outcome

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.readers import Clock
+from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Hub, Notification, Policy, Version
 from tidings.cursor import Cursor
 from tidings.frames import CHANGE_KEY, CURSOR_KEY, Shape, write

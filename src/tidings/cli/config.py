@@ -176,7 +176,7 @@ def config(
 
 def _name(folder: Path) -> str:
     from tidings.errors import TidingsError
-    from tidings.sources.workspace.settings import load_settings
+    from tidings.workspace.settings import load_settings
 
     root = folder.resolve()
     try:

@@ -10,7 +10,7 @@ from tidings.cli.output import fail, stdout_is_set_aside
 from tidings.cli.startup import made_to_stay
 
 if TYPE_CHECKING:
-    from tidings.sources.workspace.workspace import Workspace
+    from tidings.workspace.source import Workspace
 
 __all__ = ["check_folder", "open_workspace", "state_file"]
 
@@ -28,7 +28,7 @@ def check_folder(folder: Path) -> None:
 def open_workspace(folder: Path, **options: float) -> Workspace:
     check_folder(folder)
     with made_to_stay(), stdout_is_set_aside():
-        from tidings.sources.workspace.workspace import Workspace
+        from tidings.workspace.source import Workspace
 
         return Workspace(folder, **options)
 

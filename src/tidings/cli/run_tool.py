@@ -17,7 +17,7 @@ from tidings.cli.output import fail, print_json, print_text, say, stdout_is_set_
 if TYPE_CHECKING:
     from mcp_types import CallToolResult
 
-    from tidings.sources.workspace.workspace import Workspace
+    from tidings.workspace.source import Workspace
 
 __all__ = ["run_tool"]
 

@@ -32,7 +32,7 @@ from tidings.leaving import leave
 if TYPE_CHECKING:
     from tidings.lanes.health import Audience
     from tidings.live import Live
-    from tidings.sources.workspace.workspace import Workspace
+    from tidings.workspace.source import Workspace
 
 __all__ = ["serve"]
 

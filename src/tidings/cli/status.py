@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 from tidings.cli.output import counted
 from tidings.logged import change_name, plain, topic_name
 from tidings.model import Change, Feature, Operation
-from tidings.sources.workspace.problems import Problem
-from tidings.sources.workspace.workspace import ERRORS
+from tidings.workspace.problems import Problem
+from tidings.workspace.source import ERRORS
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from tidings.live import Live
-    from tidings.sources.workspace.workspace import Workspace
+    from tidings.workspace.source import Workspace
 
 __all__ = ["items_of", "shown"]
 

@@ -12,8 +12,8 @@ from tidings.cli.startup import made_to_stay
 
 if TYPE_CHECKING:
     from tidings.live import Live
-    from tidings.sources.workspace.workspace import Workspace
     from tidings.store.keeper import Keeper
+    from tidings.workspace.source import Workspace
 
 __all__ = ["POLL", "make_live", "read_arguments", "serve_stdio"]
 

@@ -14,8 +14,8 @@ from tidings.cli.folder import open_workspace
 from tidings.cli.output import counted, print_json
 
 if TYPE_CHECKING:
-    from tidings.sources.workspace.problems import Problem
-    from tidings.sources.workspace.workspace import Workspace
+    from tidings.workspace.problems import Problem
+    from tidings.workspace.source import Workspace
 
 __all__ = ["validate"]
 
@@ -54,7 +54,7 @@ def validate(
 
 def _counts(workspace: Workspace) -> dict[str, int]:
     from tidings.model import Feature
-    from tidings.sources.workspace.workspace import ERRORS
+    from tidings.workspace.source import ERRORS
 
     listed = {feature.value: workspace.list_now(feature) for feature in Feature}
     return {name: sum(item.get("uri") != ERRORS for item in items) for name, items in listed.items()}
@@ -62,8 +62,8 @@ def _counts(workspace: Workspace) -> dict[str, int]:
 
 def _not_executable(workspace: Workspace) -> list[Problem]:
     """Scripts that begin with `#!` but can't be run: served as nothing, and without a word."""
-    from tidings.sources.workspace.layout import META
-    from tidings.sources.workspace.problems import Problem
+    from tidings.workspace.loader import META
+    from tidings.workspace.problems import Problem
 
     tools = workspace.root / "tools"
     if not tools.is_dir():

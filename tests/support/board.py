@@ -1,0 +1,61 @@
+"""The server of the Live tests: one small board, as each kind of server, on either transport.
+
+    python tests/support/board.py KIND TRANSPORT [OPTIONS]
+
+Clients change it through its tool `change`: `what` names a method of the board (those of every kind are in `verbs.py`,
+those of one in `kinds.py`), `args` are its arguments, and `where` says where it runs: in the request, on a worker
+thread of the request, later on the event loop, or on a thread that knows nothing of any request. It answers with JSON:
+what the method returned, or the error by its class and text.
+
+OPTIONS is a JSON object: `policy` (knobs), `deny` (topics refused by principal, "*" for nobody in particular),
+`asks` ("sync" or "async": how `authorize` is written), `auth` (tokens are needed, `tokens.py`), `shared_lists`,
+`middleware` (the server has one of its own), `only` (the features of a low-level server), `late` (its tools are listed
+as they were before the next refresh), `terms` (by principal, "*" for nobody in particular), `app` (options of the HTTP
+app) and `telemetry` (a mode of `watched.py`, or false for none).
+On HTTP the first line of standard output is the port.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import sys
+from typing import Any
+
+import uvicorn
+
+from tests.support.kinds import BOARDS
+from tests.support.tokens import authentication
+from tidings import live
+from tidings.lanes.app import serve_app
+
+
+def main() -> None:
+    # Nothing hangs here, so the lists are waited for, however long a busy machine takes to read them the first time.
+    live._READING_TIME = 60.0
+    kind, transport, *rest = sys.argv[1:]
+    options: dict[str, Any] = json.loads(rest[0]) if rest else {}
+    logging.basicConfig(level=options.get("log", "WARNING"), format="%(name)s %(levelname)s %(message)s")
+    board = BOARDS[kind](options)
+    if transport == "stdio":
+        board.live.run("stdio")
+        return
+    listener = socket.create_server(("127.0.0.1", 0))
+    # A low-level server is given its authentication together with the app.
+    needs = authentication() if options.get("auth") and kind == "lowlevel" else {}
+    app = board.live.http_app(**options.get("app", {}), **needs)
+    # On the wire before anything is served: the backlog keeps whoever connects at once.
+    sys.stdout.write(f"{listener.getsockname()[1]}\n")
+    sys.stdout.flush()
+    if options.get("own"):
+        serve_app(app, sockets=[listener], log_level="warning")
+        return
+    # With this parser nothing is parked: as any ASGI server is to us.
+    parser = options.get("parser", "h11")
+    config = uvicorn.Config(app, http=parser, log_level="warning", timeout_graceful_shutdown=1)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""A server process for the fault tests, with routes that show its internal state.
+
+Started as `uvicorn tests.support.faults.app:app`, or `python -m tests.support.faults.app http` (or `stdio`). Each test
+passes its settings as the JSON of `Settings` in the environment variable `TIDINGS_FAULTS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import sys
+import time
+from collections import Counter
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+import msgspec
+from mcp.server import Server, ServerRequestContext
+from mcp.server.auth.provider import AccessToken
+from mcp.server.auth.settings import AuthSettings
+from mcp.server.mcpserver import MCPServer
+from pydantic import AnyHttpUrl
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tests.support.faults.wire import ENVIRONMENT, OPERATIONS, RECORD, STATE, WATCHED, Settings
+from tidings import Live, Policy, live
+from tidings.gate import Principal
+from tidings.model import Change, Feature, Notification, Topic
+
+
+class Board:
+    """One server, made live."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.lists_fail = settings.lists_fail
+        self._broken: set[str] = set()
+        self.changed: list[tuple[int, Change]] = []
+        """What the catalog committed, each with the machine's monotonic time, before anybody was told."""
+        self._file: FileIO | None = None
+        if settings.is_lowlevel:
+            self.server: Any = Server("board", on_list_tools=self._list_tools, on_call_tool=self._call_tool)
+            settings.options["custom_starlette_routes"] = self._routes()
+        else:
+            self.server = MCPServer("board", **(_guard() if settings.is_guarded else {}))
+            self.server.add_tool(_echo, name="echo")
+            self.server.add_tool(self.change, name="change")
+            self.server.add_tool(self.record, name="record")
+            for route in self._routes():
+                self.server.custom_route(route.path, methods=["GET", "POST"])(route.endpoint)
+        if settings.has_middleware:
+            lowlevel = self.server if settings.is_lowlevel else self.server._lowlevel_server
+            lowlevel.middleware.append(_let_through)
+        if not settings.lists_fail:
+            live._READING_TIME = 60.0  # nothing hangs, so the lists are waited for, however busy the machine is
+        self.live = Live(
+            self.server,
+            policy=Policy(**settings.policy),
+            authorize=_broken_authorize if settings.is_broken else _authorize if settings.is_guarded else None,
+            first=_broken_hook if settings.is_broken else None,
+            last=_broken_hook if settings.is_broken else None,
+            store=Path(settings.folder, STATE) if settings.folder else None,
+        )
+        if settings.is_broken:
+            self.live.catalog.follow(_broken_sink)
+            self.live.hub.subscribe(_broken_callback, *Feature)
+        self.live.catalog._sinks = (self._note, *self.live.catalog._sinks)
+        if settings.folder:
+            self._file = FileIO(Path(settings.folder, RECORD), "ab")
+            self._go_on(Path(settings.folder, OPERATIONS))
+
+    # What may be changed
+
+    def change(self, operations: list[dict[str, Any]]) -> int:
+        """Carry out operations such as `{"do": "update", "of": "tools", "key": "echo", "text": "…"}`."""
+        for operation in operations:
+            self._change(**operation)
+        return self.live.catalog.revision
+
+    def record(self, start: int = 0) -> list[Any]:
+        """The changes from the nth on: time, and what `Changed` takes."""
+        return [_row(at, change) for at, change in self.changed[start:]]
+
+    def _go_on(self, path: Path) -> None:
+        """Have what earlier processes had, as any server has its items before its clients come."""
+        items: dict[tuple[str, str], dict[str, Any]] = {}
+        contents: dict[str, dict[str, Any]] = {}
+        for each in msgspec.json.decode(path.read_bytes()) if path.exists() else ():
+            do, of, key = each["do"], each["of"], each["key"]
+            if do in ("remove", "deleted"):
+                items.pop((of, key), None)
+            if do in ("add", "update"):
+                items[of, key] = each | {"do": "add"}
+            if do in ("updated", "deleted"):
+                contents[key] = each
+            elif do == "add" and contents.get(key, {}).get("do") == "deleted":
+                del contents[key]
+        for each in items.values():
+            self._change(**each)
+        for each in contents.values():
+            # Of a content without an etag nobody knows what it was.
+            if each["text"] or each["do"] == "deleted":
+                self._change(**each)
+
+    def _change(self, do: str, of: str, key: str, text: str = "", size: int = 0) -> None:
+        live = self.live
+        if size:
+            text = text.ljust(size, "x")
+        if do == "cut":
+            self._cut(int(text) if text else None)
+        elif do == "fail":
+            self.lists_fail = text
+        elif do == "updated":
+            live.resources.updated(key, etag=text or None)
+        elif do == "deleted":
+            live.resources.deleted(key)
+        elif do == "remove":
+            getattr(live, of).remove(key)
+        elif do == "update":
+            getattr(live, of).update(key, description=text)
+        elif self.settings.is_lowlevel:
+            getattr(live, of).add({"name": key, "description": text}, handler=_echo)
+        else:
+            options = {"uri": key, "name": key} if of == "resources" else {"name": key}
+            getattr(live, of).add(_nothing, description=text, **options)
+
+    def _cut(self, number: int | None) -> None:
+        """End a legacy stream, or all of them. Its connection breaks, and whatever is written from now on is lost; the
+        next time the stream just ends, because the SDK's client gives up after two that break in a row."""
+        splice = self.live.splice
+        found = [(key, each) for key, each in splice._sessions.items() if each.channel is not None]
+        for session_id, session in found if number is None else found[number % (len(found) or 1) :][:1]:
+            assert session.channel is not None
+            # A client that has read no event can't say which one was the last.
+            if session_id in self._broken or session._sent.count < 5:
+                self._broken.discard(session_id)
+                splice._ends[session.channel][0].set()
+            else:
+                self._broken.add(session_id)
+                assert session.channel._transport is not None
+                os_socket = socket.socket(fileno=os.dup(session.channel._transport.get_extra_info("socket").fileno()))
+                with os_socket:
+                    os_socket.shutdown(socket.SHUT_WR)
+
+    def _note(self, changes: tuple[Change, ...]) -> None:
+        now = time.monotonic_ns()
+        self.changed += [(now, change) for change in changes]
+        if self._file is not None:
+            self._file.write(b"".join(msgspec.json.encode(_row(now, change)) + b"\n" for change in changes))
+
+    # The low-level server's own handlers
+
+    async def _list_tools(
+        self, ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        if self.lists_fail == "hang":
+            await asyncio.Event().wait()
+        elif self.lists_fail:
+            raise RuntimeError("the user's list handler is broken")
+        return types.ListToolsResult(tools=[types.Tool(name="echo", input_schema={"type": "object"})])
+
+    async def _call_tool(
+        self, ctx: ServerRequestContext[Any, Any], params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        text = str((params.arguments or {}).get("text"))
+        return types.CallToolResult(content=[types.TextContent(type="text", text=text)])
+
+    # Looking inside
+
+    def _routes(self) -> list[Route]:
+        return [
+            Route("/state", self._serve_state, methods=["GET"]),
+            Route("/change", self._serve_change, methods=["POST"]),
+            Route("/record", self._serve_record, methods=["GET"]),
+        ]
+
+    async def _serve_state(self, request: Request) -> Response:
+        return JSONResponse(self.state() | (self.objects() if "deep" in request.query_params else {}))
+
+    async def _serve_change(self, request: Request) -> Response:
+        return JSONResponse(self.change(await request.json()))
+
+    async def _serve_record(self, request: Request) -> Response:
+        return JSONResponse(self.record(int(request.query_params.get("start", 0))))
+
+    def state(self) -> dict[str, Any]:
+        live = self.live
+        found = {id(each): each for _, watching in live.hub.subscriptions() for each in watching}
+        return {
+            "subscribers": len(live.hub),
+            "streams": live.gate.count,
+            "listening": len(live.listen),
+            "spliced": len(live.splice),
+            "stuck": sum(not each.is_ready for each in found.values()),
+            "pending": {each.label: each.pending for each in found.values()},
+            "most_pending": max((each.pending for each in found.values()), default=0),
+            "tasks": len(asyncio.all_tasks()),
+        }
+
+    @staticmethod
+    def objects() -> dict[str, Any]:
+        """What is kept for each client, counted one by one: nothing can hide here as it can in a process's size."""
+        gc.collect()
+        kinds = Counter(type(each).__name__ for each in gc.get_objects())
+        return {"objects": {kind: kinds[kind] for kind in _COUNTED}}
+
+
+_COUNTED = (
+    "Subscriber",
+    "Mailbox",
+    "Entry",
+    "Channel",
+    "Parked",
+    "ListenStream",
+    "SplicedSession",
+    "_Pump",
+    "RequestResponseCycle",
+)
+
+
+def _row(at: int, change: Change) -> list[Any]:
+    return [
+        at,
+        change.topic.value if isinstance(change.topic, Feature) else None,
+        *msgspec.to_builtins(
+            (change.key, change.version, change.previous, change.operation),
+        ),
+        change.before.digest if change.before else None,
+        change.item.digest if change.item else None,
+    ]
+
+
+def _echo(text: str = "") -> str:
+    return text
+
+
+def _nothing() -> str:
+    return ""
+
+
+class _AnyToken:
+    async def verify_token(self, token: str) -> AccessToken:
+        claims = {"sub": f"subject of {token}", "iss": "https://issuer.example"}
+        return AccessToken(token=token, client_id=f"client of {token}", scopes=["read"], claims=claims)
+
+
+def _guard() -> dict[str, Any]:
+    issuer = AnyHttpUrl("https://issuer.example")
+    settings = AuthSettings(issuer_url=issuer, resource_server_url=None, required_scopes=["read"])
+    return {"auth": settings, "token_verifier": _AnyToken()}
+
+
+def _authorize(principal: Principal | None, topic: Topic) -> bool:
+    return principal is not None
+
+
+def _broken_authorize(principal: Principal | None, topic: Topic) -> bool:
+    if topic == WATCHED or isinstance(topic, Feature):
+        return True
+    raise RuntimeError("the user's authorize is broken")
+
+
+def _broken_hook(topic: Topic) -> None:
+    raise RuntimeError("the user's hook is broken")
+
+
+def _broken_sink(changes: tuple[Change, ...]) -> None:
+    raise RuntimeError("a sink of the catalog is broken")
+
+
+def _broken_callback(notification: Notification) -> None:
+    raise RuntimeError("the user's callback is broken")
+
+
+async def _let_through(ctx: Any, call_next: Any) -> Any:
+    return await call_next(ctx)
+
+
+async def _pass_on(request: Request, call_next: Any) -> Response:
+    response: Response = await call_next(request)
+    return response
+
+
+board = Board(msgspec.json.decode(os.environ.get(ENVIRONMENT, "{}"), type=Settings))
+if __name__ != "__main__":
+    app = board.live.http_app(**board.settings.options)
+    if board.settings.is_wrapped:
+        app.add_middleware(BaseHTTPMiddleware, dispatch=_pass_on)
+elif sys.argv[1] == "stdio":
+    board.live.run("stdio")
+else:
+    board.live.run("http", port=0, **board.settings.options)

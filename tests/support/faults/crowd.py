@@ -1,0 +1,165 @@
+"""Many clients at once, well-behaved and not, and what they have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import Any
+
+from tests.support.faults.wire import (
+    ALL,
+    PATIENCE,
+    Process,
+    Stream,
+    close_session,
+    deaf,
+    get_request,
+    listen,
+    listen_request,
+    open_session,
+)
+
+AT_ONCE = 25
+"""Connections that are opened side by side: more would only queue in the server."""
+
+
+def update(number: int, size: int = 0) -> dict[str, Any]:
+    """Another description for a tool: everyone who listens to tools is told."""
+    return {"do": "update", "of": "tools", "key": "echo", "text": f"{number} ", "size": size}
+
+
+async def many(count: int, open_one: Any) -> list[Any]:
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(number: int) -> Any:
+        async with gate, asyncio.timeout(PATIENCE):
+            return await open_one(number)
+
+    return list(await asyncio.gather(*map(one, range(count))))
+
+
+async def open_legacy(port: int) -> Stream:
+    stream = await Stream.open(port, get_request(await open_session(port)))
+    assert stream.status == 200, stream.status
+    return stream
+
+
+@contextmanager
+def sockets(opened: list[socket.socket]) -> Iterator[list[socket.socket]]:
+    with ExitStack() as stack:
+        for each in opened:
+            stack.enter_context(each)
+        yield opened
+
+
+async def deafen(server: Process, listening: int, sessions: int, size: int = 60_000) -> list[socket.socket]:
+    """Open streams that nobody reads, and send until every one of them is full, or has been cut off for it."""
+    ids = await many(sessions, lambda _: open_session(server.port))
+    before = await server.state()
+    opened = [deaf(server.port, listen_request(number)) for number in range(listening)]
+    opened += [deaf(server.port, get_request(session_id)) for session_id in ids]
+    await server.until(
+        lambda state: state["subscribers"] + state["spliced"] == before["subscribers"] + before["spliced"] + len(opened)
+    )
+    ready = before["subscribers"] - before["stuck"]  # a session is not ready until its stream is open
+    for number in range(0, 1_000, 5):
+        await server.change(*(update(number + each, size) for each in range(5)))
+        state = await server.state()
+        if state["subscribers"] - state["stuck"] == ready:
+            return opened
+    raise AssertionError("the readers never became full")
+
+
+class Readers:
+    """Clients that read, and note when."""
+
+    def __init__(self, server: Process, streams: list[Stream]) -> None:
+        self._server = server
+        self._streams = streams
+        self._number = 0
+
+    async def round(self, size: int) -> float:
+        """Seconds from a change until the last of them has heard of it."""
+        self._number += 1
+        start = time.perf_counter()
+        hearing = [asyncio.ensure_future(self._hear(stream, f"{self._number} ")) for stream in self._streams]
+        await self._server.change(update(self._number, size))
+        async with asyncio.timeout(PATIENCE):
+            heard = await asyncio.gather(*hearing)
+        return max(heard) - start
+
+    async def _hear(self, stream: Stream, text: str) -> float:
+        while True:
+            event = await stream.event()
+            assert event is not None
+            if event["params"]["tool"]["description"].startswith(text):
+                return time.perf_counter()
+
+
+@asynccontextmanager
+async def readers(server: Process, count: int) -> AsyncIterator[Readers]:
+    streams = await many(count, lambda number: listen(server.port, f"reader {number}"))
+    try:
+        yield Readers(server, streams)
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+async def fill_carried(server: Process, count: int, wanted: Mapping[str, Any] = ALL) -> list[socket.socket]:
+    """As `deafen`, but here every subscriber is busy for a moment after each change, so that only much is enough."""
+    before = await server.state()
+    opened = [deaf(server.port, listen_request(number, wanted)) for number in range(count)]
+    await server.until(lambda state: state["subscribers"] == before["subscribers"] + count)
+    for number in range(100):
+        await server.change(update(number, 60_000))
+    await server.until(lambda state: state["stuck"] >= count and state["most_pending"] == 1)
+    return opened
+
+
+async def read_until(client: socket.socket, text: bytes) -> bytes:
+    client.setblocking(False)
+    read = b""
+    async with asyncio.timeout(PATIENCE):
+        while text not in read or not read.endswith(b"\r\n\r\n\r\n"):
+            read += await asyncio.get_running_loop().sock_recv(client, 1 << 16)
+    return read
+
+
+async def quiet(server: Process) -> dict[str, Any]:
+    await server.until(lambda state: state["subscribers"] == state["streams"] == state["spliced"] == 0)
+    # The last connections close in their own time.
+    await server.until(lambda state: state["objects"]["RequestResponseCycle"] == 1, is_deep=True)
+    return await server.state(is_deep=True)
+
+
+async def churn(server: Process, streams: int, sessions: int) -> None:
+    reset = struct.pack("ii", 1, 0)
+
+    async def come_and_go(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        sent = listen_request(number, ALL | {"resourceSubscriptions": [f"board://{number}", "board://all/**"]})
+        way = number % 20
+        writer.write(sent if way else sent[: number % len(sent)])  # some are gone before they have asked
+        if way > 1:  # and some before they are answered
+            await reader.readuntil(b"acknowledged")
+        if way % 2:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        writer.close()
+        if number % 500 == 0:
+            await server.change(update(number))
+
+    async def meet(number: int) -> None:
+        session_id = await open_session(server.port)
+        stream = await Stream.open(server.port, get_request(session_id))
+        if number % 2:
+            stream.close()
+        await close_session(server.port, session_id)
+        stream.close()
+
+    await many(streams, come_and_go)
+    await many(sessions, meet)

@@ -1,0 +1,254 @@
+"""A live server on a real socket in the test's own event loop, and a client that writes and reads bare bytes.
+
+Two fronts: plain ASGI, as under `uvicorn app:app`, and the connection of our own process. What went through the SDK and
+what was answered at the connection is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import anyio
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.prompts import Prompt
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tests.support.sdk_clients import DEADLINE, MODERN
+from tests.support.waiting import until
+from tidings import Live, Policy
+from tidings.lanes.app import _protocol
+from tidings.lanes.front import Front
+
+__all__ = ["FRONTS", "Answer", "Door", "Line", "modern", "open_door", "some_server"]
+
+FRONTS = ("asgi", "connection")
+META = {
+    "io.modelcontextprotocol/protocolVersion": MODERN,
+    "io.modelcontextprotocol/clientInfo": {"name": "dör", "version": "1"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+
+
+class Answer(NamedTuple):
+    status: bytes
+    headers: list[tuple[bytes, bytes]]
+    """In their order, but for the date."""
+    body: bytes
+
+
+def some_server(**options: Any) -> MCPServer[Any]:
+    """One of everything that can be listed."""
+    server: MCPServer[Any] = MCPServer("door", log_level="CRITICAL", **options)
+
+    @server.tool()
+    def weather(city: str, days: int = 3) -> str:
+        """Of a city: 100 % — grüße."""
+        return city
+
+    @server.tool()
+    def clock() -> str:
+        return "12"
+
+    server.add_prompt(Prompt.from_function(weather, name="greet"))
+    server.resource("door://r")(clock)
+    server.resource("door://t/{city}", name="detail")(lambda city: city)
+    return server
+
+
+def modern(method: str, request_id: Any = 1, *, params: Any = None, **envelope: Any) -> bytes:
+    """The body of a modern request."""
+    message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": {"_meta": META, **(params or {})}}
+    return json.dumps({**message, **envelope}).encode()
+
+
+@dataclass
+class Line:
+    """One connection."""
+
+    port: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def head(self, body: bytes, headers: Mapping[str, str | None], start: str) -> bytes:
+        named = {
+            "Host": f"127.0.0.1:{self.port}",
+            "Accept": "application/json, text/event-stream",
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            **headers,
+        }
+        lines = [start, *(f"{name}: {value}" for name, value in named.items() if value is not None)]
+        return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+    def request(self, body: bytes, /, **headers: str | None) -> bytes:
+        """The bytes of a request; `_` in the name of a header stands for `-`, and `start` is its first line."""
+        start = headers.pop("start", None) or "POST /mcp HTTP/1.1"
+        return self.head(body, {name.replace("_", "-"): value for name, value in headers.items()}, start) + body
+
+    def asks(self, method: str, request_id: Any = 1, params: Any = None, /, **headers: str | None) -> bytes:
+        """The bytes of a modern request."""
+        named = {"MCP_Protocol_Version": MODERN, "Mcp_Method": method, **headers}
+        if params and "name" in params:
+            named["Mcp_Name"] = params["name"]
+        return self.request(modern(method, request_id, params=params), **named)
+
+    def listens(self, request_id: Any = 1, wanted: Any = None, **headers: str | None) -> bytes:
+        """The bytes of a listen request, by default for the list of tools."""
+        params = {"notifications": {"toolsListChanged": True} if wanted is None else wanted}
+        return self.asks("subscriptions/listen", request_id, params, **headers)
+
+    def calls(self, name: str, request_id: Any = 1) -> bytes:
+        return self.asks("tools/call", request_id, {"name": name, "arguments": {}})
+
+    async def send(self, data: bytes) -> Answer:
+        self.writer.write(data)
+        return await self.answer()
+
+    async def answer(self) -> Answer:
+        with anyio.fail_after(DEADLINE):
+            status, *lines = (await self.reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
+            headers = [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
+            fields = dict(headers)
+            body = b""
+            if fields.get(b"transfer-encoding") == b"chunked":
+                while size := int(await self.reader.readline(), 16):
+                    body += (await self.reader.readexactly(size + 2))[:-2]
+                await self.reader.readexactly(2)
+            else:
+                body = await self.reader.readexactly(int(fields.get(b"content-length", b"0")))
+        return Answer(status, [header for header in headers if header[0] != b"date"], body)
+
+    async def ended(self) -> bool:
+        """Whether the server closes the connection, and says nothing more."""
+        with anyio.fail_after(DEADLINE):
+            return await self.reader.read() == b""
+
+    async def shake_hands(self, version: str, **headers: str | None) -> dict[str, str | None]:
+        """Open a legacy session; the headers that name it."""
+        params = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "line", "version": "1"}}
+        body = json.dumps({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}).encode()
+        answer = await self.send(self.request(body, **headers))
+        session_id = dict(answer.headers)[b"mcp-session-id"].decode()
+        named = {**headers, "Mcp_Session_Id": session_id, "MCP_Protocol_Version": version}
+        body = json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}).encode()
+        assert b"202" in (await self.send(self.request(body, **named))).status
+        return named
+
+
+@dataclass
+class Door:
+    live: Live
+    app: Any
+    port: int
+    counts: dict[str, int] = field(default_factory=lambda: {"sdk": 0, "connection": 0})
+    server: uvicorn.Server = None  # type: ignore[assignment]  # set as soon as there is one
+
+    @property
+    def front(self) -> Front:
+        front = self.live.server.session_manager.asgi_app
+        assert isinstance(front, Front)
+        return front
+
+    @asynccontextmanager
+    async def line(self) -> AsyncIterator[Line]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 22)
+        try:
+            yield Line(self.port, reader, writer)
+        finally:
+            writer.close()
+
+    async def send(self, raw: Any) -> Answer:
+        """On a connection of its own; `raw` is bytes, or makes them of the line."""
+        async with self.line() as line:
+            return await line.send(raw(line) if callable(raw) else raw)
+
+    async def by_sdk(self, raw: Any) -> Answer:
+        """What the SDK answers, when it is the only one to be asked."""
+        shared, self.live._shared_lists = self.live._shared_lists, False
+        try:
+            return await self.send(raw)
+        finally:
+            self.live._shared_lists = shared
+
+
+class PromptServer(uvicorn.Server):
+    """uvicorn's server looks ten times a second whether it is to end, and then for who is left; this one more often."""
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)  # the headers that every response has
+        await until(lambda: self.should_exit, deadline=None)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        try:
+            await until(lambda: not state.connections and not state.tasks, self.config.timeout_graceful_shutdown)
+        except TimeoutError:
+            for task in state.tasks:
+                task.cancel()
+        await self.lifespan.shutdown()
+
+
+@asynccontextmanager
+async def open_door(
+    server: Any,
+    front: str = "asgi",
+    *,
+    policy: Policy | None = None,
+    shared_lists: bool | None = None,
+    authorize: Any = None,
+    app: dict[str, Any] | None = None,
+    prepare: Any = None,
+    **config: Any,
+) -> AsyncIterator[Door]:
+    """`app` are the options of the app, `config` those of uvicorn; `prepare` is called with the app before it runs."""
+    live = Live(server, policy=policy or Policy(list_memory=3600), shared_lists=shared_lists, authorize=authorize)
+    built = live.http_app(**(app or {}))
+    if prepare is not None:
+        prepare(built)
+    listener = socket.create_server(("127.0.0.1", 0))
+    # asyncio does so for the sockets that it makes. Else the second half of each answer waits for the client's kernel.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    door = Door(live, built, listener.getsockname()[1])
+
+    doorstep = _protocol()
+
+    class Counting(doorstep.connection):  # type: ignore[misc, name-defined]  # mypy does not know what it is
+        def _respond(self, *args: Any) -> None:
+            door.counts["connection"] += 1
+            super()._respond(*args)
+
+    class Counted(doorstep):  # type: ignore[misc, valid-type]
+        connection = Counting
+
+    if hasattr(live.server, "session_manager"):
+        sdk = door.front._app
+
+        async def counting(scope: Any, receive: Any, send: Any) -> None:
+            door.counts["sdk"] += 1
+            await sdk(scope, receive, send)
+
+        door.front._app = counting  # type: ignore[assignment]
+    protocol: Any = Counted if front == "connection" else HttpToolsProtocol
+    config = {"log_config": None, "access_log": False, "timeout_graceful_shutdown": 1, **config}
+    door.server = PromptServer(uvicorn.Config(built, http=protocol, **config))
+    serving = asyncio.ensure_future(door.server.serve(sockets=[listener]))
+    try:
+        async with door.line() as line:  # answered once the server has started
+            await line.send(line.request(b"", start="GET /nothing HTTP/1.1"))
+        yield door
+    finally:
+        door.server.should_exit = True
+        await serving

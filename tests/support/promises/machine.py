@@ -1,0 +1,301 @@
+"""A state machine that drives the catalog and the hub through whatever may happen, and the validators as its judges.
+
+Beside the validators stand a few oracles that look inside: a copy of each list, kept up to date with nothing but what
+was told; the subscriptions as they should be; and that no trace is left of anyone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+
+from tests.support.promises.draws import (
+    MOST_URIS,
+    PATTERNS,
+    URIS,
+    Plan,
+    Step,
+    Wish,
+    filters,
+    plans,
+    policies,
+    seconds,
+    steps,
+    topics,
+    wishes,
+)
+from tests.support.promises.world import Reader, World, digest_of
+from tidings import Feature, Filter, Hub, LimitReached, Policy, Subscriber, Topic, Version
+from tidings.cursor import Cursor
+from tidings.index import WatchIndex
+from tidings.resume import resumed
+from tidings.testing import Changed, Closed, History, check_all, check_reliable
+from tidings.testing.reading import changes_since, is_ruled_out
+
+
+class Machine(World):
+    """Whatever may happen, and what always holds."""
+
+    # The rules
+
+    @rule(step=steps)
+    def change(self, step: Step) -> None:
+        step.do(self.catalog)
+
+    @rule(several=st.lists(steps, min_size=2, max_size=6))
+    def change_at_once(self, several: list[Step]) -> None:
+        with self.catalog.batch():
+            for step in several:
+                step.do(self.catalog)
+
+    @precondition(lambda self: self.backlog)
+    @rule(most=st.integers(1, 3))
+    def catch_up(self, most: int) -> None:
+        self.publish(most)
+
+    @precondition(lambda self: len(self.readers) < 8)
+    @rule(kind=st.sampled_from(("open", "function", "method")), policy=policies, filter=filters, wish=wishes)
+    def come(self, kind: str, policy: Policy, filter: Filter | None, wish: Wish) -> None:
+        reader = Reader(self, kind, policy, filter)
+        self.readers.append(reader)
+        self.subscribe(reader, wish)
+
+    @precondition(lambda self: self.readers)
+    @rule(number=st.integers(0, 9), wish=wishes)
+    def ask_for_more(self, number: int, wish: Wish) -> None:
+        self.subscribe(self.reader(number), wish)
+
+    @precondition(lambda self: self.readers)
+    @rule(number=st.integers(0, 9), topics=st.lists(st.sampled_from((*Feature, *URIS, *PATTERNS)), max_size=3))
+    def ask_for_less(self, number: int, topics: list[Topic]) -> None:
+        self.unsubscribe(self.reader(number), tuple(topics))
+
+    @rule(number=st.integers(0, 9))
+    def ask_for_too_much(self, number: int) -> None:
+        before = len(self.hub)
+        reader = self.reader(number) if self.readers else None
+        who = reader.subscriber if reader else None
+        too_many = [f"c://{each}" for each in range(MOST_URIS + 1)]
+        if who is None or who.is_closed:
+            ask = partial(self.hub.subscribe, lambda _: None, policy=Policy(max_uris=MOST_URIS))
+        else:
+            ask = partial(self.hub.subscribe, who)
+        with pytest.raises(LimitReached):
+            ask(uris=too_many)
+        assert len(self.hub) == before
+
+    @precondition(lambda self: self.readers)
+    @rule(number=st.integers(0, 9), plan=plans)
+    def plan(self, number: int, plan: Plan) -> None:
+        self.reader(number).plans.append(plan)
+
+    @precondition(lambda self: self.readers)
+    @rule(number=st.integers(0, 9))
+    def read_on(self, number: int) -> None:
+        self.wake(self.reader(number))
+
+    @precondition(lambda self: self.readers)
+    @rule(number=st.integers(0, 9), topics=st.sets(topics, min_size=1, max_size=4))
+    def mute(self, number: int, topics: set[Topic]) -> None:
+        if self.reader(number).can_be_muted:
+            self.reader(number).muted |= topics
+
+    @precondition(lambda self: self.readers)
+    @rule(number=st.integers(0, 9))
+    def break_guard(self, number: int) -> None:
+        self.reader(number).is_guard_broken = self.reader(number).can_be_muted
+
+    @precondition(lambda self: self.readers)
+    @rule(number=st.integers(0, 9))
+    def unmute(self, number: int) -> None:
+        reader = self.reader(number)
+        reader.muted.clear()
+        reader.is_guard_broken = False
+        if not reader.is_busy:
+            self.wake(reader)
+
+    @precondition(lambda self: self.readers)
+    @rule(number=st.integers(0, 9))
+    def leave(self, number: int) -> None:
+        self.close(self.reader(number))
+
+    @precondition(lambda self: self.readers)
+    @rule(
+        number=st.integers(0, 9),
+        epoch=st.sampled_from(("here", "here", "elsewhere")),
+        meanwhile=st.lists(steps, max_size=3),
+    )
+    def come_back(self, number: int, epoch: str, meanwhile: list[Step]) -> None:
+        """It had a bookmark, lost its connection, and goes on from there: in this life of the server, or the next."""
+        reader = self.reader(number)
+        if reader.subscriber is None or reader.closed is not None:
+            return
+        known = self.hub.known(reader.subscriber)
+        self.a_bookmark_is_what_its_reader_knows(reader, known)
+        cursor = Cursor("here", known, self.hub.news.revision)
+        assert Cursor.parse(cursor.as_json()) == cursor
+        held = {uri: known.get(uri, self.hub.news.version(uri)) for uri in URIS}
+        paths = tuple(reader.paths)
+        self.close(reader)
+        for step in meanwhile:
+            step.do(self.catalog)
+        told, refetch = resumed(cursor.as_json(), epoch, self.hub, paths)
+        self.nothing_is_missed(paths, held, told, refetch if epoch == "here" else URIS)
+        successor = Reader(self, "open", reader.policy, reader.filter)
+        self.readers.append(successor)
+        self.subscribe(successor, Wish(paths, None, ()), told)
+
+    def nothing_is_missed(
+        self,
+        paths: tuple[Topic, ...],
+        held: Mapping[str, Version | None],
+        told: Mapping[Topic, Version | None],
+        refetch: tuple[str, ...],
+    ) -> None:
+        """Of all that it covers, by the index, and that is another than it held, it is told or has to refetch it."""
+        index, anyone = WatchIndex(None, self.hub.policy.subresources), Subscriber(self.hub, print, self.hub.policy)
+        for path in paths:
+            index.add(anyone, path, index.compiled([path] if isinstance(path, str) else []))
+        for uri, version in held.items():
+            differs = version is None or version.digest != self.hub.news.version(uri).digest
+            if differs and not refetch and index.is_watching(anyone, index.paths(uri)):
+                assert uri in told, f"{uri} changed, and it is not told"
+                assert told[uri] is None or version is None or told[uri].digest == version.digest  # type: ignore[union-attr]
+
+    def a_bookmark_is_what_its_reader_knows(self, reader: Reader, known: Mapping[Topic, Version | None]) -> None:
+        assert reader.subscriber is not None
+        assert known.keys() >= {path for path in reader.subscriber.watched if path not in PATTERNS}
+        for feature in reader.subscriber.features:
+            version, held = known[feature], reader.lists.get(feature)
+            if reader.filter is None:
+                assert (version is None or version.digest not in self.snapshots) == (held is None)
+                assert held is None or version is None or digest_of(held) == version.digest
+            elif version != (told := self.hub.told(reader.subscriber, feature)):
+                assert version is not None
+                assert told is not None
+                changes = [each for each in self.recorder.history if isinstance(each, Changed)]
+                since = changes_since([each for each in changes if each.topic is feature], told)
+                assert told.digest == version.digest or since is None or is_ruled_out(since, reader.filter)
+
+    @precondition(lambda self: any(reader.owner for reader in self.readers))
+    @rule()
+    def lose(self) -> None:
+        reader = next(reader for reader in self.readers if reader.owner)
+        reader.owner = None
+        assert reader.subscriber is not None
+        assert reader.subscriber not in self.hub.subscribers("tools")
+        assert reader.closed is not None
+
+    @precondition(lambda self: any(reader.closed for reader in self.readers))
+    @rule()
+    def make_room(self) -> None:
+        self.readers = [reader for reader in self.readers if reader.closed is None]
+
+    @rule(seconds=seconds, ticks=st.booleans())
+    def wait(self, seconds: float, ticks: bool) -> None:
+        self.clock.now += seconds
+        self.is_late = not ticks
+        if ticks:
+            self.hub.tick()
+
+    def reader(self, number: int) -> Reader:
+        return self.readers[number % len(self.readers)]
+
+    # What always holds
+
+    @invariant()
+    def all_is_well(self) -> None:
+        self.nothing_odd_was_seen()
+        self.the_subscriptions_are_those_asked_for()
+        self.nobody_is_kept_who_left()
+        self.nothing_is_overdue()
+        self.who_keeps_up_is_told_at_once()
+
+    def nothing_odd_was_seen(self) -> None:
+        assert not self.faults, self.faults
+
+    def the_subscriptions_are_those_asked_for(self) -> None:
+        for reader, topic in self.ended:
+            reader.paths.pop(topic, None)
+        self.ended.clear()
+        now = self.clock.now
+        for reader in self.readers:
+            if reader.subscriber is None:
+                continue
+            assert reader.subscriber.is_closed == (reader.closed is not None)
+            watched = set(reader.subscriber.watched)
+            lasting = {path for path, end in reader.paths.items() if end is None or end > now}
+            assert lasting <= watched <= reader.paths.keys()
+            assert self.is_late or watched == lasting
+            for path in reader.paths.keys() - watched:
+                del reader.paths[path]
+        assert self.watched == set().union(*(reader.paths for reader in self.readers))
+        assert self.watched == {topic for topic, _ in self.hub.subscriptions()}
+
+    def nobody_is_kept_who_left(self) -> None:
+        assert not any(subscriber.is_closed for subscriber in self.hub._subscribers)
+        assert not any(subscriber.is_closed for _, watchers in self.hub.subscriptions() for subscriber in watchers)
+        assert len(self.hub) == sum(reader.closed is None for reader in self.readers)
+        assert len(self.hub._agenda) <= len(self.hub)
+
+    def nothing_is_overdue(self) -> None:
+        due = self.hub.next_due()
+        assert due is None or due > self.clock.now or self.is_late
+
+    def who_keeps_up_is_told_at_once(self) -> None:
+        """However slow, silent or broken the others are."""
+        self.recorder.look()
+        if self.backlog:
+            return
+        slow = [reader for reader in self.readers if reader.is_busy or reader.muted or reader.is_guard_broken]
+        excused = {*slow, *(reader for reader in self.readers if reader.policy.paces)}
+        others = [
+            Closed(self.recorder.name(reader.subscriber))
+            for reader in excused
+            if reader.subscriber is not None and reader.closed is None
+        ]
+        check_reliable(History([*self.recorder.history, *others]))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "hub"):
+            return
+        self.nothing_odd_was_seen()
+        for reader in self.readers:
+            reader.plans.clear()
+            reader.muted.clear()
+            reader.is_guard_broken = False
+        self.publish()
+        for reader in self.readers:
+            self.wake(reader)
+        self.hub.tick()
+        for _ in range(100):
+            if (due := self.hub.next_due()) is None:
+                break
+            self.clock.now = due
+            self.hub.tick()
+        assert self.hub.next_due() is None
+        self.nothing_odd_was_seen()
+        self.recorder.look()
+        check_all(self.recorder.history)
+        for reader in self.readers:
+            self.close(reader)
+        assert_nothing_is_left(self.hub)
+        assert not self.watched
+
+
+def assert_nothing_is_left(hub: Hub) -> None:
+    assert len(hub) == 0
+    assert hub.subscriptions() == []
+    assert not hub._subscribers
+    assert not hub._callbacks
+    assert not hub._index.watchers
+    assert not hub._callbacks._lost
+    assert not hub._outbox
+    assert hub._index.patterns._root.is_empty()
+    assert len(hub._index.patterns) == 0
+    assert hub._agenda._heap == []
+    assert hub.next_due() is None

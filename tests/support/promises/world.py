@@ -1,0 +1,280 @@
+"""A catalog, a hub, and readers who do as planned while they are told and know what they should know by now.
+
+Time is a number that is moved. What callbacks do while they are told is drawn beforehand, since nothing can be drawn in
+the middle of a step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize
+
+from tests.support.promises.draws import ALIEN, URIS, Plan, Wish
+from tests.support.readers import Clock
+from tidings import (
+    BUSY,
+    Catalog,
+    Change,
+    Feature,
+    Filter,
+    Hub,
+    Notification,
+    Operation,
+    Policy,
+    Reason,
+    Subscriber,
+    Topic,
+    Version,
+)
+from tidings.digest import EMPTY, ListDigest
+from tidings.testing import Recorder
+
+
+class Owner:
+    """Has the method that a subscription must not keep alive."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+
+    def deliver(self, notification: Notification) -> object:
+        return self.reader.deliver(notification)
+
+
+class Reader:
+    """One subscriber: what it will do, and what it should know by now."""
+
+    def __init__(self, world: World, kind: str, policy: Policy, filter: Filter | None) -> None:
+        self.world = world
+        self.policy = policy
+        self.filter = filter
+        self.owner: Owner | None = Owner(self) if kind == "method" else None
+        self.callback = partial(Reader.deliver, self) if kind == "function" else None
+        self.subscriber: Subscriber | None = None
+        self.plans: deque[Plan] = deque()
+        self.is_busy = False
+        self.muted: set[Topic] = set()
+        self.is_guard_broken = False
+        self.paths: dict[Topic, float | None] = {}
+        """What it watches, and until when."""
+        self.lists: dict[Feature, dict[str, bytes] | None] = {}
+        """Each list as it was told; None where it can't know."""
+        self.closed: Reason | None = None
+        options: dict[str, Any] = {"label": kind, "policy": policy, "filter": filter, "on_close": self.on_close}
+        if filter is not None or policy.paces or kind == "method":  # the others are as plain as can be
+            options["is_muted"] = self.is_muted
+        self.options = options
+        if kind == "open":
+            self.subscriber = world.hub.open(self.deliver, **options)
+
+    @property
+    def can_be_muted(self) -> bool:
+        return "is_muted" in self.options
+
+    def is_muted(self, topic: Topic) -> bool:
+        if self.is_guard_broken:
+            raise RuntimeError("a guard that fails")
+        return topic in self.muted
+
+    def deliver(self, notification: Notification) -> object:
+        world = self.world
+        if self.closed is not None:
+            world.faults.append(f"a closed one was told {notification}")
+        if self.is_busy:
+            world.faults.append(f"{self.subscriber} is busy, and was told {notification}")
+        if isinstance(notification.topic, Feature) and self.filter is None:
+            self.keep_up(notification.topic, notification)
+        if any(change.operation is Operation.DELETED for change in notification.changes):
+            world.ended.append((self, notification.topic))
+        return world.act(self, self.plans.popleft()) if self.plans else None
+
+    def keep_up(self, feature: Feature, notification: Notification) -> None:
+        held = self.lists.get(feature)
+        if not notification.complete:
+            self.lists[feature] = dict(self.world.snapshots[notification.version.digest])
+        elif held is None:
+            self.world.faults.append(f"{self.subscriber} knew nothing, and {notification} calls itself complete")
+        else:
+            for change in notification.changes:
+                if change.item is None:
+                    held.pop(change.key, None)
+                else:
+                    held[change.key] = change.item.hash
+            if digest_of(held) != notification.version.digest:
+                self.world.faults.append(f"{self.subscriber} holds another list after {notification}")
+
+    def on_close(self, reason: Reason) -> None:
+        self.closed = reason
+        self.paths.clear()
+        self.is_busy = False
+
+
+def digest_of(items: Mapping[str, bytes]) -> str:
+    total = ListDigest()
+    for each in items.values():
+        total.add(each)
+    return total.hexdigest()
+
+
+class World(RuleBasedStateMachine):
+    """A catalog, its hub and those who are told; what happened to them; and the steps that rules are made of."""
+
+    clock: Clock
+    catalog: Catalog
+    hub: Hub
+    recorder: Recorder
+
+    @initialize(
+        journal=st.sampled_from((0, 1, 2, 5, 1000)),
+        age=st.sampled_from((0.5, 1000.0)),
+        subresources=st.booleans(),
+        follows=st.booleans(),
+        is_curious=st.booleans(),
+    )
+    def begin(self, journal: int, age: float, subresources: bool, follows: bool, is_curious: bool) -> None:
+        self.clock = Clock()
+        policy = Policy(journal_changes=journal, journal_age=age, subresources=subresources)
+        self.catalog = Catalog(policy, clock=self.clock)
+        self.readers: list[Reader] = []
+        self.faults: list[str] = []
+        self.ended: list[tuple[Reader, Topic]] = []
+        """Who was told in this step that a resource is gone."""
+        self.backlog: deque[tuple[Change, ...]] = deque()
+        """What the catalog committed and the hub has not heard of, if the hub does not follow it."""
+        self.follows = follows
+        self.is_curious = is_curious
+        self.items: dict[Feature, dict[str, bytes]] = {feature: {} for feature in Feature}
+        self.snapshots: dict[str, dict[str, bytes]] = {EMPTY: {}}
+        self.versions: dict[Topic, list[Version]] = {feature: [self.catalog.version(feature)] for feature in Feature}
+        self.watched: set[Topic] = set()
+        self.is_late = False
+        """Whether time passed without a tick."""
+        self.catalog.follow(self.committed)
+        self.hub = Hub(self.catalog, clock=self.clock, follow=follows, first=self.first, last=self.last)
+        self.recorder = Recorder(self.hub)
+
+    def committed(self, changes: tuple[Change, ...]) -> None:
+        ends: dict[Topic, Version] = {}
+        for change in changes:
+            ends[change.topic] = change.version
+            if isinstance(change.topic, Feature):
+                if change.item is None:
+                    del self.items[change.topic][change.key]
+                else:
+                    self.items[change.topic][change.key] = change.item.hash
+        for topic, version in ends.items():
+            self.versions.setdefault(topic, []).append(version)
+            if isinstance(topic, Feature):
+                self.snapshots[version.digest] = dict(self.items[topic])
+                if digest_of(self.items[topic]) != version.digest:
+                    self.faults.append(f"the digest of {topic} is not that of its items")
+        if not self.follows:
+            self.backlog.append(changes)
+
+    def first(self, topic: Topic) -> None:
+        if topic in self.watched:
+            self.faults.append(f"first({topic!r}) twice")
+        self.watched.add(topic)
+        # As a source does that looks at a file for the first time.
+        if self.is_curious and topic in URIS:
+            self.catalog.resources.updated(str(topic), etag="1")
+
+    def last(self, topic: Topic) -> None:
+        if topic not in self.watched:
+            self.faults.append(f"last({topic!r}) without a first")
+        self.watched.discard(topic)
+
+    # What a step is made of
+
+    def act(self, reader: Reader, plan: Plan) -> object:
+        other = self.readers[plan.other % len(self.readers)]
+        match plan.kind:
+            case "busy":
+                reader.is_busy = reader.closed is None
+                return BUSY
+            case "raise":
+                raise RuntimeError("a callback that fails")
+            case "change":
+                plan.step.do(self.catalog)
+            case "batch":
+                with self.catalog.batch():
+                    plan.step.do(self.catalog)
+                    self.catalog.resources.updated(plan.step.uri, etag=plan.step.etag)
+            case "close":
+                self.close(reader)
+            case "close other":
+                self.close(other)
+            case "unsubscribe":
+                self.unsubscribe(reader, ())
+            case "unsubscribe other":
+                self.unsubscribe(other, plan.wish.topics)
+            case "subscribe other":
+                gone = {topic for ended, topic in self.ended if ended is other}
+                topics = tuple(topic for topic in plan.wish.topics if topic not in gone)
+                self.subscribe(other, Wish(topics, plan.wish.ttl, plan.wish.cursors))
+            case "wake other":
+                self.wake(other)
+            case "tick":
+                self.hub.tick()
+        return None
+
+    def subscribe(self, reader: Reader, wish: Wish, cursor: Mapping[Topic, Version | None] | None = None) -> None:
+        if reader.closed is not None:
+            return
+        told = dict(cursor or {})
+        watching = set(reader.subscriber.watched) if reader.subscriber else set()
+        for topic, kind, number in wish.cursors:
+            told[topic] = self.cursor(topic, kind, number)
+        for feature in Feature:
+            version = told.get(feature)
+            if feature in told and (feature in wish.topics or feature in watching):
+                known = version is not None and version.digest in self.snapshots
+                reader.lists[feature] = dict(self.snapshots[version.digest]) if version is not None and known else None
+            elif feature in wish.topics and feature not in watching:
+                reader.lists[feature] = dict(self.snapshots[self.hub.news.version(feature).digest])
+        for topic in wish.topics:
+            reader.paths[topic] = None if wish.ttl is None else self.clock.now + wish.ttl
+        features = [topic for topic in wish.topics if isinstance(topic, Feature)]
+        uris = [topic for topic in wish.topics if isinstance(topic, str)]
+        if reader.subscriber is not None:
+            self.hub.subscribe(reader.subscriber, *features, uris=uris, told=told, ttl=wish.ttl)
+        else:
+            callback = reader.owner.deliver if reader.owner else reader.callback
+            assert callback is not None
+            reader.subscriber = self.hub.subscribe(
+                callback, *features, uris=uris, told=told, ttl=wish.ttl, **reader.options
+            )
+
+    def cursor(self, topic: Topic, kind: str, number: int) -> Version | None:
+        versions = self.versions.get(topic, [])
+        if kind == "alien":
+            return Version(number, ALIEN)
+        if kind == "none" or not versions:
+            return None
+        return versions[-1] if kind == "present" else versions[number % len(versions)]
+
+    def unsubscribe(self, reader: Reader, topics: tuple[Topic, ...]) -> None:
+        if reader.subscriber is None:
+            return
+        for topic in topics or tuple(reader.paths):
+            reader.paths.pop(topic, None)
+        features = [topic for topic in topics if isinstance(topic, Feature)]
+        self.hub.unsubscribe(reader.subscriber, *features, uris=[topic for topic in topics if isinstance(topic, str)])
+
+    def close(self, reader: Reader) -> None:
+        if reader.subscriber is not None:
+            self.hub.close(reader.subscriber, Reason.DISCONNECTED)
+
+    def wake(self, reader: Reader) -> None:
+        reader.is_busy = False
+        if reader.subscriber is not None:
+            self.hub.wake(reader.subscriber)
+
+    def publish(self, most: int = 1_000_000) -> None:
+        while self.backlog and most:
+            self.hub.publish(self.backlog.popleft())
+            most -= 1

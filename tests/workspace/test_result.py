@@ -1,0 +1,292 @@
+"""What an executable printed becomes what a client is told, and an error says what to do."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidings.workspace.process import Outcome
+from tidings.workspace.result import embedded_resources, failure, progress_line, tool_result
+
+SCHEMA = {"type": "object", "required": ["count"], "properties": {"count": {"type": "integer"}}}
+
+
+def outcome(stdout: str | bytes = "", stderr: str = "", status: int | None = 0, **flags: bool) -> Outcome:
+    data = stdout.encode() if isinstance(stdout, str) else stdout
+    return Outcome(status, data, stderr.encode(), **{"is_timeout": False, "is_truncated": False} | flags)
+
+
+def text_of(result: types.CallToolResult) -> str:
+    (content,) = result.content
+    assert isinstance(content, types.TextContent)
+    return content.text
+
+
+# Text and structure
+
+
+def test_text_is_text_without_its_last_line_end() -> None:
+    result = tool_result(outcome("two\nlines\n"))
+
+    assert (text_of(result), result.structured_content, result.is_error) == ("two\nlines", None, False)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "42", '"word"', "null", "{broken", "{} {}", '{"a": NaN}', "{" * 5000])
+def test_what_is_not_one_object_is_text(text: str) -> None:
+    result = tool_result(outcome(text))
+
+    assert (text_of(result), result.structured_content) == (text, None)
+
+
+def test_one_object_is_structured_output() -> None:
+    result = tool_result(outcome('\n{"count": 3, "größe": "🎉"}\n'))
+
+    assert result.structured_content == {"count": 3, "größe": "🎉"}
+    assert json.loads(text_of(result)) == result.structured_content
+
+
+def test_structured_output_is_checked_against_its_schema() -> None:
+    assert tool_result(outcome('{"count": 3}'), SCHEMA).structured_content == {"count": 3}
+    wrong = tool_result(outcome('{"count": "three"}'), SCHEMA)
+    missing = tool_result(outcome("{}"), SCHEMA)
+    plain = tool_result(outcome("three"), SCHEMA)
+    nothing = tool_result(outcome(), SCHEMA)
+
+    assert wrong.is_error
+    assert "['count']: 'three' is not of type 'integer'" in text_of(wrong)
+    assert "'count' is a required property" in text_of(missing)
+    assert "must print one JSON value" in text_of(plain)
+    assert "nothing" in text_of(nothing)
+
+
+def test_a_schema_may_ask_for_another_value_than_an_object() -> None:
+    schema = {"type": "array", "items": {"$ref": "#/$defs/n"}, "$defs": {"n": {"type": "number"}}}
+
+    assert tool_result(outcome("[1, 2]"), schema).structured_content == [1, 2]
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "https://127.0.0.1:1/x.json"}, {"type": "nonsense"}, {"pattern": "("}])
+def test_a_schema_that_can_not_be_used_is_the_tool_s_error(schema: dict[str, Any]) -> None:
+    result = tool_result(outcome('"text"'), schema)
+
+    assert result.is_error
+    assert "outputSchema" in text_of(result)
+
+
+def test_an_object_of_the_shape_of_a_result_is_that_result() -> None:
+    given = {
+        "content": [{"type": "text", "text": "hi"}, {"type": "image", "data": "aGk=", "mimeType": "image/png"}],
+        "structuredContent": {"count": 1},
+        "isError": False,
+        "_meta": {"a": 1},
+    }
+    result = tool_result(outcome(json.dumps(given)), SCHEMA)
+    dumped = result.model_dump(by_alias=True, exclude_none=True)
+
+    assert {key: dumped[key] for key in given} == given
+
+
+def test_the_structure_of_a_result_is_checked_unless_it_is_an_error() -> None:
+    given = {"content": [{"type": "text", "text": "x"}], "structuredContent": {"count": "?"}, "isError": False}
+    assert tool_result(outcome(json.dumps(given)), SCHEMA).is_error
+
+    told = tool_result(outcome(json.dumps(given | {"isError": True})), SCHEMA)
+    assert text_of(told) == "x"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"content": "text"},
+        {"content": []},
+        {"content": [{"type": "nonsense"}], "isError": False},
+        {"content": [{"type": "text", "text": "x"}], "author": "ada"},
+        {"structuredContent": {"a": 1}},
+        {"isError": True},
+    ],
+)
+def test_an_object_that_only_resembles_a_result_is_structured_output(given: dict[str, Any]) -> None:
+    assert tool_result(outcome(json.dumps(given))).structured_content == given
+
+
+def test_half_a_surrogate_pair_can_be_sent_on() -> None:
+    result = tool_result(outcome('{"a": "\\ud800 \\ud83c\\udf89"}'))
+
+    assert result.structured_content == {"a": "? 🎉"}
+    assert "🎉" in result.model_dump_json()
+
+
+# Errors
+
+
+def test_a_failure_tells_the_status_and_the_end_of_stderr() -> None:
+    stderr = "".join(f"line {number}\n" for number in range(1000))
+    result = tool_result(outcome("partial", stderr, status=3))
+    text = text_of(result)
+
+    assert result.is_error
+    assert text.startswith("The tool failed with exit status 3.\nline ")
+    assert text.endswith("line 999")
+    assert "partial" not in text
+    assert len(text) < 5000
+
+
+def test_a_failure_without_stderr_tells_what_was_printed() -> None:
+    assert text_of(tool_result(outcome("no such city\n", status=1))).endswith("\nno such city")
+    assert text_of(tool_result(outcome(status=1))) == "The tool failed with exit status 1."
+
+
+def test_a_failure_by_a_signal_names_it() -> None:
+    assert "ended by SIGSEGV" in text_of(tool_result(outcome(status=-11)))
+
+
+def test_a_failure_may_bring_its_own_result() -> None:
+    given = {"content": [{"type": "text", "text": "the city is unknown"}], "isError": True}
+
+    assert text_of(tool_result(outcome(json.dumps(given), "noise", status=1))) == "the city is unknown"
+    assert "exit status 1" in text_of(tool_result(outcome(json.dumps(given | {"isError": False}), status=1)))
+
+
+def test_a_timeout_says_how_long_and_what_to_do() -> None:
+    late = outcome("half", "waiting for the network", status=None, is_timeout=True)
+    result = tool_result(late, timeout=2.5, hint="Use limit=10.")
+
+    assert result.is_error
+    assert text_of(result) == (
+        "The tool did not finish within 2.5 s and was stopped. Use limit=10.\nwaiting for the network"
+    )
+    assert result.structured_content["error"]["type"] == "timeout"
+    assert result.structured_content["error"]["timeoutSecs"] == 2.5
+    assert "raise its timeout" in text_of(tool_result(late))
+
+
+def test_too_much_output_says_how_much_and_what_to_do() -> None:
+    result = tool_result(outcome("x" * 1000, status=None, is_truncated=True))
+
+    assert result.is_error
+    assert "more than 1000 bytes" in text_of(result)
+    assert "max_output" in text_of(result)
+
+
+@given(st.binary() | st.text().map(str.encode), st.binary(), st.integers(-70, 255), st.booleans())
+def test_whatever_was_printed_can_be_sent(stdout: bytes, stderr: bytes, status: int, has_schema: bool) -> None:
+    given = Outcome(status, stdout, stderr, is_timeout=False, is_truncated=False)
+    result = tool_result(given, SCHEMA if has_schema else None)
+
+    assert json.loads(result.model_dump_json(by_alias=True))["content"]
+    assert result.is_error or status == 0
+
+
+RESULTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "content": st.lists(st.dictionaries(st.sampled_from(["type", "text"]), st.sampled_from(["text", "\ud800", 1]))),
+        "structuredContent": st.none() | st.text() | st.dictionaries(st.text(), st.integers()),
+        "isError": st.booleans() | st.text(),
+        "_meta": st.none() | st.dictionaries(st.text(), st.floats()),
+    },
+)
+
+
+@given(RESULTS)
+def test_whatever_resembles_a_result_can_be_sent(given: dict[str, Any]) -> None:
+    assert json.loads(tool_result(outcome(json.dumps(given))).model_dump_json(by_alias=True))
+
+
+# What helpers leave in files
+
+
+def test_a_protocol_error_is_read_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    assert failure(path) is None
+
+    path.write_text('{"code": -32602, "message": "no", "data": {"a": 1}}')
+    error = failure(path)
+    assert error is not None
+    assert (error.code, error.message, error.data) == (-32602, "no", {"a": 1})
+
+    path.write_text("{}")
+    assert failure(path) is None
+
+
+def test_files_are_embedded_as_text_or_blob(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hällo", "utf-8")
+    (tmp_path / "b.png").write_bytes(b"\x89PNG\xff")
+    listing = tmp_path / "listing"
+    listing.write_text(f"{tmp_path}/a.txt\n{tmp_path}/b.png\timage/x\tmem://b\n")
+    text, blob = (found.resource for found in embedded_resources(listing, [tmp_path], 1000))
+
+    assert isinstance(text, types.TextResourceContents)
+    assert (text.text, text.mime_type, text.uri) == ("hällo", "text/plain", (tmp_path / "a.txt").resolve().as_uri())
+    assert isinstance(blob, types.BlobResourceContents)
+    assert (base64.b64decode(blob.blob), blob.mime_type, blob.uri) == (b"\x89PNG\xff", "image/x", "mem://b")
+
+    listing.write_text(json.dumps([{"path": f"{tmp_path}/a.txt", "mimeType": "text/x"}, "nonsense", {}]))
+    (only,) = embedded_resources(listing, [tmp_path], 1000)
+    assert only.resource.mime_type == "text/x"
+
+
+def test_files_elsewhere_absent_or_too_large_are_left_out(tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (tmp_path / "secret").write_text("s")
+    (inside / "link").symlink_to(tmp_path / "secret")
+    (inside / "large").write_text("x" * 11)
+    (inside / "fits").write_text("x" * 6)
+    (inside / "again").write_text("x" * 6)
+    listing = tmp_path / "listing"
+    names = ["../secret", "link", "absent", "", "large", "fits", "again"]
+    listing.write_text("".join(f"{inside}/{name}\n" for name in names))
+
+    (only,) = embedded_resources(listing, [inside], 10)
+    assert only.resource.uri.endswith("/fits")
+
+
+# Progress
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"progress": 3, "total": 10, "message": "half"}', (3, 10, "half")),
+        ('{"progress": 0.5}', (0.5, None, None)),
+        ('{"method": "notifications/progress", "params": {"progressToken": 1, "progress": 7}}', (7, None, None)),
+        ("40% of it", (40, 100, "of it")),
+        ("3/10", (3, 10, None)),
+        ("12 done", (12, None, "done")),
+    ],
+)
+def test_a_line_of_progress_is_understood(line: str, said: tuple[float, float | None, str | None]) -> None:
+    assert progress_line(line) == dict(zip(("progress", "total", "message"), said, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"level": "warn", "data": "careful", "logger": "x"}', ("warning", "careful", "x")),
+        ('{"level": "info", "message": "hi"}', ("info", "hi", None)),
+        ('{"level": "loud", "data": "{\\"a\\": 1}"}', ("info", {"a": 1}, None)),
+        ('{"params": {"level": "error", "data": [1], "logger": "y"}}', ("error", [1], "y")),
+    ],
+)
+def test_a_log_line_is_understood(line: str, said: tuple[str, Any, str | None]) -> None:
+    assert progress_line(line) == dict(zip(("level", "data", "logger"), said, strict=True))
+
+
+@pytest.mark.parametrize(
+    "line", ["", "  ", "hello", "{broken", "{}", '{"progress": "x"}', '{"progress": true}', "{{{", "-1"]
+)
+def test_any_other_line_says_nothing(line: str) -> None:
+    assert progress_line(line) is None
+
+
+@given(st.text())
+def test_no_line_is_too_strange(line: str) -> None:
+    progress_line(line)
