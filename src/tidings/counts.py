@@ -1,7 +1,7 @@
 """How often what happened: plain integers that the hub and the lanes add to, and that metrics are read from.
 
 Nothing here is per delivery. A fan-out is counted and timed a batch at a time, so that a delivery costs the same with
-and without it. Not an exporter: what becomes of the numbers is `tidings.metrics`'.
+and without it. Not an exporter: what becomes of the numbers is `tidings.telemetry.metrics`'.
 """
 
 from __future__ import annotations

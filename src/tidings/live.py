@@ -51,7 +51,7 @@ from tidings.spans import READ_LIST
 from tidings.store import State, Store
 from tidings.store.keeper import Keeper, keeper_of
 from tidings.subscriber import Subscriber
-from tidings.telemetry import Telemetry, observe
+from tidings.telemetry.tracing import Telemetry, observe
 from tidings.terms import Terms
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """What the hub tells of the life of its subscribers: one seam, for counting, logs and traces.
 
 The hub calls these methods with its lock held, and not for each delivery. They must not wait and must not raise. This
-class counts and writes log lines; `tidings.telemetry` adds spans.
+class counts and writes log lines; `tidings.telemetry.tracing` adds spans.
 
 A log line names clients, lists, items and revisions. What an item says, and what may be a secret in a URI, stays out.
 """

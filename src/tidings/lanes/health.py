@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from tidings.metrics import CONTENT_TYPE, render
+from tidings.telemetry.metrics import CONTENT_TYPE, render
 
 if TYPE_CHECKING:
     from tidings.live import Live

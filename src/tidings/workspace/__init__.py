@@ -1,1 +1,1 @@
-"""A folder is a live server: scripts, functions, files and prompts, as they stand on the disk."""
+"""A folder as an MCP server: its files become tools, prompts and resources."""

@@ -33,9 +33,9 @@ from tests.support.telemetry import BROKEN
 from tests.support.wire_clients import LegacyWire, http
 from tidings import Catalog, Feature, Hub, Notification
 from tidings.frames import Shape, write
-from tidings.metrics import METRICS
 from tidings.spans import ATTRIBUTES, SPANS
-from tidings.telemetry import context_of
+from tidings.telemetry.metrics import METRICS
+from tidings.telemetry.tracing import context_of
 
 __all__ = ["http"]
 

@@ -27,9 +27,9 @@ from tidings import seams
 from tidings import spans as names
 from tidings.counts import BOUNDS, Counts, Latency, kind_of
 from tidings.logged import LONGEST, plain, shown
-from tidings.metrics import LATENCY, METRICS, Labels, Metric, Seen
 from tidings.model import Feature, Notification, Reason, Topic
 from tidings.observer import CUT_OFF, Observer, Outcome, distinct
+from tidings.telemetry.metrics import LATENCY, METRICS, Labels, Metric, Seen
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation

@@ -23,8 +23,8 @@ from tests.support.wire_clients import LegacyWire, Stream, Wire
 from tidings import Catalog, Hub, Live, Policy
 from tidings.counts import BOUNDS, Latency, Why
 from tidings.mailbox import Filter
-from tidings.metrics import METRICS, render
 from tidings.subscriber import BUSY
+from tidings.telemetry.metrics import METRICS, render
 from tidings.workspace.source import Workspace
 
 pytestmark = pytest.mark.anyio

@@ -13,8 +13,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from tidings import BUSY, Feature, Live
-from tidings.metrics import METRICS, render
 from tidings.telemetry import Telemetry
+from tidings.telemetry.metrics import METRICS, render
 
 COUNTERS = {metric.name for metric in METRICS if metric.kind == "counter"}
 

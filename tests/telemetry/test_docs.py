@@ -12,10 +12,10 @@ import yaml
 from mcp.server.mcpserver import MCPServer
 
 from tidings import Live
-from tidings.metrics import METRICS, render
 from tidings.spans import ATTRIBUTES, SPANS
+from tidings.telemetry.metrics import METRICS, render
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/telemetry.md").read_text(encoding="utf-8")
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana.json").read_text(encoding="utf-8"))
 

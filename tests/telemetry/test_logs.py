@@ -28,7 +28,7 @@ from tidings.cli.export import _resource as resource
 from tidings.cli.output import _Plain
 from tidings.gate import Gate
 from tidings.logged import plain, shown
-from tidings.metrics import METRICS
+from tidings.telemetry.metrics import METRICS
 
 __all__ = ["board"]
 
