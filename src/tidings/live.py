@@ -51,7 +51,7 @@ from tidings.spans import READ_LIST
 from tidings.store import State, Store
 from tidings.store.keeper import Keeper, keeper_of
 from tidings.subscriber import Subscriber
-from tidings.telemetry.tracing import Telemetry, observe
+from tidings.telemetry import MeasuredServer, Telemetry, observe
 from tidings.terms import Terms
 
 if TYPE_CHECKING:
@@ -92,8 +92,7 @@ class Live:
         """`shared_lists` says that every caller is shown the same lists, so that they may be encoded once for all. It
         is known for an `MCPServer`; a low-level server and FastMCP may show each caller something else. `terms` says
         how a caller is told of changes; what the caller itself asks for counts within that. `store` is where the state
-        survives this process: the path of a file, or a store. `telemetry` is for OpenTelemetry: off, on (the process's
-        own providers), or a `Telemetry` with others."""
+        survives this process: the path of a file, or a store. `telemetry` is a bool, or has other providers."""
         self.policy = policy or Policy()
         self.source: Attached = attach(server)
         self.server = self.source.server
@@ -145,7 +144,8 @@ class Live:
         self.is_stopping = False
         self.failures: Counter[str] = self.hub.failures
         """How often something inside failed, by what it was: each was logged, and survived."""
-        observe(self, telemetry)
+        self.metrics = MeasuredServer(self.hub, self.source, lambda: self.listen.slow + self.splice.slow)
+        observe(telemetry, self.lowlevel.name, self.metrics)
         self._shared_lists = shared_lists
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0

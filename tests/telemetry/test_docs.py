@@ -12,8 +12,9 @@ import yaml
 from mcp.server.mcpserver import MCPServer
 
 from tidings import Live
-from tidings.spans import ATTRIBUTES, SPANS
+from tidings.spans import SPANS
 from tidings.telemetry.metrics import METRICS, render
+from tidings.telemetry.tracing import ATTRIBUTES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/telemetry.md").read_text(encoding="utf-8")
@@ -44,8 +45,8 @@ def labels_of(query: str) -> set[str]:
 
 
 def test_the_tables_of_spans_and_attributes_are_the_codes_own() -> None:
-    assert {name.strip("`"): said for name, said in rows("| span | what it covers |")} == SPANS
-    assert {name.strip("`"): said for name, said in rows("| attribute | what it says |")} == ATTRIBUTES
+    assert {name.strip("`") for name, _ in rows("| span | what it covers |")} == SPANS
+    assert {name.strip("`") for name, _ in rows("| attribute | meaning |")} == ATTRIBUTES
 
 
 def test_the_name_of_a_span_stands_in_one_place() -> None:
@@ -60,7 +61,7 @@ def test_the_name_of_a_span_stands_in_one_place() -> None:
 
 
 def test_the_table_of_metrics_is_the_codes_own() -> None:
-    written = rows("| OpenTelemetry | `/metrics` | kind | unit | labels | what it counts |")
+    written = rows("| OpenTelemetry | `/metrics` | kind | unit | labels | meaning |")
     expected = [
         [f"`{m.name}`", f"`{m.prometheus}`", m.kind, m.unit, ", ".join(f"`{each}`" for each in m.labels), m.help]
         for m in METRICS
@@ -72,7 +73,9 @@ def test_every_failure_that_is_counted_has_a_zero_to_grow_from() -> None:
     counted: set[str] = set()
     for path in (ROOT / "src").rglob("*.py"):
         counted |= set(re.findall(r'failures\["([^"]+)"\] \+=', path.read_text(encoding="utf-8")))
-    samples = re.findall(r'^tidings_failures_total{what="([^"]+)"} 0$', render(Live(MCPServer("x"))), re.MULTILINE)
+    samples = re.findall(
+        r'^tidings_failures_total{what="([^"]+)"} 0$', render(Live(MCPServer("x")).metrics), re.MULTILINE
+    )
     assert set(samples) == counted
 
 

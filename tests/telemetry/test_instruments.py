@@ -139,7 +139,7 @@ def test_a_reading_that_fails_takes_no_other_down_and_is_counted_and_said_once(
     assert healed["tidings.changes"] == whole["tidings.changes"]
     assert healed["tidings.failures"]["telemetry",] == 6
     assert [record.getMessage() for record in caplog.records] == [
-        "a metric failed, and will not be mentioned again: RuntimeError('no')"
+        "a metric failed; further failures are not logged: RuntimeError('no')"
     ]
 
 
@@ -159,7 +159,7 @@ def test_a_histogram_that_fails_leaves_the_counters_alone(meters: Meters, monkey
 
 def test_every_counter_is_there_from_the_start_at_zero(meters: Meters) -> None:
     live = meters.live()
-    lines = render(live).splitlines()
+    lines = render(live.metrics).splitlines()
     for topic in ("tools", "prompts", "resources"):
         for operation in ("added", "removed", "updated"):
             assert f'tidings_changes_total{{topic="{topic}",operation="{operation}"}} 0' in lines

@@ -247,7 +247,7 @@ def test_looks_through_a_folder_and_its_problems_are_counted(tmp_path: Path) -> 
     live = Live(workspace)
 
     def samples() -> dict[str, float]:
-        families = text_string_to_metric_families(render(live))
+        families = text_string_to_metric_families(render(live.metrics))
         return {
             "/".join([sample.name, *sample.labels.values()]): sample.value
             for family in families
@@ -332,10 +332,10 @@ def test_what_only_the_rate_limit_keeps_is_not_said_to_wait() -> None:
     live.hub.subscribe(lambda notification: None, "tools", policy=Policy(min_interval=3600))
     live.hub.subscribe(lambda notification: False, "tools", is_muted=lambda topic: True)
     live.tools.add(print, name="a")
-    assert "\ntidings_mailbox_depth 0\n" in render(live)
+    assert "\ntidings_mailbox_depth 0\n" in render(live.metrics)
     live.tools.add(print, name="b")
-    assert "\ntidings_mailbox_depth 1\n" in render(live)
-    assert 'suppressed_total{reason="muted"} 2\n' in render(live)
+    assert "\ntidings_mailbox_depth 1\n" in render(live.metrics)
+    assert 'suppressed_total{reason="muted"} 2\n' in render(live.metrics)
 
 
 def fail(notification: Any) -> None:
@@ -424,7 +424,7 @@ def test_subscriptions_are_counted_without_anybody_waiting_for_it() -> None:
 
     def scrape() -> None:
         nonlocal text
-        text = render(live)
+        text = render(live.metrics)
 
     with live.catalog.lock:
         thread = threading.Thread(target=scrape)

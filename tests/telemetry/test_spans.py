@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.support.sdk_clients import DEADLINE
 from tidings import BUSY, Feature, Live, Notification, Policy
 from tidings.durable import Durable
-from tidings.telemetry.tracing import Telemetry, context_of
+from tidings.telemetry import Telemetry, context_of
 
 pytestmark = pytest.mark.anyio
 

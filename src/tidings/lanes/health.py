@@ -57,7 +57,7 @@ def routes(
             return PlainTextResponse("Metrics are for the machine itself; see docs/telemetry.md.\n", 403)
         if metrics == "local" and token is not None and not _bears(request, token):
             return PlainTextResponse("Metrics need the server's token.\n", 401, {"www-authenticate": "Bearer"})
-        return Response(render(live), media_type=CONTENT_TYPE)
+        return Response(render(live.metrics), media_type=CONTENT_TYPE)
 
     found = [Route("/health/live", is_alive), Route("/health/ready", is_ready)] if health else []
     return found + ([Route("/metrics", tell_metrics)] if metrics is not None else [])

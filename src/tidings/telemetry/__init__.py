@@ -1,5 +1,49 @@
-"""OpenTelemetry traces and metrics of a live server."""
+"""OpenTelemetry traces and metrics of a live server.
 
-from tidings.telemetry.tracing import Telemetry
+Tidings uses only the API of OpenTelemetry. Without an SDK in the process, the API does almost nothing. The user chooses
+the SDK and the exporters.
+"""
 
-__all__ = ["Telemetry"]
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from tidings.telemetry.metrics import MeasuredServer
+from tidings.telemetry.tracing import TracingObserver, context_of
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+
+__all__ = ["MeasuredServer", "Telemetry", "context_of", "observe"]
+
+
+class Telemetry:
+    """The OpenTelemetry providers of a server.
+
+    `Live(server)` uses the global providers of the process. To use others, pass
+    `Live(server, telemetry=Telemetry(tracer_provider=…, meter_provider=…))`. Servers can share one `Telemetry`.
+    """
+
+    def __init__(
+        self, *, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+    ) -> None:
+        self.tracer_provider = tracer_provider
+        self.meter_provider = meter_provider
+
+
+def observe(telemetry: bool | Telemetry, server_name: str, server: MeasuredServer) -> None:
+    """Trace a server and export its metrics from now on.
+
+    Do nothing if `telemetry` is False, or if `OTEL_SDK_DISABLED` switches OpenTelemetry off for the process.
+    """
+    if telemetry is False or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return
+    providers = Telemetry() if telemetry is True else telemetry
+    observer = TracingObserver(server.hub.counts, server_name)
+    server.hub.observer = observer
+    server.hub.catalog.trace = observer.cause
+    if hasattr(server.source, "observer"):
+        server.source.observer = observer
+    observer.set_providers(server, providers.tracer_provider, providers.meter_provider)

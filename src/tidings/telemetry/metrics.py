@@ -1,120 +1,123 @@
-"""The table of metrics, and the same in Prometheus's text format.
+"""The table of all metrics, and `/metrics` in Prometheus text format.
 
-Each is read when somebody asks, from the integers that `tidings.counts` keeps and from what is there at that moment.
-One table for OpenTelemetry, for `/metrics` and for the documents.
+OpenTelemetry, `/metrics` and docs/telemetry.md use the same table. A metric is read only when it is requested: from the
+integers of `tidings.counts`, or from the present state of the server.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tidings.counts import BOUNDS, Counts, Latency, Why, kind_of
+from tidings.hub import Hub
 from tidings.model import Feature, Operation, Reason
 from tidings.observer import CUT_OFF
 
-if TYPE_CHECKING:
-    from tidings.live import Live
-
-__all__ = ["CONTENT_TYPE", "LATENCY", "METRICS", "Labels", "Metric", "Seen", "render"]
+__all__ = ["CONTENT_TYPE", "LATENCY", "METRICS", "Counters", "Labels", "MeasuredServer", "Metric", "render"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Labels: TypeAlias = tuple[str, ...]
 Values: TypeAlias = Mapping[Labels, float]
 
-_KINDS = (*(feature.value for feature in Feature), "contents")
+_TOPICS = (*(feature.value for feature in Feature), "contents")
 _CHANGES = (
     *((feature.value, each) for feature in Feature for each in Operation if each is not Operation.DELETED),
     *(("contents", each) for each in (Operation.UPDATED, Operation.DELETED)),
 )
-_FAILURES = (*("answering", "delivery", "hook", "items left out", "reading", "store", "telemetry", "terms", "webhook"),)
+_FAILURES = ("answering", "delivery", "hook", "items left out", "reading", "store", "telemetry", "terms", "webhook")
 
 
-class Seen:
-    """What is read of one server. Its counts outlive it: what a process has counted once never goes back."""
+class Counters(NamedTuple):
+    """The counters of one server. They can outlive the server, because a counter must never decrease."""
 
-    def __init__(self, live: Live) -> None:
-        self._live = weakref.ref(live)
-        self.counts: Counts = live.hub.counts
-        self.rescans: Mapping[str, float] = getattr(live.source, "rescans", {})
+    counts: Counts
+    rescans: Mapping[str, float]
 
-    @property
-    def live(self) -> Live | None:
-        """None once it is gone, and with it all that there was of it at one moment."""
-        return self._live()
+
+class MeasuredServer:
+    """The objects of one server that metrics are read from."""
+
+    def __init__(self, hub: Hub, source: Any, slow_readers: Callable[[], int]) -> None:
+        """`source` can have `rescans`, `problems` and `observer`, as a workspace does."""
+        self.hub = hub
+        self.source = source
+        self.slow_readers = slow_readers
+        self.counters = Counters(hub.counts, getattr(source, "rescans", {}))
+
+
+Read: TypeAlias = Callable[[Counters, MeasuredServer | None], Values]
+"""Returns the values of a metric. The server is None after it was garbage-collected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
     name: str
-    """OpenTelemetry's."""
+    """The name in OpenTelemetry."""
     kind: Literal["counter", "level", "gauge", "histogram"]
-    """A level can be added up over processes, a gauge can't; Prometheus calls both gauges."""
+    """The values of a level can be added up over processes; those of a gauge can't. Prometheus calls both gauges."""
     unit: str
     help: str
     labels: Labels
-    read: Callable[[Seen], Values]
+    read: Read
 
     @property
     def prometheus(self) -> str:
-        """Its name in `/metrics`."""
+        """The name in `/metrics`."""
         unit = {"s": "_seconds", "By": "_bytes"}.get(self.unit, "")
         name = self.name.replace(".", "_")
         return f"{name.removesuffix(unit)}{unit}{'_total' if self.kind == 'counter' else ''}"
 
 
-def _one(read: Callable[[Seen], float]) -> Callable[[Seen], Values]:
-    return lambda seen: {(): read(seen)}
+def _counter(read: Callable[[Counters], float]) -> Read:
+    return lambda counters, server: {(): read(counters)}
 
 
-def _each(read: Callable[[Seen], Mapping[Any, float]], *known: str) -> Callable[[Seen], Values]:
-    """By one label. What is known beforehand is there from the start, at 0, so that its growth can be seen."""
-    # Copied before anything else: somebody may be counting meanwhile.
-    return lambda seen: {(str(key),): value for key, value in {**dict.fromkeys(known, 0), **read(seen)}.items()}
+def _counters(read: Callable[[Counters], Mapping[Any, float]], *known: str) -> Read:
+    """Read counters with one label. The known label values exist from the start with the value 0, so that Prometheus
+    sees their first increase."""
+    # `{**…}` copies the mapping first, because another thread can be counting.
+    return lambda counters, server: {
+        (str(key),): value for key, value in {**dict.fromkeys(known, 0), **read(counters)}.items()
+    }
 
 
-def _now(read: Callable[[Live], Values]) -> Callable[[Seen], Values]:
-    """How things are, and not how often something was."""
-    return lambda seen: {} if (live := seen.live) is None else read(live)
+def _state(read: Callable[[MeasuredServer], Values]) -> Read:
+    return lambda counters, server: {} if server is None else read(server)
 
 
-def _number(read: Callable[[Live], float]) -> Callable[[Seen], Values]:
-    return _now(lambda live: {(): read(live)})
+def _number(read: Callable[[MeasuredServer], float]) -> Read:
+    return _state(lambda server: {(): read(server)})
 
 
-def _changes(seen: Seen) -> Values:
-    found: dict[Any, float] = {**dict.fromkeys(_CHANGES, 0), **seen.counts.changes}
-    return found
+def _changes(counters: Counters, server: MeasuredServer | None) -> Values:
+    values: dict[Any, float] = {**dict.fromkeys(_CHANGES, 0), **counters.counts.changes}
+    return values
 
 
-def _open(live: Live) -> Values:
+def _subscribers(server: MeasuredServer) -> Values:
     known = {("modern", "http"): 0, ("legacy", "http"): 0}
-    return {tuple(kind): number for kind, number in {**known, **live.hub.counts.open}.items()}
+    return {tuple(kind): number for kind, number in {**known, **server.hub.counts.open}.items()}
 
 
-def _subscriptions(live: Live) -> Values:
-    found: Counter[Labels] = Counter({(kind,): 0 for kind in _KINDS})
-    for topic, watchers in live.hub.watching():
-        found[kind_of(topic),] += watchers
-    return found
-
-
-def _problems(live: Live) -> int:
-    return len(getattr(live.source, "problems", ()))
+def _subscriptions(server: MeasuredServer) -> Values:
+    values: Counter[Labels] = Counter({(topic,): 0 for topic in _TOPICS})
+    for topic, subscribers in server.hub.watching():
+        values[kind_of(topic),] += subscribers
+    return values
 
 
 LATENCY = Metric(
     "tidings.delivery.latency",
     "histogram",
     "s",
-    "Seconds from when a change could be told, as its policy has it, until its notification was handed over.",
+    "Seconds from when the policy allows a notification until it is passed to the connection.",
     (),
-    _one(lambda seen: sum(seen.counts.latency.counts)),
+    _counter(lambda counters: sum(counters.counts.latency.counts)),
 )
 
 METRICS = (
@@ -123,33 +126,33 @@ METRICS = (
         "tidings.notifications.sent",
         "counter",
         "{notification}",
-        "Notifications handed to subscribers.",
+        "Notifications passed to subscribers.",
         ("topic",),
-        _each(lambda seen: seen.counts.sent, *_KINDS),
+        _counters(lambda counters: counters.counts.sent, *_TOPICS),
     ),
     Metric(
         "tidings.notifications.suppressed",
         "counter",
         "{notification}",
-        "Notifications that a subscriber did not get, and why.",
+        "Notifications that a subscriber did not get, by reason.",
         ("reason",),
-        _each(lambda seen: seen.counts.suppressed, *Why),
+        _counters(lambda counters: counters.counts.suppressed, *Why),
     ),
     Metric(
         "tidings.notifications.coalesced",
         "counter",
         "{notification}",
-        "Notifications that became one with a later one, because their reader was not ready.",
+        "Notifications merged with a later one because the reader was not ready.",
         (),
-        _one(lambda seen: seen.counts.coalesced),
+        _counter(lambda counters: counters.counts.coalesced),
     ),
     Metric(
         "tidings.notifications.bytes",
         "counter",
         "By",
-        "Bytes of notifications, as they were written.",
+        "Bytes of notifications, as written.",
         (),
-        _one(lambda seen: seen.counts.bytes),
+        _counter(lambda counters: counters.counts.bytes),
     ),
     LATENCY,
     Metric(
@@ -158,55 +161,55 @@ METRICS = (
         "{subscriber}",
         "Open streams, sessions and in-process subscribers.",
         ("era", "transport"),
-        _now(_open),
+        _state(_subscribers),
     ),
     Metric(
         "tidings.subscribers.closed",
         "counter",
         "{subscriber}",
-        "Subscribers that are gone, and why.",
+        "Closed subscribers, by reason.",
         ("reason",),
-        _each(lambda seen: seen.counts.closed, *Reason),
+        _counters(lambda counters: counters.counts.closed, *Reason),
     ),
     Metric(
         "tidings.subscriptions",
         "level",
         "{subscription}",
-        "What subscribers watch: lists, and URIs and patterns of contents.",
+        "Subscriptions to lists, resource URIs and URI patterns.",
         ("topic",),
-        _now(_subscriptions),
+        _state(_subscriptions),
     ),
     Metric(
         "tidings.mailbox.depth",
         "level",
         "{topic}",
-        "Topics that wait in mailboxes, over all subscribers.",
+        "Topics pending in the mailboxes of all subscribers.",
         (),
-        _number(lambda live: sum(each.waiting for each in live.hub)),
+        _number(lambda server: sum(each.waiting for each in server.hub)),
     ),
     Metric(
         "tidings.mailbox.deepest",
         "gauge",
         "{topic}",
-        "Topics that wait in the fullest mailbox.",
+        "Topics pending in the fullest mailbox.",
         (),
-        _number(lambda live: max((each.waiting for each in live.hub), default=0)),
+        _number(lambda server: max((each.waiting for each in server.hub), default=0)),
     ),
     Metric(
         "tidings.readers.slow",
         "level",
         "{stream}",
-        "Streams whose reader does not read just now.",
+        "Streams whose client is not reading at the moment.",
         (),
-        _number(lambda live: live.listen.slow + live.splice.slow),
+        _number(lambda server: server.slow_readers()),
     ),
     Metric(
         "tidings.cutoffs",
         "counter",
         "{stream}",
-        "Streams that were ended because of their reader, and why.",
+        "Streams that the server ended because of their reader, by reason.",
         ("reason",),
-        _each(lambda seen: seen.counts.cut_off, *sorted(CUT_OFF)),
+        _counters(lambda counters: counters.counts.cut_off, *sorted(CUT_OFF)),
     ),
     Metric(
         "tidings.journal.size",
@@ -214,15 +217,15 @@ METRICS = (
         "{change}",
         "Changes in the journal.",
         (),
-        _number(lambda live: len(live.hub.journal)),
+        _number(lambda server: len(server.hub.journal)),
     ),
     Metric(
         "tidings.workspace.rescans",
         "counter",
         "{rescan}",
-        "Looks through the folder of a workspace, and whether files were read anew.",
+        "Scans of a workspace folder, by outcome.",
         ("outcome",),
-        _each(lambda seen: seen.rescans, "read", "unchanged", "failed"),
+        _counters(lambda counters: counters.rescans, "read", "unchanged", "failed"),
     ),
     Metric(
         "tidings.workspace.problems",
@@ -230,42 +233,41 @@ METRICS = (
         "{file}",
         "Files of a workspace that could not be loaded.",
         (),
-        _number(_problems),
+        _number(lambda server: len(getattr(server.source, "problems", ()))),
     ),
     Metric(
         "tidings.tool.runs",
         "counter",
         "{run}",
-        "Calls of tools, and how they ended.",
+        "Tool calls, by outcome.",
         ("outcome",),
-        _each(lambda seen: seen.counts.runs, "ok", "tool_error", "error"),
+        _counters(lambda counters: counters.counts.runs, "ok", "tool_error", "error"),
     ),
     Metric(
         "tidings.failures",
         "counter",
         "{failure}",
-        "What failed inside Tidings, and was survived.",
+        "Failures inside Tidings that did not stop the server.",
         ("what",),
-        _each(lambda seen: seen.counts.failures, *_FAILURES),
+        _counters(lambda counters: counters.counts.failures, *_FAILURES),
     ),
 )
 
 
-def render(live: Live) -> str:
-    """What `/metrics` answers."""
-    seen = Seen(live)
-    return "".join(line + "\n" for metric in METRICS for line in _lines(metric, seen))
+def render(server: MeasuredServer) -> str:
+    """Return the body of a response to `/metrics`."""
+    return "".join(line + "\n" for metric in METRICS for line in _lines(metric, server))
 
 
-def _lines(metric: Metric, seen: Seen) -> Iterator[str]:
+def _lines(metric: Metric, server: MeasuredServer) -> Iterator[str]:
     name = metric.prometheus
     kind = {"counter": "counter", "histogram": "histogram"}.get(metric.kind, "gauge")
     yield f"# HELP {name} {metric.help}"
     yield f"# TYPE {name} {kind}"
     if metric.kind == "histogram":
-        yield from _histogram(name, seen.counts.latency)
+        yield from _histogram(name, server.hub.counts.latency)
         return
-    for labels, value in sorted(metric.read(seen).items()):
+    for labels, value in sorted(metric.read(server.counters, server).items()):
         pairs = ",".join(f'{key}="{_escape(text)}"' for key, text in zip(metric.labels, labels, strict=True))
         yield f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}"
 
