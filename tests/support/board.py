@@ -11,7 +11,7 @@ OPTIONS is a JSON object: `policy` (knobs), `deny` (topics refused by principal,
 `asks` ("sync" or "async": how `authorize` is written), `auth` (tokens are needed, `tokens.py`), `shared_lists`,
 `middleware` (the server has one of its own), `only` (the features of a low-level server), `late` (its tools are listed
 as they were before the next refresh), `terms` (by principal, "*" for nobody in particular), `app` (options of the HTTP
-app) and `telemetry` (a mode of `watched.py`, or false for none).
+app) and `telemetry` (a mode of `telemetry.py`, or false for none).
 On HTTP the first line of standard output is the port.
 """
 

@@ -60,9 +60,9 @@ class Board:
         self.told: dict[str, list[Notification]] = {}
         self.outside: queue.Queue[Callable[[], object]] = queue.Queue()
         if options.get("telemetry"):
-            from tests.support.telemetry import set_up
+            from tests.support.telemetry import install
 
-            self.watched = set_up(options["telemetry"])
+            self.telemetry = install(options["telemetry"])
         threading.Thread(target=self._work, daemon=True).start()
 
     def make_live(self, server: Any) -> Live:
@@ -230,10 +230,10 @@ class Board:
         return {name: len(told) for name, told in self.told.items()}
 
     def spans(self) -> list[dict[str, Any]]:
-        return self.watched.spans()
+        return self.telemetry.spans()
 
-    def readings(self) -> dict[str, Any]:
-        return self.watched.readings()
+    def metrics(self) -> dict[str, Any]:
+        return self.telemetry.metrics()
 
     def _is_behind(self, subscriber: Any, feature: Feature) -> bool:
         """Whether a subscriber was last told something else than is true now."""
