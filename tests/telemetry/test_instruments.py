@@ -1,4 +1,4 @@
-"""OpenTelemetry's instruments: several servers under one provider, servers that go, and readings that fail."""
+"""OpenTelemetry instruments: several servers with one provider, collected servers, and exceptions while reading."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from mcp.server.mcpserver import MCPServer
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics import Histogram
 
+from tests.support.telemetry import RecordedTelemetry
 from tidings import BUSY, Feature, Live
 from tidings.telemetry import Telemetry
 from tidings.telemetry.metrics import METRICS, render
@@ -20,26 +20,20 @@ COUNTERS = {metric.name for metric in METRICS if metric.kind == "counter"}
 
 
 class Meters:
-    """A provider of its own, and what its reader reads."""
+    """A meter provider, servers that use it, and the values that it exports."""
 
     def __init__(self) -> None:
-        self._reader = InMemoryMetricReader()
-        self.telemetry = Telemetry(meter_provider=MeterProvider([self._reader], shutdown_on_exit=False))
+        self._recorded = RecordedTelemetry()
+        self._telemetry = Telemetry(meter_provider=self._recorded.meter_provider)
 
     def live(self, name: str = "one") -> Live:
-        return Live(MCPServer(name), telemetry=self.telemetry)
+        return Live(MCPServer(name), telemetry=self._telemetry)
 
     def read(self) -> dict[str, dict[tuple[Any, ...], float]]:
-        """The value of each point, or how often a histogram was told one, by metric and labels."""
-        data = self._reader.get_metrics_data()
+        """Return values, or the count of a histogram, by metric and labels."""
         return {
-            metric.name: {
-                tuple((point.attributes or {}).values()): getattr(point, "value", getattr(point, "count", 0))
-                for point in metric.data.data_points
-            }
-            for resource in (data.resource_metrics if data else ())
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
+            name: {tuple(point["labels"].values()): point.get("value", point.get("count", 0)) for point in points}
+            for name, points in self._recorded.metrics().items()
         }
 
 
@@ -48,27 +42,32 @@ def meters() -> Meters:
     return Meters()
 
 
-def busy(live: Live) -> None:
-    """A life in which every counter that can grows."""
+def use(live: Live) -> None:
+    """Increase several counters: two changes, two notifications, one closed subscriber, one tool run."""
     with live.hub.subscribe(lambda notification: None, Feature.TOOLS):
         for name in ("a", "b"):
             live.tools.add(print, name=name)
     live.hub.counts.runs["ok"] += 1
 
 
-def test_two_servers_may_share_one_telemetry(meters: Meters) -> None:
-    one, two = meters.live("one"), meters.live("two")
-    one.hub.subscribe(lambda notification: None, Feature.TOOLS)
-    assert (sum(one.hub.counts.open.values()), sum(two.hub.counts.open.values())) == (1, 0)
-    one.tools.add(print, name="p")
-    assert (one.hub.counts.changes.total(), two.hub.counts.changes.total()) == (1, 0)
-    assert meters.read()["tidings.changes"]["tools", "added"] == 1
+def test_servers_of_one_provider_are_added_up(meters: Meters) -> None:
+    one, two = servers = [meters.live("one"), meters.live("two")]
+    for live in servers:
+        live.hub.subscribe(lambda notification: BUSY, Feature.TOOLS)
+        for name in ("a", "b"):
+            live.tools.add(print, name=name)
+    one.tools.add(print, name="c")
+    assert (one.hub.counts.changes.total(), two.hub.counts.changes.total()) == (3, 2)
+    found = meters.read()
+    assert found["tidings.changes"]["tools", "added"] == 5
+    assert found["tidings.mailbox.depth"] == {(): 2}
+    assert found["tidings.mailbox.deepest"] == {(): 1}, "a gauge is not added up"
 
 
-def test_a_server_that_is_collected_takes_nothing_back_that_was_counted(meters: Meters) -> None:
+def test_collected_server_keeps_its_counters_and_loses_its_levels(meters: Meters) -> None:
     stays, goes = meters.live("stays"), weakref.ref(leaves := meters.live("goes"))
-    busy(stays)
-    busy(leaves)
+    use(stays)
+    use(leaves)
     before = meters.read()
     assert before["tidings.changes"]["tools", "added"] == 4
     leaves.tools.remove("a")  # between two collections
@@ -80,37 +79,23 @@ def test_a_server_that_is_collected_takes_nothing_back_that_was_counted(meters: 
         now = meters.read()
         assert now["tidings.changes"]["tools", "removed"] == 1
         for name in COUNTERS | {"tidings.delivery.latency"}:
-            assert {labels: now[name][labels] >= value for labels, value in before[name].items()} == dict.fromkeys(
-                before[name], True
-            ), name
-        # What is only there while it is there has gone with it.
+            assert all(now[name][labels] >= value for labels, value in before[name].items()), name
         assert now["tidings.journal.size"] == {(): len(stays.hub.journal)}
-    busy(meters.live("comes"))
+    use(meters.live("comes"))
     assert meters.read()["tidings.changes"]["tools", "added"] == 6
 
 
-def test_latencies_are_recorded_of_a_server_that_went_between_two_collections(meters: Meters) -> None:
+def test_latencies_of_a_server_collected_between_two_collections_are_recorded(meters: Meters) -> None:
     live = meters.live()
     meters.read()
-    busy(live)
+    use(live)
     del live
     gc.collect()
     assert meters.read()["tidings.delivery.latency"] == {(): 2}
 
 
-def test_the_fullest_mailbox_of_several_servers_is_one_of_them_and_no_sum(meters: Meters) -> None:
-    servers = [meters.live(name) for name in ("one", "two")]
-    for live in servers:
-        live.hub.subscribe(lambda notification: BUSY, Feature.TOOLS)
-        for name in ("a", "b"):
-            live.tools.add(print, name=name)
-    found = meters.read()
-    assert found["tidings.mailbox.depth"] == {(): 2}
-    assert found["tidings.mailbox.deepest"] == {(): 1}
-
-
 class _Broken:
-    """In place of what a metric is read from."""
+    """Raises when a metric is read from it."""
 
     def fail(self, *args: Any) -> Any:
         raise RuntimeError("no")
@@ -118,54 +103,49 @@ class _Broken:
     keys = __len__ = fail
 
 
-def test_a_reading_that_fails_takes_no_other_down_and_is_counted_and_said_once(
+def test_exception_in_one_metric_is_counted_logged_once_and_does_not_affect_the_others(
     meters: Meters, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING)
     live = meters.live()
-    busy(live)
-    whole = meters.read()
-    # The first one, on whose turn the latencies are recorded; one by label; and one that looks at the server itself.
+    use(live)
+    before = meters.read()
+    # The first metric, which also records the latencies; one with a label; and one of the present state.
     monkeypatch.setattr(live.hub.counts, "changes", _Broken())
     monkeypatch.setattr(live.hub.counts, "sent", _Broken())
     monkeypatch.setattr(live.hub.news, "journal", _Broken())
     broken = {"tidings.changes", "tidings.notifications.sent", "tidings.journal.size"}
     for _ in range(2):
         found = meters.read()
-        assert found.keys() | broken == whole.keys()
+        assert found.keys() | broken == before.keys()
         assert not any(found.get(name) for name in broken)
     monkeypatch.undo()
-    healed = meters.read()
-    assert healed["tidings.changes"] == whole["tidings.changes"]
-    assert healed["tidings.failures"]["telemetry",] == 6
-    assert [record.getMessage() for record in caplog.records] == [
-        "a metric failed; further failures are not logged: RuntimeError('no')"
-    ]
+    after = meters.read()
+    assert after["tidings.changes"] == before["tidings.changes"]
+    assert after["tidings.failures"]["telemetry",] == 6
+    assert [record.name for record in caplog.records] == ["tidings.telemetry.instruments"]
 
 
-def test_a_histogram_that_fails_leaves_the_counters_alone(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opentelemetry.sdk.metrics import Histogram
-
+def test_exception_in_the_histogram_does_not_affect_the_counters(
+    meters: Meters, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("no")
 
     live = meters.live()
-    busy(live)
+    use(live)
     monkeypatch.setattr(Histogram, "record", fail)
     found = meters.read()
     assert found["tidings.changes"]["tools", "added"] == 2
     assert found["tidings.failures"]["telemetry",] == 1
 
 
-def test_every_counter_is_there_from_the_start_at_zero(meters: Meters) -> None:
+def test_every_counter_starts_at_zero(meters: Meters) -> None:
     live = meters.live()
     lines = render(live.metrics).splitlines()
-    for topic in ("tools", "prompts", "resources"):
-        for operation in ("added", "removed", "updated"):
-            assert f'tidings_changes_total{{topic="{topic}",operation="{operation}"}} 0' in lines
-    for operation in ("updated", "deleted"):
-        assert f'tidings_changes_total{{topic="contents",operation="{operation}"}} 0' in lines
+    operations = [(topic, each) for topic in ("tools", "prompts", "resources") for each in ("added", "removed")]
+    for topic, operation in [*operations, ("contents", "updated"), ("contents", "deleted")]:
+        assert f'tidings_changes_total{{topic="{topic}",operation="{operation}"}} 0' in lines
     found = meters.read()
     for name in COUNTERS:
-        assert found[name], name
         assert set(found[name].values()) == {0}, name

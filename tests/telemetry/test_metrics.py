@@ -1,13 +1,12 @@
-"""`/metrics`, held against what fifty real clients saw, and read by Prometheus's own parser."""
+"""`/metrics`, compared with what fifty real clients received, and the counters behind it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +49,8 @@ async def http() -> AsyncIterator[httpx2.AsyncClient]:
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-async def read(http: httpx2.AsyncClient, url: str) -> Samples:
+async def scrape(http: httpx2.AsyncClient, url: str) -> Samples:
+    """Read `/metrics` with the parser of Prometheus."""
     response = await http.get(url.replace("/mcp", "/metrics"))
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -68,14 +68,14 @@ async def read(http: httpx2.AsyncClient, url: str) -> Samples:
 
 @dataclass
 class Recorded:
-    """What came in on one stream."""
+    """The notifications of one stream."""
 
     stream: Stream
     methods: Counter[str] = field(default_factory=Counter)
     size: int = 0
     task: asyncio.Task[None] | None = None
 
-    async def follow(self, heard: asyncio.Event) -> None:
+    async def run(self, received: asyncio.Event) -> None:
         while event := await self.stream.event():
             for line in event.split("\r\n"):
                 if line.startswith("data: {"):
@@ -83,12 +83,12 @@ class Recorded:
                     if method.endswith("list_changed"):
                         self.methods[method.split("/")[1]] += 1
                         self.size += len(event.encode()) + len("\r\n\r\n")
-                        heard.set()
+                        received.set()
 
 
-async def test_the_counters_add_up_with_what_fifty_recorded_clients_saw(url: str, http: httpx2.AsyncClient) -> None:
+async def test_counters_match_what_fifty_clients_received(url: str, http: httpx2.AsyncClient) -> None:
     wire = Wire(url, http)
-    before = await read(http, url)
+    before = await scrape(http, url)
 
     def grown(now: Samples, name: str, **labels: str) -> float:
         key = (f"tidings_{name}", frozenset(labels.items()))
@@ -96,11 +96,11 @@ async def test_the_counters_add_up_with_what_fifty_recorded_clients_saw(url: str
 
     async with AsyncExitStack() as stack:
         recorded: list[Recorded] = []
-        heard = asyncio.Event()
+        received = asyncio.Event()
 
         async def record(stream: Stream) -> None:
             each = Recorded(stream)
-            each.task = asyncio.create_task(each.follow(heard))
+            each.task = asyncio.create_task(each.run(received))
             stack.callback(each.task.cancel)
             recorded.append(each)
 
@@ -124,37 +124,37 @@ async def test_the_counters_add_up_with_what_fifty_recorded_clients_saw(url: str
         await wire.change("add", feature="tools", key="last")
         await wire.change("remove", feature="tools", key="steady")
         await wire.change("add", feature="prompts", key="come")
-        await wire.change("remove", feature="prompts", key="come")  # and gone: nothing has changed after all
+        await wire.change("remove", feature="prompts", key="come")  # no net change
         made = CHANGES + 2
 
-        now = await read(http, url)
+        now = await scrape(http, url)
         assert grown(now, "subscribers", era="modern", transport="http") == MODERN_STREAMS
         assert grown(now, "subscribers", era="legacy", transport="http") == LEGACY_STREAMS + MUTED_STREAMS + ABSENT
         assert now["tidings_subscribers", frozenset({("era", "none"), ("transport", "process")})] == 2
-        # A session without a stream has two lists pending, and the paced one has one.
+        # Each session without a stream has two pending lists, the subscriber with a rate limit has one.
         assert grown(now, "mailbox_depth") == 2 * ABSENT + 1
 
         await absent[0].end()
         for session in absent[1:]:
             await record(await stack.enter_async_context(session.stream()))
 
-        told_each = MODERN_STREAMS + LEGACY_STREAMS
-        expected = {"tools": told_each * made + ABSENT - 1, "prompts": told_each * 2}
+        told = MODERN_STREAMS + LEGACY_STREAMS
+        expected = {"tools": told * made + ABSENT - 1, "prompts": told * 2}
 
-        def received() -> Counter[str]:
+        def all_methods() -> Counter[str]:
             return sum((each.methods for each in recorded), Counter())
 
         async with asyncio.timeout(DEADLINE):
-            while received() != expected:
-                await heard.wait()
-                heard.clear()
+            while all_methods() != expected:
+                await received.wait()
+                received.clear()
         inside = await wire.change("heard")
-        # What was added and removed again is as it was: only the last removal is news to one who hears of no additions.
+        # The filter passes only removals. A tool that was added and removed again is no net change.
         assert inside == {"filtered": 1, "paced": 1}
 
-        now = await read(http, url)
-        assert grown(now, "notifications_sent_total", topic="tools") == received()["tools"] + sum(inside.values())
-        assert grown(now, "notifications_sent_total", topic="prompts") == received()["prompts"]
+        now = await scrape(http, url)
+        assert grown(now, "notifications_sent_total", topic="tools") == all_methods()["tools"] + sum(inside.values())
+        assert grown(now, "notifications_sent_total", topic="prompts") == all_methods()["prompts"]
         assert grown(now, "notifications_bytes_total") == sum(each.size for each in recorded)
         assert grown(now, "notifications_coalesced_total") == ABSENT * (made - 1 + 1)
         suppressed = {
@@ -178,9 +178,7 @@ async def test_the_counters_add_up_with_what_fifty_recorded_clients_saw(url: str
         assert now["tidings_journal_size", frozenset()] >= made
 
 
-async def test_metrics_are_for_this_machine_unless_their_owner_says_otherwise(
-    url: str, http: httpx2.AsyncClient
-) -> None:
+async def test_only_this_machine_can_read_metrics_unless_they_are_public(url: str, http: httpx2.AsyncClient) -> None:
     metrics = url.replace("/mcp", "/metrics")
     for headers in ({"host": "attacker.example"}, {"x-forwarded-for": "203.0.113.9"}, {"forwarded": "for=203.0.113.9"}):
         refused = await http.get(metrics, headers=headers)
@@ -192,55 +190,44 @@ async def test_metrics_are_for_this_machine_unless_their_owner_says_otherwise(
         assert (await http.get(public.replace("/mcp", "/health/live"))).status_code == 404
 
 
-async def test_a_reader_that_does_not_read_is_counted_and_so_is_its_end(http: httpx2.AsyncClient) -> None:
+async def test_slow_reader_and_its_cutoff_are_counted(http: httpx2.AsyncClient) -> None:
     def value(samples: Samples, name: str, **labels: str) -> float:
         return samples[f"tidings_{name}", frozenset(labels.items())]
 
-    with serving("mcpserver", app={"metrics": "local"}, policy={"write_deadline": 4.0}) as url:  # time to be seen
+    # The write deadline leaves time to scrape before the cutoff.
+    with serving("mcpserver", app={"metrics": "local"}, policy={"write_deadline": 4.0}) as url:
         wire = Wire(url, http)
-        message = json.dumps(wire.message("subscriptions/listen", 1, {"notifications": LISTS}))
-        host, _, port = url.removeprefix("http://").removesuffix("/mcp").partition(":")
-        headers = wire._headers("subscriptions/listen", {}) | {
-            "Host": f"{host}:{port}",
-            "Content-Length": str(len(message)),
-        }
-        head = "POST /mcp HTTP/1.1\r\n" + "".join(f"{name}: {text}\r\n" for name, text in headers.items()) + "\r\n"
-        with socket.create_connection((host, int(port))) as connection:
-            connection.sendall((head + message).encode())
-            answer = b""
-            while b"acknowledged" not in answer:
-                answer += await asyncio.to_thread(connection.recv, 4096)  # and not a byte more
-            async with asyncio.timeout(DEADLINE):
-                number = 0
-                while not value(samples := await read(http, url), "readers_slow"):
-                    assert not value(samples, "cutoffs_total", reason="slow")
-                    number += 1
-                    text = "x" * 500_000 + str(number)
-                    await wire.change("add", feature="tools", key="big", description=text, replace=True)
-                while not value(samples, "cutoffs_total", reason="slow") or value(samples, "readers_slow"):
-                    samples = await read(http, url)
+        async with wire.listen(1, LISTS) as stream, asyncio.timeout(DEADLINE):
+            await stream.message()  # the acknowledgement; the client reads nothing after it
+            number = 0
+            while not value(samples := await scrape(http, url), "readers_slow"):
+                assert not value(samples, "cutoffs_total", reason="slow")
+                number += 1
+                text = "x" * 500_000 + str(number)
+                await wire.change("add", feature="tools", key="big", description=text, replace=True)
+            while not value(samples, "cutoffs_total", reason="slow") or value(samples, "readers_slow"):
+                samples = await scrape(http, url)
         assert value(samples, "cutoffs_total", reason="slow") == 1
         assert value(samples, "subscribers_closed_total", reason="slow") == 1
         assert value(samples, "subscribers", era="modern", transport="http") == 0
 
 
-async def test_how_tools_end_is_counted(url: str, http: httpx2.AsyncClient) -> None:
+async def test_tool_calls_are_counted_by_outcome(url: str, http: httpx2.AsyncClient) -> None:
     wire = Wire(url, http)
-    before = await read(http, url)
+    before = await scrape(http, url)
     await wire.change("state")
-    await wire.post("tools/call", name="change", arguments={"what": []})  # not a text
-    await wire.post("tools/call", name="nobody", arguments={})
-    now = await read(http, url)
-    grown = {
-        outcome: now[key] - before[key]
+    await wire.post("tools/call", name="change", arguments={"what": []})  # an invalid argument
+    await wire.post("tools/call", name="unknown", arguments={})
+    now = await scrape(http, url)
+    ok, tool_error, error = [
+        now[key] - before[key]
         for outcome in ("ok", "tool_error", "error")
         if (key := ("tidings_tool_runs_total", frozenset({("outcome", outcome)})))
-    }
-    assert grown["ok"] == 1
-    assert grown["tool_error"] + grown["error"] == 2
+    ]
+    assert (ok, tool_error + error) == (1, 2)
 
 
-def test_looks_through_a_folder_and_its_problems_are_counted(tmp_path: Path) -> None:
+def test_workspace_scans_and_problems_are_counted(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     workspace = Workspace(tmp_path, poll=0)
@@ -264,188 +251,89 @@ def test_looks_through_a_folder_and_its_problems_are_counted(tmp_path: Path) -> 
     (tools / "broken.py").write_text("def broken(")
     workspace.rescan()
     workspace.rescan()
-    found = samples()
-    assert found["tidings_workspace_problems"] == 1
+    assert samples()["tidings_workspace_problems"] == 1
     tmp_path.rename(tmp_path.with_name("elsewhere"))
     workspace.rescan()
     assert samples() == {
-        "tidings_workspace_problems": 0,  # there is no file any more that could have one
+        "tidings_workspace_problems": 0,  # the file is gone
         "tidings_workspace_rescans_total/failed": 1,
         "tidings_workspace_rescans_total/read": 1,
         "tidings_workspace_rescans_total/unchanged": 2,
     }
 
 
-def test_what_waited_for_its_reader_or_its_filter_has_a_latency_too() -> None:
-    now = 100.0
-    catalog = Catalog()
-    hub = Hub(catalog, clock=lambda: now)
+# Latency
 
-    def slow(notification: Any) -> None:
-        nonlocal now
-        now += 0.3
 
-    hub.subscribe(slow, "tools", is_muted=lambda topic: False)
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_hub() -> tuple[Clock, Catalog, Hub]:
+    clock = Clock()
+    catalog = Catalog(clock=clock)
+    return clock, catalog, Hub(catalog, clock=clock)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_muted": lambda topic: False}], ids=["all", "can be muted"])
+def test_time_of_the_delivery_counts_as_latency(options: dict[str, Any]) -> None:
+    clock, catalog, hub = make_hub()
+
+    def deliver(notification: Any) -> None:
+        clock.now += 0.3
+
+    hub.subscribe(deliver, "tools", **options)
     catalog.tools.add({"name": "a"})
     assert sum(hub.counts.latency.sums) == pytest.approx(0.3)
 
 
-def test_who_was_away_is_told_late_only_from_its_return() -> None:
-    """Else the alert LateNotifications would tell of every legacy client that was asleep."""
-    now = 100.0
-    catalog = Catalog()
-    hub = Hub(catalog, clock=lambda: now)
+def test_absence_of_a_client_does_not_count_as_latency() -> None:
+    """Otherwise the alert LateNotifications would fire for each legacy client that was offline."""
+    clock, catalog, hub = make_hub()
     subscriber = hub.open(lambda notification: None)
     subscriber.subscribe("tools")
     subscriber.pause()
     catalog.tools.add({"name": "a"})
-    now += 50
+    clock.now += 50
     subscriber.come_back()
-    now += 0.3
+    clock.now += 0.3
     hub.wake(subscriber)
     assert sum(hub.counts.latency.sums) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("policy", [{"min_interval": 5.0}, {"quiet_gap": 5.0, "longest_wait": 8.0}, {"spread": 30.0}])
-def test_what_the_policy_holds_back_is_not_late_but_what_comes_later_than_that_is(policy: dict[str, Any]) -> None:
-    """Else the alert LateNotifications would tell of every server with a pace."""
-    now = 100.0
-    catalog = Catalog()
-    hub = Hub(catalog, clock=lambda: now)
+def test_delay_set_by_the_policy_does_not_count_as_latency(policy: dict[str, Any]) -> None:
+    """Otherwise the alert LateNotifications would fire for each server with a rate limit."""
+    clock, catalog, hub = make_hub()
     heard: list[float] = []
-    for _ in range(2):  # the first one's part of the spread is none
-        subscriber = hub.open(lambda notification: heard.append(now), policy=Policy(**policy))
+    for _ in range(2):  # `spread` does not delay the first subscriber
+        subscriber = hub.open(lambda notification: heard.append(clock.now), policy=Policy(**policy))
         subscriber.subscribe("tools")
     for name in ("a", "b", "c"):
         catalog.tools.add({"name": name})
-        now += 1
+        clock.now += 1
     while (due := hub.next_due()) is not None:
-        now = due + 0.2
+        clock.now = due + 0.2
         hub.tick()
     assert max(heard) > 104
     late = sum(seconds > 103 for seconds in heard)
     assert sum(hub.counts.latency.sums) == pytest.approx(0.2 * late)
 
 
-def test_what_only_the_rate_limit_keeps_is_not_said_to_wait() -> None:
-    live = Live(MCPServer("x"))
-    live.hub.subscribe(lambda notification: None, "tools", policy=Policy(min_interval=3600))
-    live.hub.subscribe(lambda notification: False, "tools", is_muted=lambda topic: True)
-    live.tools.add(print, name="a")
-    assert "\ntidings_mailbox_depth 0\n" in render(live.metrics)
-    live.tools.add(print, name="b")
-    assert "\ntidings_mailbox_depth 1\n" in render(live.metrics)
-    assert 'suppressed_total{reason="muted"} 2\n' in render(live.metrics)
-
-
-def fail(notification: Any) -> None:
-    raise RuntimeError("no")
-
-
-def busy(notification: Any) -> object:
-    return BUSY
-
-
-def taking(notification: Any) -> None:
-    pass
-
-
-@pytest.mark.parametrize(
-    ("deliver", "options", "steps", "expected"),
-    [
-        (taking, {}, "+a +b", {"sent": 2}),
-        (busy, {}, "+a +b +c", {"sent": 1, "coalesced": 1, "pending": 1}),
-        (busy, {}, "+a +b +c wake", {"sent": 2, "coalesced": 1}),
-        (busy, {}, "+a +b -b wake", {"sent": 1, "coalesced": 1, "same_digest": 1}),
-        (busy, {}, "+a +b leave", {"sent": 1, "unsubscribed": 1}),
-        (busy, {}, "+a +b !1 !2 close", {"sent": 1, "unsubscribed": 3}),
-        (taking, {"filter": Filter(names=["a*"])}, "+a +b +a2", {"sent": 2, "filtered": 1}),
-        (busy, {"filter": Filter(names=["a*"])}, "+a +b +a2 +b2", {"sent": 1, "filtered": 2, "pending": 1}),
-        (busy, {"filter": Filter(names=["a*"])}, "+a +b +a2 -a2 wake", {"sent": 1, "filtered": 2, "coalesced": 1}),
-        (busy, {"is_muted": lambda topic: True}, "+a +b !1", {"muted": 3}),
-        (taking, {"policy": Policy(min_interval=10)}, "+a +b +c", {"sent": 1, "rate": 1, "pending": 1}),
-        (taking, {"policy": Policy(min_interval=10)}, "+a +b +c pass", {"sent": 2, "rate": 1}),
-        (taking, {"policy": Policy(min_interval=10)}, "+a +b -b pass", {"sent": 1, "rate": 1, "same_digest": 1}),
-        (fail, {}, "+a !1", {"failed": 2}),
-        (fail, {"is_muted": lambda topic: False}, "+a !1", {"failed": 2}),
-        (busy, {"policy": Policy(max_pending=2)}, "+a +b !1 !2", {"sent": 1, "unsubscribed": 3}),
-        (busy, {"policy": Policy(max_pending=2), "collapses": True}, "+a +b !1 !2",
-         {"sent": 1, "coalesced": 1, "pending": 2}),
-    ],
-)  # fmt: skip
-def test_each_commit_is_sent_suppressed_coalesced_failed_or_pending(
-    deliver: Callable[[Any], object], options: dict[str, Any], steps: str, expected: dict[str, int]
-) -> None:
-    """`+a` adds a tool, `-a` removes it, `!1` updates a content."""
-    now = 100.0
-    catalog = Catalog()
-    hub = Hub(catalog, clock=lambda: now)
-    ear = hub.open(deliver, **{name: value for name, value in options.items() if name != "collapses"})
-    ear.collapses = "collapses" in options
-    ear.subscribe("tools", "resources", uris=["x://*"])
-    commits = 0
-    found: dict[str, int] = {}
-    for step in steps.split():
-        commits += step[0] in "+-!"
-        match step[0], step[1:]:
-            case "+", name:
-                catalog.tools.add({"name": name})
-            case "-", name:
-                catalog.tools.remove(name)
-            case "!", number:
-                catalog.resources.updated(f"x://{number}")
-            case _ if step == "pass":
-                now += 10
-                hub.tick()
-            case _:
-                {"wake": hub.wake, "leave": hub.unsubscribe, "close": hub.close}[step](ear)  # type: ignore[operator]
-        counts = hub.counts
-        found = {"sent": counts.sent.total(), "coalesced": counts.coalesced, "failed": counts.failures["delivery"]}
-        found |= {"pending": ear.waiting, **{why.value: number for why, number in counts.suppressed.items()}}
-        assert sum(found.values()) == commits, step
-    assert {what: number for what, number in found.items() if number} == expected
-
-
-def test_one_who_is_unsubscribed_by_another_in_the_middle_of_a_fan_out_is_counted() -> None:
-    catalog = Catalog()
-    hub = Hub(catalog)
-    hub.subscribe(hub.open(lambda notification: other.close()), "tools")
-    other = hub.open(taking)
-    other.subscribe("tools")
-    catalog.tools.add({"name": "a"})
-    assert (hub.counts.sent.total(), dict(hub.counts.suppressed)) == (1, {Why.UNSUBSCRIBED: 1})
-
-
-def test_subscriptions_are_counted_without_anybody_waiting_for_it() -> None:
-    live = Live(MCPServer("x"))
-    live.hub.subscribe(lambda notification: None, "tools", uris=["a://b", "a://*"])
-    live.hub.subscribe(lambda notification: True, uris=["a://b"])
-    text = ""
-
-    def scrape() -> None:
-        nonlocal text
-        text = render(live.metrics)
-
-    with live.catalog.lock:
-        thread = threading.Thread(target=scrape)
-        thread.start()
-        thread.join(DEADLINE)
-    assert 'tidings_subscriptions{topic="contents"} 3\n' in text
-    assert 'tidings_subscriptions{topic="tools"} 1\n' in text
-
-
-def test_a_latency_is_in_the_bucket_that_ends_at_it_and_never_below_none() -> None:
+def test_latency_belongs_to_the_bucket_that_ends_at_it_and_is_never_negative() -> None:
     latency = Latency()
     latency.add(BOUNDS[3], 5)
     latency.add(-1.0)
     latency.add(1e9, 2)
-    assert latency.counts[3] == 5
-    assert latency.counts[0] == 1
-    assert latency.counts[-1] == 2
+    assert (latency.counts[3], latency.counts[0], latency.counts[-1]) == (5, 1, 2)
     assert sum(latency.sums) == pytest.approx(5 * BOUNDS[3] + 2e9)
 
 
-def test_a_fan_out_is_counted_in_batches_without_those_set_aside() -> None:
+def test_deliveries_are_timed_in_batches_and_failed_ones_are_not_counted() -> None:
     times = iter((100.0, 100.002, 100.02, 100.2))
     catalog = Catalog(clock=lambda: next(times))
     hub = Hub(catalog)
@@ -464,5 +352,93 @@ def test_a_fan_out_is_counted_in_batches_without_those_set_aside() -> None:
     catalog.tools.add({"name": "a"})
     assert hub.counts.sent["tools"] == len(told) == 147
     latency = hub.counts.latency.counts
-    assert (latency[4], latency[7], latency[10]) == (62, 63, 22), "each batch by the time when all of it was told"
+    assert (latency[4], latency[7], latency[10]) == (62, 63, 22), "each batch has the time after its last delivery"
     assert sum(latency) == 147
+
+
+# Sent, suppressed, coalesced
+
+
+def fail(notification: Any) -> None:
+    raise RuntimeError("no")
+
+
+def busy(notification: Any) -> object:
+    return BUSY
+
+
+def accept(notification: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("deliver", "options", "steps", "expected"),
+    [
+        (accept, {}, "+a +b", {"sent": 2}),
+        (busy, {}, "+a +b +c", {"sent": 1, "coalesced": 1, "pending": 1}),
+        (busy, {}, "+a +b +c wake", {"sent": 2, "coalesced": 1}),
+        (busy, {}, "+a +b -b wake", {"sent": 1, "coalesced": 1, "same_digest": 1}),
+        (busy, {}, "+a +b leave", {"sent": 1, "unsubscribed": 1}),
+        (busy, {}, "+a +b !1 !2 close", {"sent": 1, "unsubscribed": 3}),
+        (accept, {"filter": Filter(names=["a*"])}, "+a +b +a2", {"sent": 2, "filtered": 1}),
+        (busy, {"filter": Filter(names=["a*"])}, "+a +b +a2 +b2", {"sent": 1, "filtered": 2, "pending": 1}),
+        (busy, {"filter": Filter(names=["a*"])}, "+a +b +a2 -a2 wake", {"sent": 1, "filtered": 2, "coalesced": 1}),
+        (busy, {"is_muted": lambda topic: True}, "+a +b !1", {"muted": 3}),
+        (accept, {"policy": Policy(min_interval=10)}, "+a +b +c", {"sent": 1, "rate": 1, "pending": 1}),
+        (accept, {"policy": Policy(min_interval=10)}, "+a +b +c pass", {"sent": 2, "rate": 1}),
+        (accept, {"policy": Policy(min_interval=10)}, "+a +b -b pass", {"sent": 1, "rate": 1, "same_digest": 1}),
+        (fail, {}, "+a !1", {"failed": 2}),
+        (fail, {"is_muted": lambda topic: False}, "+a !1", {"failed": 2}),
+        (busy, {"policy": Policy(max_pending=2)}, "+a +b !1 !2", {"sent": 1, "unsubscribed": 3}),
+        (busy, {"policy": Policy(max_pending=2), "collapses": True}, "+a +b !1 !2",
+         {"sent": 1, "coalesced": 1, "pending": 2}),
+    ],
+)  # fmt: skip
+def test_each_commit_is_sent_suppressed_coalesced_failed_or_pending(
+    deliver: Callable[[Any], object], options: dict[str, Any], steps: str, expected: dict[str, int]
+) -> None:
+    """`+a` adds a tool, `-a` removes it, `!1` updates a content."""
+    clock, catalog, hub = make_hub()
+    subscriber = hub.open(deliver, **{name: value for name, value in options.items() if name != "collapses"})
+    subscriber.collapses = "collapses" in options
+    subscriber.subscribe("tools", "resources", uris=["x://*"])
+    commits = 0
+    found: dict[str, int] = {}
+    for step in steps.split():
+        commits += step[0] in "+-!"
+        match step[0], step[1:]:
+            case "+", name:
+                catalog.tools.add({"name": name})
+            case "-", name:
+                catalog.tools.remove(name)
+            case "!", number:
+                catalog.resources.updated(f"x://{number}")
+            case _ if step == "pass":
+                clock.now += 10
+                hub.tick()
+            case _:
+                {"wake": hub.wake, "leave": hub.unsubscribe, "close": hub.close}[step](subscriber)  # type: ignore[operator]
+        counts = hub.counts
+        found = {"sent": counts.sent.total(), "coalesced": counts.coalesced, "failed": counts.failures["delivery"]}
+        found |= {"pending": subscriber.waiting, **{why.value: number for why, number in counts.suppressed.items()}}
+        assert sum(found.values()) == commits, step
+    assert {what: number for what, number in found.items() if number} == expected
+
+
+def test_subscriber_closed_during_a_delivery_to_all_is_counted() -> None:
+    _, catalog, hub = make_hub()
+    hub.subscribe(hub.open(lambda notification: other.close()), "tools")
+    other = hub.open(accept)
+    other.subscribe("tools")
+    catalog.tools.add({"name": "a"})
+    assert (hub.counts.sent.total(), dict(hub.counts.suppressed)) == (1, {Why.UNSUBSCRIBED: 1})
+
+
+def test_scrape_counts_subscriptions_without_waiting_for_the_lock() -> None:
+    live = Live(MCPServer("x"))
+    live.hub.subscribe(lambda notification: None, "tools", uris=["a://b", "a://*"])
+    live.hub.subscribe(lambda notification: True, uris=["a://b"])
+    with live.catalog.lock, ThreadPoolExecutor() as pool:
+        text = pool.submit(render, live.metrics).result(DEADLINE)
+    assert 'tidings_subscriptions{topic="contents"} 3\n' in text
+    assert 'tidings_subscriptions{topic="tools"} 1\n' in text
