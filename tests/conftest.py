@@ -7,6 +7,7 @@ module that skips itself while it is collected. Elsewhere a missing service may 
 
 import os
 import random
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -32,6 +33,12 @@ settings.register_profile(
     print_blob=True,  # the database is gone with the machine; the blob replays the failure elsewhere
 )
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
+
+
+# A shell starts a background job with SIGINT ignored, and child processes inherit that: tests of Ctrl-C would hang. A
+# handler is not inherited. It does nothing, so that the test run itself still ignores the signal.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
 # Named by its number in a test's id, so all processes of a run must have the same.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from tests.support.stores import Server
+from tests.support.stores import Server, shown_in
 from tidings import Feature, Policy, Version
 from tidings.durable import Durable
 from tidings.store import StoreError, sqlite
@@ -137,7 +137,7 @@ def test_who_reads_the_file_holds_up_nobody_and_the_log_shrinks_when_they_have(p
     assert path.with_name("state.db-wal").stat().st_size <= 8 << 20
     shown = server.shown()
     server.store.close()
-    assert Server(SQLiteStore(path), Policy(journal_changes=500)).shown() == shown
+    assert shown_in(path, Policy(journal_changes=500)) == shown
 
 
 def test_a_write_that_failed_is_tried_again_with_room_made_first(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_write_that_failed_is_tried_again_with_room_made_first(path: Path, mon
     assert log.read_bytes() != before
     shown = server.shown()
     server.store.close()
-    assert Server(SQLiteStore(path), Policy(journal_changes=500)).shown() == shown
+    assert shown_in(path, Policy(journal_changes=500)) == shown
 
 
 def test_who_could_not_make_room_is_as_patient_as_before(path: Path) -> None:
@@ -192,4 +192,4 @@ def test_a_batch_that_is_written_is_not_written_again_because_making_room_failed
     shown = server.shown()
     server.store.close()
 
-    assert Server(SQLiteStore(path), Policy(journal_changes=2)).shown() == shown
+    assert shown_in(path, Policy(journal_changes=2)) == shown

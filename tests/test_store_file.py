@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.stores import Server, die, fill, written
+from tests.support.stores import Server, die, fill, shown_in, written
 from tidings import Feature
 from tidings.durable import Durable
 from tidings.store import Batch, StoreBroken, StoreBusy, StoreError, lock, packed, sqlite
@@ -122,7 +122,7 @@ def test_a_file_of_an_older_version_is_read_and_is_then_of_this_one(
         shown = written(path)
     set_version(path, 1)
     assert peek(path).journal == shown["journal"]
-    assert Server(SQLiteStore(path)).shown() == shown
+    assert shown_in(path) == shown
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
 
@@ -137,7 +137,7 @@ def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(path: Path) -> N
             SQLiteStore(path).open()
     assert path.read_bytes() == before
     set_version(path, SCHEMA)
-    assert Server(SQLiteStore(path)).shown() == shown
+    assert shown_in(path) == shown
 
 
 def test_a_database_of_something_else_is_refused_and_left_as_it_is(path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_full_disk_loses_nothing_that_was_written_and_can_be_written_to_again(
     server.write()
     shown = server.shown()
     die(server.store)
-    assert Server(SQLiteStore(path)).shown() == shown
+    assert shown_in(path) == shown
 
 
 def test_a_store_that_was_never_written_after_a_full_disk_is_closed_as_it_was(path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_store_that_was_never_written_after_a_full_disk_is_closed_as_it_was(pa
         server.store.write(server.batch)
     server.store.close()
 
-    assert Server(SQLiteStore(path)).shown() == shown
+    assert shown_in(path) == shown
 
 
 def test_a_closed_store_takes_nothing(path: Path) -> None:
@@ -237,7 +237,7 @@ def test_an_empty_file_is_said_to_be_empty_and_can_be_begun_with(path: Path) -> 
 
     with pytest.raises(StoreError, match="is empty; a server that is started with it writes to it"):
         peek(path)
-    assert written(path) == Server(SQLiteStore(path)).shown()
+    assert written(path) == shown_in(path)
 
 
 def test_a_file_that_another_program_has_locked_is_said_to_be_locked(

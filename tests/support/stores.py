@@ -75,3 +75,10 @@ def written(path: Path) -> dict[str, Any]:
     shown = server.shown()
     server.store.close()
     return shown
+
+
+def shown_in(path: Path, policy: Policy | None = None) -> dict[str, Any]:
+    """Return what a server that starts with this file shows."""
+    server = Server(SQLiteStore(path), policy)
+    server.store.close()
+    return server.shown()
