@@ -1,8 +1,10 @@
-"""TIDINGS_REQUIRE_ALL=1 turns everything that did not run, or was excused, into a failure, and nothing else.
+"""TIDINGS_REQUIRE_ALL=1 turns everything that did not run, or was excused, into a failure, and nothing else. A run
+in the background passes SIGINT's default to its child processes.
 
 Each test runs pytest in a process of its own, with a copy of our conftest.py.
 """
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -134,3 +136,23 @@ def test_what_passes_or_is_deselected_is_no_failure(require_all: pytest.Pytester
 
     assert result.ret == pytest.ExitCode.OK
     result.assert_outcomes(passed=1, deselected=SKIPS + EXPECTED_FAILURES)
+
+
+def test_child_processes_of_a_background_run_react_to_ctrl_c(inner: pytest.Pytester) -> None:
+    inner.makepyfile(
+        test_child="""
+        import subprocess
+        import sys
+
+        def test_child():
+            script = "import signal; print(signal.getsignal(signal.SIGINT) == signal.default_int_handler)"
+            assert subprocess.check_output([sys.executable, "-c", script], text=True) == "True\\n"
+        """
+    )
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for a job in the background
+    try:
+        result = inner.runpytest_subprocess()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    result.assert_outcomes(passed=1)
