@@ -15,8 +15,8 @@ from time import perf_counter
 
 import uvloop
 
-from tidings.workspace.call import call_executable
-from tidings.workspace.environment import PROGRESS_FD, environment
+from tidings.workspace.environment import PROGRESS_FD, build_environment
+from tidings.workspace.executable import Executable
 from tidings.workspace.process import run_process
 
 ROUNDS = 200
@@ -32,7 +32,7 @@ async def measure(folder: Path) -> dict[str, list[float]]:
     for path, text in ((trivial, SHELL), (helped, HELPERS)):
         path.write_text(text)
         path.chmod(0o755)
-    env = environment(folder, {})
+    env = build_environment(folder, {})
 
     async def bare() -> None:
         actions = ((os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),)
@@ -40,12 +40,12 @@ async def measure(folder: Path) -> dict[str, list[float]]:
 
     async def run() -> None:
         await run_process(
-            [str(trivial)], stdin=b"{}", env=env, cwd=folder, timeout=30, most_output=1000, line_fd_env=PROGRESS_FD
+            [str(trivial)], stdin=b"{}", env=env, cwd=folder, timeout=30, max_output=1000, line_fd_env=PROGRESS_FD
         )
 
     async def call(path: Path) -> None:
-        given = {"name": "ada"}
-        result = await call_executable([str(path)], given, root=folder, name="t", timeout=30, most_output=1000)
+        executable = Executable(command=[str(path)], root=folder, name="t", timeout=30, max_output=1000)
+        result = await executable.call({"name": "ada"})
         assert not result.is_error
 
     kinds: dict[str, Callable[[], Awaitable[None]]] = {

@@ -12,7 +12,7 @@ import mcp_types as types
 import pytest
 
 from tidings.workspace import environment as environment_module
-from tidings.workspace.call import call_executable
+from tidings.workspace.executable import Executable
 
 DEADLINE = 60.0
 
@@ -31,9 +31,10 @@ class Tools:
         header = '#!/usr/bin/env bash\nset -euo pipefail\nsource "${MCP_SDK:?}/tool-sdk.sh"\n'
         path.write_text(header + textwrap.dedent(text), "utf-8")
         path.chmod(0o755)
-        given: dict[str, Any] = {"root": self.root, "name": "tool", "timeout": DEADLINE, "most_output": 8 << 20}
-        given |= {"own": self.own, "on_progress": self.on_progress} | options
-        return await call_executable([str(path)], arguments or {}, **given)
+        executable = Executable(
+            command=[str(path)], root=self.root, name="tool", timeout=DEADLINE, max_output=8 << 20, env=self.own
+        )
+        return await executable.call(arguments or {}, on_progress=self.on_progress, **options)
 
     async def text(self, text: str, arguments: dict[str, Any] | None = None, **options: Any) -> str:
         result = await self.call(text, arguments, **options)
@@ -48,7 +49,7 @@ def tools(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     """With the JSON tool of this machine, if there is one, and with none."""
     own = {}
     if request.param == "none":
-        monkeypatch.setattr(environment_module, "json_tool", lambda path: None)
+        monkeypatch.setattr(environment_module, "find_json_tool", lambda path: None)
         own["MCPBASH_JSON_TOOL_BIN"] = ""
     scratch = tmp_path / "scratch"
     scratch.mkdir()

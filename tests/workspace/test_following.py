@@ -18,10 +18,10 @@ from tests.support.waiting import until
 from tests.support.workspaces import call, write
 from tests.workspace.test_source import NEVER, Watcher, watching
 from tidings.model import Feature
-from tidings.workspace import files
+from tidings.workspace import resources
 from tidings.workspace import watcher as watch
-from tidings.workspace.follow import logger
 from tidings.workspace.source import Workspace
+from tidings.workspace.watcher import logger
 
 __all__ = ["board"]
 
@@ -64,7 +64,7 @@ def test_a_workspace_that_is_moved_away_and_back_is_watched_again(
     async def scenario(watcher: Watcher) -> None:
         root.rename(away)
         await until_tools(watcher)
-        await until(lambda: "can't be watched for now" in caplog.text)
+        await until(lambda: "can't be watched" in caplog.text)
         away.rename(root)
         await until_tools(watcher, "one")
         await watcher.settle()
@@ -88,7 +88,7 @@ def test_that_nothing_can_be_watched_is_said_once_and_with_what_to_do(
         yield
 
     monkeypatch.setattr(watch, "awatch", at_its_limit)
-    monkeypatch.setattr("tidings.workspace.follow._RETRY", 0.001)
+    monkeypatch.setattr("tidings.workspace.watcher._RETRY", 0.001)
     write(tmp_path, {"tools/one.sh": SCRIPT})
 
     async def main() -> None:
@@ -119,7 +119,7 @@ def test_a_file_that_another_one_stands_for_is_told_under_both_names(tmp_path: P
     async def scenario(watcher: Watcher) -> None:
         (tmp_path / "resources" / "folder").symlink_to("sub")
         await watcher.settle()
-        assert "there is no file 'late.txt'" in await watcher.errors()
+        assert "the file 'late.txt' does not exist" in await watcher.errors()
         write(
             tmp_path,
             {
@@ -180,7 +180,7 @@ def test_settings_are_taken_up_as_they_are_edited_or_said_to_wait(
         await watcher.settle()  # and what has them is read anew
         assert await call(watcher.client, "one") == "[seen]"
         assert watcher.workspace.lowlevel.instructions == "now"
-        assert "name changed; taken up when the server is started again" in caplog.text
+        assert "tidings.toml: name changed; restart the server to apply it" in caplog.text
         (tmp_path / "tidings.toml").unlink()
         await until(lambda: not watcher.workspace.settings.env)
         await watcher.settle()
@@ -212,7 +212,7 @@ def test_what_goes_while_it_is_read_is_no_problem(tmp_path: Path, monkeypatch: p
         path.unlink()
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(files, "etag_of", goes)
+    monkeypatch.setattr(resources, "compute_etag", goes)
     workspace.rescan([tmp_path / "resources" / "a.txt"])
     assert workspace.problems == ()
     workspace.rescan()

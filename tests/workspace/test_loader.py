@@ -14,7 +14,7 @@ from mcp.client.client import Client
 
 from tests.support.workspaces import call, read, run, write
 from tidings.model import Feature
-from tidings.workspace.loader import walk
+from tidings.workspace.files import walk
 from tidings.workspace.source import Workspace
 
 
@@ -300,5 +300,5 @@ def test_packages_that_link_each_other_are_walked_once_by_each_link(tmp_path: Pa
             (tmp_path / f"tools/p{number}/node_modules/p{other}").symlink_to(tmp_path / f"tools/p{other}")
     links = count * (count - 1) // 2
     assert len(list(walk(tmp_path))) == count + links
-    below = {str(path) for path, _ in walk(tmp_path, "tools/p0/node_modules/p1")}
+    below = {str(path) for path in walk(tmp_path, "tools/p0/node_modules/p1")}
     assert below == {"tools/p0/node_modules/p1/index.js"}

@@ -18,8 +18,8 @@ from tidings.workspace.source import Workspace
     ("text", "problem"),
     [
         ("name = [", "tidings.toml:1: not TOML"),
-        ("\nnom = 'x'", "tidings.toml:2: nom is not known here"),
-        ("name = 1", "tidings.toml:1: name is 1; it must be a text"),
+        ("\nnom = 'x'", "tidings.toml:2: nom is not a setting"),
+        ("name = 1", "tidings.toml:1: name is 1; it must be a string"),
         ("[policy]\nquiet_gap = -1", "tidings.toml:2: [policy] quiet_gap is -1"),
         ("[tools]\ntimeout = 'long'", "tidings.toml:2: [tools] timeout is 'long'; it must be a number"),
     ],
@@ -37,8 +37,10 @@ def test_settings_that_are_linked_from_outside_are_named_and_not_read(
     write(tmp_path, {"outside.toml": 'name = "outside"\n', "ws/tools/fine.sh": "#!/bin/sh\necho fine\n"})
     (root / "tidings.toml").symlink_to(tmp_path / "outside.toml")
     workspace = Workspace(root)
-    assert [str(each) for each in workspace.problems] == ["tidings.toml: leads out of the workspace"]
-    assert "tidings.toml: leads out of the workspace" in caplog.text
+    assert [str(each) for each in workspace.problems] == [
+        "tidings.toml: is a link to a file outside the workspace; replace it by a file"
+    ]
+    assert "tidings.toml: is a link to a file outside the workspace; replace it by a file" in caplog.text
     assert workspace.settings.name == "ws"
     (root / "tidings.toml").unlink()
     write(root, {"tidings.toml": 'instructions = "Ask."\n'})
@@ -55,7 +57,7 @@ def test_a_parameter_without_a_hint_is_an_error_with_its_line(tmp_path: Path) ->
     write(tmp_path, {"tools/bad.py": "\ndef f(x) -> int:\n    return 1\n", "tools/none.py": "x = 1\n"})
     first, second = Workspace(tmp_path).problems
     assert str(first).startswith("tools/bad.py:2: f: parameter 'x' has no type hint")
-    assert str(second).startswith("tools/none.py: no tool in it")
+    assert str(second).startswith("tools/none.py: contains no tool")
 
 
 def test_the_same_name_twice_is_served_once_and_said(tmp_path: Path) -> None:
@@ -65,7 +67,7 @@ def test_the_same_name_twice_is_served_once_and_said(tmp_path: Path) -> None:
 
     async def scenario(client: Client, workspace: Workspace) -> None:
         assert await call(client, "same") == "a"
-        assert "tools/a has it" in str(workspace.problems[0])
+        assert "tools/a defines it too" in str(workspace.problems[0])
         (tmp_path / "tools" / "a.sh").unlink()
         workspace.rescan()
         assert await call(client, "same") == "b"
@@ -99,7 +101,7 @@ def test_an_error_is_logged_with_file_and_line(tmp_path: Path, caplog: pytest.Lo
 def test_a_file_that_ends_or_never_ends_when_it_is_loaded_is_its_own_trouble(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidings.workspace.python._LOADING_TIME", 2.0)  # enough for those that do end
+    monkeypatch.setattr("tidings.workspace.python._LOAD_TIMEOUT", 2.0)  # enough for those that do end
     write(
         tmp_path,
         {

@@ -78,7 +78,7 @@ async def run(folder: Path, text: str, **options: Any) -> Outcome:
         "env": {"PATH": os.environ["PATH"]},
         "cwd": folder,
         "timeout": DEADLINE,
-        "most_output": 1 << 20,
+        "max_output": 1 << 20,
     }
     async with asyncio.timeout(2 * DEADLINE):
         return await run_process([script(folder, text)], **given | options)
@@ -108,7 +108,7 @@ async def test_input_environment_directory_and_output_are_those_of_the_call(tmp_
 async def test_no_shell_reads_the_command(tmp_path: Path) -> None:
     command = [script(tmp_path, 'printf "%s|" "$@"'), "$(id)", "`id`", "-rf", "; exit 9", "*", ""]
     outcome = await run_process(
-        command, stdin=b"", env={}, cwd=tmp_path, timeout=DEADLINE, most_output=1000, on_line=None
+        command, stdin=b"", env={}, cwd=tmp_path, timeout=DEADLINE, max_output=1000, on_line=None
     )
 
     assert outcome.stdout == b"$(id)|`id`|-rf|; exit 9|*||"
@@ -135,7 +135,7 @@ async def test_a_large_input_arrives_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "mode", "said"),
     [
-        (None, 0, "is not there"),
+        (None, 0, "does not exist"),
         ("#!/no/such/interpreter\n", 0o755, "interpreter"),
         ("#!/bin/sh\n", 0o644, "chmod +x"),
         ("echo hi\n", 0o755, "first line"),
@@ -149,7 +149,7 @@ async def test_what_can_not_be_started_says_why(tmp_path: Path, content: str | N
         path.chmod(mode)
     before = open_descriptors()
     with pytest.raises(CannotStart, match=re.escape(said)):
-        await run_process([str(path)], stdin=b"", env={}, cwd=tmp_path, timeout=1, most_output=1, line_fd_env="L")
+        await run_process([str(path)], stdin=b"", env={}, cwd=tmp_path, timeout=1, max_output=1, line_fd_env="L")
     assert open_descriptors() == before
 
 
@@ -158,7 +158,7 @@ async def test_a_file_that_is_still_being_written_is_waited_for(tmp_path: Path) 
     editor = os.open(path, os.O_WRONLY)
     asyncio.get_running_loop().call_later(0.02, os.close, editor)
 
-    outcome = await run_process([str(path)], stdin=b"", env={}, cwd=tmp_path, timeout=DEADLINE, most_output=100)
+    outcome = await run_process([str(path)], stdin=b"", env={}, cwd=tmp_path, timeout=DEADLINE, max_output=100)
     assert outcome.stdout == b"saved\n"
 
 
@@ -209,7 +209,7 @@ async def test_a_gigabyte_of_output_costs_no_more_than_the_limit(tmp_path: Path,
     tracemalloc.start()
     try:
         text = f"exec 9>{pulse.path}; head -c 1073741824 /dev/zero; echo never"
-        outcome = await run(tmp_path, text, most_output=limit)
+        outcome = await run(tmp_path, text, max_output=limit)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -369,7 +369,7 @@ async def test_a_hundred_calls_at_once(tmp_path: Path, pulse: Pulse) -> None:
             env={"PATH": os.environ["PATH"]},
             cwd=tmp_path,
             timeout=5 * DEADLINE,
-            most_output=1000,
+            max_output=1000,
             line_fd_env="L",
         )
 
@@ -406,7 +406,7 @@ async def test_a_process_that_can_not_be_watched_is_not_left(
             raise RuntimeError("can't start new thread")
 
     descriptors = open_descriptors()
-    monkeypatch.setattr(process._Run, "_await_exit", watch)
+    monkeypatch.setattr(process._Run, "_watch_exit", watch)
     with pytest.raises(RuntimeError, match="new thread"):
         await run(tmp_path, STUBBORN, line_fd_env="L", stdin=b"x")
 

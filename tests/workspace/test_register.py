@@ -11,7 +11,7 @@ from mcp.client.client import Client
 
 from tests.support.waiting import DEADLINE
 from tests.support.workspaces import call, read, run, write
-from tidings.workspace.executable import run_register
+from tidings.workspace.register import run_register_script
 from tidings.workspace.settings import Settings
 from tidings.workspace.source import Workspace
 
@@ -48,7 +48,9 @@ def test_a_registration_that_hangs_is_ended_and_named(tmp_path: Path) -> None:
         {"tidings.toml": "[register]\ntimeout = 0.2\n", "server.d/register.sh": "#!/bin/sh\nsleep 60\n"},
     )
     [problem] = Workspace(tmp_path).problems
-    assert str(problem) == "server.d/register.sh: did not finish within 0.2 s"
+    assert (
+        str(problem) == "server.d/register.sh: did not finish within 0.2 s; make it faster, or raise [register] timeout"
+    )
 
 
 def test_a_folder_of_mcp_bash_framework_is_served_as_it_is(tmp_path: Path) -> None:
@@ -133,7 +135,7 @@ def test_a_registration_that_is_interrupted_as_it_begins_ends_at_once(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run_register(tmp_path, Settings("a", register_timeout=600), script, lambda end: None)
+            run_register_script(tmp_path, Settings("a", register_timeout=600), script, lambda end: None)
     [thread] = begun
     thread.start()
     thread.join(DEADLINE)

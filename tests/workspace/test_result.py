@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.workspace.process import Outcome
-from tidings.workspace.result import embedded_resources, failure, progress_line, tool_result
+from tidings.workspace.result import make_result, parse_progress, read_embedded_files, read_protocol_error
 
 SCHEMA = {"type": "object", "required": ["count"], "properties": {"count": {"type": "integer"}}}
 
@@ -33,34 +33,34 @@ def text_of(result: types.CallToolResult) -> str:
 
 
 def test_text_is_text_without_its_last_line_end() -> None:
-    result = tool_result(outcome("two\nlines\n"))
+    result = make_result(outcome("two\nlines\n"))
 
     assert (text_of(result), result.structured_content, result.is_error) == ("two\nlines", None, False)
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "42", '"word"', "null", "{broken", "{} {}", '{"a": NaN}', "{" * 5000])
 def test_what_is_not_one_object_is_text(text: str) -> None:
-    result = tool_result(outcome(text))
+    result = make_result(outcome(text))
 
     assert (text_of(result), result.structured_content) == (text, None)
 
 
 def test_one_object_is_structured_output() -> None:
-    result = tool_result(outcome('\n{"count": 3, "größe": "🎉"}\n'))
+    result = make_result(outcome('\n{"count": 3, "größe": "🎉"}\n'))
 
     assert result.structured_content == {"count": 3, "größe": "🎉"}
     assert json.loads(text_of(result)) == result.structured_content
 
 
 def test_structured_output_is_checked_against_its_schema() -> None:
-    assert tool_result(outcome('{"count": 3}'), SCHEMA).structured_content == {"count": 3}
-    wrong = tool_result(outcome('{"count": "three"}'), SCHEMA)
-    missing = tool_result(outcome("{}"), SCHEMA)
-    plain = tool_result(outcome("three"), SCHEMA)
-    nothing = tool_result(outcome(), SCHEMA)
+    assert make_result(outcome('{"count": 3}'), SCHEMA).structured_content == {"count": 3}
+    wrong = make_result(outcome('{"count": "three"}'), SCHEMA)
+    missing = make_result(outcome("{}"), SCHEMA)
+    plain = make_result(outcome("three"), SCHEMA)
+    nothing = make_result(outcome(), SCHEMA)
 
     assert wrong.is_error
-    assert "['count']: 'three' is not of type 'integer'" in text_of(wrong)
+    assert "count: 'three' is not of type 'integer'" in text_of(wrong)
     assert "'count' is a required property" in text_of(missing)
     assert "must print one JSON value" in text_of(plain)
     assert "nothing" in text_of(nothing)
@@ -69,12 +69,12 @@ def test_structured_output_is_checked_against_its_schema() -> None:
 def test_a_schema_may_ask_for_another_value_than_an_object() -> None:
     schema = {"type": "array", "items": {"$ref": "#/$defs/n"}, "$defs": {"n": {"type": "number"}}}
 
-    assert tool_result(outcome("[1, 2]"), schema).structured_content == [1, 2]
+    assert make_result(outcome("[1, 2]"), schema).structured_content == [1, 2]
 
 
 @pytest.mark.parametrize("schema", [{"$ref": "https://127.0.0.1:1/x.json"}, {"type": "nonsense"}, {"pattern": "("}])
 def test_a_schema_that_can_not_be_used_is_the_tool_s_error(schema: dict[str, Any]) -> None:
-    result = tool_result(outcome('"text"'), schema)
+    result = make_result(outcome('"text"'), schema)
 
     assert result.is_error
     assert "outputSchema" in text_of(result)
@@ -87,7 +87,7 @@ def test_an_object_of_the_shape_of_a_result_is_that_result() -> None:
         "isError": False,
         "_meta": {"a": 1},
     }
-    result = tool_result(outcome(json.dumps(given)), SCHEMA)
+    result = make_result(outcome(json.dumps(given)), SCHEMA)
     dumped = result.model_dump(by_alias=True, exclude_none=True)
 
     assert {key: dumped[key] for key in given} == given
@@ -95,9 +95,9 @@ def test_an_object_of_the_shape_of_a_result_is_that_result() -> None:
 
 def test_the_structure_of_a_result_is_checked_unless_it_is_an_error() -> None:
     given = {"content": [{"type": "text", "text": "x"}], "structuredContent": {"count": "?"}, "isError": False}
-    assert tool_result(outcome(json.dumps(given)), SCHEMA).is_error
+    assert make_result(outcome(json.dumps(given)), SCHEMA).is_error
 
-    told = tool_result(outcome(json.dumps(given | {"isError": True})), SCHEMA)
+    told = make_result(outcome(json.dumps(given | {"isError": True})), SCHEMA)
     assert text_of(told) == "x"
 
 
@@ -113,11 +113,11 @@ def test_the_structure_of_a_result_is_checked_unless_it_is_an_error() -> None:
     ],
 )
 def test_an_object_that_only_resembles_a_result_is_structured_output(given: dict[str, Any]) -> None:
-    assert tool_result(outcome(json.dumps(given))).structured_content == given
+    assert make_result(outcome(json.dumps(given))).structured_content == given
 
 
 def test_half_a_surrogate_pair_can_be_sent_on() -> None:
-    result = tool_result(outcome('{"a": "\\ud800 \\ud83c\\udf89"}'))
+    result = make_result(outcome('{"a": "\\ud800 \\ud83c\\udf89"}'))
 
     assert result.structured_content == {"a": "? 🎉"}
     assert "🎉" in result.model_dump_json()
@@ -128,7 +128,7 @@ def test_half_a_surrogate_pair_can_be_sent_on() -> None:
 
 def test_a_failure_tells_the_status_and_the_end_of_stderr() -> None:
     stderr = "".join(f"line {number}\n" for number in range(1000))
-    result = tool_result(outcome("partial", stderr, status=3))
+    result = make_result(outcome("partial", stderr, status=3))
     text = text_of(result)
 
     assert result.is_error
@@ -139,24 +139,24 @@ def test_a_failure_tells_the_status_and_the_end_of_stderr() -> None:
 
 
 def test_a_failure_without_stderr_tells_what_was_printed() -> None:
-    assert text_of(tool_result(outcome("no such city\n", status=1))).endswith("\nno such city")
-    assert text_of(tool_result(outcome(status=1))) == "The tool failed with exit status 1."
+    assert text_of(make_result(outcome("no such city\n", status=1))).endswith("\nno such city")
+    assert text_of(make_result(outcome(status=1))) == "The tool failed with exit status 1."
 
 
 def test_a_failure_by_a_signal_names_it() -> None:
-    assert "ended by SIGSEGV" in text_of(tool_result(outcome(status=-11)))
+    assert "ended by SIGSEGV" in text_of(make_result(outcome(status=-11)))
 
 
 def test_a_failure_may_bring_its_own_result() -> None:
     given = {"content": [{"type": "text", "text": "the city is unknown"}], "isError": True}
 
-    assert text_of(tool_result(outcome(json.dumps(given), "noise", status=1))) == "the city is unknown"
-    assert "exit status 1" in text_of(tool_result(outcome(json.dumps(given | {"isError": False}), status=1)))
+    assert text_of(make_result(outcome(json.dumps(given), "noise", status=1))) == "the city is unknown"
+    assert "exit status 1" in text_of(make_result(outcome(json.dumps(given | {"isError": False}), status=1)))
 
 
 def test_a_timeout_says_how_long_and_what_to_do() -> None:
     late = outcome("half", "waiting for the network", status=None, is_timeout=True)
-    result = tool_result(late, timeout=2.5, hint="Use limit=10.")
+    result = make_result(late, timeout=2.5, hint="Use limit=10.")
 
     assert result.is_error
     assert text_of(result) == (
@@ -164,11 +164,11 @@ def test_a_timeout_says_how_long_and_what_to_do() -> None:
     )
     assert result.structured_content["error"]["type"] == "timeout"
     assert result.structured_content["error"]["timeoutSecs"] == 2.5
-    assert "raise its timeout" in text_of(tool_result(late))
+    assert "raise its timeout" in text_of(make_result(late))
 
 
 def test_too_much_output_says_how_much_and_what_to_do() -> None:
-    result = tool_result(outcome("x" * 1000, status=None, is_truncated=True))
+    result = make_result(outcome("x" * 1000, status=None, is_truncated=True))
 
     assert result.is_error
     assert "more than 1000 bytes" in text_of(result)
@@ -178,7 +178,7 @@ def test_too_much_output_says_how_much_and_what_to_do() -> None:
 @given(st.binary() | st.text().map(str.encode), st.binary(), st.integers(-70, 255), st.booleans())
 def test_whatever_was_printed_can_be_sent(stdout: bytes, stderr: bytes, status: int, has_schema: bool) -> None:
     given = Outcome(status, stdout, stderr, is_timeout=False, is_truncated=False)
-    result = tool_result(given, SCHEMA if has_schema else None)
+    result = make_result(given, SCHEMA if has_schema else None)
 
     assert json.loads(result.model_dump_json(by_alias=True))["content"]
     assert result.is_error or status == 0
@@ -197,7 +197,7 @@ RESULTS = st.fixed_dictionaries(
 
 @given(RESULTS)
 def test_whatever_resembles_a_result_can_be_sent(given: dict[str, Any]) -> None:
-    assert json.loads(tool_result(outcome(json.dumps(given))).model_dump_json(by_alias=True))
+    assert json.loads(make_result(outcome(json.dumps(given))).model_dump_json(by_alias=True))
 
 
 # What helpers leave in files
@@ -205,15 +205,15 @@ def test_whatever_resembles_a_result_can_be_sent(given: dict[str, Any]) -> None:
 
 def test_a_protocol_error_is_read_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
-    assert failure(path) is None
+    assert read_protocol_error(path) is None
 
     path.write_text('{"code": -32602, "message": "no", "data": {"a": 1}}')
-    error = failure(path)
+    error = read_protocol_error(path)
     assert error is not None
     assert (error.code, error.message, error.data) == (-32602, "no", {"a": 1})
 
     path.write_text("{}")
-    assert failure(path) is None
+    assert read_protocol_error(path) is None
 
 
 def test_files_are_embedded_as_text_or_blob(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_files_are_embedded_as_text_or_blob(tmp_path: Path) -> None:
     (tmp_path / "b.png").write_bytes(b"\x89PNG\xff")
     listing = tmp_path / "listing"
     listing.write_text(f"{tmp_path}/a.txt\n{tmp_path}/b.png\timage/x\tmem://b\n")
-    text, blob = (found.resource for found in embedded_resources(listing, [tmp_path], 1000))
+    text, blob = (found.resource for found in read_embedded_files(listing, [tmp_path], 1000))
 
     assert isinstance(text, types.TextResourceContents)
     assert (text.text, text.mime_type, text.uri) == ("hällo", "text/plain", (tmp_path / "a.txt").resolve().as_uri())
@@ -229,7 +229,7 @@ def test_files_are_embedded_as_text_or_blob(tmp_path: Path) -> None:
     assert (base64.b64decode(blob.blob), blob.mime_type, blob.uri) == (b"\x89PNG\xff", "image/x", "mem://b")
 
     listing.write_text(json.dumps([{"path": f"{tmp_path}/a.txt", "mimeType": "text/x"}, "nonsense", {}]))
-    (only,) = embedded_resources(listing, [tmp_path], 1000)
+    (only,) = read_embedded_files(listing, [tmp_path], 1000)
     assert only.resource.mime_type == "text/x"
 
 
@@ -245,7 +245,7 @@ def test_files_elsewhere_absent_or_too_large_are_left_out(tmp_path: Path) -> Non
     names = ["../secret", "link", "absent", "", "large", "fits", "again"]
     listing.write_text("".join(f"{inside}/{name}\n" for name in names))
 
-    (only,) = embedded_resources(listing, [inside], 10)
+    (only,) = read_embedded_files(listing, [inside], 10)
     assert only.resource.uri.endswith("/fits")
 
 
@@ -264,7 +264,7 @@ def test_files_elsewhere_absent_or_too_large_are_left_out(tmp_path: Path) -> Non
     ],
 )
 def test_a_line_of_progress_is_understood(line: str, said: tuple[float, float | None, str | None]) -> None:
-    assert progress_line(line) == dict(zip(("progress", "total", "message"), said, strict=True))
+    assert parse_progress(line) == dict(zip(("progress", "total", "message"), said, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -277,16 +277,16 @@ def test_a_line_of_progress_is_understood(line: str, said: tuple[float, float | 
     ],
 )
 def test_a_log_line_is_understood(line: str, said: tuple[str, Any, str | None]) -> None:
-    assert progress_line(line) == dict(zip(("level", "data", "logger"), said, strict=True))
+    assert parse_progress(line) == dict(zip(("level", "data", "logger"), said, strict=True))
 
 
 @pytest.mark.parametrize(
     "line", ["", "  ", "hello", "{broken", "{}", '{"progress": "x"}', '{"progress": true}', "{{{", "-1"]
 )
 def test_any_other_line_says_nothing(line: str) -> None:
-    assert progress_line(line) is None
+    assert parse_progress(line) is None
 
 
 @given(st.text())
 def test_no_line_is_too_strange(line: str) -> None:
-    progress_line(line)
+    parse_progress(line)

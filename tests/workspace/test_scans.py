@@ -13,7 +13,6 @@ import pytest
 from tests.support.waiting import until
 from tests.support.workspaces import write
 from tidings.model import Feature
-from tidings.workspace.loader import Unit
 from tidings.workspace.source import Workspace
 
 TOOL = {"tools/kept.sh": "#!/bin/sh\necho kept\n"}
@@ -37,7 +36,7 @@ def test_what_goes_after_a_look_began_is_spared_as_what_went_before(
 
     with monkeypatch.context() as patch:
         patch.setattr(workspace, "_lock", late())
-        assert workspace.rescan([file], spares=True) == {file}
+        assert workspace.rescan([file], defer_removals=True) == {file}
     assert listed(workspace) == ["kept"]
     workspace.rescan([file])
     assert listed(workspace) == []
@@ -48,9 +47,9 @@ def test_a_walk_that_missed_a_file_does_not_take_it_away(tmp_path: Path, monkeyp
     file, away = tmp_path / "tools" / "kept.sh", tmp_path / "away"
     workspace = Workspace(tmp_path)
     file.rename(away)
-    found = workspace._found()
+    found = workspace._find_units()
     away.rename(file)
-    monkeypatch.setattr(workspace, "_found", lambda: found)
+    monkeypatch.setattr(workspace, "_find_units", lambda: found)
     workspace.rescan()
     assert listed(workspace) == ["kept"]
 
@@ -60,16 +59,16 @@ def test_the_poll_takes_for_removed_only_what_stays_away(tmp_path: Path, monkeyp
         await asyncio.Event().wait()
         yield None
 
-    monkeypatch.setattr("tidings.workspace.follow.changed_paths", silence)
+    monkeypatch.setattr("tidings.workspace.watcher.watch_paths", silence)
     write(tmp_path, TOOL)
     workspace = Workspace(tmp_path, poll=0.05)
 
     async def main() -> None:
         following = asyncio.create_task(workspace.run())
         with monkeypatch.context() as patch:
-            patch.setattr("tidings.workspace.follow._GRACE", 3600.0)
+            patch.setattr("tidings.workspace.watcher._REMOVAL_GRACE", 3600.0)
             (tmp_path / "tools" / "kept.sh").unlink()
-            await until(lambda: not workspace.is_settled or not listed(workspace))
+            await until(lambda: workspace.is_confirming_removals or not listed(workspace))
             assert listed(workspace) == ["kept"]
         await until(lambda: not listed(workspace))
         following.cancel()
@@ -85,10 +84,12 @@ def test_settings_that_lead_out_of_the_workspace_cost_no_other_file_its_change(t
     settings = root / "tidings.toml"
     settings.symlink_to(tmp_path / "outside.toml")
     write(root, {"prompts/b.md": "B", "tools/kept.sh": "#!/bin/sh\n"})
-    workspace.rescan_guarded([settings, root / "prompts" / "b.md", root / "tools" / "kept.sh"])
+    workspace.rescan_safely([settings, root / "prompts" / "b.md", root / "tools" / "kept.sh"])
     assert listed(workspace, Feature.PROMPTS) == ["a", "b"]
     assert listed(workspace) == ["kept"]
-    assert [str(each) for each in workspace.problems] == ["tidings.toml: leads out of the workspace"]
+    assert [str(each) for each in workspace.problems] == [
+        "tidings.toml: is a link to a file outside the workspace; replace it by a file"
+    ]
     assert workspace.rescans["failed"] == 0
     settings.unlink()
     workspace.rescan()
@@ -103,8 +104,8 @@ def test_after_a_look_that_failed_everything_is_looked_at(tmp_path: Path, monkey
     def fail(paths: object) -> None:
         raise OSError("input/output error")
 
-    monkeypatch.setattr(workspace, "_touched", fail)
-    workspace.rescan_guarded([tmp_path / "prompts" / "b.md"])
+    monkeypatch.setattr(workspace, "_find_affected", fail)
+    workspace.rescan_safely([tmp_path / "prompts" / "b.md"])
     assert listed(workspace, Feature.PROMPTS) == ["a", "b"]
 
 
@@ -114,14 +115,14 @@ def test_a_unit_that_fails_in_an_unforeseen_way_takes_no_other_with_it(
     workspace = Workspace(tmp_path)
     load = workspace._load
 
-    def fail(unit: Unit, *arguments: Any) -> Any:
-        if unit.key == "prompts/b":
+    def fail(due: Any, *arguments: Any) -> Any:
+        if due.unit.key == "prompts/b":
             raise OSError("input/output error")
-        return load(unit, *arguments)
+        return load(due, *arguments)
 
     monkeypatch.setattr(workspace, "_load", fail)
     write(tmp_path, {"prompts/a.md": "A", "prompts/b.md": "B"})
-    workspace.rescan_guarded(None)
+    workspace.rescan_safely(None)
     assert listed(workspace, Feature.PROMPTS) == ["a"]
 
 
@@ -146,15 +147,15 @@ def test_what_was_registered_stays_until_what_takes_its_place_was_run(tmp_path: 
     old, new = tmp_path / "server.d" / first, tmp_path / "server.d" / "register.bash"
     write(tmp_path, {"server.d/register.bash": registration("welcome")})
     old.unlink()
-    workspace.rescan([old, new], runs=False)
+    workspace.rescan([old, new], run_scripts=False)
     assert listed(workspace) == ["greet"]
     assert workspace.problems == ()
-    assert workspace.has_new_scripts
-    workspace.rescan(workspace.scripts)
+    assert workspace._scripts.have_changed(workspace._get_register_files())
+    workspace.rescan(workspace._get_register_files())
     assert listed(workspace) == ["welcome"]
-    assert not workspace.has_new_scripts
+    assert not workspace._scripts.have_changed(workspace._get_register_files())
     new.unlink()
-    workspace.rescan([new], runs=False)
+    workspace.rescan([new], run_scripts=False)
     assert listed(workspace) == ["kept"]
 
 
@@ -169,8 +170,8 @@ def test_a_registration_that_writes_a_file_beside_it_is_not_new_for_that(tmp_pat
     workspace = Workspace(tmp_path)
     log = tmp_path / "server.d" / "register.log"
     assert log.read_text() == "run\n"
-    workspace.rescan([log], runs=False)
-    assert not workspace.has_new_scripts
+    workspace.rescan([log], run_scripts=False)
+    assert not workspace._scripts.have_changed(workspace._get_register_files())
     write(tmp_path, {"server.d/register.sh": registration("welcome")})
-    workspace.rescan([tmp_path / "server.d" / "register.sh"], runs=False)
-    assert workspace.has_new_scripts
+    workspace.rescan([tmp_path / "server.d" / "register.sh"], run_scripts=False)
+    assert workspace._scripts.have_changed(workspace._get_register_files())

@@ -62,7 +62,7 @@ def _counts(workspace: Workspace) -> dict[str, int]:
 
 def _not_executable(workspace: Workspace) -> list[Problem]:
     """Scripts that begin with `#!` but can't be run: served as nothing, and without a word."""
-    from tidings.workspace.loader import META
+    from tidings.workspace.metadata import META_SUFFIX
     from tidings.workspace.problems import Problem
 
     tools = workspace.root / "tools"
@@ -70,7 +70,12 @@ def _not_executable(workspace: Workspace) -> list[Problem]:
         return []
     found = []
     for path in sorted(tools.iterdir()):
-        if path.is_file() and path.suffix != ".py" and not path.name.endswith(META) and not os.access(path, os.X_OK):
+        if (
+            path.is_file()
+            and path.suffix != ".py"
+            and not path.name.endswith(META_SUFFIX)
+            and not os.access(path, os.X_OK)
+        ):
             try:
                 with path.open("rb") as file:
                     is_script = file.read(2) == b"#!"

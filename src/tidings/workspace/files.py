@@ -1,211 +1,124 @@
-"""Resources: any file below `resources/`, what a `.meta.json` says of it, and templates of URIs.
+"""The files of a workspace: which of them are read, and whether one has changed.
 
-A file without a word about it is `workspace:///` and its path. `notes.meta.json` beside `notes.txt` may give it a
-name, a `uri`, a `mimeType` and so on; with a `uriTemplate` and a `path` of the same variables it stands for many files.
-Nothing outside the workspace is ever read.
+Hidden files, caches and temporary files of editors are ignored. No link is followed out of the workspace.
 """
 
 from __future__ import annotations
 
-import inspect
-import mimetypes
-import re
-from collections.abc import Callable
-from contextlib import suppress
-from hashlib import blake2b
-from pathlib import Path
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
 
-import anyio
-from mcp.server.mcpserver.exceptions import ResourceNotFoundError
-from mcp.server.mcpserver.resources import Resource, ResourceTemplate
-from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
-from pydantic import ValidationError
+__all__ = ["TOP_LEVEL", "FileChecker", "find_inside", "is_ignored", "read_state", "walk"]
 
-from tidings.workspace.loader import META, is_ignored
-from tidings.workspace.metadata import read_meta
-from tidings.workspace.problems import Broken, broken_by
-from tidings.workspace.units import Piece, piece_of
+TOP_LEVEL = frozenset({"tools", "resources", "prompts", "server.d", "tidings.toml"})
+"""The entries of the workspace folder that are read and watched."""
 
-__all__ = ["FileContent", "etag_of", "load_resources", "resource_piece", "template_piece"]
-
-_HASHED = 64 << 20
-"""A larger file's etag is its size and time: reading it whole at every change costs more than a notice too many."""
-
-_ENCODED = {"gzip": "application/gzip", "bzip2": "application/x-bzip2", "xz": "application/x-xz"}
-"""What is packed is of its packing's kind, whatever is inside: `notes.txt.gz` is no text."""
-
-_FIELDS = ("title", "description", "annotations", "icons", "_meta")
+_IGNORED_SUFFIXES = ("~", ".swp", ".swx", ".tmp", ".bak", ".pyc", ".orig", ".rej", "___jb_tmp___", "___jb_old___")
 
 
-def load_resources(root: Path, files: list[Path]) -> list[Piece]:
-    metas = [path for path in files if path.name.endswith(META)]
-    others = [path for path in files if not path.name.endswith(META)]
-    pieces: list[Piece] = []
-    described: set[Path] = set()
-    for meta_path in metas:
-        meta = read_meta(meta_path)
-        if "uriTemplate" in meta:
-            pieces.append(template_piece(root, meta, meta_path))
-            continue
-        path = _described_file(root, meta, meta_path, others)
-        if path is not None:
-            described.add(path)
-            pieces.append(resource_piece(root, path, meta, meta_path))
-    return pieces + [resource_piece(root, path, {}) for path in others if path not in described]
+def is_ignored(name: str) -> bool:
+    return (
+        name.startswith(".")
+        or any("\udc80" <= character <= "\udcff" for character in name)  # not valid UTF-8
+        or name == "__pycache__"
+        or name.endswith(_IGNORED_SUFFIXES)
+        or (name.startswith("#") and name.endswith("#"))  # Emacs: automatic save
+        or name == "4913"  # vim: test whether the folder is writable
+    )
 
 
-def resource_piece(root: Path, path: Path, meta: dict[str, Any], said_in: Path | None = None) -> Piece:
-    relative = path.relative_to(root).as_posix()
-    shown = relative.removeprefix("resources/")
-    try:
-        content = FileContent(
-            uri=str(meta.get("uri") or f"workspace:///{quote(shown)}"),
-            name=str(meta.get("name") or shown),
-            mime_type=str(meta.get("mimeType") or _kind_of(path)),
-            path=path,
-            **{name.lstrip("_"): meta[name] for name in _FIELDS if meta.get(name) is not None},
-        )
-    except ValidationError as error:
-        raise broken_by(error, said_in or path) from None
-    return piece_of(content, etag=etag_of(path), files=(path,))
+def walk(root: Path, below: str = "") -> Iterator[PurePosixPath]:
+    """Yield every file that is not ignored, relative to `root`.
 
-
-def etag_of(path: Path) -> str:
-    state = path.stat()
-    if state.st_size > _HASHED:
-        return f"{state.st_size}-{state.st_mtime_ns}"
-    return blake2b(path.read_bytes(), digest_size=16).hexdigest()
-
-
-class FileContent(Resource):
-    """A file, read when it is asked for: as text if it is UTF-8, as bytes otherwise."""
-
-    path: Path
-
-    @property
-    def size(self) -> int | None:
+    Links are followed, but never out of the workspace. Inside a linked folder, links to further folders are not
+    followed: packages that link to each other (`node_modules`) would have exponentially many paths.
+    """
+    start = root / below if below else root
+    ancestors = frozenset(map(_identify, start.parents[: len(start.relative_to(root).parts)]))
+    target = start.resolve()
+    stack = [(start, ancestors, target != start)] if start.is_dir() and target.is_relative_to(root) else []
+    while stack:
+        folder, ancestors, is_linked = stack.pop()
+        identity = _identify(folder)
+        if identity in ancestors:
+            continue  # a cycle of links
+        ancestors |= {identity}
         try:
-            return self.path.stat().st_size
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError:
-            return None
+            continue  # removed in the meantime, or not readable
+        for entry in entries:
+            if is_ignored(entry.name) or (folder == root and entry.name not in TOP_LEVEL):
+                continue
+            path = Path(entry.path)
+            try:
+                is_link = entry.is_symlink()
+                if is_link and not path.resolve().is_relative_to(root):
+                    continue
+                if entry.is_dir():
+                    if not (is_link and is_linked):
+                        stack.append((path, ancestors, is_link or is_linked))
+                elif entry.is_file():
+                    yield PurePosixPath(path.relative_to(root).as_posix())
+            except (OSError, RuntimeError):
+                continue  # a dangling link, or a cycle of links
 
-    async def read(self) -> str | bytes:
+
+class FileChecker:
+    """Checks that files exist inside the workspace, wherever links lead.
+
+    It caches the folders that it has resolved, so use a new one for each scan.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._folders: dict[Path, Path] = {}
+
+    def is_inside(self, path: Path) -> bool:
         try:
-            content = await anyio.to_thread.run_sync(self.path.read_bytes)
-        except FileNotFoundError:
-            raise ResourceNotFoundError(f"Unknown resource: {self.uri}") from None
-        if self.mime_type == "application/octet-stream":
-            return content
-        try:
-            return content.decode("utf-8")
-        except UnicodeDecodeError:
-            return content
+            is_link = stat.S_ISLNK(mode := os.lstat(path).st_mode)
+            is_file = path.is_file() if is_link else stat.S_ISREG(mode)
+            return is_file and self.resolve(path).is_relative_to(self._root)
+        except (OSError, RuntimeError):
+            return False  # removed, or a cycle of links
+
+    def resolve(self, path: Path) -> Path:
+        if path.is_symlink():
+            return path.resolve()
+        folder = self._folders.get(path.parent)
+        if folder is None:
+            folder = self._folders[path.parent] = path.parent.resolve()
+        return folder / path.name
 
 
-def template_piece(root: Path, meta: dict[str, Any], meta_path: Path) -> Piece:
-    text = str(meta["uriTemplate"])
+def find_inside(root: Path, *candidates: Path) -> Path | None:
+    """Return the first candidate that is a file inside the workspace, with links resolved."""
+    for candidate in candidates:
+        path = candidate.resolve()
+        if path.is_file() and path.is_relative_to(root):
+            return path
+    return None
+
+
+def read_state(path: Path) -> tuple[Any, ...]:
+    """Return a value that differs if the file may have changed, without reading the file.
+
+    It includes the inode's change time, which no program can set: an edit that restores the modification time is
+    noticed.
+    """
     try:
-        template = UriTemplate.parse(text)
-    except InvalidUriTemplate as error:
-        raise Broken(meta_path, f"uriTemplate: {error}") from None
-    names = [variable.name for variable in template.variables]
-    if not names:
-        raise Broken(meta_path, f"uriTemplate {text!r} has no variable; give it a uri instead")
-    function = _reader(root, template, meta.get("path"), meta_path)
-    try:
-        component = ResourceTemplate.from_function(
-            function,
-            uri_template=text,
-            name=str(meta.get("name") or text),
-            title=meta.get("title"),
-            description=meta.get("description"),
-            mime_type=meta.get("mimeType") or "application/octet-stream",
-            annotations=meta.get("annotations"),
-            icons=meta.get("icons"),
-            meta=meta.get("_meta"),
-        )
-    except ValidationError as error:
-        raise broken_by(error, meta_path) from None
-    return piece_of(component)
-
-
-def _reader(root: Path, template: UriTemplate, path: Any, meta_path: Path) -> Callable[..., Any]:
-    names = [variable.name for variable in template.variables]
-    pattern = str(path) if path is not None else None
-
-    async def read(**variables: Any) -> str | bytes:
-        if pattern is not None:
-            place = re.sub(r"\{(\w+)\}", lambda found: str(variables.get(found[1], "")), pattern)
-        else:
-            place = _path_of(template.expand(variables))
-        uri = template.expand(variables)
-        target = root
-        with suppress(OSError, ValueError):  # no file could have such a name
-            target = (root / place.lstrip("/")).resolve()
-        if not _is_reached(root, target):
-            raise ResourceNotFoundError(f"Unknown resource: {uri}")
-        return await FileContent(uri=uri, name=target.name, mime_type=_kind_of(target), path=target).read()
-
-    # The SDK reads a template's variables from the signature of its function.
-    kind = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter(name, kind, annotation=str) for name in names]
-    read.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    read.__annotations__ = dict.fromkeys(names, str)
-    return read
-
-
-def _is_reached(root: Path, target: Path) -> bool:
-    """Whether it may be read by whoever names it: no hidden file, of which the state is one, and holds secrets."""
-    try:
-        return target.is_file() and not any(map(is_ignored, target.relative_to(root).parts))
-    except (OSError, ValueError):
-        return False
-
-
-def _described_file(root: Path, meta: dict[str, Any], meta_path: Path, others: list[Path]) -> Path | None:
-    """The file that a `.meta.json` speaks of: named in it, in its URI, or beside it."""
-    provider = meta.get("provider", "file")
-    if provider != "file":
-        raise Broken(meta_path, f"provider {provider!r} is not served; only files are")
-    exact = meta_path.with_name(meta_path.name[: -len(META)])
-    if "path" in meta:
-        path = meta_path.parent / str(meta["path"])
-    elif exact in others:
-        path = exact
-    elif len(others) == 1:
-        path = others[0]
-    elif str(meta.get("uri", "")).startswith("file://"):
-        path = root / _path_of(str(meta["uri"])).lstrip("/")
-    else:
-        raise Broken(meta_path, "which file does it speak of? Name it in path, or put one beside it")
-    resolved = path.resolve()
-    if not resolved.is_relative_to(root):
-        raise Broken(meta_path, f"{path.name!r} leads out of the workspace")
-    if not resolved.is_file():
-        raise Broken(meta_path, f"there is no file {path.name!r}")
-    return resolved
-
-
-def _path_of(uri: str) -> str:
-    """The path in a `file://` URI, relative ones (`file://./resources/a.txt`) included."""
-    split = urlsplit(uri)
-    return unquote(split.netloc + split.path)
-
-
-def _kind_of(path: Path) -> str:
-    guessed, encoding = mimetypes.guess_type(path.name)
-    if encoding:
-        return _ENCODED.get(encoding, "application/octet-stream")
-    if guessed:
-        return guessed
-    try:
-        with path.open("rb") as file:
-            file.read(4096).decode("utf-8")
-    except UnicodeDecodeError as error:
-        # A character that is cut off at the end of the sample is no sign of anything.
-        return "text/plain" if error.start > 4090 else "application/octet-stream"
+        state = path.stat()
     except OSError:
-        return "application/octet-stream"
-    return "text/plain"
+        return (path.name,)
+    return (path.name, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_mode)
+
+
+def _identify(folder: Path) -> tuple[int, int]:
+    try:
+        state = folder.stat()
+    except OSError:
+        return (0, 0)  # removed in the meantime
+    return (state.st_dev, state.st_ino)

@@ -1,67 +1,98 @@
-"""What a script says of itself: in `NAME.meta.json` beside it, or in its leading comment.
+"""The metadata of a script: in `NAME.meta.json` beside it, or in its leading comment.
 
 ```sh
 #!/bin/sh
 # @describe Deploy the site
-# @arg target:string! Where to
-# @arg dry_run:boolean Only say what would be done
+# @arg target:string! The environment to deploy to
+# @arg dry_run:boolean Only print the steps
 # @timeout 120
 ```
 
-The comment ends with the first line that is none. `# mcp: {"description": …}` gives the same as JSON.
+The comment ends at the first line that is not a comment. `# mcp: {"description": …}` gives the same as JSON.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tidings.workspace.problems import Broken
+from tidings.workspace.files import find_inside
+from tidings.workspace.problems import InvalidFile
 
-__all__ = ["read_comment", "read_meta", "read_object"]
+__all__ = ["META_SUFFIX", "parse_object", "read_comment", "read_meta", "read_text", "require_inside", "split_meta"]
+
+META_SUFFIX = ".meta.json"
 
 _COMMENT = re.compile(r"^\s*(?:#|//|--|;)+\s?(.*)$")
 _TAG = re.compile(r"@(\w+)\s*(.*)")
 _ARGUMENT = re.compile(r"(?P<name>[\w-]+)(?::(?P<type>\w+))?(?P<required>!)?\s*(?P<description>.*)")
 _TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object"})
-_MOST_LINES = 100
+_MAX_COMMENT_LINES = 100
+
+
+def split_meta(files: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+    """Split the files of a unit into its `.meta.json` files and the others."""
+    metas: list[Path] = []
+    others: list[Path] = []
+    for path in files:
+        (metas if path.name.endswith(META_SUFFIX) else others).append(path)
+    return metas, others
+
+
+def require_inside(root: Path, path: Path, meta_path: Path) -> Path:
+    """Return the file that a `.meta.json` names, with links resolved."""
+    found = find_inside(root, path)
+    if found is None:
+        reason = "does not exist" if path.resolve().is_relative_to(root) else "is outside the workspace"
+        raise InvalidFile(meta_path, f"the file {path.name!r} {reason}")
+    return found
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8-sig")  # some editors start a file with a byte order mark
+    except UnicodeDecodeError as error:
+        raise InvalidFile(path, f"not UTF-8: {error}") from None
+    except OSError as error:
+        raise InvalidFile(path, f"can't be read: {error.strerror}") from None
 
 
 def read_meta(path: Path) -> dict[str, Any]:
     try:
-        return read_object(path, path.read_bytes())
+        return parse_object(path, path.read_bytes())
     except OSError as error:
-        raise Broken(path, f"can't be read: {error.strerror}") from None
+        raise InvalidFile(path, f"can't be read: {error.strerror}") from None
 
 
-def read_object(path: Path, data: bytes) -> dict[str, Any]:
-    """The JSON object that a file holds, or that a script has printed."""
+def parse_object(path: Path, data: bytes) -> dict[str, Any]:
+    """Return the JSON object that a file contains or a script has printed; `path` is for the error."""
     data = data.removeprefix(codecs.BOM_UTF8)
     try:
         return msgspec.json.decode(data.decode("utf-8"), type=dict[str, Any])
     except UnicodeDecodeError as error:
-        place, message = error.start, f"not UTF-8: {error.reason}"
+        position, message = error.start, f"not UTF-8: {error.reason}"
     except msgspec.DecodeError as error:
         found = re.search(r"\(byte (\d+)\)", str(error))
-        place, message = int(found[1]) if found else 0, f"not a JSON object: {error}"
+        position, message = int(found[1]) if found else 0, f"not a JSON object: {error}"
     except RecursionError:
-        place, message = 0, "not a JSON object that can be read: it is nested too deep"
-    raise Broken(path, message, data.count(b"\n", 0, place) + 1)
+        position, message = 0, "not a JSON object: it is nested too deeply"
+    raise InvalidFile(path, message, data.count(b"\n", 0, position) + 1)
 
 
 def read_comment(path: Path) -> dict[str, Any]:
-    """The metadata in the leading comment of a script; empty for a binary, or when there is none."""
+    """Return the metadata in the leading comment of a script; empty for a binary, or if there is none."""
     with path.open("rb") as file:
         start = file.read(64 << 10)
     if not start:
-        # Most often it is being written: who had a tool by that name keeps it until it is.
-        raise Broken(path, "the file is empty: there is nothing to run")
+        # Most often an editor is writing it. The error makes the server keep the last good version.
+        raise InvalidFile(path, "the file is empty; write a script into it, or remove it")
     try:
-        lines = start.decode("utf-8").splitlines()[:_MOST_LINES]
+        lines = start.decode("utf-8").splitlines()[:_MAX_COMMENT_LINES]
     except UnicodeDecodeError:
         return {}
     meta: dict[str, Any] = {}
@@ -77,16 +108,19 @@ def read_comment(path: Path) -> dict[str, Any]:
             continue
         text = comment[1].strip()
         if text.startswith("mcp:"):
-            meta |= _json(path, text[4:], number)
+            try:
+                meta |= msgspec.json.decode(text[4:], type=dict[str, Any])
+            except msgspec.DecodeError as error:
+                raise InvalidFile(path, f"mcp: must be followed by a JSON object: {error}", number) from None
         elif tag := _TAG.fullmatch(text):
-            _take(path, number, tag[1], tag[2].strip(), meta, properties, required)
+            _apply_tag(path, number, tag[1], tag[2].strip(), meta, properties, required)
     if properties:
         schema: dict[str, Any] = {"type": "object", "properties": properties}
         meta.setdefault("inputSchema", schema | ({"required": required} if required else {}))
     return meta
 
 
-def _take(
+def _apply_tag(
     path: Path, line: int, tag: str, text: str, meta: dict[str, Any], properties: dict[str, Any], required: list[str]
 ) -> None:
     if tag in ("describe", "description"):
@@ -97,21 +131,14 @@ def _take(
         try:
             meta["timeout"] = float(text)
         except ValueError:
-            raise Broken(path, f"@timeout is {text!r}; it must be a number of seconds", line) from None
+            raise InvalidFile(path, f"@timeout is {text!r}; it must be a number of seconds", line) from None
     elif tag in ("arg", "param"):
         found = _ARGUMENT.fullmatch(text)
         if found is None or (found["type"] or "string") not in _TYPES:
-            kinds = ", ".join(sorted(_TYPES))
-            raise Broken(path, f"@{tag} {text!r} is not NAME:TYPE DESCRIPTION with a type of {kinds}", line)
+            types = ", ".join(sorted(_TYPES))
+            raise InvalidFile(path, f"@{tag} {text!r} must be NAME:TYPE DESCRIPTION; the types are {types}", line)
         properties[found["name"]] = {"type": found["type"] or "string"}
         if found["description"]:
             properties[found["name"]]["description"] = found["description"]
         if found["required"]:
             required.append(found["name"])
-
-
-def _json(path: Path, text: str, line: int) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise Broken(path, f"mcp: is not followed by a JSON object: {error}", line) from None

@@ -1,4 +1,4 @@
-"""What is wrong with a file of a workspace, said so that its author can mend it."""
+"""Problems in the files of a workspace, described so that the author of the file can fix them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tidings.digest import canonical
 from tidings.errors import TidingsError
 
-__all__ = ["Broken", "Problem", "broken_by", "broken_member", "etag_of", "problem_of"]
+__all__ = ["InvalidFile", "Problem", "digest_problems", "find_problem", "invalid_field", "invalid_model"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,14 +24,14 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        place = self.path if self.line is None else f"{self.path}:{self.line}"
-        # One line, whatever a name or an error holds: who reads them takes each for one problem.
-        text = " ".join(f"{place}: {self.message}".splitlines())
-        return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+        location = self.path if self.line is None else f"{self.path}:{self.line}"
+        # `tidings://errors` has one problem per line, so line breaks and control characters are replaced.
+        text = " ".join(f"{location}: {self.message}".splitlines())
+        return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-class Broken(TidingsError):
-    """A file of the workspace can't be used."""
+class InvalidFile(TidingsError):
+    """A file of the workspace can't be loaded."""
 
     def __init__(self, path: Path, message: str, line: int | None = None) -> None:
         super().__init__(message)
@@ -39,45 +39,41 @@ class Broken(TidingsError):
         self.line = line
 
 
-def broken_by(error: ValidationError, path: Path) -> Broken:
-    """What the SDK's models dislike of a member that `path` gives."""
-    first = error.errors()[0]
-    place = ".".join(map(str, first["loc"]))
-    return broken_member(path, str(first["loc"][0]) if place else "", f"{place or 'it'}: {first['msg']}")
-
-
-def broken_member(path: Path, member: str, message: str) -> Broken:
-    """Something is wrong with what `path` says under a name; with the line where that stands, if it can be found."""
+def invalid_field(path: Path, field: str, message: str) -> InvalidFile:
+    """Return the error for a field that `path` defines, with the first line that has its name."""
     line = None
     with suppress(OSError, UnicodeDecodeError):
-        pattern = re.compile(rf"(?<![\w-]){re.escape(member)}(?![\w-])")
-        lines = path.read_text("utf-8-sig").splitlines() if member else []
+        pattern = re.compile(rf"(?<![\w-]){re.escape(field)}(?![\w-])")
+        lines = path.read_text("utf-8-sig").splitlines() if field else []
         line = next((number for number, text in enumerate(lines, 1) if pattern.search(text)), None)
-    return Broken(path, message, line)
+    return InvalidFile(path, message, line)
 
 
-def problem_of(error: BaseException, path: Path, root: Path) -> Problem:
-    """The problem behind an exception that came up while `path` was loaded."""
+def invalid_model(path: Path, error: ValidationError) -> InvalidFile:
+    """Return the error for metadata in `path` that a model of the SDK rejects."""
+    first = error.errors()[0]
+    location = ".".join(map(str, first["loc"]))
+    return invalid_field(path, str(first["loc"][0]) if location else "", f"{location or 'metadata'}: {first['msg']}")
+
+
+def find_problem(error: BaseException, path: Path, root: Path) -> Problem:
+    """Return the problem behind an exception that was raised while `path` was loaded."""
     line: int | None = None
     message = str(error) or type(error).__name__
-    if isinstance(error, Broken):
+    if isinstance(error, InvalidFile):
         path, line = error.path, error.line
     elif isinstance(error, SyntaxError):
         line = error.lineno
         if error.filename and Path(error.filename).is_relative_to(root):
-            path = Path(error.filename)  # a file that this one imports
+            path = Path(error.filename)  # a module that this file imports
         message = f"{error.msg} (Python)"
     else:
-        # The last line of the user's own file on the way to the error.
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = frames[-1].lineno if frames else None
         message = f"{type(error).__name__}: {message}"
-    try:
-        shown = path.relative_to(root).as_posix()
-    except ValueError:
-        shown = path.name
-    return Problem(shown, line, message)
+    name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+    return Problem(name, line, message)
 
 
-def etag_of(problems: tuple[Problem, ...]) -> str:
-    return canonical([str(each) for each in problems]).hex()
+def digest_problems(problems: tuple[Problem, ...]) -> str:
+    return canonical([str(problem) for problem in problems]).hex()

@@ -1,12 +1,11 @@
-"""One run of an executable: started without a shell, bounded in time and output, and gone when the call is over.
+"""Runs an executable: without a shell, with limits for time and output, and without leaving processes behind.
 
-The executable leads a process group of its own. Whatever ends the call (its exit, the time limit, too much output, a
-cancellation) also ends the group: SIGTERM, and SIGKILL after `GRACE`. A caller who is cancelled once more while it
-waits for that is going away, perhaps with its event loop: the group is killed on the spot. So a call that has ended,
-however it did, has left no process of its group and no pipe behind.
+The executable leads its own process group. The group is stopped when the call ends, for whatever reason: exit,
+timeout, too much output, cancellation. It gets SIGTERM, and SIGKILL after `GRACE`. If the caller is cancelled a second
+time in the meantime, the event loop may be about to close, so the group is killed immediately.
 
-What this is not: a sandbox. A process that leaves its group (`setsid`) is out of reach; it can hold its pipes open, and
-delays the call by no more than `LINGER`. POSIX only.
+This is not a sandbox. A process that leaves the group (`setsid`) is not stopped; if it keeps the pipes open, it delays
+the call by at most `LINGER`. POSIX only.
 """
 
 from __future__ import annotations
@@ -32,39 +31,39 @@ __all__ = ["CannotStart", "Outcome", "run_process"]
 logger = logging.getLogger(__name__)
 
 GRACE = 1.0
-"""Seconds between SIGTERM and SIGKILL: enough to remove a temporary file, not enough to annoy who cancelled."""
+"""Seconds between SIGTERM and SIGKILL: enough to remove a temporary file, short for a person who cancelled."""
 
 LINGER = 0.1
-"""Seconds that the rest of the group may still write after its leader's exit, as the `tee` of `exec > >(tee log)`."""
+"""Seconds that the group may still write after its leader has exited, as `tee` does in `exec > >(tee log)`."""
 
 STDERR_TAIL = 16 * 1024
-"""Bytes kept of the end of stderr: the error is there, and a model reads it."""
+"""Bytes kept of the end of stderr, where the error is."""
 
-LONGEST_LINE = 64 * 1024
-"""Bytes of one line of the progress channel; what is longer is no progress, and is dropped."""
+MAX_LINE = 64 * 1024
+"""Bytes of one line of the progress channel. A longer line is dropped."""
 
 _CHUNK = 64 * 1024
-"""The capacity of a pipe on Linux: one read empties it."""
+"""Bytes: the capacity of a pipe on Linux, so that one read empties it."""
 
 _LAST_READS = 16
-"""Of `_CHUNK` each: the largest pipe an unprivileged process can make. Bounds what a runaway may add at the end."""
+"""Chunks read after the end: the size of the largest pipe that an unprivileged process can create."""
 
 _BUSY_RETRIES, _BUSY_PAUSE = 20, 0.005
-"""A file that is being written can't be executed (ETXTBSY): an editor's save, or a fork that still holds it open."""
+"""How often, and after how many seconds, to retry a file that another process has open for writing (ETXTBSY)."""
 
 
 class CannotStart(TidingsError):
-    """The executable could not be started; nothing ran."""
+    """The executable could not be started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. `status` is None if we ended it, and `-n` if signal n did."""
+    """How a run ended. `status` is None if the run was stopped, and `-n` if signal n ended it."""
 
     status: int | None
     stdout: bytes
     stderr: bytes
-    """Only its end, `STDERR_TAIL` bytes."""
+    """The last `STDERR_TAIL` bytes."""
     is_timeout: bool
     is_truncated: bool
 
@@ -75,18 +74,18 @@ async def run_process(
     stdin: bytes,
     env: Mapping[str, str],
     cwd: Path,
-    timeout: float,  # noqa: ASYNC109  # ends a process group, which cancelling an await would not
-    most_output: int,
+    timeout: float,  # noqa: ASYNC109  # stops a process group, which cancelling an await would not
+    max_output: int,
     on_line: Callable[[str], None] | None = None,
     line_fd_env: str | None = None,
     on_stop: Callable[[], None] | None = None,
 ) -> Outcome:
-    """Run `command` to its end, and take its whole process group with it.
+    """Run `command`, and stop its process group at the end.
 
-    With `line_fd_env`, the process gets one more pipe, whose number that variable holds; each line written to it goes
-    to `on_line` at once. `on_stop` is called before the group is told to end early.
+    With `line_fd_env`, the process gets another pipe; that variable has its file descriptor. Each line written to it is
+    passed to `on_line` immediately. `on_stop` is called before the group is stopped early.
     """
-    run = _Run(asyncio.get_running_loop(), most_output, on_line, on_stop)
+    run = _Run(asyncio.get_running_loop(), max_output, on_line, on_stop)
     for attempt in range(_BUSY_RETRIES + 1):
         try:
             run.start(command, env, cwd, line_fd_env)
@@ -97,13 +96,13 @@ async def run_process(
             await asyncio.sleep(_BUSY_PAUSE)
     try:
         run.watch()
-        run.feed(stdin)
-        run.limit(timeout)
-        await asyncio.shield(run.gone)
+        run.write_input(stdin)
+        run.set_timeout(timeout)
+        await asyncio.shield(run.ended)
     except asyncio.CancelledError:
         run.stop()
-        with anyio.CancelScope(shield=True):  # anyio cancels anew at every await, and the group must be gone first
-            await asyncio.shield(run.gone)
+        with anyio.CancelScope(shield=True):  # anyio repeats a cancellation at every await
+            await asyncio.shield(run.ended)
         raise
     finally:
         run.end()
@@ -111,18 +110,18 @@ async def run_process(
 
 
 class _Run:
-    """The pipes and the leader of one process group. `gone` is set when the leader is reaped and all pipes closed."""
+    """The leader and the pipes of one process group. `ended` is set when all is reaped and closed."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        most_output: int,
+        max_output: int,
         on_line: Callable[[str], None] | None,
         on_stop: Callable[[], None] | None,
     ) -> None:
-        self.gone: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
         self._loop = loop
-        self._most_output = most_output
+        self._max_output = max_output
         self._on_line = on_line
         self._on_stop = on_stop
         self._stdout = bytearray()
@@ -133,21 +132,21 @@ class _Run:
         self._readers: dict[int, Callable[[bytes], None]] = {}
         self._files: dict[int, IO[bytes]] = {}
         self._timers: list[asyncio.TimerHandle] = []
-        self._has_exited = self._is_stopping = self._is_over = False
+        self._has_exited = self._is_stopping = self._has_ended = False
         self._is_timeout = self._is_truncated = False
         self._pidfd = -1
         self._lines: IO[bytes] | None = None
 
     def start(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, line_fd_env: str | None) -> None:
-        # As bytes, because the locale of this process says nothing about what a client may send.
+        # As bytes, because the locale of this process may not be able to encode what a client sends.
         environment = {name.encode(): value.encode("utf-8", "surrogateescape") for name, value in env.items()}
-        theirs = -1
+        write_end = -1
         if line_fd_env is not None:
-            ours, theirs = os.pipe()
-            self._lines = os.fdopen(ours, "rb", buffering=0)
-            environment[line_fd_env.encode()] = str(theirs).encode()
+            read_end, write_end = os.pipe()
+            self._lines = os.fdopen(read_end, "rb", buffering=0)
+            environment[line_fd_env.encode()] = str(write_end).encode()
         try:
-            # No preexec_fn, user or umask: CPython then starts it by vfork, whatever the size of this process.
+            # No preexec_fn, user or umask: CPython can then use vfork, whose cost does not grow with this process.
             self._leader = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -157,33 +156,33 @@ class _Run:
                 cwd=cwd,
                 env=environment,
                 start_new_session=True,
-                pass_fds=(theirs,) if theirs >= 0 else (),
+                pass_fds=(write_end,) if write_end >= 0 else (),
             )
         except BaseException:
             if self._lines is not None:
                 self._lines.close()
             raise
         finally:
-            if theirs >= 0:
-                os.close(theirs)
+            if write_end >= 0:
+                os.close(write_end)
 
     def watch(self) -> None:
-        self._read(self._leader.stdout, self._take_stdout)
-        self._read(self._leader.stderr, self._take_stderr)
-        self._read(self._lines, self._take_lines)
-        self._await_exit()
+        self._read(self._leader.stdout, self._add_stdout)
+        self._read(self._leader.stderr, self._add_stderr)
+        self._read(self._lines, self._add_lines)
+        self._watch_exit()
 
-    def feed(self, data: bytes) -> None:
+    def write_input(self, data: bytes) -> None:
         assert self._leader.stdin is not None
         os.set_blocking(self._leader.stdin.fileno(), False)
         self._input = memoryview(data)
         self._write()
 
-    def limit(self, timeout: float) -> None:
-        self._timers.append(self._loop.call_later(timeout, self._expire))
+    def set_timeout(self, timeout: float) -> None:
+        self._timers.append(self._loop.call_later(timeout, self._on_timeout))
 
     def stop(self) -> None:
-        """Tell the group to end early. What it has written until then is kept."""
+        """Stop the group early. What it has written so far is kept."""
         if self._has_exited:
             self.end()
             return
@@ -191,15 +190,15 @@ class _Run:
             return
         self._is_stopping = True
         if self._on_stop is not None:
-            self._guard(self._on_stop)
+            self._call_safely(self._on_stop)
         self._signal(signal.SIGTERM)
         self._timers.append(self._loop.call_later(GRACE, self._signal, signal.SIGKILL))
 
     def end(self) -> None:
-        """Kill what is left of the group, and let go of it. Waits for no more than the moment that a kill takes."""
-        if self._is_over:
+        """Kill the rest of the group, and release everything. Waits only as long as a kill takes."""
+        if self._has_ended:
             return
-        self._is_over = True
+        self._has_ended = True
         self._signal(signal.SIGKILL)
         for timer in self._timers:
             timer.cancel()
@@ -212,15 +211,15 @@ class _Run:
             self._close(descriptor)
         for file in (self._leader.stdout, self._leader.stderr, self._lines):
             if file is not None:
-                file.close()  # also those that were never watched
+                file.close()  # some may never have been watched
         self._close_pidfd()
         if self._line:
-            self._take_lines(b"\n")
+            self._add_lines(b"\n")
         try:
             self._leader.wait(GRACE)
-        except subprocess.TimeoutExpired:  # the loop has others to serve
-            logger.error("%r could not be killed, and runs on as process %d", self._leader.args, self._leader.pid)
-        self.gone.set_result(None)
+        except subprocess.TimeoutExpired:  # don't block the event loop any longer
+            logger.error("%r could not be killed; it still runs as process %d", self._leader.args, self._leader.pid)
+        self.ended.set_result(None)
 
     def outcome(self) -> Outcome:
         return Outcome(
@@ -231,23 +230,21 @@ class _Run:
             is_truncated=self._is_truncated,
         )
 
-    def _expire(self) -> None:
+    def _on_timeout(self) -> None:
         self._is_timeout = not self._has_exited
         self.stop()
 
-    # Pipes
-
-    def _read(self, file: IO[bytes] | None, take: Callable[[bytes], None]) -> None:
+    def _read(self, file: IO[bytes] | None, consume: Callable[[bytes], None]) -> None:
         if file is None:
             return
         descriptor = file.fileno()
         os.set_blocking(descriptor, False)
         self._files[descriptor] = file
-        self._readers[descriptor] = take
+        self._readers[descriptor] = consume
         self._loop.add_reader(descriptor, self._on_readable, descriptor)
 
     def _on_readable(self, descriptor: int) -> bool:
-        """Take one chunk. False: there is none, or there will be no more."""
+        """Read one chunk. Return False if there is none, or the end is reached."""
         try:
             chunk = os.read(descriptor, _CHUNK)
         except (BlockingIOError, InterruptedError):
@@ -267,45 +264,45 @@ class _Run:
         del self._readers[descriptor]
         self._files.pop(descriptor).close()
 
-    def _take_stdout(self, chunk: bytes) -> None:
+    def _add_stdout(self, chunk: bytes) -> None:
         if self._is_truncated:
-            return  # still read, so that a process that handles SIGTERM is not stuck in its write
+            return  # still read, so that a process that handles SIGTERM does not block in its write
         self._stdout += chunk
-        if len(self._stdout) > self._most_output:
-            del self._stdout[self._most_output :]
+        if len(self._stdout) > self._max_output:
+            del self._stdout[self._max_output :]
             self._is_truncated = True
             self.stop()
 
-    def _take_stderr(self, chunk: bytes) -> None:
+    def _add_stderr(self, chunk: bytes) -> None:
         self._stderr += chunk
         if len(self._stderr) > 2 * _CHUNK:
             del self._stderr[:-STDERR_TAIL]
 
-    def _take_lines(self, chunk: bytes) -> None:
+    def _add_lines(self, chunk: bytes) -> None:
         *whole, rest = chunk.split(b"\n")
         for part in whole:
             self._extend_line(part)
             if not self._is_line_too_long and self._on_line is not None:
-                self._guard(self._on_line, self._line.decode("utf-8", "replace"))
+                self._call_safely(self._on_line, self._line.decode("utf-8", "replace"))
             self._line.clear()
             self._is_line_too_long = False
         self._extend_line(rest)
 
     def _extend_line(self, part: bytes) -> None:
-        if len(self._line) + len(part) > LONGEST_LINE:
+        if len(self._line) + len(part) > MAX_LINE:
             self._is_line_too_long = True
             self._line.clear()
         elif not self._is_line_too_long:
             self._line += part
 
-    def _guard(self, call: Callable[..., None], *arguments: str) -> None:
+    def _call_safely(self, call: Callable[..., None], *arguments: str) -> None:
         try:
             call(*arguments)
-        except Exception:  # the listener's trouble must neither end the run nor keep its group alive
-            logger.exception("a listener of %r failed", self._leader.args)
+        except Exception:  # a failing callback must not prevent the end of the group
+            logger.exception("a callback for %r failed", self._leader.args)
 
     def _write(self) -> None:
-        """Write what the pipe takes; a process that never reads its input costs nothing but the buffer."""
+        """Write as much as the pipe takes. A process that never reads its input does not block this one."""
         assert self._leader.stdin is not None
         descriptor = self._leader.stdin.fileno()
         try:
@@ -315,7 +312,7 @@ class _Run:
             self._loop.add_writer(descriptor, self._write)
             return
         except OSError:
-            pass  # it has closed its input: it knows enough
+            pass  # the process has closed its input
         self._close_input()
 
     def _close_input(self) -> None:
@@ -324,39 +321,37 @@ class _Run:
             self._loop.remove_writer(self._leader.stdin.fileno())
             self._leader.stdin.close()
 
-    # The group
-
     def _signal(self, number: int) -> None:
-        # Only ever before the leader is reaped: until then its process id, which names the group, is not given anew.
+        # Only before the leader is reaped: until then the system does not reuse its process id, which names the group.
         try:
             os.killpg(self._leader.pid, number)
         except (ProcessLookupError, PermissionError):
-            pass  # none left; macOS says EPERM where there are only zombies
+            pass  # no process is left; macOS raises EPERM if there are only zombies
 
-    def _await_exit(self) -> None:
+    def _watch_exit(self) -> None:
         try:
             self._pidfd = os.pidfd_open(self._leader.pid)
         except (AttributeError, OSError):  # not Linux, or a sandbox without it
-            threading.Thread(target=self._await_exit_in_thread, daemon=True).start()
+            threading.Thread(target=self._wait_in_thread, daemon=True).start()
         else:
             self._loop.add_reader(self._pidfd, self._on_exit)
 
-    def _await_exit_in_thread(self) -> None:
+    def _wait_in_thread(self) -> None:
         if hasattr(os, "waitid"):
             try:
                 os.waitid(os.P_PID, self._leader.pid, os.WEXITED | os.WNOWAIT)
             except ChildProcessError:
-                return  # it was reaped before: the run is over
+                return  # reaped already: the run has ended
         else:
             self._leader.wait()
         try:
             self._loop.call_soon_threadsafe(self._on_exit)
         except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
+            pass  # the loop is closed
 
     def _on_exit(self) -> None:
-        if self._is_over:
-            return  # the thread that waited says it late
+        if self._has_ended:
+            return  # the waiting thread reports it too late
         self._close_pidfd()
         self._has_exited = True
         if self._is_stopping or not self._readers:
@@ -373,14 +368,14 @@ class _Run:
 
 def _explain(path: str, cwd: Path, error: OSError) -> str:
     reasons = {
-        errno.ENOENT: "it is not there, or the interpreter that its first line names is not",
-        errno.EACCES: f"it is not executable; try: chmod +x {path}",
-        errno.EPERM: "it may not be executed here",
-        errno.ENOEXEC: "its first line names no interpreter; begin it with one, as in #!/bin/sh",
-        errno.ETXTBSY: "it is still being written",
-        errno.E2BIG: "its arguments and environment are larger than this system takes",
-        errno.EAGAIN: "too many processes are running; allow more (ulimit -u), or call fewer tools at once",
-        errno.EMFILE: "too many files are open; allow more (ulimit -n), or call fewer tools at once",
+        errno.ENOENT: "the file, or the interpreter that its first line names, does not exist",
+        errno.EACCES: f"it is not executable; run: chmod +x {path}",
+        errno.EPERM: "this system does not permit to execute it",
+        errno.ENOEXEC: "its first line names no interpreter; start it with a line like #!/bin/sh",
+        errno.ETXTBSY: "another process is still writing it; try again",
+        errno.E2BIG: "its arguments and environment are larger than this system permits",
+        errno.EAGAIN: "too many processes are running; raise the limit (ulimit -u), or call fewer tools at once",
+        errno.EMFILE: "too many files are open; raise the limit (ulimit -n), or call fewer tools at once",
         errno.ENOTDIR: f"{cwd} is not a directory",
     }
     return f"{path} could not be started: {reasons.get(error.errno or 0, error.strerror)}"

@@ -1,4 +1,4 @@
-"""Prompts: `review.md` with front matter, or `review.meta.json` beside a text.
+"""Prompts: `review.md` with front matter, or a text with `review.meta.json` beside it.
 
 ```
 ---
@@ -11,8 +11,9 @@ arguments:
 Review this: {diff}
 ```
 
-`{name}`, `{{name}}` and `${name}` stand for an argument; braces around anything else stay as they are. Without declared
-arguments, every `{name}` of the text is one. A line that is only `@user` or `@assistant` begins a message of that role.
+`{name}`, `{{name}}` and `${name}` are replaced by an argument; other braces are kept. Without declared arguments,
+every `{name}` in the text is a required argument. A line with only `@user` or `@assistant` starts a message of that
+role.
 """
 
 from __future__ import annotations
@@ -25,54 +26,46 @@ from typing import Any
 from mcp.server.mcpserver.prompts.base import AssistantMessage, Message, Prompt, PromptArgument, UserMessage
 from pydantic import ValidationError
 
-from tidings.workspace.loader import META
-from tidings.workspace.metadata import read_meta
-from tidings.workspace.problems import Broken, broken_by, broken_member
-from tidings.workspace.units import Piece, piece_of
+from tidings.workspace.items import LoadedItem, make_item
+from tidings.workspace.metadata import read_meta, read_text, require_inside, split_meta
+from tidings.workspace.problems import InvalidFile, invalid_field, invalid_model
 
-__all__ = ["load_prompts", "prompt_piece"]
+__all__ = ["load_prompts", "make_prompt"]
 
-_FRONT = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*$\n?", re.DOTALL | re.MULTILINE)
-_OPEN = re.compile(r"---[ \t]*\n[\w-]+:([ \t]|\n)")
+_FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*$\n?", re.DOTALL | re.MULTILINE)
+_UNCLOSED_FRONT_MATTER = re.compile(r"---[ \t]*\n[\w-]+:([ \t]|\n)")
 _ROLE = re.compile(r"^@(user|assistant)[ \t]*$", re.MULTILINE)
-_NAME = re.compile(r"\$\{(\w+)\}|\{\{\s*(\w+)\s*\}\}|\{(\w+)\}")
+_PLACEHOLDER = re.compile(r"\$\{(\w+)\}|\{\{\s*(\w+)\s*\}\}|\{(\w+)\}")
 
 
-def load_prompts(root: Path, files: list[Path]) -> list[Piece]:
-    """The prompts of one unit: its texts, with what its `.meta.json` says."""
-    metas = [path for path in files if path.name.endswith(META)]
-    texts = [path for path in files if not path.name.endswith(META)]
+def load_prompts(root: Path, files: list[Path]) -> list[LoadedItem]:
+    metas, texts = split_meta(files)
     meta = read_meta(metas[0]) if metas else {}
     if metas and "path" in meta:
-        texts = [_inside(root, metas[0].parent / str(meta["path"]), metas[0])]
+        texts = [require_inside(root, metas[0].parent / str(meta["path"]), metas[0])]
     elif metas and not texts:
-        raise Broken(metas[0], "there is no text beside it, and no path to one in it")
-    said_in = metas[0] if metas and len(texts) == 1 else None
-    return [prompt_piece(path, meta if said_in else {}, said_in) for path in texts]
+        raise InvalidFile(metas[0], "describes no text; name one in path, or put one of the same name beside it")
+    meta_path = metas[0] if metas and len(texts) == 1 else None
+    return [make_prompt(path, meta if meta_path else {}, meta_path) for path in texts]
 
 
-def prompt_piece(path: Path, meta: dict[str, Any], said_in: Path | None = None) -> Piece:
-    """`said_in` is the file that `meta` stands in, unless it is the text's own."""
-    try:
-        text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
-    except UnicodeDecodeError as error:
-        raise Broken(path, f"not UTF-8: {error}") from None
-    except OSError as error:
-        raise Broken(path, f"can't be read: {error.strerror}") from None
+def make_prompt(path: Path, meta: dict[str, Any], meta_path: Path | None = None) -> LoadedItem:
+    """Return the prompt in `path`. `meta_path` is the file that contains `meta`, if it is another file."""
+    text = read_text(path)
     if not text:
-        # Most often it is being written: who had a prompt by that name keeps it until it is.
-        raise Broken(path, "the file is empty: there is nothing to say")
-    said_in = said_in or path
-    front = _FRONT.match(text)
-    if front:
-        meta = _front_matter(path, front[1]) | meta
-        text = text[front.end() :]
-    elif _OPEN.match(text):
-        raise Broken(path, "front matter has no end: close it with a line that is only ---", 1)
-    arguments = _arguments(said_in, meta.get("arguments"), text)
+        # Most often an editor is writing it. The error makes the server keep the last good version.
+        raise InvalidFile(path, "the file is empty; write a prompt into it, or remove it")
+    meta_path = meta_path or path
+    front_matter = _FRONT_MATTER.match(text)
+    if front_matter:
+        meta = _parse_front_matter(path, front_matter[1]) | meta
+        text = text[front_matter.end() :]
+    elif _UNCLOSED_FRONT_MATTER.match(text):
+        raise InvalidFile(path, "front matter has no end; close it with a line that is only ---", 1)
+    arguments = _parse_arguments(meta_path, meta.get("arguments"), text)
     role = str(meta.get("role") or "user")
     if role not in ("user", "assistant"):
-        raise broken_member(said_in, "role", f"role is {role!r:.60}; it must be user or assistant")
+        raise invalid_field(meta_path, "role", f"role is {role!r:.60}; it must be user or assistant")
     try:
         prompt = Prompt(
             name=str(meta.get("name") or path.stem),
@@ -80,93 +73,79 @@ def prompt_piece(path: Path, meta: dict[str, Any], said_in: Path | None = None) 
             description=meta.get("description"),
             arguments=arguments,
             icons=meta.get("icons"),
-            fn=_renderer(text, [argument.name for argument in arguments], role),
+            fn=_make_renderer(text, {argument.name for argument in arguments}, role),
             context_kwarg=None,
         )
     except ValidationError as error:
-        raise broken_by(error, said_in) from None
-    return piece_of(prompt, files=(path,))
+        raise invalid_model(meta_path, error) from None
+    return make_item(prompt, files=(path,))
 
 
-def _front_matter(path: Path, text: str) -> dict[str, Any]:
+def _parse_front_matter(path: Path, text: str) -> dict[str, Any]:
     import yaml
 
     try:
-        front = yaml.safe_load(text)
+        values = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 2 if error.problem_mark else None
-        raise Broken(path, f"front matter is not YAML: {error.problem}", line) from None
+        raise InvalidFile(path, f"front matter is not YAML: {error.problem}", line) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 2
-        raise Broken(path, f"front matter is not YAML: {error.reason}", line) from None
-    except (ValueError, RecursionError) as error:  # a date that is none, or what is nested too deep
-        raise Broken(path, f"front matter can't be read: {error}", 2) from None
-    if front is None:
+        raise InvalidFile(path, f"front matter is not YAML: {error.reason}", line) from None
+    except (ValueError, RecursionError) as error:  # an impossible date, or too deep nesting
+        raise InvalidFile(path, f"front matter can't be read: {error}", 2) from None
+    if values is None:
         return {}
-    if not isinstance(front, dict):
-        raise Broken(path, f"front matter is a {type(front).__name__}; it must be names and values", 2)
-    return front
+    if not isinstance(values, dict):
+        raise InvalidFile(path, f"front matter is a {type(values).__name__}; it must be names and values", 2)
+    return values
 
 
-def _arguments(path: Path, declared: Any, text: str) -> list[PromptArgument]:
+def _parse_arguments(path: Path, declared: Any, text: str) -> list[PromptArgument]:
     if declared is None:
-        names = dict.fromkeys(next(filter(None, found)) for found in _NAME.findall(text))
+        names = dict.fromkeys(next(filter(None, groups)) for groups in _PLACEHOLDER.findall(text))
         return [PromptArgument(name=name, description=None, required=True) for name in names]
-    if isinstance(declared, dict):  # as a JSON schema
+    if isinstance(declared, dict):  # a JSON schema
         required, properties = declared.get("required") or [], declared.get("properties") or {}
         if not isinstance(required, list) or not isinstance(properties, dict):
-            raise broken_member(path, "arguments", "arguments is not a JSON schema of an object, nor a list")
-        declared = [{"name": name, "required": name in required, **_described(properties[name])} for name in properties]
+            raise invalid_field(path, "arguments", "arguments must be a list, or a JSON schema of an object")
+        declared = [
+            {**(schema if isinstance(schema, dict) else {}), "name": name, "required": name in required}
+            for name, schema in properties.items()
+        ]
     if not isinstance(declared, list):
-        raise broken_member(
-            path, "arguments", f"arguments is {declared!r:.60}; it must be a list, or a JSON schema of an object"
+        message = f"arguments is {declared!r:.60}; it must be a list, or a JSON schema of an object"
+        raise invalid_field(path, "arguments", message)
+    arguments: dict[str, PromptArgument] = {}
+    for value in declared:
+        argument = {"name": value} if isinstance(value, str) else value
+        if not isinstance(argument, dict) or not isinstance(name := argument.get("name"), str):
+            raise invalid_field(path, "arguments", f"an argument needs a name; got {value!r:.60}")
+        if name in arguments:
+            raise invalid_field(path, name, f"argument {name!r} is declared twice")
+        description = argument.get("description")
+        arguments[name] = PromptArgument(
+            name=name,
+            description=None if description is None else str(description),
+            required=bool(argument.get("required", False)),
         )
-    arguments: list[PromptArgument] = []
-    for each in declared:
-        given = {"name": each} if isinstance(each, str) else each
-        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
-            raise broken_member(path, "arguments", f"an argument needs a name; got {each!r:.60}")
-        if any(given["name"] == other.name for other in arguments):
-            raise broken_member(path, given["name"], f"argument {given['name']!r} is there twice")
-        description = given.get("description")
-        arguments.append(
-            PromptArgument(
-                name=given["name"],
-                description=None if description is None else str(description),
-                required=bool(given.get("required", False)),
-            )
-        )
-    return arguments
+    return list(arguments.values())
 
 
-def _described(schema: Any) -> dict[str, Any]:
-    return {"description": schema["description"]} if isinstance(schema, dict) and "description" in schema else {}
-
-
-def _renderer(text: str, names: list[str], role: str) -> Callable[..., list[Message]]:
+def _make_renderer(text: str, names: set[str], role: str) -> Callable[..., list[Message]]:
     parts = _ROLE.split(text)
-    messages = list(zip([role, *parts[1::2]], parts[0::2], strict=True))
-    known = set(names)
+    templates = list(zip([role, *parts[1::2]], parts[0::2], strict=True))
 
     def render(**arguments: Any) -> list[Message]:
-        def value(found: re.Match[str]) -> str:
+        def replace(found: re.Match[str]) -> str:
             name = found[1] or found[2] or found[3]
-            return str(arguments.get(name, "")) if name in known else found[0]
+            return str(arguments.get(name, "")) if name in names else found[0]
 
-        said = [(role, _NAME.sub(value, part).strip("\n")) for role, part in messages]
+        messages = [(role, _PLACEHOLDER.sub(replace, template).strip("\n")) for role, template in templates]
         return [
-            AssistantMessage(part) if role == "assistant" else UserMessage(part)
-            for role, part in said
-            if part.strip() or len(said) == 1
+            AssistantMessage(message) if role == "assistant" else UserMessage(message)
+            for role, message in messages
+            if message.strip() or len(messages) == 1
         ]
 
     return render
-
-
-def _inside(root: Path, path: Path, meta: Path) -> Path:
-    resolved = path.resolve()
-    if not resolved.is_relative_to(root):
-        raise Broken(meta, f"path {path.name!r} leads out of the workspace")
-    if not resolved.is_file():
-        raise Broken(meta, f"path {path.name!r} leads to no file")
-    return resolved

@@ -1,147 +1,233 @@
-"""Dynamic registration: `server.d/register.json`, or executables `server.d/register.*` that print the same.
+"""Registered items: `server.d/register.json`, or executables `server.d/register.*` that print the same.
 
 ```json
 {"tools": [{"name": "greet", "path": "scripts/greet.sh", "inputSchema": {…}}],
  "resources": [{"uri": "…", "path": "…"}], "resourceTemplates": […], "prompts": [{"name": "…", "path": "…"}]}
 ```
 
-Paths are relative to the folder of their kind, or to the workspace. What is registered wins over what is found in the
-folders. A kind that is named with no items is served none at all.
+Paths are relative to the folder of their kind, or to the workspace. A kind that the registration names is served only
+from the registration; with an empty list, nothing of that kind is served.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tidings.errors import TidingsError
-from tidings.workspace.executable import run_register
-from tidings.workspace.files import resource_piece, template_piece
-from tidings.workspace.metadata import read_object
-from tidings.workspace.problems import Broken
-from tidings.workspace.prompts import prompt_piece
+from tidings.workspace.environment import build_environment
+from tidings.workspace.files import find_inside, read_state
+from tidings.workspace.items import LoadedItem
+from tidings.workspace.metadata import parse_object
+from tidings.workspace.problems import InvalidFile
+from tidings.workspace.process import Outcome, run_process
+from tidings.workspace.prompts import make_prompt
+from tidings.workspace.resources import make_resource, make_template
 from tidings.workspace.settings import Settings
-from tidings.workspace.tools import tool_piece
-from tidings.workspace.units import Piece
+from tidings.workspace.tools import load_registered_tool
 
-__all__ = ["Registered", "Scripts", "read_registered", "scripts_of"]
+__all__ = ["RegisterScripts", "Registration", "run_register_script", "select_scripts"]
 
-_KINDS = ("tools", "resources", "resourceTemplates", "prompts")
-_KNOWN = frozenset({*_KINDS, "completions", "version", "_meta", "ui", "uiResources"})
+_REGISTRIES = {"tools": "tools", "resources": "resources", "resourceTemplates": "templates", "prompts": "prompts"}
+"""The kinds of a registration, and the registries of `MCPServer` that they belong to."""
+
+_KNOWN = frozenset({*_REGISTRIES, "completions", "version", "_meta", "ui", "uiResources"})
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
-    pieces: list[Piece] = field(default_factory=list)
-    only: frozenset[str] = frozenset()
-    """The kinds of which nothing else is served."""
+class Registration:
+    items: list[LoadedItem] = field(default_factory=list)
+    exclusive: frozenset[str] = frozenset()
+    """The registries that serve only these items."""
 
 
-def scripts_of(files: list[Path]) -> list[Path]:
-    """The executables among the unit's files, unless a `register.json` stands in their place."""
+def select_scripts(files: list[Path]) -> list[Path]:
+    """Return the executables among the unit's files. There are none if a `register.json` replaces them."""
     if any(path.name == "register.json" for path in files):
         return []
     return [path for path in files if os.access(path, os.X_OK)]
 
 
-class Scripts:
-    """The registrations that are run, and what each of them printed last."""
+class RegisterScripts:
+    """Runs `server.d/register.*`, and keeps what each script printed last."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._printed: dict[Path, bytes | Broken] = {}
-        self.ran: object = None
-        """The state of the scripts when they were run, and of no other file: they may write some beside them."""
-        self._end: Callable[[], None] | None = None
-        self._is_over = False
+        self._output: dict[Path, bytes | InvalidFile] = {}
+        self._state: list[tuple[Any, ...]] | None = None
+        self._stop_current: Callable[[], None] | None = None
+        self._is_stopped = False
 
-    def run(self, settings: Settings, files: list[Path], state: object) -> None:
-        printed: dict[Path, bytes | Broken] = {}
-        for path in scripts_of(files):
+    def run(self, settings: Settings, files: list[Path]) -> None:
+        scripts = select_scripts(files)
+        # The state of the scripts only, because a script may write other files beside it.
+        state = list(map(read_state, scripts))
+        output: dict[Path, bytes | InvalidFile] = {}
+        for path in scripts:
             try:
-                printed[path] = run_register(self._root, settings, path, self._begin)
-            except Broken as error:
-                printed[path] = error
-        if not self._is_over:
-            self._printed, self.ran = printed, state
+                output[path] = run_register_script(self._root, settings, path, self._on_start)
+            except InvalidFile as error:
+                output[path] = error
+        if not self._is_stopped:
+            self._output, self._state = output, state
 
-    def are_due(self, files: list[Path]) -> bool:
-        """Whether there is one that was never run, of which nobody knows what it registers."""
-        return any(path not in self._printed for path in scripts_of(files))
+    def have_changed(self, files: list[Path]) -> bool:
+        """Return whether there are scripts that have not run as they are now."""
+        return bool(scripts := select_scripts(files)) and self._state != list(map(read_state, scripts))
 
-    def end(self) -> None:
-        """End the one that runs, and each that is started from now on."""
-        self._is_over = True
-        if self._end is not None:
-            self._end()
+    def have_output(self, files: list[Path]) -> bool:
+        """Return whether every script has run at least once."""
+        return all(path in self._output for path in select_scripts(files))
 
-    def _begin(self, end: Callable[[], None]) -> None:
-        self._end = end
-        if self._is_over:
-            end()
+    def stop(self) -> None:
+        """Stop the running script, and every script that is started later."""
+        self._is_stopped = True
+        if self._stop_current is not None:
+            self._stop_current()
 
-    def read(self, settings: Settings, files: list[Path]) -> Registered:
-        pieces: list[Piece] = []
-        only: frozenset[str] = frozenset()
+    def _on_start(self, stop: Callable[[], None]) -> None:
+        self._stop_current = stop
+        if self._is_stopped:
+            stop()
+
+    def load(self, settings: Settings, files: list[Path]) -> Registration:
         for path in files:
             if path.name == "register.json":
-                return read_registered(self._root, settings, path, path.read_bytes())
-        for path in scripts_of(files):
-            printed = self._printed.get(path, b"")
-            if isinstance(printed, Broken):
-                raise printed
-            registered = read_registered(self._root, settings, path, printed)
-            pieces += registered.pieces
-            only |= registered.only
-        return Registered(pieces, only)
+                return _parse_registration(self._root, settings, path, path.read_bytes())
+        items: list[LoadedItem] = []
+        exclusive: frozenset[str] = frozenset()
+        for path in select_scripts(files):
+            output = self._output.get(path, b"")
+            if isinstance(output, InvalidFile):
+                raise output
+            registration = _parse_registration(self._root, settings, path, output)
+            items += registration.items
+            exclusive |= registration.exclusive
+        return Registration(items, exclusive)
 
 
-def read_registered(root: Path, settings: Settings, source: Path, text: bytes) -> Registered:
-    """What a registration says, checked whole: a mistake in one item refuses all of it, so that nothing is half."""
+def _parse_registration(root: Path, settings: Settings, source: Path, text: bytes) -> Registration:
+    """Return the items of a registration. One invalid item makes the whole registration invalid."""
     if not text.strip():
-        return Registered()
+        return Registration()
     try:
-        given = read_object(source, text)
-    except Broken as error:
+        content = parse_object(source, text)
+    except InvalidFile as error:
         if source.name == "register.json":
             raise
-        raise Broken(source, f"printed what is {error}") from None  # its lines are not the script's
-    if unknown := sorted(given.keys() - _KNOWN):
-        raise Broken(source, f"{', '.join(unknown)} is not known here; there are {', '.join(_KINDS)}")
-    builders: dict[str, Callable[[dict[str, Any]], Piece]] = {
-        "tools": lambda meta: tool_piece(root, settings, _file(root, source, "tools", meta), meta),
-        "resources": lambda meta: resource_piece(root, _file(root, source, "resources", meta), meta),
-        "resourceTemplates": lambda meta: template_piece(root, meta, source),
-        "prompts": lambda meta: prompt_piece(_file(root, source, "prompts", meta), meta),
+        # Without a line: the lines of the output are not those of the script.
+        raise InvalidFile(source, f"the output is {error}") from None
+    if unknown := sorted(content.keys() - _KNOWN):
+        raise InvalidFile(source, f"{', '.join(unknown)}: not a kind of item; use {', '.join(_REGISTRIES)}")
+    makers: dict[str, Callable[[dict[str, Any]], LoadedItem]] = {
+        "tools": lambda meta: load_registered_tool(root, settings, _find_file(root, source, "tools", meta), meta),
+        "resources": lambda meta: make_resource(root, _find_file(root, source, "resources", meta), meta),
+        "resourceTemplates": lambda meta: make_template(root, meta, source),
+        "prompts": lambda meta: make_prompt(_find_file(root, source, "prompts", meta), meta),
     }
-    pieces: list[Piece] = []
-    only: set[str] = set()
-    for kind in _KINDS:
-        items = given.get(kind)
-        if items is None:
+    items: list[LoadedItem] = []
+    exclusive: set[str] = set()
+    for kind, registry in _REGISTRIES.items():
+        entries = content.get(kind)
+        if entries is None:
             continue
-        if not isinstance(items, list):
-            raise Broken(source, f"{kind} is {items!r:.60}; it must be a list")
-        if kind != "resourceTemplates" or not items:
-            only.add(kind)
-        for number, meta in enumerate(items, 1):
+        if not isinstance(entries, list):
+            raise InvalidFile(source, f"{kind} is {entries!r:.60}; it must be a list")
+        if kind != "resourceTemplates" or not entries:
+            exclusive.add(registry)
+        for number, meta in enumerate(entries, 1):
             if not isinstance(meta, dict):
-                raise Broken(source, f"{kind}, item {number}: {meta!r:.60} is not an object")
+                raise InvalidFile(source, f"{kind}, item {number}: {meta!r:.60} is not an object")
             try:
-                pieces.append(builders[kind](meta))
+                items.append(makers[kind](meta))
             except (TidingsError, ValueError, KeyError, OSError) as error:
-                raise Broken(source, f"{kind}, item {number}: {error}") from None
-    return Registered(pieces, frozenset(only))
+                raise InvalidFile(source, f"{kind}, item {number}: {error}") from None
+    return Registration(items, frozenset(exclusive))
 
 
-def _file(root: Path, source: Path, kind: str, meta: dict[str, Any]) -> Path:
+def _find_file(root: Path, source: Path, kind: str, meta: dict[str, Any]) -> Path:
     path = str(meta.get("path") or "")
     if not path:
-        raise Broken(source, f"{meta.get('name', 'an item')!r} needs a path")
-    for candidate in ((root / kind / path).resolve(), (root / path).resolve()):
-        if candidate.is_file() and candidate.is_relative_to(root):
-            return candidate
-    raise Broken(source, f"path {path!r} leads to no file of the workspace")
+        raise InvalidFile(source, f"{meta.get('name', 'an item')!r} needs a path")
+    if (found := find_inside(root, root / kind / path, root / path)) is None:
+        raise InvalidFile(source, f"path {path!r} is not a file in {kind}/ or in the workspace")
+    return found
+
+
+def run_register_script(
+    root: Path, settings: Settings, path: Path, on_start: Callable[[Callable[[], None]], None]
+) -> bytes:
+    """Run a script and return its standard output.
+
+    `on_start` gets a function that stops the script and can be called from any thread.
+    """
+    outcome: list[Outcome | BaseException] = []
+    stop_functions: list[Callable[[], None]] = []
+    must_stop = threading.Event()
+    has_ended = threading.Event()  # unlike `Thread.join`, waiting for it can be repeated after an interrupt
+
+    def stop_once() -> None:
+        with suppress(IndexError):  # not started yet, or stopped: a second cancellation would interrupt the cleanup
+            stop_functions.pop()()
+
+    async def run() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def stop() -> None:
+            with suppress(RuntimeError):  # the loop is closed: the script has ended
+                loop.call_soon_threadsafe(task.cancel)
+
+        stop_functions.append(stop)
+        on_start(stop)
+        if must_stop.is_set():
+            stop_once()
+        try:
+            outcome.append(
+                await run_process(
+                    [str(path)],
+                    stdin=b"",
+                    env=build_environment(root, {}, name="register", allowed=settings.env),
+                    cwd=root,
+                    timeout=settings.register_timeout,
+                    max_output=settings.max_output,
+                )
+            )
+        except (Exception, asyncio.CancelledError) as error:  # raised below, in the calling thread
+            outcome.append(error)
+
+    def run_in_thread() -> None:
+        try:
+            asyncio.run(run())
+        finally:
+            has_ended.set()
+
+    # In its own thread and event loop, because the caller may be inside an event loop.
+    thread = threading.Thread(target=run_in_thread, name=f"running {path.name}")
+    try:
+        thread.start()
+        has_ended.wait()
+    except BaseException:  # this process is stopping, and the script must not outlive it
+        must_stop.set()
+        stop_once()
+        if thread.is_alive():  # if it has not started yet, it stops by itself
+            has_ended.wait()
+        raise
+    [result] = outcome
+    if isinstance(result, BaseException):
+        raise InvalidFile(path, str(result) or "was stopped") from None
+    if result.is_timeout:
+        limit = f"{settings.register_timeout:g} s"
+        raise InvalidFile(path, f"did not finish within {limit}; make it faster, or raise [register] timeout")
+    if result.is_truncated:
+        raise InvalidFile(path, f"printed more than {settings.max_output} bytes, the limit of [tools] max_output")
+    if result.status != 0:
+        stderr = result.stderr.decode("utf-8", "replace").strip()[-500:]
+        raise InvalidFile(path, f"failed with exit status {result.status}{': ' + stderr if stderr else ''}")
+    return result.stdout

@@ -1,18 +1,19 @@
-"""A folder as a source: what its files say is what the server lists.
+"""A folder as the source of a server's items.
 
-The file system's events only wake; digests decide. A unit is read again when its files' state says that they may be
-others, and its items replace the former ones in one commit: there is no moment with a missing or half list. A unit that
-can't be loaded keeps its last good items, and says why in `tidings://errors`.
+File system events only say which files to look at; digests decide what has changed. A unit is loaded again if the
+state of its files differs. Its new items replace the old ones in one commit, so that no client sees an incomplete list.
+A unit that can't be loaded keeps its last good items, and `tidings://errors` has the reason.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +30,16 @@ from tidings.model import Feature
 from tidings.observer import Observer
 from tidings.spans import SCAN
 from tidings.workspace.executable import ExecutableTool
-from tidings.workspace.files import FileContent, load_resources
-from tidings.workspace.follow import Follower
-from tidings.workspace.loader import REGISTER, Inside, Unit, is_python, parents_of, state_of, unit_of, walk
-from tidings.workspace.problems import Broken, Problem, etag_of, problem_of
-from tidings.workspace.prompts import load_prompts
-from tidings.workspace.register import Registered, Scripts, scripts_of
+from tidings.workspace.files import FileChecker, read_state, walk
+from tidings.workspace.items import ItemKey, ItemTable, LoadedItem, make_item
+from tidings.workspace.loader import LoadedUnit, check_items, list_other_files, load_items
+from tidings.workspace.problems import Problem, digest_problems, find_problem
+from tidings.workspace.python import forget_modules
+from tidings.workspace.register import RegisterScripts, Registration, select_scripts
+from tidings.workspace.resources import FileResource
 from tidings.workspace.settings import Settings, load_settings
-from tidings.workspace.tools import load_tools
-from tidings.workspace.units import Piece, piece_of
+from tidings.workspace.units import REGISTER, SETTINGS, Unit, find_unit, has_python, list_parents
+from tidings.workspace.watcher import FolderWatcher
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -48,31 +50,35 @@ logger = logging.getLogger(__name__)
 
 ERRORS = "tidings://errors"
 
+_UNKNOWN = ("unknown",)
+"""The state of a unit that the next scan must load again."""
 
-@dataclass
-class _Held:
-    """A unit as it was last read."""
 
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A unit that must be loaded."""
+
+    unit: Unit
+    files: list[Path]
     state: tuple[Any, ...]
-    files: list[Path] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
-    only: frozenset[str] = frozenset()
-    others: frozenset[Path] = frozenset()
-    """Files of which it is made as well."""
+    previous: LoadedUnit
 
 
 class Workspace:
-    """What `Live` needs of a server, served from a folder."""
+    """The server that `Live` needs, with the files of a folder as its items."""
 
     lists_are_shared = True
 
     def __init__(self, root: Path | str, *, poll: float = 10.0) -> None:
-        """`poll` is the seconds between two looks at every file, for file systems that tell of nothing."""
+        """Load the folder. `poll` is the number of seconds between full scans; 0 turns them off.
+
+        The default serves file systems without events: rare enough to cost nothing, and soon enough for a person.
+        """
         self.root = Path(root).resolve()
         if not self.root.is_dir():
-            raise TidingsError(f"{root} is not a folder; `tidings new {root}` makes one to begin with")
-        self.settings = self._started = self._first_settings()
-        self._late: list[str] = []
+            raise TidingsError(f"{root} is not a folder; create a workspace with: tidings new {root}")
+        self.settings = self._initial_settings = self._load_initial_settings()
+        self._unapplied: list[str] = []
         self.server: MCPServer[Any] = MCPServer(
             self.settings.name,
             title=self.settings.title,
@@ -83,69 +89,68 @@ class Workspace:
             log_level="WARNING",
         )
         self.lowlevel: Server[Any] = seams.lowlevel_of(self.server)
-        self._follower = Follower(self, poll)
+        self._watcher = FolderWatcher(self.root, self._scan, poll)
+        self._scripts = RegisterScripts(self.root)
+        self._must_run_scripts = asyncio.Event()
         self._catalog: Catalog | None = None
-        self._units: dict[Unit, _Held] = {}
-        self._claims: dict[tuple[Feature, str], dict[Unit, Piece]] = {}
-        """Who offers an item under a key: the first of them, registered ones before all others, is served."""
-        self._rivals: set[tuple[Feature, str]] = set()
-        """The keys under which more than one unit offers an item."""
-        self._offered: dict[tuple[Feature, str], Piece] = {}
-        """What is served, as the SDK's registries and the catalog have it: it changes with them."""
-        self._only: frozenset[str] = frozenset()
-        self._broken: dict[Unit, Problem] = {}
-        self._users: dict[Path, set[Unit]] = {}
-        """The units that are made of files other than their own, by those."""
-        self._scripts = Scripts(self.root)
-        self.rescans: Counter[str] = Counter()
-        """How often the folder was looked through, by what came of it."""
-        self.observer = Observer(Counts())
         self._lock = threading.Lock()
+        self._units: dict[Unit, LoadedUnit] = {}
+        self._table = ItemTable()
+        self._served: dict[ItemKey, LoadedItem] = {}
+        """The items in the SDK's registries and in the catalog. It changes together with them."""
+        self._failed: dict[Unit, Problem] = {}
+        self._users: dict[Path, set[Unit]] = {}
+        """The units whose items are made of files of other units, by those files."""
+        self.rescans: Counter[str] = Counter()
+        """The number of scans by outcome: `read`, `unchanged` or `failed`."""
+        self.observer = Observer(Counts())
         self._problems: tuple[Problem, ...] = ()
         errors = FunctionResource.from_function(
-            self._describe_problems,
+            lambda: "\n".join(map(str, self._problems)),
             uri=ERRORS,
             name="errors",
             title="Errors of this workspace",
-            description="Files that could not be loaded, and why. Empty when all is well.",
+            description="Files that could not be loaded, and why. Empty if there are none.",
             mime_type="text/plain",
         )
         seams.registries_of(self.server)["resources"][ERRORS] = errors
+        self._errors = make_item(errors)
         self.lowlevel.add_request_handler("resources/list", types.PaginatedRequestParams, self._list_resources)
-        self._errors = piece_of(errors)
         self.rescan()
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         return self._problems
 
-    # What Live asks for
+    # The interface that Live uses
 
     def watch(self, catalog: Catalog, wake: Callable[[Feature], None]) -> None:
         self._catalog = catalog
         resources = catalog.resources
-        served = {key: piece for (feature, key), piece in self._offered.items() if feature is Feature.RESOURCES}
+        served = {key: item for (feature, key), item in self._served.items() if feature is Feature.RESOURCES}
         with catalog.batch():
-            # What an earlier life of this server left there may have come, gone or changed since.
+            # The store may contain resources from an earlier run of the server.
             for key in [item.key for item in resources.snapshot()]:
                 if key not in served and key != ERRORS:
                     resources.deleted(key)
-            for key, piece in served.items():
-                if piece.etag is not None:
-                    resources.updated(key, etag=piece.etag)
+            for key, item in served.items():
+                if item.etag is not None:
+                    resources.updated(key, etag=item.etag)
             if self._problems or resources.content(ERRORS).revision:
-                resources.updated(ERRORS, etag=etag_of(self._problems))
+                resources.updated(ERRORS, etag=digest_problems(self._problems))
 
     def list_now(self, feature: Feature, on_invalid: object = None) -> list[dict[str, Any]]:
-        # Not of what is being loaded, and not with its lock: loading takes the catalog's while it holds its own, and
-        # whoever asks may hold the catalog's already.
+        # With the catalog's lock and not with `_lock`: loading takes the catalog's lock while it holds `_lock`, and the
+        # caller may already hold the catalog's.
         with self._catalog.lock if self._catalog is not None else nullcontext():
-            listed = [piece.definition for (of, _), piece in self._offered.items() if of is feature]
-        return listed + ([self._errors.definition] if feature is Feature.RESOURCES else [])
+            definitions = [item.definition for (of, _), item in self._served.items() if of is feature]
+        return definitions + ([self._errors.definition] if feature is Feature.RESOURCES else [])
 
     def list_one(self, feature: Feature, key: str) -> bytes | None:
-        listed = (each for each in self.list_now(feature) if key in (each.get("name"), each.get("uri")))
-        return next(map(msgspec.json.encode, listed), None)
+        for definition in self.list_now(feature):
+            if key in (definition.get("name"), definition.get("uri")):
+                return msgspec.json.encode(definition)
+        return None
 
     def has_own_middleware(self) -> bool:
         return False
@@ -154,7 +159,7 @@ class Workspace:
         return uri
 
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
-        raise TidingsError(f"{feature.value}: this server is a folder; put a file into it")
+        raise TidingsError(f"{feature.value}: this server is a folder; add a file to it")
 
     def remove(self, feature: Feature, key: str) -> None:
         raise TidingsError(f"{feature.value}: this server is a folder; remove the file of {key!r}")
@@ -166,287 +171,270 @@ class Workspace:
         self.remove(Feature.RESOURCES, uri)
 
     async def run(self) -> None:
-        """Follow the folder for as long as the server runs."""
+        """Keep the items up to date until cancelled."""
         try:
-            await self._follower.run()
+            await asyncio.gather(self._watcher.run(), self._run_scripts())
         finally:
-            self._scripts.end()
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether no file is gone of which it is not yet sure that it stays away."""
-        return self._follower.is_settled
-
-    @property
-    def scripts(self) -> list[Path]:
-        """The registrations that are run."""
-        held = self._units.get(REGISTER)
-        return scripts_of(held.files) if held is not None else []
-
-    @property
-    def has_new_scripts(self) -> bool:
-        """Whether there are some that were not run as they are now."""
-        return bool(scripts := self.scripts) and self._scripts.ran != tuple(map(state_of, scripts))
-
-    # Reading
-
-    def rescan_guarded(self, paths: Iterable[Path] | None, *, spares: bool = False, runs: bool = True) -> set[Path]:
-        try:
-            return self.rescan(paths, spares=spares, runs=runs)
-        except Exception:  # the watcher must go on whatever a file system comes up with
-            self.rescans["failed"] += 1
-            logger.exception("looking through %s failed; it will be looked through again", self.root)
-            # What these paths told must not be lost.
-            return set() if paths is None else self.rescan_guarded(None, spares=spares, runs=runs)
-
-    def rescan(self, paths: Iterable[Path] | None = None, *, spares: bool = False, runs: bool = True) -> set[Path]:
-        """Read what may have changed: what these paths belong to, or, with none, whatever looks different.
-
-        With `spares`, what is gone altogether is left as it was, and its files are returned. Registrations are run if
-        `runs`.
-        """
-        touched = self._found() if paths is None else self._touched(paths)
-        has_read, gone = self._reload(touched, paths is not None, spares, runs)
-        self.rescans["failed" if not self.is_answering else "read" if has_read else "unchanged"] += 1
-        return gone
-
-    def _touched(self, paths: Iterable[Path]) -> dict[Unit, list[Path]]:
-        """The units that paths belong to, each with all of its files."""
-        touched: dict[Unit, set[Path]] = {}
-        folders: set[str] = set()
-        for path in paths:
-            try:
-                relative = PurePosixPath(path.relative_to(self.root).as_posix())
-            except ValueError:
-                continue
-            if path == self.root:
-                continue  # its own times changed, and nothing in it
-            if not path.is_file():
-                folders.add(str(relative))
-            own = unit_of(relative)
-            if own is not None:
-                touched.setdefault(own, set()).add(path)
-            for unit in self._users.get(path, ()):
-                touched.setdefault(unit, set())
-        # A folder that came or went takes its files with it, and their own events may not come.
-        for unit in list(self._units) if folders else ():
-            if not folders.isdisjoint(parents_of(unit.key)):
-                touched.setdefault(unit, set())
-        for folder in folders:
-            if folders.isdisjoint(parents_of(folder)):
-                for unit, files in self._found(folder).items():
-                    touched.setdefault(unit, set()).update(files)
-        for unit in list(self._broken):
-            if unit.kind in ("resources", "prompts"):
-                touched.setdefault(unit, set())  # what it lacks may be there now
-        known = {unit: self._units[unit].files for unit in touched if unit in self._units}
-        return {unit: sorted(files.union(known.get(unit, ()))) for unit, files in touched.items()}
-
-    def _found(self, below: str = "") -> dict[Unit, list[Path]]:
-        """The units below a folder with their files; with none given, those that are known and gone too."""
-        found: dict[Unit, list[Path]] = {} if below else {unit: [] for unit in (*self._units, *self._broken)}
-        if not below and (self.root / "tidings.toml").is_symlink():
-            found.setdefault(Unit("settings", "tidings.toml"), [])  # a link that leads outside is named, not walked
-        for path, _ in walk(self.root, below):
-            unit = unit_of(path)
-            if unit is not None:
-                found.setdefault(unit, []).append(self.root / path)
-        return {unit: sorted(files) for unit, files in found.items()}
+            self._scripts.stop()
 
     @property
     def is_answering(self) -> bool:
-        """Whether there is a folder to read."""
+        """Whether the folder exists."""
         return self.root.is_dir()
 
-    def _reload(
-        self, units: Mapping[Unit, list[Path]], is_known_to_differ: bool, spares: bool, runs: bool
-    ) -> tuple[bool, set[Path]]:
-        """Load units anew, from those of the files that are there; whether any had to be, and what was spared."""
-        if runs and REGISTER in units:
-            # Before anything is locked: nobody must wait for it.
-            files = list(filter(Inside(self.root).has, units[REGISTER]))
-            self._scripts.run(self.settings, files, tuple(map(state_of, scripts_of(files))))
-        gone: set[Path] = set()
+    @property
+    def is_confirming_removals(self) -> bool:
+        """Whether files are missing, but do not count as removed yet."""
+        return self._watcher.is_confirming
+
+    # Scanning
+
+    async def _scan(self, paths: set[Path] | None, defer_removals: bool) -> set[Path]:
+        missing = await asyncio.to_thread(self.rescan_safely, paths, defer_removals=defer_removals, run_scripts=False)
+        if self._scripts.have_changed(self._get_register_files()):
+            self._must_run_scripts.set()
+        return missing
+
+    async def _run_scripts(self) -> None:
+        """Run the registration scripts when they have changed, and at their interval.
+
+        Apart from the scans, so that a script that hangs delays no other file.
+        """
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.register_ttl):
+                    await self._must_run_scripts.wait()
+            self._must_run_scripts.clear()
+            if scripts := select_scripts(self._get_register_files()):
+                await asyncio.to_thread(self.rescan_safely, scripts)
+
+    def _get_register_files(self) -> list[Path]:
+        loaded = self._units.get(REGISTER)
+        return loaded.files if loaded is not None else []
+
+    def rescan_safely(
+        self, paths: Iterable[Path] | None, *, defer_removals: bool = False, run_scripts: bool = True
+    ) -> set[Path]:
+        """Scan as `rescan` does. After an unexpected error, scan all files instead of raising it."""
+        try:
+            return self.rescan(paths, defer_removals=defer_removals, run_scripts=run_scripts)
+        except Exception:  # the watcher must go on, whatever a file system raises
+            self.rescans["failed"] += 1
+            logger.exception("could not scan %s; Tidings scans it again", self.root)
+            if paths is None:
+                return set()
+            return self.rescan_safely(None, defer_removals=defer_removals, run_scripts=run_scripts)
+
+    def rescan(
+        self, paths: Iterable[Path] | None = None, *, defer_removals: bool = False, run_scripts: bool = True
+    ) -> set[Path]:
+        """Load the units that `paths` belong to, or, without paths, every unit whose files have changed.
+
+        With `defer_removals`, a unit without any file left keeps its items, and its files are returned.
+        """
+        units = self._find_units() if paths is None else self._find_affected(paths)
+        if run_scripts and REGISTER in units:
+            # Before `_lock` is taken: a slow script must not block other scans.
+            self._scripts.run(self.settings, list(filter(FileChecker(self.root).is_inside, units[REGISTER])))
         with self._lock:
-            inside = Inside(self.root)
-            due: list[tuple[Unit, list[Path], tuple[Any, ...], _Held | None]] = []
-            for unit, candidates in sorted(units.items()):
-                held = self._units.get(unit)
-                # Another look may have found more since this one began, and what is gone is decided once, here.
-                files = list(filter(inside.has, sorted({*candidates, *(held.files if held else ())})))
-                if spares and held and not files:
-                    gone.update(held.files)
-                    continue
-                state = tuple(map(state_of, [*files, *sorted(held.others if held else ())]))
-                if held is None or held.state != state or is_known_to_differ:
-                    due.append((unit, files, state, held))
-            if due:
-                with self.observer.span(SCAN, units=len(due)):
-                    before = self.settings
-                    keys: set[tuple[Feature, str]] = set()
-                    try:
-                        for each in due:
-                            keys |= self._load(*each, inside)
-                        tools = {unit: files for unit, files, *_ in due if unit.kind == "tools"}
-                        for unit in sorted(self._also_due(tools, before.limits != self.settings.limits) - tools.keys()):
-                            keys |= self._load(unit, (held := self._units[unit]).files, held.state, held, inside)
-                    finally:  # what was loaded is not loaded again
-                        self._apply(keys)
-        return bool(due), gone
+            has_loaded, missing = self._reload(units, paths is not None, defer_removals)
+        self.rescans["failed" if not self.is_answering else "read" if has_loaded else "unchanged"] += 1
+        return missing
 
-    def _also_due(self, tools: Mapping[Unit, list[Path]], has_limits: bool) -> set[Unit]:
-        """What is made of the settings' limits, if these are others, and what a helper among those tools may heal or
-        has made old."""
-        held = self._units.items() if has_limits else ()
-        also = {unit for unit, each in held if any(isinstance(_.component, ExecutableTool) for _ in each.pieces)}
-        changed = {unit.place for unit, files in tools.items() if unit.is_helper and is_python(files)}
-        if changed:
-            also |= {unit for unit in self._broken if unit.kind == "tools"}
-            also |= {unit for unit, each in self._units.items() if unit.place in changed and is_python(each.files)}
-        return also & self._units.keys()
+    def _find_units(self, below: str = "") -> dict[Unit, list[Path]]:
+        """Return the units below a folder with their files; for the whole workspace, also units without files."""
+        found: dict[Unit, list[Path]] = {} if below else {unit: [] for unit in (*self._units, *self._failed)}
+        if not below and (self.root / "tidings.toml").is_symlink():
+            found.setdefault(SETTINGS, [])  # `walk` omits a link that leads outside, but it must be reported
+        for path in walk(self.root, below):
+            unit = find_unit(path)
+            if unit is not None:
+                found.setdefault(unit, []).append(self.root / path)
+        return found
 
-    def _load(
-        self, unit: Unit, files: list[Path], state: tuple[Any, ...], held: _Held | None, inside: Inside
-    ) -> set[tuple[Feature, str]]:
-        """Load one unit; returns the keys whose items may be others now."""
-        before = held.pieces if held else []
-        new = _Held(state, files)
+    def _find_affected(self, paths: Iterable[Path]) -> dict[Unit, list[Path]]:
+        """Return the units that changes at `paths` may affect, with their files."""
+        found: dict[Unit, set[Path]] = {}
+        folders: set[str] = set()
+        for path in paths:
+            if path == self.root or not path.is_relative_to(self.root):
+                continue
+            relative = PurePosixPath(path.relative_to(self.root).as_posix())
+            if not path.is_file():
+                folders.add(str(relative))
+            unit = find_unit(relative)
+            if unit is not None:
+                found.setdefault(unit, set()).add(path)
+            for user in self._users.get(path, ()):
+                found.setdefault(user, set())
+        if folders:
+            # A folder that was created or removed may come without events for its files.
+            for unit in list(self._units):
+                if not folders.isdisjoint(list_parents(unit.key)):
+                    found.setdefault(unit, set())
+            for folder in folders:
+                if folders.isdisjoint(list_parents(folder)):
+                    for unit, files in self._find_units(folder).items():
+                        found.setdefault(unit, set()).update(files)
+        for unit in list(self._failed):
+            if unit.kind in ("resources", "prompts"):
+                found.setdefault(unit, set())  # the file that it misses may exist now
+        return {unit: list(files) for unit, files in found.items()}
+
+    def _reload(
+        self, units: Mapping[Unit, list[Path]], have_changed: bool, defer_removals: bool
+    ) -> tuple[bool, set[Path]]:
+        """Load the units that are due. Return whether there were any, and the files whose removal is deferred."""
+        missing: set[Path] = set()
+        changed: set[Path] = set()
+        due: list[_Due] = []
+        checker = FileChecker(self.root)
+        for unit, candidates in sorted(units.items()):
+            previous = self._units.get(unit, LoadedUnit())
+            # With the known files: another scan may have found more since this one started.
+            files = list(filter(checker.is_inside, sorted({*candidates, *previous.files})))
+            if defer_removals and previous.files and not files:
+                missing.update(previous.files)
+                continue
+            state = tuple(map(read_state, [*files, *sorted(previous.other_files)]))
+            if have_changed or unit not in self._units or previous.state != state:
+                due.append(_Due(unit, files, state, previous))
+                changed.update(file for file, now in zip(files, state, strict=False) if now not in previous.state)
+                changed.update(set(previous.files).difference(files))
+        if due:
+            with self.observer.span(SCAN, units=len(due)):
+                forget_modules(changed)
+                limits = self.settings.limits
+                keys: set[ItemKey] = set()
+                try:
+                    for each in due:
+                        keys |= self._load(each, checker)
+                    loaded = {each.unit: each.files for each in due}
+                    for unit in sorted(self._find_dependents(loaded, self.settings.limits != limits)):
+                        previous = self._units[unit]
+                        keys |= self._load(_Due(unit, previous.files, previous.state, previous), checker)
+                finally:  # publish what was loaded, because the next scan does not load it again
+                    self._publish(keys)
+        return bool(due), missing
+
+    def _find_dependents(self, loaded: Mapping[Unit, list[Path]], have_limits_changed: bool) -> set[Unit]:
+        """Return the units to load again because limits have changed, or a module that they may import."""
+        found: set[Unit] = set()
+        if have_limits_changed:
+            for unit, each in self._units.items():
+                if any(isinstance(item.component, ExecutableTool) for item in each.items):
+                    found.add(unit)
+        folders = {unit.import_folder for unit, files in loaded.items() if unit.is_helper and has_python(files)}
+        if folders:
+            found |= {unit for unit in self._failed if unit.kind == "tools"}
+            found |= {
+                unit for unit, each in self._units.items() if unit.import_folder in folders and has_python(each.files)
+            }
+        return (found & self._units.keys()) - {unit for unit in loaded if unit.kind == "tools"}
+
+    # Loading
+
+    def _load(self, due: _Due, checker: FileChecker) -> set[ItemKey]:
+        """Load one unit. Return the keys whose served item may differ."""
+        unit, files, old = due.unit, due.files, due.previous
+        new = LoadedUnit(due.state, files)
         problem = None
-        path = files[0] if files else self.root / unit.key
+        if files or unit.kind == "settings":
+            path = files[0] if files else self.root / unit.key
+            try:
+                content = self._read(unit, files, old)
+                check_items(content.items, path, self.settings.policy.max_item_bytes)
+                new.items, new.exclusive = content.items, content.exclusive
+                new.other_files = list_other_files(new.items, files, checker)
+                new.state = (*due.state[: len(files)], *map(read_state, sorted(new.other_files)))
+            except Exception as error:  # the file of a user: anything may be wrong with it
+                new.items, new.exclusive, new.other_files = old.items, old.exclusive, old.other_files
+                if all(file.exists() for file in files):
+                    problem = find_problem(error, path, self.root)
+                else:  # removed while it was read: the next scan finds that out
+                    problem = self._failed.get(unit)
+                    new.state = _UNKNOWN
+                if problem is not None and self._failed.get(unit) != problem:
+                    logger.warning("%s%s", problem, "; its last good version is still served" if old.items else "")
+            if problem is not None and unit.kind != "tools":
+                new.state = _UNKNOWN  # it may miss a file of another unit
         if files:
             self._units[unit] = new
         else:
             self._units.pop(unit, None)
-        if files or unit.kind == "settings":
-            try:
-                if held and unit == REGISTER and self._scripts.are_due(files):
-                    loaded = Registered(before, held.only)  # until they say what is in its place
-                else:
-                    loaded = self._read(unit, files)
-                self._check(loaded.pieces, path)
-                new.pieces, new.only = loaded.pieces, loaded.only
-                made_of = {file for piece in new.pieces for file in piece.files}
-                new.others = frozenset(made_of | {inside.real(file) for file in made_of}) - set(files)
-            except Exception as error:  # a user's file: anything may be wrong with it
-                if held:
-                    new.pieces, new.only, new.others = before, held.only, held.others
-                if all(file.exists() for file in files):
-                    problem = problem_of(error, path, self.root)
-                else:
-                    problem = self._broken.get(unit)  # it went while it was read, which the next look finds out
-                    new.state = _UNKNOWN
-                if problem is not None and self._broken.get(unit) != problem:
-                    logger.warning("%s%s", problem, "; its last good version stays" if before else "")
-            if new.state is state:
-                new.state = (*state[: len(files)], *map(state_of, sorted(new.others)))
-            if problem is not None and unit.kind != "tools":
-                new.state = _UNKNOWN  # it may lack a file that is none of its own
-        for file in (held.others if held else frozenset()) - new.others:
+        if problem is not None:
+            self._failed[unit] = problem
+        else:
+            self._failed.pop(unit, None)
+        self._track_users(unit, old.other_files, new.other_files)
+        keys = self._table.replace(unit, old.items, new.items)
+        if unit == REGISTER:
+            keys |= self._table.set_exclusive(new.exclusive)
+        return keys
+
+    def _track_users(self, unit: Unit, old_files: frozenset[Path], new_files: frozenset[Path]) -> None:
+        for file in old_files - new_files:
             self._users[file].discard(unit)
             if not self._users[file]:
                 del self._users[file]
-        for file in new.others:
+        for file in new_files:
             self._users.setdefault(file, set()).add(unit)
-        if problem is not None:
-            self._broken[unit] = problem
-        else:
-            self._broken.pop(unit, None)
-        keys = {(piece.feature, piece.key) for piece in (*before, *new.pieces)}
-        for key in keys:
-            self._claims.get(key, {}).pop(unit, None)
-        for piece in new.pieces:
-            self._claims.setdefault((piece.feature, piece.key), {})[unit] = piece
-        for key in keys:
-            if not self._claims.get(key):
-                self._claims.pop(key, None)
-            (self._rivals.add if len(self._claims.get(key, ())) > 1 else self._rivals.discard)(key)
-        if unit.kind == "register":
-            only = frozenset().union(*(each.only for each in self._units.values()))
-            keys |= self._claims.keys() if only != self._only else set()
-            self._only = only
-        return keys
 
-    def _check(self, pieces: list[Piece], path: Path) -> None:
-        """Refuse here what the catalog or the wire could not take: the other units must not suffer for it."""
-        limit = self.settings.policy.max_item_bytes
-        names: set[tuple[Feature, str]] = set()
-        for piece in pieces:
-            try:
-                size = len(msgspec.json.encode(piece.definition))
-            except UnicodeEncodeError as error:
-                raise Broken(path, f"{piece.key!r} holds what is no text: {error.reason}") from None
-            if size > limit:
-                raise Broken(path, f"{piece.key!r} has {size} bytes of JSON; Policy.max_item_bytes allows {limit}")
-            if (piece.feature, piece.key) in names:
-                raise Broken(path, f"{piece.feature.singular} {piece.key!r} is there twice; give each its own name")
-            names.add((piece.feature, piece.key))
+    def _read(self, unit: Unit, files: list[Path], old: LoadedUnit) -> Registration:
+        if unit == REGISTER:
+            if old.files and not self._scripts.have_output(files):
+                return Registration(old.items, old.exclusive)  # until the new script has run
+            return self._scripts.load(self.settings, files)
+        if unit == SETTINGS:
+            self._apply_settings(load_settings(self.root))
+            return Registration()
+        return Registration(load_items(self.root, self.settings, unit, files))
 
-    def _read(self, unit: Unit, files: list[Path]) -> Registered:
-        match unit.kind:
-            case "tools":
-                return Registered(load_tools(self.root, self.settings, files, unit.key.endswith("/")))
-            case "resources":
-                return Registered(load_resources(self.root, files))
-            case "prompts":
-                return Registered(load_prompts(self.root, files))
-            case "register":
-                return self._scripts.read(self.settings, files)
-            case "settings":
-                self._take_up(load_settings(self.root))
-                return Registered()
-
-    def _take_up(self, settings: Settings) -> None:
+    def _apply_settings(self, settings: Settings) -> None:
         self.settings = settings
         self.lowlevel.instructions = settings.instructions
-        late = settings.differing(self._started)
-        if late and late != self._late:
-            logger.warning("%s changed; taken up when the server is started again", ", ".join(late))
-        self._late = late
+        unapplied = settings.list_fixed_changes(self._initial_settings)
+        if unapplied and unapplied != self._unapplied:
+            logger.warning("tidings.toml: %s changed; restart the server to apply it", ", ".join(unapplied))
+        self._unapplied = unapplied
 
-    def _first_settings(self) -> Settings:
+    def _load_initial_settings(self) -> Settings:
         try:
             return load_settings(self.root)
-        except Exception:  # a user's file: anything may be wrong with it
-            return Settings(self.root.name)  # the first look through the folder says what is wrong
+        except Exception:  # the first scan reports what is wrong
+            return Settings(self.root.name)
 
     # Serving
 
     async def _list_resources(self, ctx: Any, params: types.PaginatedRequestParams) -> types.ListResourcesResult:
-        """As the SDK lists them, with their sizes, which are the contents' and make no other list."""
-        listed = await self.server.list_resources()
+        """List resources as the SDK does, and add the sizes of files.
+
+        A size belongs to the content and is not part of the definition: a new size is no change of the list.
+        """
+        resources = await self.server.list_resources()
         components = seams.registries_of(self.server)["resources"]
-        for resource in listed:
+        for resource in resources:
             component = components.get(resource.uri)
-            if isinstance(component, FileContent):
+            if isinstance(component, FileResource):
                 resource.size = component.size
-        return types.ListResourcesResult(resources=listed)
+        return types.ListResourcesResult(resources=resources)
 
-    def _served(self, key: tuple[Feature, str]) -> Piece | None:
-        """The item that is served under a key, if any."""
-        claims = self._claims.get(key)
-        if not claims:
-            return None
-        unit = min(claims, key=_rank)
-        piece = claims[unit]
-        return None if unit.kind != "register" and _KINDS[piece.registry] in self._only else piece
-
-    def _apply(self, keys: set[tuple[Feature, str]]) -> None:
-        """Make the server and the catalog agree with the folder, in one commit."""
-        registries = seams.registries_of(self.server)
-        problems = self._all_problems()
+    def _publish(self, keys: set[ItemKey]) -> None:
+        """Make the server and the catalog serve the loaded items, in one commit."""
+        problems = tuple(sorted([*self._failed.values(), *self._table.list_conflicts()], key=str))
         if self._catalog is None:
-            self._fill(registries, keys)
+            self._register(keys)
             self._problems = problems
             return
         with self._catalog.batch():
-            self._fill(registries, keys)
+            self._register(keys)
             for feature, key in sorted(keys, key=lambda each: (each[0].value, each[1])):
-                piece = self._served((feature, key))
+                item = self._served.get((feature, key))
                 items = self._catalog.items(feature)
-                if piece is not None:
-                    items.add(piece.definition, replace=True)
-                    if piece.etag is not None:
-                        self._catalog.resources.updated(key, etag=piece.etag)
+                if item is not None:
+                    items.add(item.definition, replace=True)
+                    if item.etag is not None:
+                        self._catalog.resources.updated(key, etag=item.etag)
                 elif key in items:
                     if feature is Feature.RESOURCES:
                         self._catalog.resources.deleted(key)
@@ -454,44 +442,20 @@ class Workspace:
                         items.remove(key)
             if problems != self._problems:
                 self._problems = problems
-                self._catalog.resources.updated(ERRORS, etag=etag_of(problems))
+                self._catalog.resources.updated(ERRORS, etag=digest_problems(problems))
 
-    def _fill(self, registries: dict[str, dict[str, Any]], keys: set[tuple[Feature, str]]) -> None:
+    def _register(self, keys: set[ItemKey]) -> None:
+        """Put the served items into the SDK's registries, and remove the others."""
+        registries = seams.registries_of(self.server)
         for feature, key in keys:
-            piece = self._served((feature, key))
-            if piece is not None:
-                self._offered[feature, key] = piece
+            item = self._table.find_served((feature, key))
+            if item is not None:
+                self._served[feature, key] = item
             else:
-                self._offered.pop((feature, key), None)
+                self._served.pop((feature, key), None)
             names = ("resources", "templates") if feature is Feature.RESOURCES else (feature.value,)
             for name in names:
-                if piece is not None and piece.registry == name:
-                    registries[name][key] = piece.component
+                if item is not None and item.registry == name:
+                    registries[name][key] = item.component
                 else:
                     registries[name].pop(key, None)
-
-    def _all_problems(self) -> tuple[Problem, ...]:
-        found = list(self._broken.values())
-        for feature, key in self._rivals:
-            chosen, *others = sorted(self._claims[feature, key], key=_rank)
-            if chosen.kind != "register":
-                found += [
-                    Problem(other.key, None, f"{feature.singular} {key!r} is not served from here: {chosen.key} has it")
-                    for other in others
-                ]
-        return tuple(sorted(found, key=str))
-
-    def _describe_problems(self) -> str:
-        return "\n".join(map(str, self._problems))
-
-
-_UNKNOWN = ("unknown",)
-"""The state of what must be read again at the next look."""
-
-_KINDS = {"tools": "tools", "prompts": "prompts", "resources": "resources", "templates": "resourceTemplates"}
-"""The SDK's registries by the names that a registration has for them."""
-
-
-def _rank(unit: Unit) -> tuple[bool, Unit]:
-    """Who comes first is served: what was registered, then by the path."""
-    return (unit.kind != "register", unit)

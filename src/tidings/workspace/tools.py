@@ -1,4 +1,4 @@
-"""The tools of one unit: Python functions, or an executable with what is said of it."""
+"""The tools of one unit: Python functions, or an executable and its metadata."""
 
 from __future__ import annotations
 
@@ -6,57 +6,45 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tidings.workspace.executable import executable_piece
-from tidings.workspace.loader import META, stem_of
-from tidings.workspace.metadata import read_comment, read_meta
-from tidings.workspace.problems import Broken
+from tidings.workspace.executable import make_executable
+from tidings.workspace.items import LoadedItem
+from tidings.workspace.metadata import read_comment, read_meta, split_meta
+from tidings.workspace.problems import InvalidFile
 from tidings.workspace.python import load_python
 from tidings.workspace.settings import Settings
-from tidings.workspace.units import Piece
+from tidings.workspace.units import Unit, get_stem
 
-__all__ = ["load_tools", "tool_piece"]
+__all__ = ["load_registered_tool", "load_tools"]
 
 
-def load_tools(root: Path, settings: Settings, files: list[Path], is_folder: bool) -> list[Piece]:
-    metas = [path for path in files if path.name.endswith(META)]
-    others = [path for path in files if not path.name.endswith(META)]
-    if is_folder:
-        # A folder per tool: `tool.*` is the tool, everything else is its own affair.
-        folder = _folder(root, files)
-        metas = [path for path in metas if stem_of(path.name) == "tool" and path.parent == folder]
-        others = [path for path in others if stem_of(path.name) == "tool" and path.parent == folder]
-    others = [path for path in others if _can_be_run(path, is_folder)]
-    said_in = metas[0] if metas and len(others) == 1 else None
+def load_tools(root: Path, settings: Settings, unit: Unit, files: list[Path]) -> list[LoadedItem]:
+    if unit.is_folder:
+        # Only `tool.*` directly inside the folder is the tool. Other files are for the tool's own use.
+        folder = root / unit.key
+        files = [path for path in files if get_stem(path.name) == "tool" and path.parent == folder]
+    metas, others = split_meta(files)
+    scripts = [path for path in others if _is_tool(path, unit.is_folder)]
+    meta_path = metas[0] if metas and len(scripts) == 1 else None
     meta = read_meta(metas[0]) if metas else {}
-    pieces: list[Piece] = []
-    for path in others:
-        pieces += _load(root, settings, path, meta if said_in else {}, said_in, is_folder)
-    if metas and not pieces:
-        raise Broken(metas[0], "there is no script beside it that can be run (chmod +x), and no Python file")
-    return pieces
+    items: list[LoadedItem] = []
+    for path in scripts:
+        described = meta if meta_path else {}
+        if path.suffix == ".py" and not os.access(path, os.X_OK):
+            items += load_python(path, described, meta_path)
+        else:
+            name = path.parent.name if unit.is_folder else path.stem
+            items.append(make_executable(root, settings, path, read_comment(path) | described, name, meta_path))
+    if metas and not items:
+        raise InvalidFile(metas[0], "no tool beside it: add a Python file, or make the script executable (chmod +x)")
+    return items
 
 
-def tool_piece(root: Path, settings: Settings, path: Path, meta: dict[str, Any]) -> Piece:
-    """An executable that something else than its place in the folder makes a tool."""
-    return executable_piece(root, settings, path, read_comment(path) | meta, path.stem)
+def load_registered_tool(root: Path, settings: Settings, path: Path, meta: dict[str, Any]) -> LoadedItem:
+    return make_executable(root, settings, path, read_comment(path) | meta, path.stem)
 
 
-def _can_be_run(path: Path, is_folder: bool) -> bool:
-    """A file that can't be is no tool: a README, data, an editor's backup."""
+def _is_tool(path: Path, is_folder: bool) -> bool:
+    """Return whether a file is a tool, and not a README, data or a helper module."""
     if os.access(path, os.X_OK):
         return True
     return not path.name.startswith("_") if path.suffix == ".py" else is_folder and path.suffix == ".sh"
-
-
-def _load(
-    root: Path, settings: Settings, path: Path, meta: dict[str, Any], said_in: Path | None, is_folder: bool
-) -> list[Piece]:
-    if path.suffix == ".py" and not os.access(path, os.X_OK):
-        return load_python(path, meta, said_in)
-    name = path.parent.name if is_folder else path.stem
-    return [executable_piece(root, settings, path, read_comment(path) | meta, name, said_in)]
-
-
-def _folder(root: Path, files: list[Path]) -> Path:
-    relative = files[0].relative_to(root).parts
-    return root / relative[0] / relative[1]

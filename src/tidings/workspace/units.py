@@ -1,43 +1,78 @@
-"""What a unit of a workspace gives: items, each with its definition and with what serves it."""
+"""Units: the files of a workspace that are loaded together.
+
+A script and its `.meta.json`, or a folder with a tool in it, form one unit. A unit is loaded as a whole and fails as a
+whole. A file that belongs to no unit is ignored.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Literal
 
-from mcp.server.mcpserver.prompts.base import Prompt
-from mcp.server.mcpserver.resources import ResourceTemplate
-from mcp.server.mcpserver.tools.base import Tool
+from tidings.workspace.files import is_ignored
+from tidings.workspace.metadata import META_SUFFIX
 
-from tidings.model import Feature
-from tidings.sources.definitions import dump, key_of, shown
+__all__ = ["REGISTER", "SETTINGS", "Kind", "Unit", "find_unit", "get_stem", "has_python", "list_parents"]
 
-__all__ = ["Piece", "piece_of"]
+Kind = Literal["tools", "resources", "prompts", "register", "settings"]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    feature: Feature
+@dataclass(frozen=True, slots=True, order=True)
+class Unit:
+    kind: Kind
     key: str
-    definition: dict[str, Any]
-    component: Any
-    """What the SDK's high-level server keeps in its registry."""
-    etag: str | None = None
-    """Of a resource's content."""
-    files: tuple[Path, ...] = ()
-    """What it is made of, whether or not it lies in the unit: a change of any may make it another one."""
+    """The common path of the files without suffixes, relative to the workspace; for a folder, with a final slash."""
 
     @property
-    def registry(self) -> str:
-        """The name of that registry."""
-        return "templates" if isinstance(self.component, ResourceTemplate) else self.feature.value
+    def is_folder(self) -> bool:
+        return self.key.endswith("/")
+
+    @property
+    def is_helper(self) -> bool:
+        """Whether it is not a tool, but a module or package for the Python tools beside it."""
+        return self.kind == "tools" and self.key.rstrip("/").rpartition("/")[2].startswith("_")
+
+    @property
+    def import_folder(self) -> str:
+        """The folder whose Python tools import the unit's modules."""
+        return (self.key.rstrip("/") if self.is_helper else self.key).rpartition("/")[0]
 
 
-def piece_of(component: Any, *, etag: str | None = None, files: tuple[Path, ...] = ()) -> Piece:
-    feature = Feature.RESOURCES
-    if isinstance(component, Tool):
-        feature = Feature.TOOLS
-    elif isinstance(component, Prompt):
-        feature = Feature.PROMPTS
-    return Piece(feature, key_of(component), dump(shown(component)), component, etag, files)
+REGISTER = Unit("register", "server.d/register")
+SETTINGS = Unit("settings", "tidings.toml")
+
+
+def find_unit(path: PurePosixPath) -> Unit | None:
+    """Return the unit of a file, given its path relative to the workspace."""
+    parts = path.parts
+    if any(map(is_ignored, parts)):
+        return None
+    match parts:
+        case ("tidings.toml",) | ("server.d", "server.meta.json"):
+            return SETTINGS
+        case ("server.d", name) if name.startswith("register."):
+            return REGISTER
+        case ("tools", name):
+            return Unit("tools", f"tools/{get_stem(name)}")
+        case ("tools", folder, *_):
+            return Unit("tools", f"tools/{folder}/")
+        case ("resources" | "prompts" as kind, *folders, name):
+            return Unit(kind, "/".join((kind, *folders, get_stem(name))))
+    return None
+
+
+def has_python(files: Iterable[Path]) -> bool:
+    return any(path.suffix == ".py" for path in files)
+
+
+def list_parents(key: str) -> list[str]:
+    """Return the folders that contain a path; for the key of a folder unit, with that folder."""
+    parts = key.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def get_stem(name: str) -> str:
+    """`deploy.sh` and `deploy.meta.json` → `deploy`."""
+    return name.removesuffix(META_SUFFIX).partition(".")[0]

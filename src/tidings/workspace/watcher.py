@@ -1,75 +1,150 @@
-"""The file system's events below a workspace, as sets of paths.
+"""Watches a workspace folder, and scans it when something may have changed.
 
-Only the folders that matter are watched, however much else (an environment, a history, packages) lies beside them. The
-folders may come and go: watching then begins anew.
+Scans follow file system events and a fixed interval. Events only say which paths to look at. If watching fails, the
+interval remains.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from watchfiles import Change, awatch
 
-from tidings.workspace.loader import TOPS
+from tidings.workspace.files import TOP_LEVEL
 
-__all__ = ["changed_paths"]
+__all__ = ["FolderWatcher", "watch_paths"]
 
-_QUIET_GAP = 10
-_LONGEST_WAIT = 100
-"""Milliseconds: a save is a few events within one or two, and a checkout of a thousand files is told in parts."""
+logger = logging.getLogger(__name__)
+
+_QUIET_MS = 10
+_MAX_WAIT_MS = 100
+"""A save has a few events within one or two milliseconds. A checkout of a thousand files is reported in parts."""
+
+_RETRY = 1.0
+"""Seconds until watching is tried again after it failed."""
+
+_MAX_RETRY = 10.0
+"""Seconds between retries after many failures, because each of them scans the whole folder."""
+
+_REMOVAL_GRACE = 0.05
+"""Seconds until a missing file counts as removed: longer than replacing a file takes."""
 
 
-async def changed_paths(root: Path) -> AsyncIterator[set[Path] | None]:
-    """The paths of each burst of events; None when anything may have changed unseen, as when watching begins."""
+class FolderWatcher:
+    """Calls `scan` with the paths that may have changed, or with None for all files.
+
+    `scan(paths, defer_removals)` returns the files that are missing if removals are deferred. Those are scanned again
+    after a moment, so that replacing a file, as `git checkout` does, is one change and not two.
+    """
+
+    def __init__(self, root: Path, scan: Callable[[set[Path] | None, bool], Awaitable[set[Path]]], poll: float) -> None:
+        self._root = root
+        self._scan = scan
+        self._poll = poll
+        self._confirming: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_confirming(self) -> bool:
+        """Whether files are missing, but do not count as removed yet."""
+        return bool(self._confirming)
+
+    async def run(self) -> None:
+        await asyncio.gather(self._follow_events(), self._follow_interval())
+
+    async def _scan_and_confirm(self, paths: set[Path] | None) -> None:
+        if missing := await self._scan(paths, True):
+            task = asyncio.create_task(self._confirm_removed(missing))
+            self._confirming.add(task)
+            task.add_done_callback(self._confirming.discard)
+
+    async def _confirm_removed(self, missing: set[Path]) -> None:
+        await asyncio.sleep(_REMOVAL_GRACE)
+        await self._scan(missing, False)
+
+    async def _follow_events(self) -> None:
+        last_error, pause = "", _RETRY
+        while True:
+            try:
+                async for paths in watch_paths(self._root):
+                    if paths is not None:
+                        last_error, pause = "", _RETRY
+                    await self._scan_and_confirm(paths)
+            except Exception as error:  # a file system or its watcher may fail in any way
+                if last_error != str(error):
+                    logger.warning("%s can't be watched: %s; %s", self._root, error, _advise(error))
+                last_error = str(error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MAX_RETRY) if self._root.is_dir() else _RETRY
+
+    async def _follow_interval(self) -> None:
+        while self._poll > 0:
+            await asyncio.sleep(self._poll)
+            await self._scan_and_confirm(None)
+
+
+def _advise(error: Exception) -> str:
+    advice = "Tidings tries again, and scans the folder in the meantime"
+    return f"raise sysctl fs.inotify.max_user_watches; {advice}" if "limit" in str(error) else advice
+
+
+async def watch_paths(root: Path) -> AsyncIterator[set[Path] | None]:
+    """Yield the paths of each burst of events; None if anything may have changed, as when watching starts.
+
+    Only the folders of a workspace are watched, not what lies beside them (a virtual environment, `.git`). If one of
+    those folders is created, removed or replaced, watching starts again.
+    """
     while True:
-        folders = _folders(root)
+        folders = _list_folders(root)
         watched = {root, *folders}
         queue: asyncio.Queue[set[tuple[Change, Path]]] = asyncio.Queue()
-        taken: asyncio.Future[set[tuple[Change, Path]]] | None = None
-        watchers = [asyncio.create_task(_pump(queue, [root], is_recursive=False))]
+        next_changes: asyncio.Future[set[tuple[Change, Path]]] | None = None
+        tasks = [asyncio.create_task(_queue_changes(queue, [root], is_recursive=False))]
         if folders:
-            watchers.append(asyncio.create_task(_pump(queue, folders, is_recursive=True)))
+            tasks.append(asyncio.create_task(_queue_changes(queue, folders, is_recursive=True)))
         try:
-            await asyncio.sleep(0)  # the watchers' first step, which sets up their watching
+            await asyncio.sleep(0)  # the first step of the tasks starts the watching
             yield None
-            while _folders(root) == folders:
-                taken = asyncio.ensure_future(queue.get())
-                done, _ = await asyncio.wait([taken, *watchers], return_when=asyncio.FIRST_COMPLETED)
-                if taken not in done:
-                    for watcher in done:
-                        watcher.result()  # raises what ended it
+            while _list_folders(root) == folders:
+                next_changes = asyncio.ensure_future(queue.get())
+                done, _ = await asyncio.wait([next_changes, *tasks], return_when=asyncio.FIRST_COMPLETED)
+                if next_changes not in done:
+                    for task in done:
+                        task.result()  # raises the error that ended the task
                     break
-                changes = taken.result()
+                changes = next_changes.result()
                 yield {path for _, path in changes}
-                if any(path in watched and kind is not Change.modified for kind, path in changes):
-                    break  # what is there by that name now may be another folder than the one that is watched
+                if any(path in watched and change is not Change.modified for change, path in changes):
+                    break  # the path may now be another folder than the one that is watched
         finally:
-            if taken is not None:
-                taken.cancel()
-            for watcher in watchers:
-                watcher.cancel()
-            await asyncio.gather(*watchers, return_exceptions=True)
+            if next_changes is not None:
+                next_changes.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(queue: asyncio.Queue[set[tuple[Change, Path]]], places: list[Path], *, is_recursive: bool) -> None:
-    # To ignore folders that may not be read is to ignore every failure, a system's limit too: only where there are any.
-    for ignores in (False, True):
+async def _queue_changes(
+    queue: asyncio.Queue[set[tuple[Change, Path]]], folders: list[Path], *, is_recursive: bool
+) -> None:
+    # `ignore_permission_denied` ignores every failure, also a reached limit: use it only after a PermissionError.
+    for ignores_failures in (False, True):
         try:
             async for changes in awatch(
-                *places,
+                *folders,
                 watch_filter=None,
-                step=_QUIET_GAP,
-                debounce=_LONGEST_WAIT,
+                step=_QUIET_MS,
+                debounce=_MAX_WAIT_MS,
                 recursive=is_recursive,
-                ignore_permission_denied=ignores,
+                ignore_permission_denied=ignores_failures,
             ):
-                queue.put_nowait({(kind, Path(path)) for kind, path in changes})
+                queue.put_nowait({(change, Path(path)) for change, path in changes})
         except PermissionError:
-            if ignores:
+            if ignores_failures:
                 raise
 
 
-def _folders(root: Path) -> list[Path]:
-    return [root / name for name in sorted(TOPS) if (root / name).is_dir()]
+def _list_folders(root: Path) -> list[Path]:
+    return [root / name for name in sorted(TOP_LEVEL) if (root / name).is_dir()]

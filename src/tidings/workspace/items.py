@@ -1,0 +1,104 @@
+"""Items loaded from files, and the choice between items of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, KeysView
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mcp.server.mcpserver.prompts.base import Prompt
+from mcp.server.mcpserver.resources import ResourceTemplate
+from mcp.server.mcpserver.tools.base import Tool
+
+from tidings.model import Feature
+from tidings.sources.definitions import dump, key_of, shown
+from tidings.workspace.problems import Problem
+from tidings.workspace.units import Unit
+
+__all__ = ["ItemKey", "ItemTable", "LoadedItem", "make_item"]
+
+ItemKey = tuple[Feature, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedItem:
+    feature: Feature
+    key: str
+    definition: dict[str, Any]
+    component: Any
+    """The object that the SDK's `MCPServer` keeps in its registry."""
+    etag: str | None = None
+    """Of a resource's content."""
+    files: tuple[Path, ...] = ()
+    """The files that it is made of, inside the unit or not."""
+
+    @property
+    def registry(self) -> str:
+        """The name of the registry of `MCPServer`."""
+        return "templates" if isinstance(self.component, ResourceTemplate) else self.feature.value
+
+
+def make_item(component: Any, *, etag: str | None = None, files: tuple[Path, ...] = ()) -> LoadedItem:
+    feature = Feature.RESOURCES
+    if isinstance(component, Tool):
+        feature = Feature.TOOLS
+    elif isinstance(component, Prompt):
+        feature = Feature.PROMPTS
+    return LoadedItem(feature, key_of(component), dump(shown(component)), component, etag, files)
+
+
+class ItemTable:
+    """The items of all units by key.
+
+    If several units define the same key, the registered item is served, or else the first by path.
+    """
+
+    def __init__(self) -> None:
+        self._units_by_key: dict[ItemKey, dict[Unit, LoadedItem]] = {}
+        self._ambiguous: set[ItemKey] = set()
+        """The keys that more than one unit defines."""
+        self._exclusive: frozenset[str] = frozenset()
+
+    def replace(self, unit: Unit, old: Iterable[LoadedItem], new: Iterable[LoadedItem]) -> set[ItemKey]:
+        """Replace the items of a unit. Return the keys whose served item may differ."""
+        removed = {(item.feature, item.key) for item in old}
+        added = {(item.feature, item.key): item for item in new}
+        keys = removed | added.keys()
+        for key in keys:
+            items = self._units_by_key.setdefault(key, {})
+            items.pop(unit, None)
+            if key in added:
+                items[unit] = added[key]
+            if not items:
+                del self._units_by_key[key]
+            (self._ambiguous.add if len(items) > 1 else self._ambiguous.discard)(key)
+        return keys
+
+    def set_exclusive(self, registries: frozenset[str]) -> KeysView[ItemKey] | set[ItemKey]:
+        """Set the registries that only serve registered items. Return the keys whose served item may differ."""
+        if registries == self._exclusive:
+            return set()
+        self._exclusive = registries
+        return self._units_by_key.keys()
+
+    def find_served(self, key: ItemKey) -> LoadedItem | None:
+        if not (items := self._units_by_key.get(key)):
+            return None
+        unit = min(items, key=_rank)
+        item = items[unit]
+        return None if unit.kind != "register" and item.registry in self._exclusive else item
+
+    def list_conflicts(self) -> list[Problem]:
+        """Return a problem for each item that is not served because another unit has the same key."""
+        found: list[Problem] = []
+        for feature, key in self._ambiguous:
+            served, *others = sorted(self._units_by_key[feature, key], key=_rank)
+            if served.kind != "register":  # a registration replaces items on purpose
+                message = f"{feature.singular} {key!r} is not served from here, because {served.key} defines it too"
+                found += [Problem(other.key, None, f"{message}; rename one of them") for other in others]
+        return found
+
+
+def _rank(unit: Unit) -> tuple[bool, Unit]:
+    return (unit.kind != "register", unit)
