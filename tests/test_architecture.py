@@ -14,7 +14,7 @@ SOURCE = Path(tidings.__file__).parent
 CORE_NAMES = frozenset(
     {
         *("agenda", "catalog", "counts", "cursor", "delta", "digest", "durable", "errors", "fanout", "frames"),
-        *("hold", "hub", "index"),
+        *("hub", "index"),
         *("journal", "logged", "mailbox", "model", "news", "observer", "patterns", "policy", "resume", "subscriber"),
         *("shown", "spans", "terms", "visit"),
     }

@@ -1,4 +1,4 @@
-"""What was told may not have been read, nor written down: in doubt it is told again, and never lost."""
+"""A notification may not have been read, and a version not written to the store: in doubt it is delivered again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.support.durables import KEY, Client, Place, add
 from tidings import BUSY, Feature, Notification, Policy
-from tidings.hold import LONGEST_HOLD
+from tidings.model import Operation
 
 TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
 EXAMPLES = 150
@@ -96,17 +96,84 @@ def test_what_waits_for_a_slow_reader_is_not_told_yet(place: Place) -> None:
     assert Client(place).keys == [("added", "b")]
 
 
-def test_what_was_told_after_the_last_saving_is_not_forgotten(place: Place) -> None:
-    place.hold()
+@pytest.mark.parametrize("is_saved", [True, False])
+@pytest.mark.parametrize(("tools", "is_told"), [(["a"], True), (["b"], True), ([], None)])
+def test_version_that_was_delivered_before_a_crash_is_delivered_again_unless_it_is_unknown(
+    place: Place, is_saved: bool, tools: list[str], is_told: bool | None
+) -> None:
+    """After the restart the content is the same again, another one, or what it was before."""
+    client = Client(place)
+    place.save()
+    add(place, "a")
+    assert client.keys == [("added", "a")], "delivered immediately"
+    if is_saved:
+        place.save()
+    place.die()
+    place.catalog.tools.replace([{"name": name} for name in tools])
+
+    heard = [(each.topic, each.complete) for each in Client(place).heard]
+    # Without a write, the store can't know that the client holds something else than was there before and after.
+    assert heard == ([(TOOLS, False)] if is_told or is_saved else [])
+
+
+def test_client_that_comes_back_with_its_cursor_is_told_whatever_was_written(place: Place) -> None:
+    client = Client(place)
+    place.save()
+    add(place, "a")
+    place.die()
+    again = Client(place, resume={TOOLS: client.heard[-1].version})
+
+    assert [each.topic for each in again.heard] == [TOOLS], "the tool that it holds is gone"
+
+
+def test_crash_with_nothing_changed_since_the_last_write_repeats_nothing(place: Place) -> None:
+    Client(place, TOOLS, uris="a://1")
+    add(place, "a")
+    place.catalog.resources.updated("a://1")
+    place.settle()
+    for _ in range(3):
+        place.save()
+        place.die()
+        assert Client(place, TOOLS, uris="a://1").heard == []
+
+
+def test_connection_that_a_callback_closes_during_a_delivery_is_told_when_it_comes_back(place: Place) -> None:
+    place.hub.subscribe(lambda _: client.leave(), TOOLS)
     client = Client(place)
     add(place, "a")
-    place.save()
-    assert client.keys == [("added", "a")], "when it was written down"
-    place.die()
-    place.catalog.tools.remove("a")
+    assert client.heard == []
 
-    again = Client(place)
-    assert [(each.topic, each.complete) for each in again.heard] == [(TOOLS, False)]
+    assert [each.topic for each in Client(place).heard] == [TOOLS]
+
+
+def test_what_was_told_is_written_when_it_is_beyond_doubt_and_not_with_each_batch(place: Place) -> None:
+    for number in range(20):
+        Client(place, name=str(number))
+    place.save()
+    written = 0
+    for number in range(50):
+        add(place, f"t{number}")
+        written += len(place.durables.collect())
+        place.save()
+        place.now += 0.05
+    assert written == 0
+    place.settle()
+    assert len(place.durables.collect()) == 20
+    place.save()
+    assert not place.durables.is_waiting
+    assert {each.lists[TOOLS] for each in place.durables.all()} == {place.catalog.version(TOOLS)}
+
+
+def test_under_steady_changes_what_was_told_long_ago_is_written(place: Place) -> None:
+    Client(place, TOOLS, uris="a://1")
+    place.catalog.resources.updated("a://1")
+    for number in range(40):
+        add(place, f"t{number}")
+        place.save()
+        place.now += 2.0
+    kept = place.store._state.durables[KEY]
+    assert kept.contents == {"a://1": place.catalog.version("a://1")}
+    assert kept.lists == {TOOLS: None}
 
 
 def test_what_was_told_just_before_a_connection_broke_is_told_again(place: Place) -> None:
@@ -166,27 +233,7 @@ def test_what_is_settled_is_written_once_more_and_then_no_more(place: Place) -> 
     assert not place.durables.is_waiting
 
 
-def test_nobody_is_told_of_what_would_be_forgotten_with_the_server(place: Place) -> None:
-    place.hold()
-    client = Client(place, TOOLS, PROMPTS)
-    add(place, "a")
-    assert client.heard == []
-    place.hub.release()
-    assert client.heard == []
-    place.catalog.tools.remove("a")
-    add(place, "b")
-    place.save()
-    assert client.keys == [("added", "b")]
-    counts = place.hub.counts
-    assert (counts.sent["tools"], counts.coalesced, dict(counts.suppressed)) == (1, 2, {}), "held is not muted"
-    add(place, "c")
-    place.now += LONGEST_HOLD
-    place.hub.release()
-    assert client.keys == [("added", "b"), ("added", "c")], "a disk that hangs silences nobody"
-
-
 def test_one_that_is_busy_is_told_when_it_is_ready(place: Place) -> None:
-    place.hold()
     client = Client(place)
     client.answer = BUSY
     add(place, "a")
@@ -200,14 +247,17 @@ def test_one_that_is_busy_is_told_when_it_is_ready(place: Place) -> None:
 
 
 class Comings(RuleBasedStateMachine):
-    """A client that comes and goes, a server that is saved, ended and killed: told of all, and of nothing twice."""
+    """A client that connects and disconnects, and a server that is saved, stopped and killed.
+
+    The client is told of everything, and again only of what it was told after the last write. Its copy of the list,
+    kept by deltas, is the list.
+    """
 
     URIS = ("a://1", "a://2", "b://1")
 
     @initialize(most=st.sampled_from([0, 1, 3, 1000]), uris=st.sampled_from([URIS, ("a://{+path}", "b://1")]))
     def begin(self, most: int, uris: tuple[str, ...]) -> None:
         self.place = Place(journal_changes=most)
-        self.place.hold()
         self.uris = uris
         self.is_exact = uris == self.URIS or most == 1000
         """Where patterns meet a journal that is too short, a content that came back to what it was is told."""
@@ -216,6 +266,10 @@ class Comings(RuleBasedStateMachine):
         self.lately: dict[Any, str] = {}
         """What it was told of lately, and what it knew of that before."""
         self.may_repeat: set[Any] = set()
+        self.items: dict[str, Any] = {}
+        self.former_items: dict[str, Any] = {}
+        """Those that it had before it was told lately."""
+        self.lives = 0
         self.enter()
 
     def topics(self) -> list[Any]:
@@ -227,7 +281,11 @@ class Comings(RuleBasedStateMachine):
         if self.client.visit.ack["isNew"]:  # then it looks at everything itself
             self.knows = {topic: self.place.catalog.version(topic).digest for topic in self.topics()}
             self.lately.clear()
+            self.items = self.truth()
         self.hear()
+
+    def truth(self) -> dict[str, Any]:
+        return {item.key: item.hash for item in self.place.catalog.tools.snapshot()}
 
     def hear(self) -> None:
         assert self.client is not None
@@ -235,9 +293,22 @@ class Comings(RuleBasedStateMachine):
             if self.is_exact and each.topic not in self.may_repeat:
                 assert each.version.digest != self.knows[each.topic], f"told again of {each.topic}"
             self.may_repeat.discard(each.topic)
+            if each.topic is TOOLS:
+                self.follow(each)
             self.lately.setdefault(each.topic, self.knows[each.topic])
             self.knows[each.topic] = each.version.digest
         self.client.heard.clear()
+
+    def follow(self, notification: Notification) -> None:
+        if TOOLS not in self.lately:
+            self.former_items = dict(self.items)
+        if not notification.complete:
+            self.items = self.truth()
+        for change in notification.changes:
+            if change.item is None or change.operation is Operation.REMOVED:
+                del self.items[change.key]
+            else:
+                self.items[change.key] = change.item.hash
 
     @rule(name=st.sampled_from("ab"), title=st.sampled_from([None, "1", "2"]))
     def change_tool(self, name: str, title: str | None) -> None:
@@ -269,6 +340,7 @@ class Comings(RuleBasedStateMachine):
         self.may_repeat |= self.lately.keys()
         if not is_heard:
             self.knows |= self.lately
+            self.items = self.former_items if TOOLS in self.lately else self.items
         self.client.leave()
         self.client = None
 
@@ -284,9 +356,10 @@ class Comings(RuleBasedStateMachine):
         self.may_repeat |= self.lately.keys()
         self.enter()
 
-    @rule(is_saved=st.booleans())
-    def end_server(self, is_saved: bool) -> None:
-        """With what was saved a moment ago, or without what happened since, which the sources then say again."""
+    @rule(is_saved=st.booleans(), is_same=st.booleans())
+    def end_server(self, is_saved: bool, is_same: bool) -> None:
+        """With what was saved a moment ago, or without what happened since. The sources then have the same again, or
+        something that never was before."""
         if self.client is not None:
             self.hear()
             assert self.client.subscriber is not None
@@ -307,8 +380,8 @@ class Comings(RuleBasedStateMachine):
         items = list(self.place.catalog.tools)
         contents = self.place.catalog.resources.contents()
         self.place.die()
-        self.place.hold()
-        self.place.catalog.tools.replace(items)
+        self.lives += 1
+        self.place.catalog.tools.replace(items if is_same else [{"name": f"life {self.lives}"}])
         for uri, version in contents.items():
             if self.place.catalog.version(uri).digest != version.digest:
                 self.place.catalog.resources.updated(uri, etag=f"again {version}")
@@ -323,6 +396,7 @@ class Comings(RuleBasedStateMachine):
         self.may_repeat.clear()
         for topic in self.topics():
             assert self.knows[topic] == self.place.catalog.version(topic).digest, f"never told of {topic}"
+        assert self.items == self.truth()
 
 
 def test_whatever_happens_a_name_is_told_of_all_and_never_twice() -> None:

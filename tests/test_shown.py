@@ -66,14 +66,6 @@ class Place:
             self.flip(0)
         elif kind == "muted":
             self.muted |= {TOOLS, URI}
-        elif kind == "held":
-            self.flip(1)  # so that the journal knows of both
-            self.flip(0)
-            self.heard.clear()
-            self.saved = self.catalog.revision
-            self.hub.hold.is_saved = lambda revision: revision <= self.saved
-            self.reader.is_held, self.reader.joins_hold = lambda _: False, True
-            self.reader.settle()
         elif kind == "slow":
             self.reader.pause()
 
@@ -93,8 +85,6 @@ class Place:
     def settle(self) -> list[Topic]:
         """Let it be told all that is due; of what it was told since the last time."""
         self.muted.clear()
-        self.saved = self.catalog.revision
-        self.hub.release()
         self.hub.wake(self.reader)
         while (due := self.hub.next_due()) is not None:
             self.clock.now = due
@@ -105,7 +95,7 @@ class Place:
         return [notification.topic for notification in heard]
 
 
-KINDS = ["slow", "quiet gap", "muted", "held"]
+KINDS = ["slow", "quiet gap", "muted"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

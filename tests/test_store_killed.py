@@ -2,7 +2,7 @@
 
 A real folder, `tidings serve` in processes of its own, `kill -9` and SIGTERM, and real HTTP streams. In the end every
 client's copy is what the folder is: nothing was missed. And no client that comes with a cursor is told what it knows;
-one that comes by its name alone, only what it was told just before its connection broke.
+one that comes by its name alone, only what it was told just before its connection broke, or after the last write.
 `TIDINGS_SEED` repeats a run as far as processes allow.
 """
 
@@ -14,13 +14,16 @@ import itertools
 import os
 import random
 import signal
+import sys
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from tests.support.folder import DEADLINE, URIS, Client, Folder, Server, Way, here, on
+from tests.support.folder import DEADLINE, URIS, Client, Folder, ForkedServer, Server, Way, ending, here, on
 from tests.support.waiting import until
+from tidings.model import Feature
+from tidings.store.sqlite import peek
 
 pytestmark = pytest.mark.anyio
 
@@ -82,6 +85,74 @@ async def test_clients_of_servers_that_are_killed_miss_nothing_and_are_told_noth
             assert any(0 <= end - when < IN_DOUBT for end in client.ends), (client.name, topic)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [int(os.environ.get("TIDINGS_SEED", random.randrange(10**6)))])
+async def test_durable_clients_of_a_server_killed_at_100_moments_miss_nothing_and_repeat_only_what_was_not_written(
+    tmp_path: Path, seed: int
+) -> None:
+    """The folder never becomes what it was before: the store can't know what a client holds that was never written."""
+    sys.stdout.write(f"TIDINGS_SEED={seed}\n")
+    dice = random.Random(seed)
+    folder = Folder(tmp_path, dice)
+    folder.set_up("write_deadline = 0.05\nkeep_alive = 0.05")  # so that much of what was delivered counts as told
+    quiet = 0
+    async with ending(ForkedServer(tmp_path)) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
+        clients = [Client(f"client {number}", "name", http) for number in range(3)]
+        written: dict[str, dict[str, str]] = {}
+        """By client, the topics that are as it was told by the last write, with their digests."""
+        for life in range(101):
+            await server.start()
+            repeats = {client.name: len(client.repeats) for client in clients}
+            for client in clients:
+                client.come(server.url)
+            if life == 100:
+                break
+            if dice.random() < 0.8:
+                await here(clients)
+            for _ in range(dice.randrange(10)):
+                folder.change_to_new()
+                await heard_by_somebody(clients, within=dice.uniform(0, 0.05))
+            await server.kill()
+            for client in clients:
+                await client.leave()
+                for topic, _ in client.repeats[repeats[client.name] :]:
+                    assert topic not in written.get(client.name, {}), f"{client.name} was told again of {topic}"
+                written[client.name] = told_by_the_store(tmp_path, client)
+                quiet += len(written[client.name])
+            for _ in range(dice.choice([0, 0, 1, 4])):
+                folder.change_to_new()
+        await here(clients)
+        with contextlib.suppress(TimeoutError):
+            await until(lambda: all(client.copy() == folder.copy() for client in clients), DEADLINE)
+        for client in clients:
+            assert (client.name, client.copy()) == (client.name, folder.copy())
+            await client.leave()
+    sys.stdout.write(f"{folder.edition} changes, {quiet} topics not to be repeated\n")
+    assert quiet > 0, "nothing was ever written as told"
+
+
+def told_by_the_store(folder: Path, client: Client) -> dict[str, str]:
+    """The topics that the client knows and that, by the last write, it was told and are still the same."""
+    state = peek(folder / ".tidings" / "state.db")
+    durable = next((each for each in state.durables.values() if each.name == client.name), None)
+    if durable is None:
+        return {}
+    found = {}
+    for topic, digest in client.told.items():
+        if topic in URIS:
+            version = state.contents.get(topic)
+            is_known = version is not None and (
+                durable.contents[topic] == version if topic in durable.contents else version.revision <= durable.as_of
+            )
+        else:
+            version = state.versions.get(Feature(topic))
+            told = durable.lists.get(Feature(topic))
+            is_known = version is not None and told is not None and told.digest == version.digest
+        if is_known and version is not None and version.digest == digest:
+            found[topic] = digest
+    return found
+
+
 async def act(dice: random.Random, clients: list[Client], server: Server) -> None:
     """Let something happen between two changes, or nothing."""
     client = dice.choice(clients)
@@ -96,11 +167,11 @@ async def act(dice: random.Random, clients: list[Client], server: Server) -> Non
         await here([client])
 
 
-async def heard_by_somebody(clients: list[Client]) -> None:
+async def heard_by_somebody(clients: list[Client], within: float = 0.3) -> None:
     """Or by nobody, where a change made no difference."""
     for client in clients:
         client.heard.clear()
     waiting = [asyncio.create_task(client.heard.wait()) for client in clients]
-    await asyncio.wait(waiting, timeout=0.3, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(waiting, timeout=within, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
         task.cancel()

@@ -137,7 +137,6 @@ class Durables:
         self._stored: set[Key] = set()  # whom the store knows
         self._unwritten: dict[Key, Durable | None] = {}  # what was collected since the last that was written
         self._given: dict[Key, Durable | None] = {}  # what was collected last
-        self._collected: dict[Visit, None] = {}
         for durable in kept:
             self._stored.add(durable.key)
             if durable.expires is None:
@@ -309,8 +308,6 @@ class Durables:
         long at a time: `pause` is called in between, for whoever waits for the hub."""
         with self._lock:
             self._expire()
-            # Of those that the last batch was for, if that could not be written.
-            self._collected = {visit: None for visit in self._collected if self._visits.get(visit.key) is visit}
             if self._next_turn <= (now := self._now()):
                 due = [visit.key for visit in self._expected if visit.turns_at <= now]
                 self._marked = dict.fromkeys(due, False) | self._marked
@@ -325,11 +322,8 @@ class Durables:
 
     def written(self) -> None:
         """What was collected is written down."""
-        collected, self._collected = self._collected, {}
         given, self._given = self._given, {}
         with self._lock:
-            for visit in collected:
-                visit.note_presence()
             for key, durable in given.items():
                 if self._unwritten.get(key, ...) is durable:
                     del self._unwritten[key]
@@ -350,6 +344,11 @@ class Durables:
             self._expected[visit] = None
             self._next_turn = min(self._next_turn, visit.turns_at)
 
+    def _note_turn(self, visit: Visit) -> None:
+        """Collect a connection again: what it was told before is beyond doubt now."""
+        if visit in self._expected:
+            self._marked.setdefault(visit.key, False)
+
     def _collect_some(self, marked: Iterator[Key]) -> bool:
         """One slice; whether there may be more."""
         left = _SLICE
@@ -358,8 +357,6 @@ class Durables:
                 if key not in self._marked:
                     continue  # made and removed meanwhile
                 visit, before = self._visits.get(key), self._kept.get(key)
-                if visit is not None:
-                    self._collected[visit] = None
                 is_settled = visit is None or visit.remember()
                 now = self._kept.get(key)
                 if self._marked[key] or now != before:
@@ -407,17 +404,28 @@ class Durables:
         return structs.replace(durable, expires=self.expiry(durable))
 
     def _orphaned(self, durable: Durable) -> Durable:
-        """One whose client was there when the server was killed: it has its whole time to come back. What changed after
-        this was written, or was on its way then, it may have heard of or not, even if all is now as it was."""
+        """Return a subscription whose client was connected when the server was killed, with its whole `ttl` left.
+
+        The client may know of anything that changed after this was written, or not, even if all is now as it was: it
+        has to refetch that. It may also hold a version that was never written. The store can't know, so a list that
+        changes from now on has to be refetched too: a delta might not fit what the client holds.
+        """
         news = self.hub.news
         lists = {
-            feature: version if news.version(feature) == version else None for feature, version in durable.lists.items()
+            feature: Version(news.revision, version.digest)  # no change begins at this one, so there is no delta
+            if version is not None and self._is_newest(feature, version)
+            else None
+            for feature, version in durable.lists.items()
         }
         contents = {uri: version if version == news.version(uri) else None for uri, version in durable.contents.items()}
         is_watched = watched_by(durable.uris, self.hub)
         newer = [uri for uri in news.contents_since(durable.as_of) if is_watched(uri)] if durable.uris else []
         contents |= dict.fromkeys(newer)
         return structs.replace(durable, lists=lists, contents=contents, expires=self.expiry(durable))
+
+    def _is_newest(self, feature: Feature, version: Version) -> bool:
+        newest = self.hub.news.version(feature)
+        return version.digest == newest.digest and version.revision >= newest.revision
 
     def _carried_on(self, known: Durable, durable: Durable) -> Durable:
         """With what the former one was told; what that did not watch is known as of now."""

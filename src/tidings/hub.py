@@ -23,7 +23,6 @@ from tidings.agenda import Agenda
 from tidings.catalog import Catalog
 from tidings.counts import Counts, Why
 from tidings.fanout import FanOut
-from tidings.hold import Hold
 from tidings.index import WatchIndex, check_limit
 from tidings.journal import Journal
 from tidings.logged import shown
@@ -79,8 +78,6 @@ class Hub:
         self._serials = count()
         self._callbacks = Callbacks()
         self.templates = templates
-        self.hold = Hold()
-        """What some are told only when it is written down."""
         self._index = WatchIndex(templates, self.policy.subresources)
         self._agenda = Agenda()
         self._outbox: deque[tuple[Change, ...]] = deque()
@@ -186,8 +183,6 @@ class Hub:
                 self._guarded(subscriber.keep_told, subscriber)
             subscriber.is_closed = True
             subscriber.settle()
-            for topic in self.hold.known(subscriber):
-                self.hold.drop(subscriber, topic)
             for topic in self._index.remove(subscriber):
                 self._stop(topic)
             subscriber.mailbox = None
@@ -232,7 +227,7 @@ class Hub:
     def told(self, subscriber: Subscriber, topic: Topic) -> Version | None:
         """The version that a subscriber was last told, or knew when it came; None if it was never told."""
         entry = subscriber.mailbox.entries.get(topic) if subscriber.mailbox else None
-        return entry.told if entry else self.hold.known(subscriber).get(topic, self.news.version(topic))
+        return entry.told if entry else self.news.version(topic)
 
     def __iter__(self) -> Iterator[Subscriber]:
         return iter(tuple(self._subscribers))
@@ -247,7 +242,12 @@ class Hub:
 
     def owed(self, subscriber: Subscriber) -> dict[Topic, Version | None]:
         """The part of that which is not the newest, or may not be."""
-        return self.hold.known(subscriber) | (subscriber.mailbox.known() if subscriber.mailbox else {})
+        return subscriber.mailbox.known() if subscriber.mailbox else {}
+
+    def delivering_to(self, subscriber: Subscriber) -> Topic | None:
+        """Return the topic whose delivery is under way, if the subscriber watches it and may not have been told yet."""
+        topic = self._fan_out.topic
+        return topic if topic and self._index.is_watching(subscriber, self._index.paths(topic)) else None
 
     def __len__(self) -> int:
         with self._lock:
@@ -266,22 +266,12 @@ class Hub:
             try:
                 while self._outbox:
                     self._sweep()
-                    if not (commit := self._outbox.popleft()):
-                        try:
-                            self._woken |= dict.fromkeys(self._fan_out.release())
-                            self._serve_woken()
-                        finally:
-                            self.hold.go_on()
-                    for group in by_topic(commit):
+                    for group in by_topic(self._outbox.popleft()):
                         self._fan_out.publish(group)
                         self._serve_woken()
             finally:
                 self._publishing = False
             self._fan_out.hand_on()
-
-    def release(self) -> None:
-        """Tell what was held until it is written down, and now is, or was held for too long."""
-        self.publish(())  # in its turn
 
     def wake(self, subscriber: Subscriber) -> None:
         """The subscriber can take notifications again, or is muted no longer."""
@@ -319,25 +309,17 @@ class Hub:
             if not subscriber.is_closed and subscriber.is_ready:
                 self._serve(subscriber, self._clock())
 
-    def _note(
-        self, subscriber: Subscriber, notification: Notification, previous: Version, now: float, *, was_held: bool
-    ) -> None:
+    def _note(self, subscriber: Subscriber, notification: Notification, previous: Version, now: float) -> None:
         if subscriber.is_closed:
             return
         mailbox, topic = subscriber.mailbox, notification.topic
-        held = self.hold.drop(subscriber, topic)
-        if held is not None:  # until it fell behind
-            previous, was_held = held, True
-            notification = self.news.missed(topic, held.revision) if isinstance(topic, Feature) else notification
         if mailbox is None:
             mailbox = subscriber.mailbox = Mailbox()
         elif not mailbox.has_room(topic, subscriber.policy):
             self._overflow(subscriber, mailbox)
             return
-        # Of several changes at once, whether the filter leaves anything to say is found out when it is told.
-        filter = None if was_held else subscriber.filter
-        was_waiting = mailbox.is_waiting(topic) or (held is not None and subscriber.filter is None)
-        due = mailbox.note(notification, previous, subscriber.policy, filter, now, subscriber.delay)
+        was_waiting = mailbox.is_waiting(topic)
+        due = mailbox.note(notification, previous, subscriber.policy, subscriber.filter, now, subscriber.delay)
         self.observer.noted(subscriber, notification, due, was_waiting=was_waiting)
         if not subscriber.is_ready:
             return
@@ -350,9 +332,6 @@ class Hub:
         collapses = subscriber.collapses and Feature.RESOURCES in subscriber.features
         waiting = subscriber.waiting + 1
         if collapses:
-            for topic in self.hold.known(subscriber):
-                if topic is Feature.RESOURCES or not isinstance(topic, Feature):
-                    self.hold.drop(subscriber, topic)
             mailbox.collapse(self.news.missed(Feature.RESOURCES, -1), subscriber.policy, self._clock())
         self.observer.overflowed(subscriber, waiting - subscriber.waiting, is_closed=not collapses)
         if not collapses:
@@ -363,14 +342,14 @@ class Hub:
         if subscriber.expiries is not None:
             self._unwatch([subscriber], subscriber.expired(now), Reason.EXPIRED)
         while subscriber.is_ready and subscriber.mailbox is not None:
-            taken = subscriber.mailbox.take(now, subscriber.is_silent)
+            taken = subscriber.mailbox.take(now, subscriber.is_muted)
             if taken is None:
                 break
             self._tell(subscriber, *taken, now)
         if subscriber.is_closed:
             return
         if subscriber.mailbox is not None:
-            if subscriber.is_ready and (due := subscriber.mailbox.next_due(now, subscriber.is_silent)) != NEVER:
+            if subscriber.is_ready and (due := subscriber.mailbox.next_due(now, subscriber.is_muted)) != NEVER:
                 self._arm(subscriber, due)
             if not subscriber.mailbox.entries:
                 subscriber.mailbox = None
@@ -402,7 +381,6 @@ class Hub:
     def _owe(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
         """Note what differs between what the subscriber was told last and what is true now."""
         for topic, version in told.items():
-            self.hold.drop(subscriber, topic)
             if subscriber.mailbox and not subscriber.mailbox.has_room(topic, subscriber.policy):
                 self._serve_in_turn(subscriber, now)  # who is owed more than may wait must not be closed each time
             if not self._index.is_watching(subscriber, self._index.paths(topic)):
@@ -450,10 +428,6 @@ class Hub:
                 self._guarded(self.last, topic)
 
     def _forget_unwatched(self, subscriber: Subscriber) -> None:
-        for topic in self.hold.known(subscriber):
-            if not self._index.is_watching(subscriber, self._index.paths(topic)):
-                self.hold.drop(subscriber, topic)
-                self.counts.suppress(Why.UNSUBSCRIBED)
         if subscriber.mailbox is not None:
             for topic in list(subscriber.mailbox.entries):
                 if not self._index.is_watching(subscriber, self._index.paths(topic)):

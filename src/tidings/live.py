@@ -43,7 +43,6 @@ from tidings.lanes.webhook import WebhookLane
 from tidings.model import Change, Feature, Topic, Version
 from tidings.patterns import is_pattern
 from tidings.policy import Policy
-from tidings.releases import Releases
 from tidings.sources import inquiry
 from tidings.sources.attached import Attached, attach
 from tidings.sources.definitions import distinct
@@ -159,15 +158,11 @@ class Live:
         self._reading = asyncio.Lock()
         self._is_late = False
         """Whether a reading is under way that has already taken too long for anybody to wait for."""
-        self._releases = Releases(self.hub, self._context)
         self._tasks: set[asyncio.Task[None]] = set()
         self._left_out: set[str] = set()
         self._outbox: deque[tuple[Change, ...]] = deque()
         self.keeper.observer = self.hub.observer
         self.keeper.follow(self.catalog, journal, self.durables, self.failures)
-        if self.keeper.is_saving:
-            self.hub.hold.is_saved, self.hub.hold.on_hold = self.keeper.is_saved, self._releases.later
-            self.keeper.on_written = self._releases.soon
         self.catalog.follow(self._publish)
         self.bookmarks = Bookmarks(self.policy.keep_alive)
         self.splice: SpliceLane = SpliceLane(self)
@@ -223,7 +218,6 @@ class Live:
         self.splice.stop()
         self._sessions.stop()
         self.webhooks.stop()
-        self._releases.stop()
         for task in self._tasks:
             task.cancel()
         self.keeper.rouse()  # what the streams were told last
@@ -478,7 +472,6 @@ class Live:
         self._reading = asyncio.Lock()
         self._is_late = False
         self._alarm.bind(loop, self.hub)
-        self._releases.bind(loop)
         self._say("starting", f"{self.lowlevel.name} is live")
         self._drain()
         self.in_background(self.source.run())

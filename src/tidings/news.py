@@ -93,7 +93,7 @@ class News:
         }
 
     def owed(self, topic: Topic, entry: Entry, filter: Filter | None) -> Notification | Why:
-        """What to tell one for whom this waits, in its mailbox or in the hold, or why there is nothing to tell."""
+        """Return what to tell a subscriber in whose mailbox this waits, or why there is nothing to tell."""
         told, latest = entry.told, entry.latest
         if told and entry.is_true_still and not self.shown.has_other(topic, latest, told.revision):
             return Why.SAME_DIGEST

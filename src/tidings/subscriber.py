@@ -89,12 +89,9 @@ class Subscriber:
         "filter",
         "hub",
         "is_closed",
-        "is_held",
         "is_muted",
-        "is_patient",
         "is_plain",
         "is_ready",
-        "joins_hold",
         "keep_told",
         "kind",
         "label",
@@ -126,10 +123,6 @@ class Subscriber:
         self.kind = kind
         self.filter = filter
         self.is_muted = is_muted
-        self.is_held: IsMuted | None = None
-        """What is not to be told just yet, though nobody has muted it. Only the mailbox asks: it has effects."""
-        self.joins_hold = False
-        """Whether the hub may hold it together with others, in place of that, while its mailbox has nothing for it."""
         self.on_close = on_close
         self.may: Callable[[str], bool] | None = None
         """Whether it may be told of a resource that it did not name itself, but by a pattern or as part of another."""
@@ -151,13 +144,12 @@ class Subscriber:
         self.is_ready = True
         self.is_closed = False
         self.is_plain = True
-        self.is_patient = False
         self.settle()
 
     @property
     def is_only_picky(self) -> bool:
-        """Whether nothing but its filter stands between a change and its being handed over, now or after a hold."""
-        return self.filter is not None and (self.is_patient or (self.is_held is None and self._is_free))
+        """Whether a change that passes its filter can be delivered immediately."""
+        return self.filter is not None and self._is_free
 
     @property
     def _is_free(self) -> bool:
@@ -170,20 +162,9 @@ class Subscriber:
             and not self.is_closed
         )
 
-    @property
-    def is_silent(self) -> IsMuted | None:
-        """What the mailbox asks before it lets a topic be told."""
-        held, muted = self.is_held, self.is_muted
-        if held is None or muted is None:
-            return held or muted
-        return lambda topic: held(topic) or muted(topic)
-
     def settle(self) -> None:
-        """Decide whether a change can be handed over at once, or once it is written down, without looking at anything
-        else."""
-        is_free = self._is_free
-        self.is_plain = is_free and self.filter is None and self.is_held is None
-        self.is_patient = is_free and self.joins_hold
+        """Decide whether every change can be delivered immediately, without looking at anything else."""
+        self.is_plain = self._is_free and self.filter is None
 
     def hand(self, notification: Notification) -> bool:
         """Tell it; whether that can be counted as told by now."""
@@ -214,7 +195,7 @@ class Subscriber:
 
     def pause(self) -> None:
         """It can be told nothing until `hub.wake(subscriber)`."""
-        self.is_ready = self.is_plain = self.is_patient = False
+        self.is_ready = self.is_plain = False
 
     def come_back(self) -> None:
         """It was away by itself: what it is told now is late only from now on."""
@@ -249,8 +230,7 @@ class Subscriber:
     @property
     def waiting(self) -> int:
         """Of how many topics it will be told, as things are."""
-        held = len(self.hub.hold.known(self)) if self.joins_hold else 0
-        return held + (mailbox.waiting(self.is_muted) if (mailbox := self.mailbox) else 0)
+        return self.mailbox.waiting(self.is_muted) if self.mailbox else 0
 
     def __enter__(self) -> Subscriber:
         return self

@@ -25,9 +25,6 @@ __all__ = ["Visit"]
 
 logger = logging.getLogger(__name__)
 
-_NEVER = 1 << 62
-"""A revision that no server lives to see."""
-
 
 class Visit:
     """One connection under a durable name."""
@@ -48,9 +45,6 @@ class Visit:
         """The same of the time before. After as long again, it is beyond doubt."""
         self._turned = durables._now()
         self._is_sure = False
-        self._is_noted = False
-        self._held: dict[Topic, float] = {}
-        """Since when it was not told of what is not written down yet, where that waits in its mailbox."""
 
     @property
     def turns_at(self) -> float:
@@ -63,12 +57,10 @@ class Visit:
         self._subscriber = subscriber
         self._is_sure = is_sure
         subscriber.keep_told = self._leave
-        deliver, durables, held = subscriber.deliver, self._durables, self._held
+        deliver, durables = subscriber.deliver, self._durables
 
         def deliver_and_remember(notification: Notification) -> object:
             topic = notification.topic
-            if held:
-                held.pop(topic, None)
             if is_sure:
                 durables._mark(self.key)
             else:
@@ -79,11 +71,6 @@ class Visit:
             return deliver(notification)
 
         subscriber.deliver = deliver_and_remember
-        if durables.hub.hold.is_saved is not None:
-            subscriber.is_held = self._is_held
-            subscriber.settle()
-        if self._is_noted:
-            self.note_presence()
 
     def mark(self) -> None:
         """There is something to write down at once."""
@@ -91,33 +78,12 @@ class Visit:
             if self._subscriber is not None:
                 self._durables._mark(self.key)
 
-    def note_presence(self) -> None:
-        """It is written down that the client is here. From now on it waits as all others do who came before."""
-        subscriber, hub = self._subscriber, self._durables.hub
-        self._is_noted = True
-        if subscriber is not None and subscriber.is_held is not None:
-            # The order in which it is told of several topics may be its own.
-            subscriber.joins_hold = subscriber.policy.priorities == hub.policy.priorities
-            subscriber.settle()
-
-    def _is_held(self, topic: Topic) -> bool:
-        hold, subscriber = self._durables.hub.hold, self._subscriber
-        revision = self._durables.hub.news.version(topic).revision if self._is_noted else _NEVER
-        now = self._durables.hub._clock()
-        if subscriber is None or hold.is_over(revision, now, now):
-            self._held.pop(topic, None)
-            return False
-        began = self._held.setdefault(topic, now)
-        if hold.is_over(revision, began, now):
-            return False
-        hold.add_other(subscriber, began)
-        return True
-
     def _turn(self) -> None:
         now = self._durables._now()
         if now - self._turned >= self._doubt:
             self._older = self._doubted if now - self._turned < 2 * self._doubt else set()
             self._doubted, self._turned = set(), now
+            self._durables._note_turn(self)
 
     def resumed(self, may: Callable[[str], bool] | None = None) -> Resumed:
         """Where the client stands, by what is remembered of it."""
@@ -159,6 +125,8 @@ class Visit:
         lists = {feature: waiting.get(feature, hub.news.version(feature)) for feature in watched}
         self._turn()
         doubted = self._doubted | self._older
+        if (topic := hub.delivering_to(subscriber)) is not None:  # a callback ended this subscription meanwhile
+            doubted.add(topic)
         uris = subscriber.uris or {}
         # A deletion ended the subscription, if it was heard.
         gone = {topic for topic in doubted if not isinstance(topic, Feature) and topic not in uris}

@@ -36,12 +36,6 @@ class Place:
         self.catalog.follow(self.batch.take)
         self.hub = Hub(self.catalog, journal=journal, clock=lambda: self.now, templates=read_template)
         self.durables = Durables(self.hub, state.durables.values(), rouse=lambda: True)
-        self.saved = self.catalog.revision
-
-    def hold(self) -> None:
-        """Tell nobody of what is not saved."""
-        self.hub.hold.is_saved = lambda revision: revision <= self.saved
-        self.durables.written()
 
     def collect(self) -> Mapping[Key, Durable | None]:
         """What there is to write, written."""
@@ -54,9 +48,7 @@ class Place:
         self.batch.forget(self.hub.journal.floors(), self.catalog.resources.forgotten)
         self.store.write(self.batch)
         self.batch.__init__()  # type: ignore[misc]
-        self.saved = self.catalog.revision
         self.durables.written()
-        self.hub.release()
 
     def settle(self) -> None:
         """Let so much time pass that what was told before is beyond doubt."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import signal
 import sys
@@ -17,12 +18,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import anyio
 import httpx2
 
 from tests.support.wire_clients import Stream, Wire, read_answer
+
+S = TypeVar("S", bound="Server")
 
 DEADLINE = 60.0
 CURSOR, RESUME, DURABLE, CHANGE = (f"dev.tidings/{name}" for name in ("cursor", "resume", "durable", "change"))
@@ -72,6 +75,18 @@ class Folder:
                 path = self.root / f"resources/more{number}.txt"
                 path.unlink() if path.exists() else self.write(f"resources/more{number}.txt", "x")
 
+    def change_to_new(self) -> None:
+        """Something, at random, that never was before."""
+        self.edition += 1
+        match self.dice.randrange(10):
+            case 0:
+                self.write(f"resources/new{self.edition}.txt", "x")
+            case 1 | 2 | 3:
+                name = f"prompts/p{self.dice.randrange(4)}.md"
+                self.write(name, f"---\ndescription: edition {self.edition}\n---\nText")
+            case _:
+                self.write(f"resources/{self.dice.randrange(len(URIS))}.txt", str(self.edition))
+
     def contents(self) -> dict[str, str]:
         return {uri: (self.root / "resources" / uri.rpartition("/")[2]).read_text() for uri in URIS}
 
@@ -114,9 +129,63 @@ class Server:
                 await process.wait()
 
 
+class ForkedServer(Server):
+    """The same in a process that is forked from one that has imported everything: it starts several times as fast."""
+
+    FORK = """
+import os, sys
+import tidings.cli.commands, tidings.cli.serve, tidings.live, tidings.sources.workspace.workspace, uvicorn
+for _ in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        tidings.cli.main()
+    print('{"pid": %d}' % pid, flush=True)
+    os.waitpid(pid, 0)
+    print('{"ended": %d}' % pid, flush=True)
+"""
+    pid: int | None = None
+
+    async def start(self, **more: Any) -> None:
+        if self.process is None:
+            options = ["serve", str(self.folder), "--port", "0", "--json", "--poll", "0", *self.options]
+            pipe = asyncio.subprocess.PIPE
+            command = [sys.executable, "-c", self.FORK, *options]
+            self.process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, **more)
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"start\n")
+        first, second = await self._line(), await self._line()  # in any order
+        self.pid, self.url = (first | second)["pid"], (first | second)["url"]
+
+    async def kill(self) -> None:
+        assert self.pid is not None
+        os.kill(self.pid, signal.SIGKILL)
+        while await self._line() != {"ended": self.pid}:
+            pass
+        self.pid = None
+
+    async def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        if self.pid is not None:
+            await self.kill()
+        await super().end(number)
+
+    async def _line(self) -> dict[str, Any]:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        with anyio.fail_after(DEADLINE):
+            line = await self.process.stdout.readline()
+        assert line, "the server did not start; what it said is above"
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+
 @asynccontextmanager
 async def on(folder: Path, *options: str) -> AsyncIterator[Server]:
-    server = Server(folder, options)
+    async with ending(Server(folder, options)) as server:
+        yield server
+
+
+@asynccontextmanager
+async def ending(server: S) -> AsyncIterator[S]:
     try:
         yield server
     finally:
@@ -150,6 +219,8 @@ class Client:
     """What it was told although it knew it, and when it had been told it first."""
     ends: list[float] = field(default_factory=list)
     """When its connections ended."""
+    due: set[str] = field(default_factory=set)
+    """What it was told of and has not fetched or read yet."""
     refetches: int = 0
     changes: int = 0
     is_here: asyncio.Event = field(default_factory=asyncio.Event)
@@ -195,10 +266,12 @@ class Client:
         # What it fetched by itself is in its cursor; who comes by name alone has to see to it.
         ahead = [name for name, revision in self.fetched.items() if revision > self.stands.get(name, -1)]
         self._stand(meta[CURSOR])
-        for name in LISTS if is_new else ahead if self.way == "name" else []:
-            await self._fetch(url, name)
-        for uri in URIS if is_new else []:
-            await self._read(url, uri)
+        if is_new:
+            self.due |= {*LISTS, *URIS}
+        elif self.way == "name":
+            self.due |= set(ahead)
+        for topic in sorted(self.due):
+            await (self._fetch if topic in LISTS else self._read)(url, topic)
         if is_new:
             self._learn({"uris": meta[CURSOR]["uris"]})
         self.stands |= {name: version["revision"] for name, version in meta[CURSOR]["topics"].items() if version}
@@ -262,16 +335,20 @@ class Client:
 
     async def _fetch(self, url: str, name: str) -> None:
         _, key = LISTS[name]
+        self.due.add(name)
         result = await self.call(url, f"{name}/list")
         while (version := result["_meta"][CURSOR]["topics"][name]) is None:  # it changed meanwhile
             result = await self.call(url, f"{name}/list")
         self.lists[name] = {item[key]: item.get("description") for item in result[name]}
         self.fetched[name] = version["revision"]
+        self.due.discard(name)
         self._learn(result["_meta"][CURSOR])
 
     async def _read(self, url: str, uri: str) -> None:
+        self.due.add(uri)
         result = await self.call(url, "resources/read", uri=uri)
         self.contents[uri] = result["contents"][0]["text"]
+        self.due.discard(uri)
 
     def copy(self) -> dict[str, dict[str, Any]]:
         resources = dict.fromkeys(self.lists.get("resources", {}))

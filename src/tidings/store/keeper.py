@@ -93,11 +93,7 @@ class Keeper:
         self._floors: dict[History, int] = {}
         """Those that were written last."""
         self._forgotten = 0
-        self._saved = 0
-        """The revision until which all changes are written."""
         self.observer = Observer(Counts())
-        self.on_written: Callable[[], None] | None = None
-        """Called after each batch, written or not, on the thread that writes."""
         self._roused = threading.Event()
         self._is_closing = threading.Event()
         self._is_broken = False
@@ -124,10 +120,6 @@ class Keeper:
     def is_saving(self) -> bool:
         return self.state is not None and self.problem is None
 
-    def is_saved(self, revision: int) -> bool:
-        """Whether a change is written, or there is no use in waiting for that."""
-        return revision <= self._saved or not self.is_saving
-
     def follow(self, catalog: Catalog, journal: Journal, notes: Notes, failures: Counter[str]) -> None:
         """Write down every commit from now on, and count failures where the server counts them."""
         failures.update(self._failures)
@@ -136,7 +128,6 @@ class Keeper:
             return
         self._catalog, self._journal, self._notes = catalog, journal, notes
         self._floors = dict(self.state.floors)
-        self._saved = catalog.revision
         self.state = State(self.state.epoch, self.state.life)  # the rest is the catalog's now
         self._stop_following = catalog.follow(self.take)
         if notes.is_waiting:
@@ -245,7 +236,6 @@ class Keeper:
             with self._catalog.lock:
                 self._journal.expire(self._catalog.now())
                 floors, forgotten = self._journal.floors(), self._catalog.resources.forgotten
-                revision = self._catalog.revision
             with self._lock:
                 folded, changes = self._folded, self._changes
                 self._folded, self._changes = Batch(), []
@@ -261,7 +251,6 @@ class Keeper:
                 self._batch = Batch()
                 self._notes.written()
                 self._floors, self._forgotten = floors, forgotten
-            self._saved = revision
             if self.problem is not None:
                 logger.info("%s is being saved to again", self.store)
                 self.problem = None
@@ -277,8 +266,6 @@ class Keeper:
             with self._is_idle:
                 self._is_writing = False
                 self._is_idle.notify_all()
-            if self.on_written is not None:
-                self.on_written()
 
     def _let_others_in(self) -> None:
         # Not a bare release: whoever waits for the lock needs a moment to take it.

@@ -129,7 +129,7 @@ class Recorder:
     def _look_whether_muted(self, subscriber: Subscriber, name: str, topic: Topic) -> None:
         muted = self._muted[subscriber]
         try:
-            silent = subscriber.is_silent
+            silent = subscriber.is_muted
             is_muted = silent is not None and silent(topic)
         except Exception:  # the user's; one that fails is taken as muted
             is_muted = True
