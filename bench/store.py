@@ -3,8 +3,8 @@
     python bench/store.py [--quick] [--changes N] [--json]
 
 CPU of the whole process, the thread that writes included: what is asked is the cost, wherever it falls. The sides take
-turns. The clock of a round ends when the last batch is written, and who waited for that is told. Every row prints the
-ratio, with its spread over the rounds.
+turns. The clock of a round ends when the last batch is written. Every row prints the ratio, with its spread over the
+rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from bench.measuring import Row, middle, no_collections, ratio, row
 from tidings import Feature, Notification, Policy
 from tidings.frames import Shape, render
 from tidings.live import Live
-from tidings.store.sqlite import peek
+from tidings.store import Batch, Store
+from tidings.store.sqlite import SQLiteStore, peek
 
 TARGET = 1.3
 DURABLES = 300
@@ -58,7 +59,7 @@ def definition(number: int, edition: int) -> dict[str, Any]:
 class Side:
     """A live server with so many readers, durable or not, and a store or none."""
 
-    def __init__(self, store: Path | None, readers: int, *, is_durable: bool = False, **policy: Any) -> None:
+    def __init__(self, store: Store | Path | None, readers: int, *, is_durable: bool = False, **policy: Any) -> None:
         self.live = Live(MCPServer("bench", log_level="ERROR"), store=store, policy=Policy(**policy))
         self._edition = count()
         for number in range(readers):
@@ -66,12 +67,10 @@ class Side:
         with self.live.catalog.batch():
             for number in range(200):
                 self.live.catalog.tools.add(definition(number, -1))
-        self.write()  # from then on it is known who is here
+        self.write()
 
     def write(self) -> None:
-        """A batch is written, and who waited for it is told, as by the event loop that would be here."""
         self.live.keeper.flush(60)
-        self.live.hub.release()
 
     def _listen(self, number: int, is_durable: bool) -> None:
         live, uris = self.live, ["file:///{+path}"]
@@ -151,8 +150,7 @@ def compare(folder: Path, name: str, readers: int, rounds: int, changes: int) ->
 
 
 def compare_durable(folder: Path, name: str, rounds: int) -> list[Row]:
-    """Readers that are told only of what is written down, beside others: with every change written by itself, which is
-    the most that they can cost, and with a storm of them at once."""
+    """Compare durable readers with others: each change written by itself, and 100 changes at once."""
     files = [folder / f"{name}-{kind}.db" for kind in ("direct", "durable")]
     sides = [Side(None, DURABLES), *(Side(file, DURABLES, is_durable=file is files[1]) for file in files)]
     rows = []
@@ -176,23 +174,26 @@ def _over(times: list[float], base: list[float]) -> str:
     return f"{1e6 * statistics.median(times):.1f} over {1e6 * statistics.median(base):.1f} µs"
 
 
+class MeasuredStore(SQLiteStore):
+    """A store that notes the size of its files after each batch."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.sizes: list[int] = []
+        self._files = [path.with_name(path.name + end) for end in ("", "-wal", "-shm")]
+
+    def write(self, batch: Batch) -> None:
+        super().write(batch)
+        self.sizes.append(sum(file.stat().st_size for file in self._files if file.exists()))
+
+
 def many(folder: Path, changes: int, durables: int = 0) -> list[Row]:
     """The bounds of journal and file over very many changes, with the policy's own defaults but for the time. With
     durable readers, it is also written what they were told: every tenth of a second, in place of every half minute."""
     path = folder / f"many-{durables}.db"
-    side = Side(path, durables, is_durable=True, journal_changes=2_000, write_deadline=0.05, keep_alive=0.05)
+    store = MeasuredStore(path)
+    side = Side(store, durables, is_durable=True, journal_changes=2_000, write_deadline=0.05, keep_alive=0.05)
     live = side.live
-    files = [path.with_name(path.name + end) for end in ("", "-wal", "-shm")]
-    sizes: list[int] = []
-    rest = live.keeper.on_written
-
-    def weigh() -> None:
-        """After every batch, on the thread that writes."""
-        sizes.append(sum(file.stat().st_size for file in files if file.exists()))
-        if rest is not None:
-            rest()
-
-    live.keeper.on_written = weigh
     halves: list[int] = []
     longest = 0
     start = perf_counter()
@@ -205,8 +206,8 @@ def many(folder: Path, changes: int, durables: int = 0) -> list[Row]:
                 side.change_contents(changes // 200)
             side.write()
             longest = max(longest, len(live.hub.journal))
-        halves.append(max(sizes))
-        sizes.clear()
+        halves.append(max(store.sizes))
+        store.sizes.clear()
     took = perf_counter() - start
     live.close()
     kept = len(peek(path).journal)

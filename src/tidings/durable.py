@@ -344,11 +344,6 @@ class Durables:
             self._expected[visit] = None
             self._next_turn = min(self._next_turn, visit.turns_at)
 
-    def _note_turn(self, visit: Visit) -> None:
-        """Collect a connection again: what it was told before is beyond doubt now."""
-        if visit in self._expected:
-            self._marked.setdefault(visit.key, False)
-
     def _collect_some(self, marked: Iterator[Key]) -> bool:
         """One slice; whether there may be more."""
         left = _SLICE
@@ -407,25 +402,20 @@ class Durables:
         """Return a subscription whose client was connected when the server was killed, with its whole `ttl` left.
 
         The client may know of anything that changed after this was written, or not, even if all is now as it was: it
-        has to refetch that. It may also hold a version that was never written. The store can't know, so a list that
-        changes from now on has to be refetched too: a delta might not fit what the client holds.
+        has to refetch that. It may also hold a version that was never written, so no delta is sure to fit.
         """
         news = self.hub.news
         lists = {
-            feature: Version(news.revision, version.digest)  # no change begins at this one, so there is no delta
-            if version is not None and self._is_newest(feature, version)
+            feature: Version(news.revision, told.digest)  # no change begins at this version, so there is no delta
+            if told and told.digest == (now := news.version(feature)).digest and told.revision >= now.revision
             else None
-            for feature, version in durable.lists.items()
+            for feature, told in durable.lists.items()
         }
         contents = {uri: version if version == news.version(uri) else None for uri, version in durable.contents.items()}
         is_watched = watched_by(durable.uris, self.hub)
         newer = [uri for uri in news.contents_since(durable.as_of) if is_watched(uri)] if durable.uris else []
         contents |= dict.fromkeys(newer)
         return structs.replace(durable, lists=lists, contents=contents, expires=self.expiry(durable))
-
-    def _is_newest(self, feature: Feature, version: Version) -> bool:
-        newest = self.hub.news.version(feature)
-        return version.digest == newest.digest and version.revision >= newest.revision
 
     def _carried_on(self, known: Durable, durable: Durable) -> Durable:
         """With what the former one was told; what that did not watch is known as of now."""

@@ -83,7 +83,8 @@ class Visit:
         if now - self._turned >= self._doubt:
             self._older = self._doubted if now - self._turned < 2 * self._doubt else set()
             self._doubted, self._turned = set(), now
-            self._durables._note_turn(self)
+            if self in self._durables._expected:
+                self._durables._marked.setdefault(self.key, False)  # what it was told before may be beyond doubt
 
     def resumed(self, may: Callable[[str], bool] | None = None) -> Resumed:
         """Where the client stands, by what is remembered of it."""
