@@ -1,6 +1,6 @@
-"""One connection of our own process and all that may come on it: lists answered there, requests of the SDK's, streams.
+"""Several requests on one connection of our own process: lists, requests that the SDK answers, streams.
 
-The other tests of both halves mostly ask once per connection; here is what one request leaves behind for the next.
+Most other tests send one request per connection. These tests check that no request affects the next one.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -26,35 +24,6 @@ from tidings.lanes.parked import Parked
 
 pytestmark = pytest.mark.anyio
 
-KEEP_ALIVE = 0.1
-
-
-@asynccontextmanager
-async def slow_door(front: str = "connection", **options: Any) -> AsyncIterator[tuple[Door, asyncio.Event]]:
-    """With a tool that takes until the event is set, and connections that may not be idle for long."""
-    may = asyncio.Event()
-    server = some_server()
-
-    async def slow() -> str:
-        await may.wait()
-        return "done"
-
-    server.add_tool(slow, name="slow")
-    async with open_door(server, front, timeout_keep_alive=KEEP_ALIVE, **options) as door:
-        for _ in range(3):
-            await door.send(lambda line: line.asks("tools/list"))
-        try:
-            yield door, may
-        finally:
-            may.set()
-
-
-async def idle_end(door: Door) -> None:
-    """Wait until a connection that is idle from now on has been ended for it."""
-    async with door.line() as line:
-        await line.send(line.asks("tools/list"))
-        assert await line.ended()
-
 
 async def stream_on(line: Line) -> Stream:
     """The listen stream whose response comes next."""
@@ -66,40 +35,6 @@ async def stream_on(line: Line) -> Stream:
 
 def outlets(door: Door) -> list[type]:
     return [type(stream.channel) for streams in door.live.listen._streams for stream in streams]
-
-
-# One piece
-
-
-@pytest.mark.parametrize("is_seen", [True, False], ids=["a form that was seen", "a new one"])
-async def test_a_slow_request_behind_a_list_in_one_piece_is_not_taken_for_idleness(is_seen: bool) -> None:
-    async with slow_door() as (door, may), door.line() as line:
-        before = door.counts["connection"]
-        first = line.asks("tools/list", 1, **({} if is_seen else {"X_New": "yes"}))
-        line.writer.write(first + line.calls("slow", 2))
-        assert json.loads((await line.answer()).body)["id"] == 1
-        assert door.counts["connection"] == before + 1
-        await idle_end(door)
-        may.set()
-        assert json.loads((await line.answer()).body)["result"]["content"][0]["text"] == "done"
-        assert await line.ended()  # now it is idle
-
-
-async def test_a_stream_behind_a_list_in_one_piece_is_not_taken_for_idleness() -> None:
-    async with slow_door() as (door, _), door.line() as line:
-        line.writer.write(line.asks("tools/list", 1) + line.listens(2))
-        assert json.loads((await line.answer()).body)["id"] == 1
-        stream = await stream_on(line)
-        with anyio.fail_after(DEADLINE):
-            acknowledged = await stream.event()
-        assert acknowledged is not None
-        assert outlets(door) == [Parked]
-        await idle_end(door)
-        door.live.tools.add(lambda: "", name="new")
-        with anyio.fail_after(DEADLINE):
-            told = await stream.event()
-        assert told is not None
-        assert told["params"]["tool"]["name"] == "new"
 
 
 # The whole response
@@ -216,7 +151,7 @@ def test_whatever_comes_on_one_connection_is_answered_in_its_order() -> None:
 
     server.add_tool(slow, name="slow")
     with asyncio.Runner() as runner:
-        context = open_door(server, "connection")
+        context = open_door(server, "own")
         door = runner.run(context.__aenter__())
 
         @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -232,5 +167,4 @@ def test_whatever_comes_on_one_connection_is_answered_in_its_order() -> None:
             check()
         finally:
             runner.run(context.__aexit__(None, None, None))
-        assert door.counts["connection"] > 20
-        assert door.counts["sdk"] > 20
+        assert door.sdk_requests > 20

@@ -14,9 +14,10 @@ import mcp_types as types
 import pytest
 from mcp.server import Server, ServerRequestContext
 
-from tests.support.http_server import FRONTS, Answer, Door, Line, open_door
-from tests.support.sdk_clients import DEADLINE
-from tests.support.waiting import until
+from tests.servers.door import Answer, Door, Line, open_door, some_server
+from tests.servers.ears import DEADLINE
+from tests.servers.lists import sdk_requests, warm
+from tests.waiting import until
 from tidings import Feature, Policy
 
 pytestmark = pytest.mark.anyio
@@ -134,7 +135,7 @@ async def test_nobody_waits_for_the_one_who_asked_to_read() -> None:
     slow = Slow()
     slow.description = "x" * 900_000
     slow.may.set()
-    async with open_door(slow.server, "asgi", shared_lists=True) as door, door.line() as deaf:
+    async with open_door(slow.server, shared_lists=True) as door, door.line() as deaf:
         deaf.writer.transport.pause_reading()  # type: ignore[attr-defined]
         for number in range(20):
             deaf.writer.write(deaf.asks("tools/list", number))
@@ -161,8 +162,7 @@ async def test_an_old_answer_goes_on_while_one_asks_anew() -> None:
         assert b"anew" in (await asker).body
 
 
-@pytest.mark.parametrize("front", FRONTS)
-async def test_nobody_gets_the_old_list_while_the_server_is_being_read(front: str) -> None:
+async def test_nobody_gets_the_old_list_while_the_server_is_being_read() -> None:
     class SlowlyRead(Slow):
         read = asyncio.Event()
 
@@ -174,7 +174,7 @@ async def test_nobody_gets_the_old_list_while_the_server_is_being_read(front: st
     slow = SlowlyRead()
     slow.may.set()
     slow.read.set()
-    async with open_door(slow.server, front, shared_lists=True) as door:
+    async with open_door(slow.server, shared_lists=True) as door:
         for _ in range(3):
             await door.send(asks)
         assert slow.asked == 1
@@ -204,3 +204,35 @@ async def test_what_can_not_be_shared_is_asked_for_by_each() -> None:
         slow.may.set()
         assert await finish(tasks) == [0, 1, 2, 3]
         assert slow.asked == 4
+
+
+@pytest.mark.parametrize("case", ["made", "cannot be made", "changed again"])
+async def test_requests_during_a_change_wait_for_the_list_that_is_being_made(case: str) -> None:
+    async with open_door(some_server()) as door:
+        await warm(door)
+        may = asyncio.Event()
+        original, asked = door.live.answered, door.live.lists.asked
+        waiting: list[Any] = []
+
+        async def answered(method: str, version: str) -> dict[str, Any]:
+            await may.wait()
+            if case == "cannot be made":
+                raise RuntimeError("no")
+            return await original(method, version)
+
+        def noted(method: str, version: str) -> Any:
+            waiting.append(asked(method, version))
+            return waiting[-1]
+
+        door.live.answered = answered  # type: ignore[method-assign]
+        door.live.lists.asked = noted  # type: ignore[method-assign]
+        door.live.tools.add(lambda: "", name="slow")
+        waiting.clear()
+        tasks = [asyncio.ensure_future(call(door, number)) for number in range(5)]
+        await until(lambda: len(waiting) == 5 and all(waiting))
+        if case == "changed again":
+            door.live.tools.add(lambda: "", name="newer")
+        with sdk_requests(door, 1 if case == "cannot be made" else 0):
+            may.set()
+            assert await finish(tasks) == [0, 1, 2, 3, 4]
+        assert case != "changed again" or all(b"newer" in task.result().body for task in tasks)

@@ -12,11 +12,12 @@ import mcp_types as types
 import pytest
 from mcp.server import Server, ServerRequestContext
 
-from tests.support.http_server import FRONTS, META, Door, Line, modern, open_door, some_server
-from tests.support.kinds import Own
-from tests.support.lists import LISTS, changed, counted, door, posted, warm
-from tests.support.sdk_clients import LEGACY, MODERN
-from tidings.lanes import answers, verdicts
+from tests.servers.door import META, Door, Line, modern, open_door, some_server
+from tests.servers.ears import LEGACY, MODERN
+from tests.servers.kinds import Own
+from tests.servers.lists import LISTS, changed, door, posted, sdk_requests, warm
+from tests.waiting import until
+from tidings.lanes import verdicts
 
 __all__ = ["door"]
 
@@ -31,7 +32,7 @@ async def test_a_kept_answer_is_the_sdks_byte_for_byte(door: Door, method: str) 
     await warm(door)
     for request_id in (1, 0, -7, 10**17, "", "zwei", "a b/c"):
         said = await door.by_sdk(lambda line, each=request_id: line.asks(method, each))
-        with counted(door, "sdk", 0):
+        with sdk_requests(door, 0):
             for _ in range(2):
                 assert await door.send(lambda line, each=request_id: line.asks(method, each)) == said
         assert json.loads(said.body)["id"] == request_id
@@ -50,13 +51,13 @@ async def test_a_kept_legacy_answer_is_the_sdks_byte_for_byte(version: str, json
                     raw = line.request(body, **named)
                     said = await door.by_sdk(raw)
                     await line.send(raw)
-                    with counted(door, "sdk", 0):
+                    with sdk_requests(door, 0):
                         assert await line.send(raw) == said
                     assert (b"mcp-session-id", (named["Mcp_Session_Id"] or "").encode()) in said.headers
                     is_json = (b"content-type", b"application/json") in said.headers
                     assert is_json == json_response
         asked: list[dict[str, Any]] = [{}, {"_meta": {}}, {"_meta": {"dev.example/x": 1}}, {"cursor": "x"}]
-        with counted(door, "sdk", len(LISTS)):
+        with sdk_requests(door, len(LISTS)):
             for method in LISTS:
                 for params in asked:
                     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
@@ -85,34 +86,42 @@ async def test_a_list_that_is_served_only_later_is_found_then() -> None:
         await door.live.refresh()
         for _ in range(2):
             assert b"200" in (await door.send(changed())).status
-        with counted(door, "sdk", 0):
+        with sdk_requests(door, 0):
             await door.send(changed())
 
 
 async def test_a_list_that_is_served_no_longer_is_refused_as_by_the_sdk(door: Door) -> None:
     await warm(door)
     del door.live.lowlevel._request_handlers["tools/list"]
-    with counted(door, "sdk", 1):
+    with sdk_requests(door, 1):
         assert b"404" in (await door.send(changed())).status
+
+
+async def test_client_that_leaves_in_the_middle_of_a_request_leaves_nothing_behind(door: Door) -> None:
+    state = door.server.server_state
+    async with door.line() as line:
+        line.writer.write(line.asks("tools/list")[:-5])
+        await until(lambda: state.tasks)
+    await until(lambda: not state.connections and not state.tasks)
+    await warm(door)
 
 
 # Beforehand
 
 
-@pytest.mark.parametrize("front", FRONTS)
-async def test_where_a_herd_came_before_the_answer_is_there_before_the_next_one_asks(front: str) -> None:
+async def test_where_a_herd_came_before_the_answer_is_there_before_the_next_one_asks() -> None:
     """And it is what the SDK would have said, cursor and all."""
-    async with open_door(some_server(), front) as door:
+    async with open_door(some_server()) as door:
         await warm(door)
         for number in range(3):
             for method in LISTS:
                 assert b"200" in (await door.send(lambda line, method=method: line.asks(method))).status
-            with counted(door, "sdk", 0), door.live.catalog.batch():  # many changes are one
+            with sdk_requests(door, 0), door.live.catalog.batch():  # many changes are one
                 door.live.tools.add(lambda: "", name=f"new{number}", description="100 % — grüße")
                 door.live.tools.add(lambda: "", name=f"other{number}", description="")
                 door.live.resources.add(lambda: "", uri=f"door://new{number}", name="new", description=None)
             for method in LISTS:
-                with counted(door, "sdk", 0):
+                with sdk_requests(door, 0):
                     told = await door.send(lambda line, method=method: line.asks(method))
                 assert told == await door.by_sdk(lambda line, method=method: line.asks(method))
         assert b"new2" in (await door.send(changed())).body
@@ -156,7 +165,7 @@ async def test_of_many_changes_at_once_only_the_last_is_made() -> None:
         door.live.answered = answered  # type: ignore[method-assign]
         for number in range(5):
             door.live.tools.add(lambda: "", name=f"new{number}", description="")
-        with counted(door, "sdk", 0):
+        with sdk_requests(door, 0):
             assert b"new4" in (await door.send(changed())).body
         assert made == [7]
 
@@ -170,12 +179,12 @@ async def test_what_can_not_be_made_beforehand_is_made_for_whoever_asks(caplog: 
 
         door.live.answered = answered  # type: ignore[method-assign]
         door.live.tools.add(lambda: "", name="new", description="")
-        with counted(door, "sdk", 1):
+        with sdk_requests(door, 1):
             for _ in range(3):
                 assert b"new" in (await door.send(changed())).body
 
 
-# Requests that are the same but for their id
+# Request ids
 
 REST = b',"method":"tools/list","params":{"_meta":%b}}' % json.dumps(META).encode()
 
@@ -191,7 +200,7 @@ async def test_with_another_id_of_the_same_length_it_is_what_the_sdk_says(door: 
     first = posted(b'{"jsonrpc":"2.0","id":1000000' + REST)
     for _ in range(3):
         assert json.loads((await door.send(first)).body)["id"] == 1000000
-    with counted(door, "sdk", 0):
+    with sdk_requests(door, 0):
         await door.send(first)
     raw = posted(b'{"jsonrpc":"2.0","id":' + tag + REST)
     said = await door.by_sdk(raw)
@@ -219,16 +228,11 @@ async def test_an_id_is_the_requests_own(door: Door, body: bytes) -> None:
 # Bounds
 
 
-@pytest.mark.parametrize("front", FRONTS)
-async def test_what_is_remembered_of_requests_is_bounded(front: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_remembered_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdicts, "_MOST", 8)
-    async with open_door(some_server(), front) as door:
+    async with open_door(some_server()) as door:
         said = await door.send(changed())
-        memos: list[dict[Any, Any]] = [
-            door.front.verdicts._claims,
-            door.front.verdicts._plain,
-            door.front.verdicts._shapes,
-        ]
+        memos: list[dict[Any, Any]] = [door.front.verdicts._claims, door.front.verdicts._plain]
         for number in range(30):
             info = {"name": f"client {number}", "version": "1" * number}
             params = {"_meta": {**META, "io.modelcontextprotocol/clientInfo": info}}
@@ -240,10 +244,6 @@ async def test_what_is_remembered_of_requests_is_bounded(front: str, monkeypatch
 
             assert await door.send(raw) == await door.send(raw) == said
             assert all(0 < len(memo) <= 8 for memo in memos)
-            if front == "connection":
-                doors = [each for each in answers._doors.values() if each.front is door.front]
-                assert len(doors) == 1
-                assert len(doors[0]._seen) <= 8
 
         # Who is traced says something else in each request, and no more than one is remembered of it.
         last = next(reversed(memos[1]))

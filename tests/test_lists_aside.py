@@ -15,18 +15,15 @@ from mcp.server import Server, ServerRequestContext
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.mcpserver import MCPServer
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from tests.support.http_server import FRONTS, META, Answer, Door, Line, modern, open_door, some_server
-from tests.support.kinds import Own
-from tests.support.lists import LISTED, Raw, changed, counted, door, listed, posted, warm
-from tests.support.sdk_clients import DEADLINE, LEGACY, MODERN
-from tests.support.tokens import authentication
+from tests.servers.door import META, Answer, Door, Line, modern, open_door, some_server
+from tests.servers.ears import DEADLINE, LEGACY, MODERN
+from tests.servers.kinds import Own
+from tests.servers.lists import LISTED, Raw, changed, door, listed, posted, sdk_requests, warm
+from tests.servers.tokens import authentication
 from tidings import Live
-from tidings.lanes.shortcut import front_of
 
 __all__ = ["door"]
 
@@ -98,14 +95,14 @@ async def test_whatever_is_in_doubt_is_the_sdks(door: Door, case: str) -> None:
     await warm(door)
     said = await door.by_sdk(raw)
     assert status in said.status
-    with counted(door, "sdk", 2), counted(door, "connection", 0):
+    with sdk_requests(door, 2):
         assert [await door.send(raw), await door.send(raw)] == [said, said]
 
 
 async def test_whitespace_after_a_header_makes_no_difference(door: Door) -> None:
     await warm(door)
     said = await door.send(changed())
-    with counted(door, "sdk", 0):
+    with sdk_requests(door, 0):
         assert (
             await door.send(changed(Accept="application/json, text/event-stream \t", Mcp_Method="tools/list ")) == said
         )
@@ -118,31 +115,27 @@ async def test_another_path_goes_where_it_would_have_gone(door: Door, path: str)
 
     await warm(door)
     said = await door.by_sdk(raw)
-    with counted(door, "connection", 0):
-        assert [await door.send(raw), await door.send(raw)] == [said, said]
+    assert [await door.send(raw), await door.send(raw)] == [said, said]
 
 
-@pytest.mark.parametrize("front", FRONTS)
-async def test_middleware_of_the_users_sees_every_list(front: str) -> None:
+async def test_middleware_of_the_users_sees_every_list() -> None:
     server = some_server()
-    async with open_door(server, front) as door:
+    async with open_door(server) as door:
         await warm(door)
-        with counted(door, "sdk", 0):
+        with sdk_requests(door, 0):
             await warm(door)
         own: Any = Own()
         server.middleware.append(own)  # which may come at any time
-        with counted(door, "sdk", 15), counted(door, "connection", 0):
+        with sdk_requests(door, 15):
             await warm(door)
 
 
-@pytest.mark.parametrize("front", FRONTS)
-async def test_rules_for_hosts_may_change_at_any_time(front: str) -> None:
-    async with open_door(some_server(), front) as door:
+async def test_rules_for_hosts_may_change_at_any_time() -> None:
+    async with open_door(some_server()) as door:
         await warm(door)
         settings = door.live.server.session_manager.security_settings
         settings.allowed_hosts.remove("127.0.0.1:*")
-        with counted(door, "connection", 0):
-            assert b"421" in (await door.send(changed())).status
+        assert b"421" in (await door.send(changed())).status
         settings.allowed_hosts.append("127.0.0.1:*")
         assert b"200" in (await door.send(changed())).status
         settings.enable_dns_rebinding_protection = False
@@ -156,8 +149,8 @@ async def test_lists_that_each_caller_may_be_shown_otherwise_are_never_kept() ->
         return types.ListToolsResult(tools=[])
 
     server: Server[Any] = Server("each", on_list_tools=list_tools)
-    async with open_door(server, "connection") as door:
-        with counted(door, "sdk", 2), counted(door, "connection", 0):
+    async with open_door(server) as door:
+        with sdk_requests(door, 2):
             for _ in range(2):
                 assert b"200" in (await door.send(changed())).status
 
@@ -174,8 +167,7 @@ class PerCaller(MCPServer[Any]):
         return [tool for tool in await super().list_tools() if is_hers or tool.name != "hers"]
 
 
-@pytest.mark.parametrize("front", FRONTS)
-async def test_a_method_of_the_users_that_lists_for_each_caller_is_asked_for_each(front: str) -> None:
+async def test_a_method_of_the_users_that_lists_for_each_caller_is_asked_for_each() -> None:
     server = PerCaller("each", log_level="CRITICAL", **authentication())
     for name in ("hers", "everybodys"):
         server.add_tool(lambda: "", name=name)
@@ -184,7 +176,7 @@ async def test_a_method_of_the_users_that_lists_for_each_caller_is_asked_for_eac
         text = answer.body.partition(b"data: ")[2] or answer.body
         return [tool["name"] for tool in json.loads(text)["result"]["tools"]]
 
-    async with open_door(server, front) as door, door.line() as line:
+    async with open_door(server) as door, door.line() as line:
         sessions = {who: await line.shake_hands(LEGACY[-1], Authorization=f"Bearer {who}") for who in ("alice", "bob")}
         for who in ("alice", "alice", "bob", "alice", "bob"):
             shown = ["everybodys", "hers"] if who == "alice" else ["everybodys"]
@@ -202,52 +194,18 @@ async def test_a_method_of_the_users_that_lists_for_each_caller_is_asked_for_eac
             assert b"hers" not in await line.reader.readuntil(b'"name":"new"')
 
 
-async def test_no_list_without_the_token_and_none_at_the_connection() -> None:
-    async with open_door(some_server(**authentication()), "connection") as door:
+async def test_no_list_is_sent_without_a_valid_token() -> None:
+    async with open_door(some_server(**authentication())) as door:
         for _ in range(3):
             assert b"200" in (await door.send(changed(Authorization="Bearer alice"))).status
-        with counted(door, "sdk", 0):
+        with sdk_requests(door, 0):
             assert b"200" in (await door.send(changed(Authorization="Bearer bob"))).status
             for token in (None, "Bearer nobody", "Bearer weak"):
                 assert (await door.send(changed(Authorization=token))).status.split()[1] in (b"401", b"403")
-        assert door.counts["connection"] == 0
 
 
-def test_only_an_app_with_nothing_before_the_front_is_answered_at_the_connection() -> None:
-    def app(**options: Any) -> Any:
-        return Live(some_server(**options)).http_app()
-
-    plain = app()
-    found = front_of(plain)
-    assert found is not None
-    assert found[0] == "/mcp"
-    assert front_of(Live(some_server()).http_app(streamable_http_path="/a/b")) is not None
-
-    assert front_of(app(**authentication())) is None
-    tokens = authentication()["token_verifier"]
-    assert front_of(Live(Server("own")).http_app(token_verifier=tokens)) is None
-    with_cors = app()
-    with_cors.add_middleware(CORSMiddleware, allow_origins=["*"])
-    assert front_of(with_cors) is None
-    other = app()
-    other.router.routes.insert(0, Route("/{path:path}", endpoint=lambda request: None))
-    assert front_of(other) is None
-    wrapped = app()
-    endpoint = wrapped.routes[0].endpoint
-    wrapped.router.routes[0] = Route("/mcp", endpoint=endpoint, middleware=[Middleware(CORSMiddleware)])
-    assert front_of(wrapped) is None
-    patterned = Live(some_server()).http_app(streamable_http_path="/{tenant}/mcp")
-    assert front_of(patterned) is None
-    assert front_of(some_server().streamable_http_app()) is None
-    assert front_of(lambda scope, receive, send: None) is None
-    from fastmcp import FastMCP
-
-    assert front_of(Live(FastMCP("fast"), shared_lists=True).http_app()) is None
-
-
-@pytest.mark.parametrize("front", FRONTS)
-async def test_a_route_that_is_put_before_it_later_is_asked_first(front: str) -> None:
-    async with open_door(some_server(), front) as door:
+async def test_a_route_that_is_put_before_it_later_is_asked_first() -> None:
+    async with open_door(some_server()) as door:
         await warm(door)
 
         async def refuse(request: Any) -> Response:
@@ -257,9 +215,7 @@ async def test_a_route_that_is_put_before_it_later_is_asked_first(front: str) ->
             assert b"200" in (await line.send(line.asks("tools/list"))).status
             door.app.router.routes.insert(0, Route("/mcp", endpoint=refuse, methods=["POST"]))
             assert b"418" in (await door.send(changed())).status
-            # On a connection that was open before, too: of a form that was seen, and of another.
-            assert b"418" in (await line.send(line.asks("tools/list"))).status
-            assert b"418" in (await line.send(line.asks("tools/list", X_New="yes"))).status
+            assert b"418" in (await line.send(line.asks("tools/list"))).status  # on a connection that was open before
 
 
 async def test_an_app_that_is_mounted_elsewhere_answers_there_alone() -> None:

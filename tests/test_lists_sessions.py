@@ -9,11 +9,11 @@ import anyio
 import pytest
 from mcp.server.streamable_http import EventStore
 
-from tests.support.http_server import open_door, some_server
-from tests.support.lists import counted, listed
-from tests.support.sdk_clients import LEGACY
-from tests.support.tokens import authentication
-from tests.support.waiting import DEADLINE
+from tests.servers.door import open_door, some_server
+from tests.servers.ears import LEGACY
+from tests.servers.lists import listed, sdk_requests
+from tests.servers.tokens import authentication
+from tests.waiting import DEADLINE
 from tidings import seams
 
 pytestmark = pytest.mark.anyio
@@ -27,14 +27,14 @@ async def test_a_session_is_its_owners_until_it_ends() -> None:
         for stranger in ({**alice, "Authorization": "Bearer bob"}, {**alice, "Mcp_Session_Id": "nobody"}):
             said = await door.by_sdk(listed(**stranger))
             assert b"404" in said.status
-            with counted(door, "sdk", 1):
+            with sdk_requests(door, 1):
                 assert await door.send(listed(**stranger)) == said
         assert b"401" in (await door.send(listed(**{**alice, "Authorization": None}))).status
 
-        with counted(door, "sdk", 0):
+        with sdk_requests(door, 0):
             assert b"200" in (await door.send(listed(**alice))).status
         assert b"200" in (await line.send(line.request(b"", start="DELETE /mcp HTTP/1.1", **alice))).status
-        with counted(door, "sdk", 1):
+        with sdk_requests(door, 1):
             assert b"404" in (await door.send(listed(**alice))).status
 
 
@@ -56,7 +56,7 @@ async def test_a_legacy_request_in_doubt_is_the_sdks(changes: dict[str, str | No
             await line.send(listed(**named)(line))
         said = await door.by_sdk(listed(**(named | changes)))
         assert said.status.split()[1][:1] == b"4"
-        with counted(door, "sdk", 2):
+        with sdk_requests(door, 2):
             for _ in range(2):
                 again = await door.send(listed(**(named | changes)))
                 assert (again.status, again.body) == (said.status, said.body)
@@ -71,7 +71,7 @@ async def test_a_version_that_the_session_did_not_agree_on_changes_nothing() -> 
         await door.send(listed(**newer))
         for version in (None, "2025-11-25"):
             raw = listed(**(named | {"MCP_Protocol_Version": version}))
-            with counted(door, "sdk", 0):
+            with sdk_requests(door, 0):
                 assert await door.send(raw) == await door.send(listed(**named))
             assert await door.by_sdk(raw) == await door.send(raw)
 
@@ -97,7 +97,7 @@ async def test_a_server_that_stores_events_stores_those_of_every_list(json_respo
     async with open_door(some_server(), app=options) as door, door.line() as line:
         named = await line.shake_hands(LEGACY[-1])
         before = len(store.events)
-        with counted(door, "sdk", 3):
+        with sdk_requests(door, 3):
             for _ in range(3):
                 assert (b"id: " in (await door.send(listed(**named))).body) != json_response
         assert len(store.events) - before == (3 if json_response else 6)
@@ -114,7 +114,7 @@ async def test_a_server_that_stores_events_may_give_them_any_id() -> None:
 
 async def test_a_server_without_sessions_answers_by_itself() -> None:
     async with open_door(some_server(), app={"stateless_http": True}) as door:
-        with counted(door, "sdk", 3):
+        with sdk_requests(door, 3):
             for _ in range(3):
                 assert b"200" in (await door.send(listed(MCP_Protocol_Version=LEGACY[-1]))).status
 
@@ -128,11 +128,11 @@ async def test_a_list_that_is_kept_keeps_its_session_from_idling_out() -> None:
         assert transport is not None
         assert transport.idle_scope is not None
         transport.idle_scope.deadline = before = anyio.current_time() + 30
-        with counted(door, "sdk", 0):
+        with sdk_requests(door, 0):
             await line.send(listed(**named)(line))
         assert transport.idle_scope.deadline > before + 20
 
         # A session that is ending is not held up.
         transport.idle_scope.cancel()
-        with counted(door, "sdk", 1):
+        with sdk_requests(door, 1):
             assert b"404" in (await line.send(listed(**named)(line))).status

@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 import uvicorn
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from tests.support.http_server import open_door, some_server
-from tidings.lanes.answers import QuickAnswers
 from tidings.lanes.channel import PARK
 from tidings.lanes.guard import guard, leave_word
 from tidings.lanes.parked import ParkingProtocol
@@ -84,18 +81,6 @@ async def test_a_connection_of_uvicorns_can_be_taken_over_in_the_middle_of_a_res
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("front", ["asgi", "connection"])
-async def test_a_legacy_stream_of_uvicorns_has_a_direct_line(front: str) -> None:
-    async with open_door(some_server(), front) as door, door.line() as line:
-        named = await line.shake_hands("2025-11-25")
-        line.writer.write(line.request(b"", start="GET /mcp HTTP/1.1", **named))
-        async with asyncio.timeout(60):
-            await line.reader.readuntil(b"\r\n\r\n")
-        [channel] = door.live.splice._ends
-        assert channel._line is not None, "uvicorn has moved what a legacy stream writes to; see `direct_line`"
-
-
-@pytest.mark.anyio
 @pytest.mark.parametrize("protocol", [HttpToolsProtocol, H11Protocol])
 async def test_a_request_of_uvicorns_is_found_and_guarded_in_the_middle_of_its_response(protocol: Any) -> None:
     found: list[bool] = []
@@ -136,33 +121,3 @@ async def test_a_uvicorn_without_those_parts_is_left_alone() -> None:
 
     async with connected(Other, app) as reader:
         assert b"None" in await reader.readuntil(b"None")
-
-
-PARTS = ("pipeline", "cycle", "headers", "parser", "loop", "access_log", "access_logger")
-CLOCK = ("timeout_keep_alive", "timeout_keep_alive_task")
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("missing", [None, *PARTS, *CLOCK, "flow.resume_reading"])
-async def test_only_a_uvicorn_with_all_the_parts_has_lists_answered_at_the_connection(missing: str | None) -> None:
-    class Other(QuickAnswers):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-            # Under another name, it would say.
-            if missing == "flow.resume_reading":
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.delattr(FlowControl, "resume_reading")
-                    super().connection_made(transport)
-            else:
-                part = self.__dict__.pop(missing) if missing is not None else None
-                super().connection_made(transport)
-                if missing is not None:
-                    setattr(self, missing, part)
-            found.append(self._door is not None)
-
-    found: list[bool] = []
-    async with open_door(some_server()) as door:
-        door.server.config.http_protocol_class = Other
-        for _ in range(3):
-            answer = await door.send(lambda line: line.asks("tools/list"))
-            assert b"200" in answer.status
-    assert found == [missing is None] * 3, "uvicorn has moved what answers.py uses; see `_name_parts` there"

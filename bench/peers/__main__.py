@@ -95,7 +95,7 @@ class Run:
                 self._peers.append(peer)
         if PEERS["floor"] in self._peers:
             compile_c("floor", self._programs)
-        if {PEERS["floor"], PEERS["raw"]} & set(self._peers):
+        if {PEERS["floor"], PEERS["raw"], PEERS["bare"]} & set(self._peers):
             for tools in sorted({sitting.tools for sitting in self._options.sittings}):
                 record(tools, self._programs)
         for turn in range(self._options.rounds):

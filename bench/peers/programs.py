@@ -87,8 +87,8 @@ class Peer:
     def command(self, transport: str, tools: int, programs: Path) -> list[str]:
         if self.key == "floor":
             return [str(programs / "floor"), str(programs / f"recorded-{tools}")]
-        if self.key == "raw":
-            return [sys.executable, "-m", "bench.peers.servers.raw", str(programs / f"recorded-{tools}")]
+        if self.key in ("raw", "bare"):
+            return [sys.executable, "-m", f"bench.peers.servers.{self.key}", str(programs / f"recorded-{tools}")]
         given = [transport, "--tools", str(tools), *self.options]
         if self.key == "typescript":
             return [str(node()), str(HERE / "servers" / "typescript.mjs"), *given]
@@ -111,6 +111,7 @@ PEERS = {
     for peer in (
         Peer("floor", "C loop of send()", does=frozenset({"listen", "lists"})),
         Peer("raw", "raw protocol on uvloop", does=frozenset({"listen", "lists"})),
+        Peer("bare", "bare ASGI app", does=frozenset({"lists"})),
         Peer("own", "Tidings, own process", "live", ("--own-process",)),
         Peer("asgi", "Tidings, plain ASGI", "live", does=frozenset({"listen", "lists", "legacy"})),
         Peer("typescript", "TypeScript SDK", is_taken_once=True),

@@ -57,8 +57,6 @@ class Gate:
         """Whether a pattern can be honoured: what it matches has to be asked for when it changes, without waiting."""
         self._asked = authorize if self.knows_patterns else None
         self._anyone = _May(self._asked, None)
-        self._waits = None if self.knows_patterns else True
-        """Whether the function's answers have to be waited for, once that is known: found out where they can be."""
         self._principals: Counter[tuple[str, str | None]] = Counter()
         self._addresses: Counter[str] = Counter()
         self.count = 0
@@ -100,35 +98,11 @@ class Gate:
             try:
                 answer = self._authorize(principal, topic)
                 if not isinstance(answer, bool) and inspect.isawaitable(answer):
-                    self._waits = True
                     # What a pattern covers could not be asked for, which no declaration told of this function.
                     answer = await answer and not (isinstance(topic, str) and is_pattern(topic))
-                elif self._waits is None:
-                    self._waits = False
                 if answer:
                     may.append(topic)
             except Exception:  # the user's function; in doubt nobody is let in
-                logger.exception("authorize() failed for %r; refusing", topic_name(topic))
-        return may
-
-    def allowed_at_once(self, principal: Principal | None, topics: Iterable[Topic]) -> list[Topic] | None:
-        """The same where nobody can wait; None if somebody may have to."""
-        if self._authorize is None:
-            return list(topics)
-        if self._waits is not False:
-            return None
-        may: list[Topic] = []
-        for topic in topics:
-            try:
-                answer = self._authorize(principal, topic)
-                if not isinstance(answer, bool) and inspect.isawaitable(answer):
-                    self._waits = True
-                    if inspect.iscoroutine(answer):
-                        answer.close()
-                    return None
-                if answer:
-                    may.append(topic)
-            except Exception:  # as in `allowed`
                 logger.exception("authorize() failed for %r; refusing", topic_name(topic))
         return may
 

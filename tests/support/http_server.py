@@ -1,7 +1,7 @@
 """A live server on a real socket in the test's own event loop, and a client that writes and reads bare bytes.
 
-Two fronts: plain ASGI, as under `uvicorn app:app`, and the connection of our own process. What went through the SDK and
-what was answered at the connection is counted.
+Two fronts: plain ASGI, as under `uvicorn app:app`, and our own process (`live.run("http")`). The requests that reach
+the SDK are counted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import anyio
@@ -23,12 +23,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from tests.support.sdk_clients import DEADLINE, MODERN
 from tests.support.waiting import until
 from tidings import Live, Policy
-from tidings.lanes.app import _protocol
 from tidings.lanes.front import Front
+from tidings.lanes.parked import ParkingProtocol
 
 __all__ = ["FRONTS", "Answer", "Door", "Line", "modern", "open_door", "some_server"]
 
-FRONTS = ("asgi", "connection")
+FRONTS = ("asgi", "own")
 META = {
     "io.modelcontextprotocol/protocolVersion": MODERN,
     "io.modelcontextprotocol/clientInfo": {"name": "dör", "version": "1"},
@@ -147,7 +147,7 @@ class Door:
     live: Live
     app: Any
     port: int
-    counts: dict[str, int] = field(default_factory=lambda: {"sdk": 0, "connection": 0})
+    sdk_requests: int = 0
     server: uvicorn.Server = None  # type: ignore[assignment]  # set as soon as there is one
 
     @property
@@ -223,25 +223,15 @@ async def open_door(
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     door = Door(live, built, listener.getsockname()[1])
 
-    doorstep = _protocol()
-
-    class Counting(doorstep.connection):  # type: ignore[misc, name-defined]  # mypy does not know what it is
-        def _respond(self, *args: Any) -> None:
-            door.counts["connection"] += 1
-            super()._respond(*args)
-
-    class Counted(doorstep):  # type: ignore[misc, valid-type]
-        connection = Counting
-
     if hasattr(live.server, "session_manager"):
         sdk = door.front._app
 
         async def counting(scope: Any, receive: Any, send: Any) -> None:
-            door.counts["sdk"] += 1
+            door.sdk_requests += 1
             await sdk(scope, receive, send)
 
         door.front._app = counting  # type: ignore[assignment]
-    protocol: Any = Counted if front == "connection" else HttpToolsProtocol
+    protocol = ParkingProtocol if front == "own" else HttpToolsProtocol
     config = {"log_config": None, "access_log": False, "timeout_graceful_shutdown": 1, **config}
     door.server = PromptServer(uvicorn.Config(built, http=protocol, **config))
     serving = asyncio.ensure_future(door.server.serve(sockets=[listener]))

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
-from tests.support.http_server import FRONTS, Answer, Door, Line, modern, open_door, some_server
-from tests.support.sdk_clients import MODERN
+from tests.servers.door import Door, Line, modern, open_door, some_server
+from tests.servers.ears import MODERN
 
 LISTS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 LISTED = modern("tools/list")
 Raw = Callable[[Line], bytes]
 
 
-@pytest.fixture(params=FRONTS)
-async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
-    async with open_door(some_server(), request.param) as door:
-        yield door
-
-
 @pytest.fixture
-async def quick_door() -> AsyncIterator[Door]:
-    """Its lists are answered at the connection from the first one on."""
-    async with open_door(some_server(), "connection") as door:
-        await warm(door)
+async def door() -> AsyncIterator[Door]:
+    async with open_door(some_server()) as door:
         yield door
 
 
 @contextmanager
-def counted(door: Door, what: str, number: int) -> Iterator[None]:
-    """So many are answered meanwhile by the SDK, or at the connection."""
-    before = door.counts[what]
+def sdk_requests(door: Door, number: int) -> Iterator[None]:
+    """Check how many requests reach the SDK meanwhile."""
+    before = door.sdk_requests
     yield
-    assert door.counts[what] - before == number
+    assert door.sdk_requests - before == number
 
 
 async def warm(door: Door) -> None:
@@ -61,7 +51,3 @@ def listed(**named: str | None) -> Raw:
     """A request in the legacy session that these headers name."""
     body = b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}'
     return lambda line: line.request(body, **named)
-
-
-def ids(answers: list[Answer]) -> list[Any]:
-    return [json.loads(answer.body)["id"] for answer in answers]

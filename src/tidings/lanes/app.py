@@ -18,9 +18,10 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from tidings import seams
+from tidings.lanes.channel import Receive, Scope, Send
 from tidings.lanes.collector import spare, sparing
 from tidings.lanes.front import Front
-from tidings.lanes.shortcut import Shortcut
+from tidings.lanes.guard import leave_word
 
 if TYPE_CHECKING:
     from tidings.live import Live
@@ -53,7 +54,7 @@ def build_app(live: Live, options: dict[str, Any]) -> Any:
             return manager
 
     build_stack = app.build_middleware_stack
-    app.build_middleware_stack = lambda: Shortcut(app, build_stack())
+    app.build_middleware_stack = lambda: _Leaving(build_stack()) if app.user_middleware else build_stack()
     inner = app.router.lifespan_context
 
     @asynccontextmanager
@@ -70,6 +71,18 @@ def build_app(live: Live, options: dict[str, Any]) -> Any:
 
     app.router.lifespan_context = lifespan
     return app
+
+
+class _Leaving:
+    """Stands before an app's middleware, and leaves word of each request for the guard of its stream."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            leave_word(scope, receive)
+        await self._app(scope, receive, send)
 
 
 @contextmanager
@@ -149,9 +162,9 @@ def serve_app(
 
 
 def _protocol() -> Any:
-    """One that answers lists and opens streams at the connection, if the parser that it needs is there."""
+    """Return the one that offers to park streams, if the parser that it needs is installed."""
     try:
-        from tidings.lanes.streams import Doorstep
+        from tidings.lanes.parked import ParkingProtocol
     except ImportError:
         return "auto"
-    return Doorstep
+    return ParkingProtocol

@@ -16,7 +16,6 @@ import logging
 import socket
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, MutableMapping
-from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from tidings.counts import Counts
@@ -31,7 +30,6 @@ __all__ = [
     "PARK",
     "UVICORN",
     "Channel",
-    "Line",
     "Message",
     "Outlet",
     "Owner",
@@ -106,16 +104,6 @@ class Outlet(Protocol):
         """Drop the connection without waiting for what is still to be read."""
 
 
-class Line(Protocol):
-    """A shorter way to a connection than its server's `send`."""
-
-    def write(self, chunk: bytes) -> bool:
-        """Write a chunk, if it is known to arrive as it is and can be taken at once."""
-
-    def watch(self, chunk: bytes, step: Callable[[], Any]) -> Any:
-        """Take a step of sending a chunk, and see how it arrives."""
-
-
 class Channel:
     """An outlet that is an ASGI response."""
 
@@ -124,7 +112,6 @@ class Channel:
         "_deadline",
         "_guard",
         "_limit",
-        "_line",
         "_loop",
         "_press",
         "_request",
@@ -141,16 +128,8 @@ class Channel:
     _press: Press
     _tag: bytes
 
-    def __init__(
-        self,
-        send: Send,
-        receive: Receive,
-        policy: Policy,
-        loop: asyncio.AbstractEventLoop,
-        line: Line | None = None,
-    ) -> None:
+    def __init__(self, send: Send, receive: Receive, policy: Policy, loop: asyncio.AbstractEventLoop) -> None:
         self._send = send
-        self._line = line
         self._transport: asyncio.Transport | None = getattr(getattr(receive, "__self__", None), "transport", None)
         """Under uvicorn, `receive` is a method of what holds it."""
         self._limit = policy.write_deadline
@@ -186,16 +165,13 @@ class Channel:
             return False
         if is_last:
             self.release()
-        if self._line is not None and not is_last and self._line.write(chunk):
-            return True
         self.is_over = is_last
         coroutine = cast(
             "Coroutine[Any, Any, None]",
             self._send({"type": "http.response.body", "body": chunk, "more_body": not is_last}),
         )
-        step = partial(coroutine.send, None)
         try:
-            waits_for = self._line.watch(chunk, step) if self._line is not None else step()
+            waits_for = coroutine.send(None)
         except StopIteration:
             return True
         except Exception as error:  # a connection that broke: its own request task hears of it and cleans up

@@ -14,9 +14,8 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from tidings import seams
 from tidings.gate import Principal
 from tidings.lanes.channel import Message, Receive, Scope, Send
-from tidings.lanes.listen import ListenStream, Park, Refuse
-from tidings.lanes.lists import Kept
-from tidings.lanes.verdicts import LISTEN, Claim, ListenRequest, Verdicts, form_of, tidied
+from tidings.lanes.listen import ListenStream
+from tidings.lanes.verdicts import LISTEN, Claim, Verdicts, form_of, tidied
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -59,64 +58,6 @@ class Front:
                     return
             scope = _tidy(scope)
         await self._app(scope, receive, send)
-
-    async def answer_at_once(self, scope: Scope, receive: Receive, send: Send) -> Receive | ListenStream | None:
-        """Answer a modern list or listen request if nobody has to be asked; otherwise, where the request can still be
-        read. A stream that its request has to wait for is returned."""
-        claim = self.verdicts.known(form_of(scope["headers"]))
-        if claim is None or not claim.method or (claim.method == LISTEN and not self._may_listen(claim)):
-            return receive
-        message = await receive()
-        if message["type"] == "http.request" and not message.get("more_body"):
-            body = message.get("body", b"")
-            if claim.method == LISTEN:
-                request = self.listen_request(claim, body)
-                if request is not None:
-                    return await self._open(request, scope, receive, send)
-            elif (found := self.answer(claim, body)) is not None:
-                kept, tag = found
-                await kept.send(send, tag)
-                return None
-        return _replay([message], receive)
-
-    def open_at_once(self, claim: Claim, body: bytes, address: str | None, park: Park, refuse: Refuse) -> bool:
-        """Open a listen stream at its connection, or refuse it there, if nobody has to be waited for."""
-        request = self.listen_request(claim, body)
-        if request is None:
-            return False
-        live = self._live
-        live.hub.observer.take_up(request.meta)
-        return live.listen.serve_at_once(request, address, park, refuse)
-
-    def listen_request(self, claim: Claim, body: bytes) -> ListenRequest | None:
-        """What a client asks to listen to, if that is ours to serve and nobody has to be asked for it."""
-        if len(body) > self._most or not self._may_listen(claim):
-            return None
-        return self.verdicts.listen_request(claim.version, body)
-
-    def _may_listen(self, claim: Claim) -> bool:
-        live = self._live
-        return claim.is_clear and not live.steps_aside and live.is_attended
-
-    def answer(self, claim: Claim, body: bytes) -> tuple[Kept, bytes] | None:
-        """What a modern list request gets, and its id, if both are known without asking or waiting for anybody."""
-        if not self.may_answer(claim):
-            return None
-        question = self.verdicts.question(claim.method, claim.version, body)
-        if question is None:
-            return None
-        kept = self._live.lists.find(claim.method, claim.version)
-        return None if kept is None else (kept, question.tag)
-
-    def may_answer(self, claim: Claim) -> bool:
-        """Whether a modern list request with these headers may be answered without the SDK, as things are now."""
-        live = self._live
-        return claim.is_clear and not live.steps_aside and live.shares_lists and live.is_attended
-
-    def find(self, claim: Claim) -> Kept | asyncio.Future[bool | None] | None:
-        """What everybody gets who asks for a list; or, while it is being made, when to look again."""
-        lists = self._live.lists
-        return lists.find(claim.method, claim.version) or lists.asked(claim.method, claim.version)
 
     async def _list(self, claim: Claim, scope: Scope, receive: Receive, send: Send) -> None:
         live = self._live
@@ -166,7 +107,6 @@ class Front:
             await live.listen.carry(self._app, _tidy(scope), receive, send)
             return None
         messages, body = await self._read(receive)
-        receive = _behind(receive)
         if messages[-1]["type"] == "http.disconnect":
             return None  # as above
         request = self.verdicts.listen_request(claim.version, body)
@@ -176,10 +116,6 @@ class Front:
             return None
         if not live.is_attended:
             await live.attend()
-        return await self._open(request, scope, receive, send)
-
-    async def _open(self, request: ListenRequest, scope: Scope, receive: Receive, send: Send) -> ListenStream | None:
-        live = self._live
         live.hub.observer.take_up(request.meta)
         return await live.listen.serve(scope, receive, send, request, principal_of(scope.get("user")))
 
@@ -200,29 +136,16 @@ class Front:
             messages.append(message)
 
 
-class _Replay:
-    """A request that was read, to be read once more."""
-
-    __slots__ = ("_kept", "behind")
-
-    def __init__(self, messages: list[Message], receive: Receive) -> None:
-        self._kept = iter(messages)
-        self.behind = receive
-
-    async def receive(self) -> Message:
-        for message in self._kept:
-            return message
-        return await self.behind()
-
-
 def _replay(messages: list[Message], receive: Receive) -> Receive:
-    return _Replay(messages, receive).receive
+    """Return a `receive` that gives the messages that were read, and then those that follow."""
+    kept = iter(messages)
 
+    async def replayed() -> Message:
+        for message in kept:
+            return message
+        return await receive()
 
-def _behind(receive: Receive) -> Receive:
-    """The server's own, by which it is known how to reach the connection, once all that was kept is read."""
-    owner = getattr(receive, "__self__", None)
-    return owner.behind if isinstance(owner, _Replay) else receive
+    return replayed
 
 
 def _session_id(scope: Scope) -> bytes | None:

@@ -12,10 +12,10 @@ import contextvars
 import logging
 import secrets
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import partial
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -25,7 +25,7 @@ from tidings.frames import KEEP_ALIVE, Press, Shape, acknowledgement, bookmark, 
 from tidings.gate import Principal, Ticket
 from tidings.lanes.channel import NOWHERE, PARK, UVICORN, Channel, Outlet, Receive, Scope, Send, dismiss
 from tidings.lanes.guard import tell_if_gone
-from tidings.lanes.wanted import Honoured, honour, honour_at_once
+from tidings.lanes.wanted import Honoured, honour
 from tidings.lanes.wish import Wish
 from tidings.model import Feature, Reason
 from tidings.policy import Policy
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from tidings.lanes.verdicts import ListenRequest
     from tidings.live import Live
 
-__all__ = ["STREAM_HEADERS", "ListenLane", "ListenStream", "Park", "Refuse"]
+__all__ = ["ListenLane", "ListenStream"]
 
 logger = logging.getLogger(__name__)
 
-STREAM_HEADERS = [
+_STREAM_HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
@@ -51,12 +51,6 @@ _KIND = Kind("modern", "http")
 _SLOTS = 16
 """Streams get their keep-alives in so many groups, one after the other, so that nobody waits for all of them."""
 
-
-Park: TypeAlias = Callable[[bytes, "ListenStream", Policy], Outlet]
-"""Begins a response at its connection with an event, and makes the connection the stream's outlet."""
-
-Refuse: TypeAlias = Callable[[bytes, bytes], None]
-"""Responds at a connection with two events, and nothing after them."""
 
 _MARK = encode_tag(f"tag {secrets.token_hex(8)}")
 """Stands where a stream's own id will be."""
@@ -105,40 +99,6 @@ class ListenLane:
                 stream.on_lost()
         return None if is_parked or not is_open else stream
 
-    def serve_at_once(self, request: ListenRequest, address: str | None, park: Park, refuse: Refuse) -> bool:
-        """Open a stream for nobody in particular, at its connection, or end it there at once if nothing of it is
-        honoured: nobody is asked twice. False if somebody has to be waited for, or an error is the answer: `serve` does
-        all of that, and nothing has happened yet."""
-        live = self.live
-        if live.is_stopping:
-            return False
-        wish = Wish(live, request.meta, request.capabilities, None)
-        try:
-            ticket = live.gate.enter(None, address)
-        except LimitReached:
-            return False
-        stream = ListenStream(self, ticket, encode_tag(request.id), has_bookmarks=wish.terms.bookmarks)
-        is_open = False
-        try:
-            honoured = honour_at_once(live, request.wanted, None)
-            if honoured is None:
-                return False
-            acknowledged = self._acknowledge(stream, honoured, wish)
-            if not honoured:
-                refuse(acknowledged, listen_result(live.result_meta, stream.tag))
-                return True
-            stream.channel = park(acknowledged, stream, live.policy)
-            self._begin(stream, honoured, wish, str(request.id))
-            is_open = True
-        except LimitReached:
-            if stream.channel is not NOWHERE:
-                raise  # too late for another answer
-        finally:
-            if not is_open:
-                stream.channel.abort()
-                stream.on_lost()
-        return is_open
-
     async def _open(
         self,
         stream: ListenStream,
@@ -156,8 +116,11 @@ class ListenLane:
         channel.owner = stream
         witness = _watch(scope, receive)
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            acknowledged = self._acknowledge(stream, honoured, wish)
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            # From here to the subscription nothing waits: no change can fall in between.
+            if honoured:
+                wish.enter(honoured.topics, stream.give_way)
+            acknowledged = self._acknowledgement(honoured, wish, stream.tag)
             channel.write(acknowledged)
             if not honoured or live.is_stopping:
                 stream.end()
@@ -167,20 +130,11 @@ class ListenLane:
         finally:
             if witness is not None:
                 witness.leave()
-        self._begin(stream, honoured, wish, label)
+        stream.listen(honoured, wish, label)
+        self._join(stream)
         if stream.channel is channel:
             channel.guard(scope, receive, stream.end)
         return True
-
-    def _acknowledge(self, stream: ListenStream, honoured: Honoured, wish: Wish) -> bytes:
-        """The first event. From here to the subscription nothing waits: no change can fall in between."""
-        if honoured:
-            wish.enter(honoured.topics, stream.give_way)
-        return self._acknowledgement(honoured, wish, stream.tag)
-
-    def _begin(self, stream: ListenStream, honoured: Honoured, wish: Wish, label: str) -> None:
-        stream.listen(honoured, wish, label)
-        self._join(stream)
 
     def _acknowledgement(self, honoured: Honoured, wish: Wish, tag: bytes) -> bytes:
         """Encoded once for all who ask for the same lists and for nothing else, as long as nothing changes."""

@@ -57,7 +57,7 @@ class _Answer(msgspec.Struct):
 class Kept:
     """An answer of the SDK's, but for the request id and, in the legacy era, the session id."""
 
-    __slots__ = ("_length_at", "_session_at", "head", "headers", "is_used", "lines", "state", "tail", "until")
+    __slots__ = ("_length_at", "_session_at", "head", "headers", "is_used", "state", "tail", "until")
 
     def __init__(
         self, state: Hashable, until: float, headers: list[tuple[bytes, bytes]], head: bytes, tail: bytes
@@ -72,11 +72,6 @@ class Kept:
         names = [name.lower() for name, _ in headers]
         self._length_at = names.index(b"content-length") if b"content-length" in names else None
         self._session_at = names.index(b"mcp-session-id") if b"mcp-session-id" in names else None
-        self.lines = b"".join(
-            b"%b: %b\r\n" % (name.lower(), b"%d" if at == self._length_at else value.replace(b"%", b"%%"))
-            for at, (name, value) in enumerate(headers)
-        )
-        """The headers as they stand on the wire, with `%d` for the length."""
 
     async def send(self, send: Send, tag: bytes, session_id: bytes = b"") -> None:
         body = self.head + tag + self.tail

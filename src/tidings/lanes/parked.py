@@ -11,9 +11,6 @@ A stream is parked only if the connection was seen to get exactly what the lane 
 holds back what is sent, where another request waits behind this one, and on any other server, the stream stays on plain
 ASGI: nothing else differs.
 
-A legacy stream stays the SDK's response. Where nobody's middleware stands before it, our events are written to its
-connection all the same (`DirectLine`).
-
 Every part of uvicorn that this relies on is named here, and shown to be there by `tests/test_seams_uvicorn.py`.
 """
 
@@ -23,37 +20,22 @@ import asyncio
 import contextvars
 import logging
 import weakref
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tidings.counts import Counts
 from tidings.frames import Press
 from tidings.lanes.channel import PARK, Owner, Receive
-from tidings.lanes.shortcut import front_of
 from tidings.model import Notification
 from tidings.subscriber import BUSY, Deliver
 
-__all__ = [
-    "END",
-    "DirectLine",
-    "Parked",
-    "ParkedOwner",
-    "ParkingProtocol",
-    "Witness",
-    "direct_line",
-    "framed",
-    "parts_to_take_over",
-    "take_over",
-    "watch",
-]
+__all__ = ["Parked", "ParkedOwner", "ParkingProtocol", "Witness", "watch"]
 
 logger = logging.getLogger(__name__)
 
-END: Final = b"0\r\n\r\n"
+_END: Final = b"0\r\n\r\n"
 """Of a response, after its last chunk."""
 
 
@@ -98,11 +80,11 @@ class Parked(asyncio.Protocol):
             return False
         if is_last:
             self.is_over = True
-            self._transport.write((framed(chunk) if chunk else b"") + END)
+            self._transport.write((_framed(chunk) if chunk else b"") + _END)
             self._limit_rest()
             self._transport.close()  # once all of it is read
         elif chunk:  # an empty one would be the last
-            self._transport.write(framed(chunk))
+            self._transport.write(_framed(chunk))
         return not self.is_busy
 
     def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
@@ -196,19 +178,21 @@ class ParkingProtocol(HttpToolsProtocol):
         extensions[PARK] = self._offer
 
 
-class Held:
-    """Stands between a request and its connection, and holds back what arrives there."""
+class Witness:
+    """Stands between a request and its connection, and holds back how the response begins: it is known to be whole
+    then, and goes out in one piece."""
 
-    __slots__ = ("_cycle", "_transport", "written")
+    __slots__ = ("_cycle", "_protocol", "_transport", "_written")
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(self, protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol = protocol
         self._cycle = cycle
         self._transport = cycle.transport
-        self.written: list[bytes] = []
+        self._written: list[bytes] = []
         cycle.transport = self  # type: ignore[assignment]
 
     def write(self, data: bytes) -> None:
-        self.written.append(data)
+        self._written.append(data)
 
     def close(self) -> None:
         """The response is over already: what was held back of it goes first."""
@@ -221,27 +205,17 @@ class Held:
     def leave(self) -> None:
         self._cycle.transport = self._transport
         # Some transports raise when their client has left.
-        if self.written and not self._transport.is_closing():
-            self._transport.write(b"".join(self.written))
-        self.written = []
-
-
-class Witness(Held):
-    """Watches how a response begins: it is known to be whole then, and goes out in one piece."""
-
-    __slots__ = ("_protocol",)
-
-    def __init__(self, protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> None:
-        super().__init__(cycle)
-        self._protocol = protocol
+        if self._written and not self._transport.is_closing():
+            self._transport.write(b"".join(self._written))
+        self._written = []
 
     def park(self, chunk: bytes, owner: ParkedOwner, limit: float) -> Parked | None:
         """Park, if the connection got the start of the response, then this chunk, and nothing else."""
         cycle, protocol, transport = self._cycle, self._protocol, self._transport
-        arrived = self.written[1:]
+        arrived = self._written[1:]
         self.leave()
         if (
-            arrived != [framed(chunk)]
+            arrived != [_framed(chunk)]
             or not cycle.chunked_encoding
             or cycle.response_complete
             or cycle.disconnected
@@ -251,31 +225,17 @@ class Witness(Held):
             or transport.is_closing()
         ):
             return None
-        parked = take_over(protocol, owner, limit)
+        protocol.flow.resume_reading()
+        protocol.connections.discard(protocol)
+        protocol.server_state.total_requests += 1
+        parked = Parked(transport, owner, limit, protocol.connections)
+        transport.set_protocol(parked)
+        protocol.parser = None  # type: ignore[assignment]  # as uvicorn does: each of the two holds the other
         # The request's task finds its response complete, and whoever still asks for more of the request hears that
         # nobody is there.
         cycle.response_complete = True
         cycle.message_event.set()
         return parked
-
-
-def parts_to_take_over(protocol: HttpToolsProtocol) -> tuple[object, ...]:
-    """All that `take_over` uses: nobody may find out in the middle of it that one is missing."""
-    return (
-        (protocol.parser, protocol.connections, protocol.flow.resume_reading),
-        (protocol.transport.set_protocol, protocol.server_state.total_requests),
-    )
-
-
-def take_over(protocol: HttpToolsProtocol, owner: ParkedOwner, limit: float) -> Parked:
-    """Make a connection an outlet, and let go of everything else that it has."""
-    protocol.flow.resume_reading()
-    protocol.connections.discard(protocol)
-    protocol.server_state.total_requests += 1
-    parked = Parked(protocol.transport, owner, limit, protocol.connections)
-    protocol.transport.set_protocol(parked)
-    protocol.parser = None  # type: ignore[assignment]  # as uvicorn does: each of the two holds the other
-    return parked
 
 
 def _watch_own(reference: weakref.ref[ParkingProtocol]) -> Witness | None:
@@ -292,59 +252,7 @@ def watch(receive: Receive) -> Witness | None:
     return _watch(protocol, cycle) if isinstance(protocol, HttpToolsProtocol) else None
 
 
-class DirectLine:
-    """The connection of a response that goes on, for an app that has nothing of anybody's between the two: whoever
-    stands there is to see every chunk. Once one was seen to arrive as it was sent, the next ones go there without a
-    detour."""
-
-    __slots__ = ("_cycle", "_is_clear", "_written")
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-        self._is_clear: bool | None = None
-        self._written: list[bytes] = []
-
-    def write(self, chunk: bytes) -> bool:
-        cycle = self._cycle
-        if not (self._is_clear and chunk) or cycle.flow.write_paused or cycle.disconnected or cycle.response_complete:
-            return False
-        cycle.transport.write(framed(chunk))
-        return True
-
-    def watch(self, chunk: bytes, step: Callable[[], Any]) -> Any:
-        if self._is_clear is not None or not chunk or not self._cycle.chunked_encoding:
-            return step()
-        held = Held(self._cycle)
-        try:
-            return step()
-        finally:
-            self._is_clear = held.written == [framed(chunk)]
-            held.leave()
-
-
-def direct_line(receive: Receive) -> DirectLine | None:
-    """The connection of a request under uvicorn, if that is as we know it and nothing else would see what is sent."""
-    cycle = getattr(receive, "__self__", None)
-    if not isinstance(cycle, RequestResponseCycle):
-        return None
-    try:
-        _ = cycle.flow.write_paused, cycle.disconnected, cycle.response_complete, cycle.chunked_encoding
-        return DirectLine(cycle) if _is_bare(cycle) else None
-    except AttributeError:
-        return None
-
-
-def _is_bare(cycle: RequestResponseCycle) -> bool:
-    """Whether an app of ours is all that uvicorn serves, and this request went straight to its front."""
-    protocol: Any = cycle.transport.get_protocol()
-    app = protocol.app
-    if type(app) is ProxyHeadersMiddleware:  # uvicorn's own, which looks at requests only
-        app = app.app
-    found = front_of(app)
-    return found is not None and cycle.scope["path"] == found[0] and not cycle.scope["root_path"]
-
-
-def framed(chunk: bytes) -> bytes:
+def _framed(chunk: bytes) -> bytes:
     """A chunk as it is on the wire."""
     return b"%x\r\n%b\r\n" % (len(chunk), chunk)
 
@@ -363,8 +271,9 @@ def _watch(protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> Witness 
 def _name_parts(protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> tuple[object, ...]:
     """All that parking takes apart. None of it is promised by uvicorn, and half of it would be worse than nothing."""
     return (
-        parts_to_take_over(protocol),
-        (protocol.scope, protocol.pipeline, protocol.flow.write_paused),
+        (protocol.parser, protocol.connections, protocol.scope, protocol.pipeline),
+        (protocol.flow.resume_reading, protocol.flow.write_paused, protocol.server_state.total_requests),
+        protocol.transport.set_protocol,
         (cycle.transport, cycle.scope, cycle.more_body, cycle.disconnected),
         (cycle.response_started, cycle.response_complete, cycle.chunked_encoding, cycle.message_event.set),
     )

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tidings.errors import LimitReached
 from tidings.frames import Shape, bookmark, render
-from tidings.lanes.channel import UVICORN, Channel, Line, Message, Receive, Scope, Send, dismiss
+from tidings.lanes.channel import Channel, Message, Receive, Scope, Send, dismiss
 from tidings.lanes.guard import tell_if_gone
 from tidings.lanes.sent import Sent
 from tidings.lanes.wish import Wish
@@ -177,7 +176,7 @@ class SpliceLane:
         tell_if_gone(scope, receive)
         session = self.session(session_id)
         self._loop = asyncio.get_running_loop()
-        channel = Channel(send, receive, self._live.policy, self._loop, _line(receive))
+        channel = Channel(send, receive, self._live.policy, self._loop)
         end, gone = asyncio.Event(), asyncio.Event()
         is_open = False
         event_id = next((value for name, value in scope["headers"] if name == b"last-event-id"), b"")
@@ -261,11 +260,3 @@ def _without_end(message: Message) -> Message:
     body = message.get("body", b"")
     is_comment = body.startswith(b":") and body.find(b"\r\n") == len(body) - 4 and body.endswith(b"\r\n\r\n")
     return {**message, "body": body[:-2]} if is_comment else message
-
-
-def _line(receive: Receive) -> Line | None:
-    if UVICORN not in sys.modules:
-        return None
-    from tidings.lanes.parked import direct_line
-
-    return direct_line(receive)

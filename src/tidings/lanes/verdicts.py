@@ -27,19 +27,7 @@ from tidings.lanes.wanted import Wanted
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-__all__ = [
-    "LISTEN",
-    "LISTS",
-    "UNREADABLE",
-    "Claim",
-    "Form",
-    "ListenRequest",
-    "Question",
-    "Verdicts",
-    "form_of",
-    "remember",
-    "tidied",
-]
+__all__ = ["LISTEN", "LISTS", "UNREADABLE", "Claim", "ListenRequest", "Question", "Verdicts", "form_of", "tidied"]
 
 LISTS = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "server/discover"})
 LISTEN = "subscriptions/listen"
@@ -66,9 +54,6 @@ _LARGEST = 4096
 _PLAIN_ID: Final = re.compile(rb'0|-?[1-9][0-9]{0,17}|"[ !#-\[\]-~]{0,128}"')
 """Ids that look the same however they are encoded, so that they can be spliced in as they came."""
 
-
-_ESCAPED_ID: Final = b"\\u006"
-"""How an escape begins that makes a letter of "id"."""
 
 _TRACE: Final = {
     "traceparent": re.compile(rb'"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"'),
@@ -106,21 +91,6 @@ class ListenRequest(NamedTuple):
     capabilities: Any
 
 
-class _Shape(NamedTuple):
-    """A question that was read: the same bytes with another plain id in them are the same question."""
-
-    method: str
-    before: bytes
-    after: bytes
-
-    def question(self, body: bytes) -> Question | None:
-        method, before, after = self
-        if not body.startswith(before) or not body.endswith(after):
-            return None
-        tag = body[len(before) : -len(after)]
-        return Question(method, tag) if _PLAIN_ID.fullmatch(tag) is not None else None
-
-
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
     jsonrpc: Literal["2.0"]
     id: msgspec.Raw
@@ -156,8 +126,6 @@ class Verdicts:
         """The Host and Origin rules by which the claims were made."""
         self._claims: dict[Form, Claim] = {}
         self._plain: dict[tuple[str, str, Hashable], bool] = {}
-        self._shapes: dict[tuple[str, str, int], _Shape] = {}
-        """The last plain question of each length, by what `question()` is asked."""
         self._wanted: dict[tuple[str, bytes], tuple[Wanted, dict[str, Any], Any]] = {}
 
     def known(self, form: Form) -> Claim | None:
@@ -178,7 +146,7 @@ class Verdicts:
         """What a POST with these headers is, or None if it is nothing to us."""
         claim = await self._examine(form)
         if claim is not None and sum(len(value) for _, value in form) <= _LARGEST:
-            remember(self._claims, form, claim)
+            _remember(self._claims, form, claim)
         return claim
 
     async def _examine(self, form: Form) -> Claim | None:
@@ -211,9 +179,6 @@ class Verdicts:
     def question(self, method: str, version: str, body: bytes) -> Question | None:
         """The list that a body asks for, or None if the SDK should answer. `method` is what the headers say, if
         they do, and `version` the one that the answer is for."""
-        shape = self._shapes.get((method, version, len(body)))
-        if shape is not None and (known := shape.question(body)) is not None:
-            return known if self.serves(known.method) else None
         try:
             envelope = _decoder.decode(body)
         except UNREADABLE:
@@ -225,21 +190,12 @@ class Verdicts:
         params = bytes(envelope.params)
         if handler is None or len(params) > _LARGEST:
             return None
-        is_traced = b'"traceparent"' in params
-        key = (asked, version, _untraced(params) if is_traced else params)
+        key = (asked, version, _untraced(params) if b'"traceparent"' in params else params)
         is_plain = self._plain.get(key)
         if is_plain is None:
             is_plain = _is_plain(handler.params_type, asked, version, params)
-            remember(self._plain, key, is_plain)
-        if not is_plain:
-            return None
-        question = Question(asked, tag)
-        if not is_traced and (shape := _shape_of(body, question)) is not None:
-            remember(self._shapes, (method, version, len(body)), shape)
-        return question
-
-    def serves(self, method: str) -> bool:
-        return self._manager.app.get_request_handler(method) is not None
+            _remember(self._plain, key, is_plain)
+        return Question(asked, tag) if is_plain else None
 
     def listen_request(self, version: str, body: bytes) -> ListenRequest | None:
         """What a body asks to listen to, or None if the SDK should word the error."""
@@ -253,7 +209,7 @@ class Verdicts:
                 known = _read_params(version, params)
                 # What differs with every request would only drive out what is sent by many.
                 if len(params) <= _LARGEST and b'"traceparent"' not in params:
-                    remember(self._wanted, (version, params), known)
+                    _remember(self._wanted, (version, params), known)
         except UNREADABLE:
             return None
         return ListenRequest(request.id, *known)
@@ -302,20 +258,12 @@ def _untraced(params: bytes) -> Hashable:
     )
 
 
-def _shape_of(body: bytes, question: Question) -> _Shape | None:
-    """None where anything else in the body could be taken for its id, or its id for anything else."""
-    found = re.search(rb'"id"\s*:\s*' + re.escape(question.tag), body)
-    if found is None or body.count(b'"id"') != 1 or _ESCAPED_ID in body or len(body) > _LARGEST:
-        return None
-    return _Shape(question.method, body[: found.end() - len(question.tag)], body[found.end() :])
-
-
 def tidied(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """HTTP allows whitespace after a value; httptools, unlike h11, leaves it there, and the SDK compares."""
     return [(name, value.strip(b" \t")) for name, value in headers]
 
 
-def remember(memo: dict[Any, Any], key: object, value: object) -> None:
+def _remember(memo: dict[Any, Any], key: object, value: object) -> None:
     if len(memo) >= _MOST:
         del memo[next(iter(memo))]
     memo[key] = value

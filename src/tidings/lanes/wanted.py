@@ -15,7 +15,7 @@ from tidings.patterns import compile_pattern, is_pattern
 if TYPE_CHECKING:
     from tidings.live import Live
 
-__all__ = ["Honoured", "Wanted", "honour", "honour_at_once"]
+__all__ = ["Honoured", "Wanted", "honour"]
 
 
 class Wanted(msgspec.Struct, rename="camel"):
@@ -59,16 +59,6 @@ class Honoured:
 
 async def honour(live: Live, wanted: Wanted, principal: Principal | None) -> Honoured:
     """What this server can send of what is wanted, and this caller may watch."""
-    return Honoured(await live.gate.allowed(principal, _served(live, wanted)))
-
-
-def honour_at_once(live: Live, wanted: Wanted, principal: Principal | None) -> Honoured | None:
-    """The same where nobody can wait; None if somebody has to."""
-    allowed = live.gate.allowed_at_once(principal, _served(live, wanted))
-    return None if allowed is None else Honoured(allowed)
-
-
-def _served(live: Live, wanted: Wanted) -> list[Topic]:
     topics: list[Topic] = [feature for feature in wanted.features if live.serves(feature)]
     if wanted.resource_subscriptions:
         uris = list(dict.fromkeys(wanted.resource_subscriptions))
@@ -76,7 +66,7 @@ def _served(live: Live, wanted: Wanted) -> list[Topic]:
         check_limit(live.policy, None, uris)
         if live.serves(Feature.RESOURCES):
             topics += [uri for uri in uris if _can_be_matched(uri, live)]
-    return topics
+    return Honoured(await live.gate.allowed(principal, topics))
 
 
 def _can_be_matched(uri: str, live: Live) -> bool:
