@@ -39,8 +39,8 @@ from bench.measuring import (
     written,
 )
 from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Reason, Subscriber
-from tidings.frames import Shape, encode_tag, write
-from tidings.lanes.templates import read_template
+from tidings.core.frames import Shape, encode_tag, write
+from tidings.server.uri_templates import read_template
 
 FEATURES = ("tools", "prompts", "resources")
 LISTEN = Shape(is_sse=True, is_tagged=True)

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # as a script, 
 
 from bench.measuring import Row, middle, no_collections, ratio, row
 from tidings import Feature, Notification, Policy
-from tidings.frames import Shape, render
+from tidings.core.frames import Shape, render
 from tidings.live import Live
 from tidings.store import Batch, Store
 from tidings.store.sqlite import SQLiteStore, peek

@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # as a script, 
 
 from bench.measuring import Row, Scale, machine, middle, no_collections, ratio, row, written
 from tidings import Live
-from tidings.fanout import FanOut
+from tidings.core.delivery import FanOut
 from tidings.telemetry import Telemetry
 
 ORDERS = ((0, 1, 3, 2), (1, 2, 0, 3), (2, 3, 1, 0), (3, 0, 2, 1))

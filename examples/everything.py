@@ -4,8 +4,8 @@
     python examples/everything.py --port 8000 --plain    # the same server on the SDK alone
 
 The names and answers are the suite's. What matters here is the end of the file: live, the server says nothing about
-its own changes, and `resources/subscribe` needs no handler. `tests/test_conformance.py` runs both and compares them,
-check by check.
+its own changes, and `resources/subscribe` needs no handler. The conformance test runs
+both and compares them, check by check.
 """
 
 import argparse

@@ -50,12 +50,12 @@ def pytest_report_header() -> str:
 
 
 LONG_FILES = (
-    "test_live_faults.py",
-    "test_live_history.py",
-    "test_live_matrix.py",
-    "test_live_resume.py",
-    "test_store_killed.py",
-    "test_store_restart.py",
+    "test_faults.py",
+    "test_promises.py",
+    "test_matrix.py",
+    "test_resume.py",
+    "test_killed.py",
+    "test_restart.py",
 )
 """The first to be begun where several processes share the files: at the end, the others would wait for them."""
 

@@ -1,9 +1,10 @@
-"""The house keeps its shape: what the core may know, and how large a room may be."""
+"""The layers of docs/architecture.md: which package may import which, and what the core may use."""
 
 import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,22 +12,42 @@ import pytest
 import tidings
 
 SOURCE = Path(tidings.__file__).parent
-CORE_NAMES = frozenset(
-    {
-        *("agenda", "catalog", "counts", "cursor", "delta", "digest", "durable", "errors", "fanout", "frames"),
-        *("hub", "index"),
-        *("journal", "logged", "mailbox", "model", "news", "observer", "patterns", "policy", "resume", "subscriber"),
-        *("shown", "spans", "terms", "visit"),
-    }
+
+LAYERS = (
+    {"core", "errors", "policy"},
+    {"store"},
+    {"client"},
+    {"server"},
+    {"http", "stdio", "webhooks", "events", "telemetry"},
+    {"live"},
+    {"workspace", "cluster", "relay", "console"},
+    {"cli"},
 )
-CORE = [SOURCE / f"{name}.py" for name in sorted(CORE_NAMES)]
-OUTSIDE = {"mcp", "mcp_types", "fastmcp", "starlette", "uvicorn", "anyio", "asyncio", "opentelemetry"}
-INPUT_OUTPUT = {"socket", "select", "selectors", "ssl", "http", "urllib", "subprocess", "pathlib", "shutil", "os", "io",
-                "tempfile", "sqlite3", "multiprocessing", "concurrent"}  # fmt: skip
+"""From bottom to top. A package imports from itself and from lower layers; those of the lowest also from each other."""
+RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
+CLIENT_SIDE = {"client", "core", "errors", "policy"}
+"""The packages that `client` may import: it must not need the server side."""
+TESTING_SIDE = {"core", "errors", "policy", "store", "testing"}
+"""The packages that `testing` may import, at any time."""
+
+CORE_LIBRARIES = {"msgspec"}
+INPUT_OUTPUT = {
+    *("asyncio", "concurrent", "http", "io", "multiprocessing", "os", "pathlib", "select", "selectors", "shutil"),
+    *("socket", "sqlite3", "ssl", "subprocess", "tempfile", "urllib"),
+}
+ROOT_MODULES = {"__init__", "__main__", "errors", "live", "policy"}
+
+MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py") if "scaffold" not in path.parts)
+CORE = [path for path in MODULES if path.parts[0] == "core"]
 
 
-def imported(tree: ast.Module) -> Iterator[str]:
-    """The modules that a file imports anywhere, by their full names."""
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse((SOURCE / path).read_text(encoding="utf-8"), filename=str(path))
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield the full names of all imported modules and members, including those imported inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -34,92 +55,149 @@ def imported(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def called(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func)
+def called(tree: ast.Module) -> set[str]:
+    return {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
 
 
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+def package_of(path: Path) -> str:
+    return path.parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda path: path.name)
-def test_the_core_imports_no_sdk_no_framework_and_nothing_that_does_io(path: Path) -> None:
-    roots = {name.split(".")[0] for name in imported(parse(path))}
-
-    assert not roots & (OUTSIDE | INPUT_OUTPUT)
+def imported_packages(path: Path) -> set[str]:
+    names = [name.split(".") for name in imported(parse(path)) if name.startswith("tidings.")]
+    return {parts[1] for parts in names if (SOURCE / parts[1]).is_dir() or (SOURCE / f"{parts[1]}.py").exists()}
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda path: path.name)
-def test_the_core_opens_nothing_prints_nothing_and_never_sleeps(path: Path) -> None:
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_imports_point_downwards(path: Path) -> None:
+    package = package_of(path)
+    if package in ("__init__", "__main__"):
+        return  # they only name what the packages offer
+    used = imported_packages(path) - {package}
+    if package == "testing":
+        assert used <= TESTING_SIDE
+    elif package == "client":
+        assert used <= CLIENT_SIDE
+    else:
+        highest = max(RANK[package] - 1, 0)
+        assert {name for name in used if RANK.get(name, len(LAYERS)) > highest} == set()
+
+
+def test_only_few_modules_are_in_the_root_of_the_package() -> None:
+    assert {path.stem for path in MODULES if len(path.parts) == 1} == ROOT_MODULES
+
+
+@pytest.mark.parametrize("path", CORE, ids=str)
+def test_core_imports_only_core_msgspec_and_the_standard_library(path: Path) -> None:
+    roots = {name.split(".")[0] for name in imported(parse(path))} - {"tidings"}
+
+    assert roots <= (set(sys.stdlib_module_names) | CORE_LIBRARIES) - INPUT_OUTPUT
+    assert imported_packages(path) <= {"core", "errors", "policy"}
+
+
+@pytest.mark.parametrize("path", CORE, ids=str)
+def test_core_does_no_input_or_output_and_is_synchronous(path: Path) -> None:
     tree = parse(path)
-    calls = set(called(tree))
 
-    assert not calls & {"open", "print", "input", "exec", "eval", "breakpoint", "__import__"}
-    assert not {call for call in calls if call.split(".")[-1] in {"sleep", "sleep_ms"}}
-    assert not {name for name in imported(tree) if name.endswith(".sleep")}
+    assert not called(tree) & {"open", "print", "input", "exec", "eval", "breakpoint", "__import__"}
     assert not {node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.Await)}
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda path: path.name)
-def test_the_core_reads_no_clock_but_the_one_it_was_given(path: Path) -> None:
-    """`time.time` and `time.monotonic` stand there as defaults, which a caller may replace; nobody calls them."""
+@pytest.mark.parametrize("path", CORE, ids=str)
+def test_core_reads_only_the_clock_that_it_is_given(path: Path) -> None:
+    """`time.time` and `time.monotonic` are defaults of parameters; the core does not call them."""
     assert not {call for call in called(parse(path)) if call.startswith(("time.", "datetime."))}
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda path: path.name)
-def test_the_core_knows_no_other_room_of_the_house(path: Path) -> None:
-    rooms = {name.split(".")[1] for name in imported(parse(path)) if name.startswith("tidings.")}
+FOREIGN_PRIVATE = {
+    "_exit",  # os
+    "_run_exitfuncs",  # atexit
+    "_replace",  # named tuples
+    "_asdict",
+    "_fields",
+}
 
-    # `hub.listen()` leads to its lane, and imports it only when it is called.
-    assert rooms <= CORE_NAMES | ({"lanes"} if path.name == "hub.py" else set())
+
+def own_names(tree: ast.Module) -> set[str]:
+    """Return the private names that a module defines: functions, classes, attributes and slots."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node.value):
+            names.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)  # `__slots__`
+    return names
 
 
-def test_importing_tidings_brings_in_neither_the_sdk_nor_an_event_loop() -> None:
-    program = "import sys, tidings, tidings.frames; print(*sys.modules)"
+def is_own(node: ast.expr) -> bool:
+    return ast.unparse(node) in ("self", "cls", "super()")
+
+
+def private_accesses(path: Path) -> set[str]:
+    """Return the accesses of a module to private names of other modules."""
+    tree = parse(path)
+    own = own_names(tree) | FOREIGN_PRIVATE
+    found = {
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and not is_own(node.value) and node.attr not in own
+    }
+    return found | {
+        name for name in imported(tree) if name.startswith("tidings.") and any(map(is_private, name.split(".")))
+    }
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_no_module_touches_private_names_of_another_module(path: Path) -> None:
+    """`server/internals.py` alone knows the private parts of the SDK and FastMCP."""
+    if path != Path("server/internals.py"):
+        assert private_accesses(path) == set()
+
+
+def test_importing_tidings_imports_neither_the_sdk_nor_an_event_loop() -> None:
+    program = "import sys, tidings, tidings.core.frames; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    loaded = found.stdout.split()
+    loaded = {name.split(".")[0] for name in found.stdout.split()}
 
-    assert {"tidings.hub", "tidings.frames"} <= set(loaded)
-    assert not {name for name in loaded if name.split(".")[0] in OUTSIDE or name.startswith("tidings.lanes")}
+    assert not loaded & {"mcp", "mcp_types", "fastmcp", "starlette", "uvicorn", "anyio", "asyncio", "opentelemetry"}
 
 
-def test_only_the_command_that_serves_knows_an_sdk_or_an_exporter_of_opentelemetry() -> None:
-    knowing = {
-        str(path.relative_to(SOURCE))
-        for path in SOURCE.rglob("*.py")
+def test_only_the_command_line_imports_the_opentelemetry_sdk() -> None:
+    packages = {
+        package_of(path)
+        for path in MODULES
         if any(name.startswith(("opentelemetry.sdk", "opentelemetry.exporter")) for name in imported(parse(path)))
     }
 
-    assert knowing == {"cli/export.py"}
+    assert packages == {"cli"}
 
 
-def test_no_file_is_longer_than_a_reader_can_hold() -> None:
-    lengths = {
-        str(path.relative_to(SOURCE)): len(path.read_text(encoding="utf-8").splitlines())
-        for path in SOURCE.rglob("*.py")
-    }
+def test_every_public_name_exists_and_every_error_is_a_tidings_error() -> None:
+    public = {name: getattr(tidings, name) for name in tidings.__all__}
+    errors = [value for value in public.values() if isinstance(value, type) and issubclass(value, Exception)]
 
-    assert {name: length for name, length in lengths.items() if length > 500} == {}
-
-
-def test_everything_that_tidings_exports_is_there() -> None:
-    assert [name for name in tidings.__all__ if not hasattr(tidings, name)] == []
-    assert len(set(tidings.__all__)) == len(tidings.__all__)
-    assert {"Catalog", "Hub", "Change", "Policy", "Journal", "Subscriber"} <= set(tidings.__all__)
+    assert len(public) == len(tidings.__all__)
+    assert {"Catalog", "Hub", "Live", "Policy"} <= public.keys()
+    assert all(issubclass(error, tidings.TidingsError) for error in errors)
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda path: path.name)
-def test_every_module_of_the_core_says_what_it_is_and_what_it_offers(path: Path) -> None:
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_every_module_states_its_contract(path: Path) -> None:
     tree = parse(path)
 
     assert ast.get_docstring(tree)
-    assert any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" for node in tree.body)
+    if path.name not in ("__init__.py", "__main__.py") and "sdk" not in path.parts:  # these run as scripts
+        assert any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" for node in tree.body)
 
 
-def test_every_error_is_a_tidings_error() -> None:
-    errors = [value for value in vars(tidings).values() if isinstance(value, type) and issubclass(value, Exception)]
-
-    assert len(errors) >= 8
-    assert all(issubclass(error, tidings.TidingsError) for error in errors)
+@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES if len(path.parts) > 1}), ids=str)
+def test_every_package_has_tests_in_the_same_place(folder: Path) -> None:
+    assert list((Path(__file__).parent / folder.parts[0]).glob("test_*.py"))

@@ -203,12 +203,12 @@ def helper(): ...
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     for path, text in {
-        "tests/test_hub.py": TEST_FILE,
+        "tests/core/test_hub.py": TEST_FILE,
         "tests/lanes/test_listen.py": "def test_ack(): ...",
         "bench/core.py": "",
         "docs/design.md": "",
         ".ci/run": "",
-        "src/tidings/hub.py": "",
+        "src/tidings/core/hub.py": "",
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text, encoding="utf-8")
@@ -223,19 +223,19 @@ def table_of(*rows: str) -> str:
     "cell",
     [
         "planned",
-        "`tests/test_hub.py::test_add`",
-        "`tests/test_hub.py::test_listen`",
-        "`tests/test_hub.py::TestHub`",
-        "`tests/test_hub.py::TestHub::test_fan_out`",
-        "`tests/test_hub.py::TestHub::test_inherited`",
-        "`tests/test_hub.py::TestHubMachine`",
-        "`tests/test_hub.py::TestHubMachine::runTest`",
-        "`tests/test_hub.py::TestTyped`",
+        "`tests/core/test_hub.py::test_add`",
+        "`tests/core/test_hub.py::test_listen`",
+        "`tests/core/test_hub.py::TestHub`",
+        "`tests/core/test_hub.py::TestHub::test_fan_out`",
+        "`tests/core/test_hub.py::TestHub::test_inherited`",
+        "`tests/core/test_hub.py::TestHubMachine`",
+        "`tests/core/test_hub.py::TestHubMachine::runTest`",
+        "`tests/core/test_hub.py::TestTyped`",
         "`tests/lanes/test_listen.py::test_ack`",
         "`bench/core.py`",
         "`docs/design.md`",
         "`.ci/run`",
-        "`tests/test_hub.py::test_add`<br>`bench/core.py` <br> `tests/test_hub.py::TestHub`",
+        "`tests/core/test_hub.py::test_add`<br>`bench/core.py` <br> `tests/core/test_hub.py::TestHub`",
     ],
 )
 def test_a_claim_that_can_be_looked_up_is_accepted(cell: str, repository: Path) -> None:
@@ -245,26 +245,41 @@ def test_a_claim_that_can_be_looked_up_is_accepted(cell: str, repository: Path) 
 @pytest.mark.parametrize(
     ("cell", "complaint"),
     [
-        ("`tests/test_hub.py::test_missing`", "claims tests/test_hub.py::test_missing, and there is no such test"),
+        (
+            "`tests/core/test_hub.py::test_missing`",
+            "claims tests/core/test_hub.py::test_missing, and there is no such test",
+        ),
         ("`tests/test_gone.py::test_add`", "claims a test in tests/test_gone.py, and there is no such file"),
-        ("`tests/test_hub.py::TestGone`", "claims tests/test_hub.py::TestGone, and there is no such class"),
-        ("`tests/test_hub.py::TestGone::test_fan_out`", "claims tests/test_hub.py::TestGone, and there is no"),
-        ("`tests/test_hub.py::TestEmpty`", "claims tests/test_hub.py::TestEmpty, and there is no such class"),
-        ("`tests/test_hub.py::TestHub::test_add`", "claims tests/test_hub.py::TestHub::test_add, and there is no"),
-        ("`tests/test_hub.py::test_fan_out`", "claims tests/test_hub.py::test_fan_out, and there is no such test"),
-        ("`tests/test_hub.py::helper`", "claims tests/test_hub.py::helper, and there is no such test"),
-        ("`tests/test_hub.py::TestHub::helper`", "claims tests/test_hub.py::TestHub::helper, and there is no"),
-        ("`tests/test_hub.py`", "claims all of tests/test_hub.py; name the test"),
+        ("`tests/core/test_hub.py::TestGone`", "claims tests/core/test_hub.py::TestGone, and there is no such class"),
+        (
+            "`tests/core/test_hub.py::TestGone::test_fan_out`",
+            "claims tests/core/test_hub.py::TestGone, and there is no",
+        ),
+        ("`tests/core/test_hub.py::TestEmpty`", "claims tests/core/test_hub.py::TestEmpty, and there is no such class"),
+        (
+            "`tests/core/test_hub.py::TestHub::test_add`",
+            "claims tests/core/test_hub.py::TestHub::test_add, and there is no",
+        ),
+        (
+            "`tests/core/test_hub.py::test_fan_out`",
+            "claims tests/core/test_hub.py::test_fan_out, and there is no such test",
+        ),
+        ("`tests/core/test_hub.py::helper`", "claims tests/core/test_hub.py::helper, and there is no such test"),
+        (
+            "`tests/core/test_hub.py::TestHub::helper`",
+            "claims tests/core/test_hub.py::TestHub::helper, and there is no",
+        ),
+        ("`tests/core/test_hub.py`", "claims all of tests/core/test_hub.py; name the test"),
         ("`bench/gone.py`", "claims bench/gone.py, and there is no such file"),
-        ("`tests/test_hub.py::test_add`<br>`bench/gone.py`", "claims bench/gone.py, and there is no such file"),
+        ("`tests/core/test_hub.py::test_add`<br>`bench/gone.py`", "claims bench/gone.py, and there is no such file"),
         ("", "can't read ''"),
         ("Planned", "can't read 'Planned'"),
-        ("tests/test_hub.py::test_add", "can't read 'tests/test_hub.py::test_add'"),
-        ("`tests/test_hub.py::test_add`, `bench/core.py`", "can't read '`tests/test_hub.py::test_add`, "),
-        ("`tests/test_hub.py::test_add`<br>", "can't read ''"),
+        ("tests/core/test_hub.py::test_add", "can't read 'tests/core/test_hub.py::test_add'"),
+        ("`tests/core/test_hub.py::test_add`, `bench/core.py`", "can't read '`tests/core/test_hub.py::test_add`, "),
+        ("`tests/core/test_hub.py::test_add`<br>", "can't read ''"),
         ("planned<br>`bench/core.py`", "can't read 'planned'"),
-        ("`tests/test_hub.py::test_add[stdio]`", "can't read '`tests/test_hub.py::test_add[stdio]`'"),
-        ("`src/tidings/hub.py`", "can't read '`src/tidings/hub.py`'"),
+        ("`tests/core/test_hub.py::test_add[stdio]`", "can't read '`tests/core/test_hub.py::test_add[stdio]`'"),
+        ("`src/tidings/core/hub.py`", "can't read '`src/tidings/core/hub.py`'"),
         ("`bench/../src/tidings/hub.py`", "can't read '`bench/../src/tidings/hub.py`'"),
     ],
 )

@@ -2,8 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from tidings.catalog import Catalog
-from tidings.cursor import Cursor
+from tidings.core.catalog import Catalog
+from tidings.core.cursor import Cursor
+from tidings.core.filters import Terms
+from tidings.core.hub import BUSY, Hub
+from tidings.core.journal import Journal
+from tidings.core.mailbox import Filter
+from tidings.core.model import Change, Feature, Item, Notification, Operation, Priority, Reason, Topic, Version
+from tidings.core.subscriber import Subscriber
 from tidings.errors import (
     AlreadyExists,
     Behind,
@@ -15,14 +21,8 @@ from tidings.errors import (
     NotFound,
     TidingsError,
 )
-from tidings.gate import Principal
-from tidings.hub import BUSY, Hub
-from tidings.journal import Journal
-from tidings.mailbox import Filter
-from tidings.model import Change, Feature, Item, Notification, Operation, Priority, Reason, Topic, Version
 from tidings.policy import Policy
-from tidings.subscriber import Subscriber
-from tidings.terms import Terms
+from tidings.server.authorization import Principal
 
 if TYPE_CHECKING:
     from tidings.live import Live

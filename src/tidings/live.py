@@ -20,43 +20,43 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mcp_types import SERVER_INFO_META_KEY
 
-from tidings.alarm import Alarm
-from tidings.catalog import Catalog
-from tidings.cursor import Cursor
-from tidings.durable import Durables
+from tidings.core.catalog import Catalog
+from tidings.core.cursor import Cursor
+from tidings.core.filters import Terms
+from tidings.core.frames import EXTENSION
+from tidings.core.history import Past, recall
+from tidings.core.hub import Hub
+from tidings.core.journal import Journal
+from tidings.core.model import Change, Feature, Topic, Version
+from tidings.core.patterns import is_pattern
+from tidings.core.spans import READ_LIST
+from tidings.core.subscriber import Subscriber
 from tidings.errors import InvalidItem, TidingsError
-from tidings.frames import EXTENSION
-from tidings.gate import Authorize, Gate, Principal
-from tidings.history import Past, recall
-from tidings.hub import Hub
-from tidings.items import LiveItems, LiveResources
-from tidings.journal import Journal
-from tidings.lanes.bookmarks import Bookmarks
-from tidings.lanes.extension import ExtensionLane
-from tidings.lanes.listen import ListenLane
-from tidings.lanes.lists import ListsLane
-from tidings.lanes.runs import ToolRuns
-from tidings.lanes.session import SessionLane
-from tidings.lanes.splice import SpliceLane
-from tidings.lanes.templates import read_template
-from tidings.lanes.webhook import WebhookLane
-from tidings.model import Change, Feature, Topic, Version
-from tidings.patterns import is_pattern
+from tidings.http.legacy import SpliceLane
+from tidings.http.listen import ListenLane
+from tidings.http.lists import ListsLane
 from tidings.policy import Policy
-from tidings.sources import inquiry
-from tidings.sources.attached import Attached, attach
-from tidings.sources.definitions import distinct
-from tidings.spans import READ_LIST
+from tidings.server import list_reader as inquiry
+from tidings.server.adapters import Attached, attach
+from tidings.server.authorization import Authorize, Gate, Principal
+from tidings.server.definitions import distinct
+from tidings.server.extension import ExtensionLane
+from tidings.server.heartbeat import Bookmarks
+from tidings.server.items import LiveItems, LiveResources
+from tidings.server.loop_bridge import Alarm
+from tidings.server.sessions import SessionLane
+from tidings.server.tool_calls import ToolRuns
+from tidings.server.uri_templates import read_template
 from tidings.store import State, Store
-from tidings.store.keeper import Keeper, keeper_of
-from tidings.subscriber import Subscriber
+from tidings.store.durable import Durables
+from tidings.store.writer import Keeper, keeper_of
 from tidings.telemetry import MeasuredServer, Telemetry, observe
-from tidings.terms import Terms
+from tidings.webhooks.delivery import WebhookLane
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from tidings.lanes.health import Audience
+    from tidings.http.health import Audience
 
 __all__ = ["Live", "LiveItems", "LiveResources"]
 
@@ -182,8 +182,8 @@ class Live:
         """The server's own ASGI app, live. `options` are those of its `streamable_http_app()` or `http_app()`.
         With `health`, it answers `/health/live` and `/health/ready` too, and with `metrics`, `/metrics` to processes of
         this machine ("local") or to anyone."""
-        from tidings.lanes.app import build_app
-        from tidings.lanes.health import add_routes
+        from tidings.http.app import build_app
+        from tidings.http.health import add_routes
 
         app: Starlette = build_app(self, options)
         add_routes(app, self, health=health, metrics=metrics)
@@ -192,13 +192,13 @@ class Live:
     def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
         """Serve until the process is told to stop. For "http", `host` and `port` are uvicorn's, the rest the app's."""
         if transport == "stdio":
-            from tidings.lanes.stdio import run_stdio
+            from tidings.stdio.transport import run_stdio
 
             if options:
                 raise TidingsError(f"stdio has no option {', '.join(options)}; leave it out, or run http")
             run_stdio(self)
         elif transport == "http":
-            from tidings.lanes.app import run_http
+            from tidings.http.app import run_http
 
             run_http(self, **options)
         else:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
+from tidings.core.model import Feature, Priority, Topic
+from tidings.core.patterns import Match, compile_pattern
 from tidings.errors import InvalidPolicy
-from tidings.model import Feature, Priority, Topic
-from tidings.patterns import Match, compile_pattern
 
 __all__ = ["Detail", "Policy"]
 

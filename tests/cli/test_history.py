@@ -25,8 +25,8 @@ from tests.support.sdk_clients import serving as serving_board
 from tests.support.stores import Server, written
 from tidings import Feature
 from tidings.cli.remote import Unreachable, connected
-from tidings.durable import SERVER, Durable
 from tidings.store import State
+from tidings.store.durable import SERVER, Durable
 from tidings.store.sqlite import SQLiteStore, peek
 
 __all__ = ["board"]

@@ -28,7 +28,7 @@ import uvicorn
 from tests.support.kinds import BOARDS
 from tests.support.tokens import authentication
 from tidings import live
-from tidings.lanes.app import serve_app
+from tidings.http.app import serve_app
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from typing import Any
 import anyio.to_thread
 
 from tidings import Feature, Filter, Live, Notification, Policy, Principal, Terms, Topic
-from tidings.history import as_json
-from tidings.lanes.parked import Parked
+from tidings.core.history import as_json
+from tidings.http.parking import Parked
 
 LOREM = "Unchanging."
 CHANGE_SCHEMA = {

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support.sdk_clients import MARKER
 from tests.support.wire_clients import Stream, Wire, read_answer
-from tidings.frames import CHANGE_KEY, CURSOR_KEY
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY
 
 SPRINT = "board://sprint"
 LISTS = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidings import Catalog, Feature, Hub, Journal, Notification, Policy, Version
-from tidings.durable import Durable, Durables, Key, Owner
-from tidings.lanes.templates import read_template
+from tidings.core.subscriber import Subscriber
+from tidings.server.uri_templates import read_template
 from tidings.store import Batch
+from tidings.store.durable import Durable, Durables, Key, Owner
+from tidings.store.durable_connection import Visit
 from tidings.store.memory import MemoryStore
-from tidings.subscriber import Subscriber
-from tidings.visit import Visit
 
 TOOLS = Feature.TOOLS
 KEY = (None, "laptop")

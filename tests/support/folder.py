@@ -134,7 +134,7 @@ class ForkedServer(Server):
 
     FORK = """
 import os, sys
-import tidings.cli.commands, tidings.cli.serve, tidings.live, tidings.sources.workspace.workspace, uvicorn
+import tidings.cli.commands, tidings.cli.serve, tidings.live, tidings.workspace.source, uvicorn
 for _ in sys.stdin:
     pid = os.fork()
     if not pid:

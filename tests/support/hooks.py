@@ -12,7 +12,7 @@ from mcp.server.mcpserver import MCPServer
 from tests.support.receiver import Receiver
 from tests.support.waiting import DEADLINE, until
 from tidings import Live, Policy
-from tidings.durable import SERVER, Durable, Webhook
+from tidings.store.durable import SERVER, Durable, Webhook
 
 
 def nothing() -> None:

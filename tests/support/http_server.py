@@ -23,8 +23,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from tests.support.sdk_clients import DEADLINE, MODERN
 from tests.support.waiting import until
 from tidings import Live, Policy
-from tidings.lanes.front import Front
-from tidings.lanes.parked import ParkingProtocol
+from tidings.http.parking import ParkingProtocol
+from tidings.http.router import Front
 
 __all__ = ["FRONTS", "Answer", "Door", "Line", "modern", "open_door", "some_server"]
 

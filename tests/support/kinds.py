@@ -12,7 +12,8 @@ from mcp.server.mcpserver import Context, MCPServer
 
 from tests.support.board_actions import CHANGE_SCHEMA, LOREM, Board, card, greet, sprint, steady
 from tests.support.tokens import TOKENS, authentication
-from tidings import Feature, seams
+from tidings import Feature
+from tidings.server import internals as seams
 
 
 class MCPServerBoard(Board):

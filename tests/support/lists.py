@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.servers.door import Door, Line, modern, open_door, some_server
-from tests.servers.ears import MODERN
+from tests.support.http_server import Door, Line, modern, open_door, some_server
+from tests.support.sdk_clients import MODERN
 
 LISTS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 LISTED = modern("tools/list")

@@ -29,7 +29,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import Subscription
 from pydantic import BaseModel, ConfigDict, Field
 
-from tidings.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, EXTENSION, SUBSCRIPTION_KEY
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, EXTENSION, SUBSCRIPTION_KEY
 
 __all__ = [
     "DEADLINE",

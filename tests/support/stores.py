@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tidings import Catalog, Feature, Journal, Policy
-from tidings.durable import Durable
 from tidings.store import Batch, Store
+from tidings.store.durable import Durable
 from tidings.store.sqlite import SQLiteStore
 
 

@@ -14,7 +14,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from tests.support.faults.wire import Stream, modern_request
 from tests.support.waiting import DEADLINE, until
 from tidings import Live
-from tidings.lanes.app import _protocol
+from tidings.http.app import _protocol
 
 
 class Server:

@@ -26,8 +26,8 @@ from tidings.cli.export import _package as package
 from tidings.cli.export import _place as place
 from tidings.cli.export import _resource as resource
 from tidings.cli.output import _Plain
-from tidings.gate import Gate
-from tidings.logged import plain, shown
+from tidings.core.redact import plain, shown
+from tidings.server.authorization import Gate
 from tidings.telemetry.metrics import METRICS
 
 __all__ = ["board"]

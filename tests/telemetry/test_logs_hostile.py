@@ -19,7 +19,7 @@ from tests.support.command import DEADLINE, GRACE, board, drop, line_with, start
 from tests.support.otlp_collector import SECRET
 from tidings.cli.output import _Plain
 from tidings.cli.status import _Panel, _Snapshot
-from tidings.gate import Principal
+from tidings.server.authorization import Principal
 from tidings.workspace.problems import Problem
 
 __all__ = ["board"]

@@ -20,9 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.sdk_clients import DEADLINE, MUTED, serving
 from tests.support.wire_clients import LegacyWire, Stream, Wire
 from tidings import Catalog, Hub, Live, Policy
-from tidings.counts import BOUNDS, Latency, Why
-from tidings.mailbox import Filter
-from tidings.subscriber import BUSY
+from tidings.core.counts import BOUNDS, Latency, Why
+from tidings.core.mailbox import Filter
+from tidings.core.subscriber import BUSY
 from tidings.telemetry.metrics import METRICS, render
 from tidings.workspace.source import Workspace
 

@@ -14,7 +14,7 @@ from opentelemetry import trace
 from tests.support.sdk_clients import DEADLINE
 from tests.support.telemetry import RecordedTelemetry
 from tidings import BUSY, Feature, Live, Notification, Policy
-from tidings.durable import Durable
+from tidings.store.durable import Durable
 from tidings.telemetry import Telemetry, context_of
 
 pytestmark = pytest.mark.anyio

@@ -27,8 +27,8 @@ from tests.support.sdk_clients import (
 from tests.support.telemetry import BROKEN, RecordedTelemetry
 from tests.support.wire_clients import LegacyWire, http
 from tidings import Catalog, Feature, Hub, Notification
-from tidings.frames import Shape, write
-from tidings.spans import SPANS
+from tidings.core.frames import Shape, write
+from tidings.core.spans import SPANS
 from tidings.telemetry import context_of
 from tidings.telemetry.metrics import METRICS
 from tidings.telemetry.tracing import ATTRIBUTES

@@ -1,4 +1,4 @@
-// A TypeScript client that writes down what it hears, for tests/test_typescript.py.
+// A TypeScript client that writes down what it hears, for tests/end_to_end/test_typescript.py.
 //
 //     node watch.mjs CLIENT TARGET
 //

@@ -17,7 +17,7 @@ from tests.support.command import DEADLINE, GRACE, board, serving, started
 from tests.support.waiting import until
 from tests.support.workspaces import call, write
 from tests.workspace.test_source import NEVER, Watcher, watching
-from tidings.model import Feature
+from tidings.core.model import Feature
 from tidings.workspace import resources
 from tidings.workspace import watcher as watch
 from tidings.workspace.source import Workspace

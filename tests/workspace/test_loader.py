@@ -13,7 +13,7 @@ from typing import Any
 from mcp.client.client import Client
 
 from tests.support.workspaces import call, read, run, write
-from tidings.model import Feature
+from tidings.core.model import Feature
 from tidings.workspace.files import walk
 from tidings.workspace.source import Workspace
 

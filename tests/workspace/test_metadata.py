@@ -11,7 +11,7 @@ from mcp.client.client import Client
 
 from tests.support.command import tidings
 from tests.support.workspaces import read, run, write
-from tidings.model import Feature
+from tidings.core.model import Feature
 from tidings.workspace.source import Workspace
 
 SCRIPT = "#!/bin/sh\necho hi\n"

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.waiting import until
 from tests.support.workspaces import write
-from tidings.model import Feature
+from tidings.core.model import Feature
 from tidings.workspace.source import Workspace
 
 TOOL = {"tools/kept.sh": "#!/bin/sh\necho kept\n"}

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from mcp.client.client import Client
 
 from tests.support.waiting import until
+from tidings.core.model import Feature
 from tidings.live import Live
-from tidings.model import Feature
 from tidings.workspace.source import ERRORS, Workspace
 
 Told = tuple[str, dict[str, Any]]

@@ -24,7 +24,7 @@ from bench.peers.servers.scene import (
     version_text,
 )
 from tidings import Live, Policy, Principal, Topic
-from tidings.lanes.app import serve_app
+from tidings.http.app import serve_app
 
 __all__ = ["build"]
 

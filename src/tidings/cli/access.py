@@ -69,7 +69,7 @@ def require_token(server: MCPServer[Any], token: str, url: str) -> None:
     """Let nobody through without the token. Before the server's app is made."""
     from mcp.server.auth.settings import AuthSettings
 
-    from tidings import seams
+    from tidings.server import internals as seams
 
     # Nobody issues tokens here: the issuer is a field that must be filled in, and is shown to no one.
     settings = AuthSettings.model_validate({"issuer_url": url, "resource_server_url": None})

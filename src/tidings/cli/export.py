@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tidings.cli.startup import made_to_stay
-from tidings.leaving import meanwhile
+from tidings.stdio.process_exit import meanwhile
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource

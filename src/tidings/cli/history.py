@@ -14,12 +14,12 @@ import typer
 
 from tidings.cli.output import fail, print_line, say
 from tidings.cli.remote import Target, Token, TokenFile, Unreachable, connected, is_url, run, token_of
-from tidings.logged import plain
-from tidings.model import Feature
+from tidings.core.model import Feature
+from tidings.core.redact import plain
 
 if TYPE_CHECKING:
     from tidings.cli.remote import Remote
-    from tidings.history import Past
+    from tidings.core.history import Past
     from tidings.store import State
 
 __all__ = ["history"]
@@ -166,7 +166,7 @@ def _read(
     folder: Path, wanted: _Wanted, is_full: bool, follow: bool, show: Callable[[list[dict[str, Any]]], None]
 ) -> None:
     from tidings.cli.state import find_state, look
-    from tidings.history import as_json
+    from tidings.core.history import as_json
     from tidings.store import StoreBroken, StoreError
 
     path = find_state(folder)
@@ -215,10 +215,10 @@ def _marks(path: Path) -> list[tuple[int, int]]:
 
 
 def _recall(state: State, wanted: _Wanted) -> Past:
-    from tidings.catalog import UNKNOWN
-    from tidings.cursor import Cursor
-    from tidings.history import Past, since_told
-    from tidings.model import Topic, Version
+    from tidings.core.catalog import UNKNOWN
+    from tidings.core.cursor import Cursor
+    from tidings.core.history import Past, since_told
+    from tidings.core.model import Topic, Version
 
     topic: Topic | None = wanted.feature or wanted.uri
 

@@ -137,7 +137,7 @@ def _is_no_cancellation(record: logging.LogRecord) -> bool:
 def _hide_sessions(record: logging.LogRecord) -> bool:
     """The SDK logs the ids of sessions, with which anybody may speak for them."""
     if record.name.startswith("mcp."):
-        from tidings.logged import nickname
+        from tidings.core.redact import nickname
 
         record.msg = _SESSION.sub(lambda found: found[1] + nickname(found[2]), record.getMessage())
         record.args = ()
@@ -160,7 +160,7 @@ class _Lines(logging.Handler):
 
 class _Plain(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's own name
-        from tidings.logged import plain
+        from tidings.core.redact import plain
 
         record.message = plain(record.message)
         if record.levelno >= logging.WARNING:
@@ -169,7 +169,7 @@ class _Plain(logging.Formatter):
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # likewise
         """What was raised may say what a client sent: no line of it begins where those of the log do."""
-        from tidings.logged import plain
+        from tidings.core.redact import plain
 
         return "\n".join(f"  {plain(line)}" for line in super().formatException(ei).split("\n"))
 

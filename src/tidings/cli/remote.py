@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from tidings.cli.access import read_token
+from tidings.core.redact import plain
 from tidings.errors import TidingsError
-from tidings.leaving import leave
-from tidings.logged import plain
+from tidings.stdio.process_exit import leave
 
 if TYPE_CHECKING:
     from mcp.client.client import Client

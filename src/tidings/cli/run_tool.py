@@ -46,7 +46,7 @@ def run_tool(
     workspace = open_workspace(folder, poll=0)
     import asyncio
 
-    from tidings.model import Feature
+    from tidings.core.model import Feature
 
     tools = {str(tool["name"]): tool for tool in workspace.list_now(Feature.TOOLS)}
     if name not in tools:

@@ -27,10 +27,10 @@ from tidings.cli.export import exported
 from tidings.cli.folder import check_folder, open_workspace
 from tidings.cli.output import LogFormat, LogLevel, counted, fail, print_line, say, set_up_logging
 from tidings.cli.stdio import POLL, make_live, serve_stdio
-from tidings.leaving import leave
+from tidings.stdio.process_exit import leave
 
 if TYPE_CHECKING:
-    from tidings.lanes.health import Audience
+    from tidings.http.health import Audience
     from tidings.live import Live
     from tidings.workspace.source import Workspace
 
@@ -216,8 +216,8 @@ def _serve_http(
         if door.token is not None:
             access.require_token(workspace.server, door.token, url)
         from tidings.cli.status import shown
-        from tidings.lanes.app import serve_app
-        from tidings.lanes.health import add_routes
+        from tidings.http.app import serve_app
+        from tidings.http.health import add_routes
 
         live = make_live(workspace, state)
         app = live.http_app(host=door.host, streamable_http_path=door.path, transport_security=security)

@@ -11,8 +11,8 @@ from tidings.cli.folder import check_folder, state_file
 from tidings.cli.output import fail
 
 if TYPE_CHECKING:
-    from tidings.durable import Durables
     from tidings.store import Batch, State
+    from tidings.store.durable import Durables
 
 __all__ = ["durables_of", "edited", "find_state", "look"]
 
@@ -55,11 +55,11 @@ def edited(path: Path) -> Iterator[tuple[State, Batch]]:
 
 def durables_of(state: State) -> Durables:
     """The durable subscriptions in it, as a server that has just been started with it knows them."""
-    from tidings.catalog import Catalog
-    from tidings.durable import Durables
-    from tidings.hub import Hub
-    from tidings.journal import Journal
-    from tidings.lanes.templates import read_template
+    from tidings.core.catalog import Catalog
+    from tidings.core.hub import Hub
+    from tidings.core.journal import Journal
+    from tidings.server.uri_templates import read_template
+    from tidings.store.durable import Durables
 
     catalog, journal = Catalog(), Journal()
     catalog.restore(state.items, state.versions, state.contents, state.life << 32, state.forgotten)

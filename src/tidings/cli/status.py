@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidings.cli.output import counted
-from tidings.logged import change_name, plain, topic_name
-from tidings.model import Change, Feature, Operation
+from tidings.core.model import Change, Feature, Operation
+from tidings.core.redact import change_name, plain, topic_name
 from tidings.workspace.problems import Problem
 from tidings.workspace.source import ERRORS
 

@@ -12,7 +12,7 @@ from tidings.cli.startup import made_to_stay
 
 if TYPE_CHECKING:
     from tidings.live import Live
-    from tidings.store.keeper import Keeper
+    from tidings.store.writer import Keeper
     from tidings.workspace.source import Workspace
 
 __all__ = ["POLL", "make_live", "read_arguments", "serve_stdio"]
@@ -91,8 +91,8 @@ def make_live(workspace: Workspace, state: str | None) -> Live:
 def _keeper(root: Path, state: str | None) -> Keeper | None:
     if state == "none":
         return None
-    from tidings.store.keeper import Keeper
     from tidings.store.sqlite import SQLiteStore
+    from tidings.store.writer import Keeper
 
     # Every client that uses stdio starts a process of its own: that another one has the file is nothing to warn of.
     return Keeper(SQLiteStore(state or state_file(root)), is_expected=state is not None)

@@ -12,12 +12,12 @@ import typer
 
 from tidings.cli.output import fail, print_line, say
 from tidings.cli.remote import Target, Token, TokenFile, connected, is_url, run, token_of
-from tidings.logged import plain
-from tidings.model import Feature
+from tidings.core.model import Feature
+from tidings.core.redact import plain
 
 if TYPE_CHECKING:
-    from tidings.durable import Durable, Key, Owner
     from tidings.store import State
+    from tidings.store.durable import Durable, Key, Owner
 
 __all__ = ["subscriptions"]
 
@@ -165,9 +165,9 @@ def _found(state: State, name: str, owner: str | None) -> list[Key]:
 def _made(state: State, params: dict[str, Any]) -> tuple[Durable, dict[str, str]]:
     """A webhook that knows everything as of now, or what the one that has its name was told."""
     from tidings.cli.state import durables_of
-    from tidings.durable import SERVER, Durable, Webhook
-    from tidings.lanes.courier import check_url
-    from tidings.lanes.signature import check_secret, new_secret
+    from tidings.store.durable import SERVER, Durable, Webhook
+    from tidings.webhooks.http_client import check_url
+    from tidings.webhooks.signature import check_secret, new_secret
 
     hook, wanted = params["webhook"], params["notifications"]
     check_url(hook["url"], allow_loopback=True)
@@ -187,7 +187,7 @@ def _made(state: State, params: dict[str, Any]) -> tuple[Durable, dict[str, str]
 
 
 def _described(durable: Durable) -> dict[str, Any]:
-    from tidings.subscriptions import as_json
+    from tidings.store.durable_json import as_json
 
     described = as_json(durable, is_connected=durable.expires is None)
     return {"name": described.pop("name"), "owner": _owner(durable.owner), **described}

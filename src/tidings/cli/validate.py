@@ -53,7 +53,7 @@ def validate(
 
 
 def _counts(workspace: Workspace) -> dict[str, int]:
-    from tidings.model import Feature
+    from tidings.core.model import Feature
     from tidings.workspace.source import ERRORS
 
     listed = {feature.value: workspace.list_now(feature) for feature in Feature}

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol, TypeAlias
 
-from tidings.durable import Durable, Key
+from tidings.core.model import Change, Feature, Item, Version
 from tidings.errors import TidingsError
-from tidings.model import Change, Feature, Item, Version
+from tidings.store.durable import Durable, Key
 
 __all__ = ["Batch", "History", "State", "Store", "StoreBroken", "StoreBusy", "StoreError", "history_of"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
-from tidings.model import Feature, Item
+from tidings.core.model import Feature, Item
 from tidings.store import Batch, State, StoreBusy, history_of
 
 __all__ = ["MemoryStore"]

@@ -22,13 +22,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from tidings.digest import EMPTY, ListDigest
-from tidings.durable import Durable
-from tidings.model import Change, Feature, Item, Version
+from tidings.core.digest import EMPTY, ListDigest
+from tidings.core.model import Change, Feature, Item, Version
 from tidings.store import Batch, History, State, StoreBroken, StoreError, history_of
-from tidings.store.lock import FileLock, identity
-from tidings.store.packed import packed, unpacked
-from tidings.store.trouble import NOT_ALLOWED, explained, primary_code
+from tidings.store.durable import Durable
+from tidings.store.errors import NOT_ALLOWED, explained, primary_code
+from tidings.store.file_lock import FileLock, identity
+from tidings.store.rows import packed, unpacked
 
 __all__ = ["SQLiteStore", "peek"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from tidings.counts import BOUNDS, Latency
+from tidings.core.counts import BOUNDS, Latency
 from tidings.telemetry.metrics import LATENCY, METRICS, Counters, Labels, MeasuredServer, Metric
 
 if TYPE_CHECKING:

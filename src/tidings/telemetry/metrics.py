@@ -1,7 +1,7 @@
 """The table of all metrics, and `/metrics` in Prometheus text format.
 
 OpenTelemetry, `/metrics` and docs/telemetry.md use the same table. A metric is read only when it is requested: from the
-integers of `tidings.counts`, or from the present state of the server.
+integers of `tidings.core.counts`, or from the present state of the server.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from tidings.counts import BOUNDS, Counts, Latency, Why, kind_of
-from tidings.hub import Hub
-from tidings.model import Feature, Operation, Reason
-from tidings.observer import CUT_OFF
+from tidings.core.counts import BOUNDS, Counts, Latency, Why, kind_of
+from tidings.core.hub import Hub
+from tidings.core.model import Feature, Operation, Reason
+from tidings.core.observer import CUT_OFF
 
 __all__ = ["CONTENT_TYPE", "LATENCY", "METRICS", "Counters", "Labels", "MeasuredServer", "Metric", "render"]
 

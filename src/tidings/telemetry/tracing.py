@@ -19,11 +19,12 @@ from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from tidings import seams, spans
-from tidings.counts import Counts, kind_of
-from tidings.logged import LONGEST, plain, shown
-from tidings.model import Feature, Notification, Reason, Topic
-from tidings.observer import CUT_OFF, Observer, Outcome, distinct
+from tidings.core import spans
+from tidings.core.counts import Counts, kind_of
+from tidings.core.model import Feature, Notification, Reason, Topic
+from tidings.core.observer import CUT_OFF, Observer, Outcome, distinct
+from tidings.core.redact import LONGEST, plain, shown
+from tidings.server import internals as seams
 from tidings.telemetry.instruments import instruments_of
 from tidings.telemetry.metrics import MeasuredServer
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
-    from tidings.subscriber import Subscriber
+    from tidings.core.subscriber import Subscriber
 
 __all__ = ["ATTRIBUTES", "TracingObserver", "context_of"]
 

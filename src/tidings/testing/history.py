@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from tidings.core.mailbox import Filter
+from tidings.core.model import Change, Feature, Operation, Topic, Version
 from tidings.errors import TidingsError
-from tidings.mailbox import Filter
-from tidings.model import Change, Feature, Operation, Topic, Version
 
 __all__ = [
     "Acknowledged",
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _CHANGE_KEY: Final = "dev.tidings/change"
-"""Said again, and not imported from `tidings.frames`: a check must notice when the wire says something else."""
+"""Said again, and not imported from `tidings.core.frames`: a check must notice when the wire says something else."""
 
 _SHOWN_EVENTS: Final = 20
 """How much of a history a failure shows: what led to it is nearly always among the last few that concern it."""

@@ -6,7 +6,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from tidings.model import Topic, Version
+from tidings.core.model import Topic, Version
+from tidings.testing.checks import (
+    Ear,
+    Last,
+    Showings,
+    broken,
+    concerning,
+    is_deletion,
+    is_enough,
+    knowledge,
+    unwanted,
+)
 from tidings.testing.history import (
     Changed,
     Closed,
@@ -17,17 +28,6 @@ from tidings.testing.history import (
     Subscribed,
     Told,
     Unsubscribed,
-)
-from tidings.testing.reading import (
-    Ear,
-    Last,
-    Showings,
-    broken,
-    concerning,
-    is_deletion,
-    is_enough,
-    knowledge,
-    unwanted,
 )
 from tidings.testing.resumable import check_resumable
 

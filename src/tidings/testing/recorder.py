@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tidings.catalog import Catalog
-from tidings.hub import Hub
-from tidings.model import Change, Feature, Notification, Reason, Topic, Version
-from tidings.subscriber import Subscriber, identity
+from tidings.core.catalog import Catalog
+from tidings.core.hub import Hub
+from tidings.core.model import Change, Feature, Notification, Reason, Topic, Version
+from tidings.core.subscriber import Subscriber, identity
 from tidings.testing.history import (
     Answered,
     Answering,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from tidings.mailbox import Filter
-from tidings.model import Feature, Operation, Topic, Version
+from tidings.core.mailbox import Filter
+from tidings.core.model import Feature, Operation, Topic, Version
+from tidings.testing.checks import Ear, Showings, broken, is_deletion, net_operation, passes, ruled_out
 from tidings.testing.history import Changed, Closed, History, OfTopic, Subscribed, Told, Unsubscribed
-from tidings.testing.reading import Ear, Showings, broken, is_deletion, net_operation, passes, ruled_out
 
 __all__ = ["check_resumable"]
 

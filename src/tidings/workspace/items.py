@@ -11,8 +11,8 @@ from mcp.server.mcpserver.prompts.base import Prompt
 from mcp.server.mcpserver.resources import ResourceTemplate
 from mcp.server.mcpserver.tools.base import Tool
 
-from tidings.model import Feature
-from tidings.sources.definitions import dump, key_of, shown
+from tidings.core.model import Feature
+from tidings.server.definitions import dump, key_of, shown
 from tidings.workspace.problems import Problem
 from tidings.workspace.units import Unit
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tidings.digest import canonical
+from tidings.core.digest import canonical
 from tidings.errors import TidingsError
 
 __all__ = ["InvalidFile", "Problem", "digest_problems", "find_problem", "invalid_field", "invalid_model"]

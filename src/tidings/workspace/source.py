@@ -22,13 +22,13 @@ import msgspec
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.resources import FunctionResource
 
-from tidings import seams
-from tidings.catalog import Catalog
-from tidings.counts import Counts
+from tidings.core.catalog import Catalog
+from tidings.core.counts import Counts
+from tidings.core.model import Feature
+from tidings.core.observer import Observer
+from tidings.core.spans import SCAN
 from tidings.errors import TidingsError
-from tidings.model import Feature
-from tidings.observer import Observer
-from tidings.spans import SCAN
+from tidings.server import internals as seams
 from tidings.workspace.executable import ExecutableTool
 from tidings.workspace.files import FileChecker, read_state, walk
 from tidings.workspace.items import ItemKey, ItemTable, LoadedItem, make_item

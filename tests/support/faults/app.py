@@ -31,8 +31,8 @@ from starlette.routing import Route
 
 from tests.support.faults.wire import ENVIRONMENT, OPERATIONS, RECORD, STATE, WATCHED, Settings
 from tidings import Live, Policy, live
-from tidings.gate import Principal
-from tidings.model import Change, Feature, Notification, Topic
+from tidings.core.model import Change, Feature, Notification, Topic
+from tidings.server.authorization import Principal
 
 
 class Board:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from tests.support.waiting import DEADLINE
-from tidings.model import Feature, Operation, Version
+from tidings.core.model import Feature, Operation, Version
 from tidings.testing import Changed
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -30,11 +30,11 @@ from tests.support.promises.draws import (
 )
 from tests.support.promises.world import Reader, World, digest_of
 from tidings import Feature, Filter, Hub, LimitReached, Policy, Subscriber, Topic, Version
-from tidings.cursor import Cursor
-from tidings.index import WatchIndex
-from tidings.resume import resumed
+from tidings.core.cursor import Cursor
+from tidings.core.index import WatchIndex
+from tidings.core.resume import resumed
 from tidings.testing import Changed, Closed, History, check_all, check_reliable
-from tidings.testing.reading import changes_since, is_ruled_out
+from tidings.testing.checks import changes_since, is_ruled_out
 
 
 class Machine(World):

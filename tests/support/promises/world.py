@@ -31,7 +31,7 @@ from tidings import (
     Topic,
     Version,
 )
-from tidings.digest import EMPTY, ListDigest
+from tidings.core.digest import EMPTY, ListDigest
 from tidings.testing import Recorder
 
 

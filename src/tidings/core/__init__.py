@@ -1,0 +1,1 @@
+"""The synchronous core: catalog, hub and delivery, without I/O."""

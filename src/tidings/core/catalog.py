@@ -1,0 +1,467 @@
+"""The items of every feature, with revision and digest: operations in, Changes out.
+
+The catalog is the truth. It tells its sinks (the hub, a bus, a store) of every commit, in order, and of nothing that
+changed nothing. It does no I/O, knows no subscriber, and may be used from any thread: one lock, shared with the hub.
+
+An operation outside `batch()` is a batch of one. What a batch publishes is the *net* difference between its two ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tidings.core import digest
+from tidings.core.model import Change, Feature, Item, Operation, Topic, Version, is_unicode, operation
+from tidings.errors import AlreadyExists, InvalidItem, NotFound
+from tidings.policy import Policy
+
+__all__ = ["UNKNOWN", "Catalog", "Items", "Resources", "Sink"]
+
+logger = logging.getLogger(__name__)
+
+Sink = Callable[[tuple[Change, ...]], None]
+
+UNKNOWN = Version(0, "")
+"""The version of a content that nothing is known of."""
+
+# Looked up once: members of an Enum are found by a search, and contents change by the thousand.
+_DELETED, _UPDATED = Operation.DELETED, Operation.UPDATED
+
+
+class Catalog:
+    """What a server offers: `tools`, `prompts` and `resources`, and the versions of resources' contents."""
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        origin: str = "local",
+        life: str = "",
+    ) -> None:
+        """`life` is what no other catalog has that goes on with the same revisions."""
+        self.policy = policy or Policy()
+        self.origin = origin
+        self.life = life
+        self.trace: Callable[[], Mapping[str, str] | None] | None = None
+        """Asked at each commit which trace caused it; it must not raise."""
+        self.lock = threading.RLock()
+        self.tools = Items(self, Feature.TOOLS)
+        self.prompts = Items(self, Feature.PROMPTS)
+        self.resources = Resources(self)
+        self._clock = clock
+        self._revision = 0
+        self._sinks: tuple[Sink, ...] = ()
+        self._outbox: deque[tuple[Change, ...]] = deque()
+        self._sending = False
+        self._features: dict[Feature, Items] = {
+            each.feature: each for each in (self.tools, self.prompts, self.resources)
+        }
+        self._batch = Batch(self)
+        self._cause: Mapping[str, str] | None = None
+
+    @property
+    def revision(self) -> int:
+        return self._revision
+
+    def items(self, feature: Feature | str) -> Items:
+        return self._features[feature if isinstance(feature, Feature) else Feature(feature)]
+
+    def version(self, topic: Topic) -> Version:
+        """The version of a list, or of a resource's content (revision 0 when nothing is known of it)."""
+        return self.items(topic).version if isinstance(topic, Feature) else self.resources.content(topic)
+
+    def now(self) -> float:
+        """The time by which changes are dated."""
+        return self._clock()
+
+    def follow(self, sink: Sink) -> Callable[[], None]:
+        """Call `sink` with the changes of every commit from now on; returns how to stop it."""
+        with self.lock:
+            self._sinks += (sink,)
+
+        def stop() -> None:
+            with self.lock:
+                if sink in self._sinks:
+                    at = self._sinks.index(sink)
+                    self._sinks = self._sinks[:at] + self._sinks[at + 1 :]
+
+        return stop
+
+    def restore(
+        self,
+        items: Iterable[Item],
+        versions: Mapping[Feature, Version],
+        contents: Mapping[str, Version],
+        revision: int,
+        forgotten: int = 0,
+    ) -> None:
+        """Begin with what an earlier life of the server knew, before anything else is done here. Whatever the sources
+        then list makes exactly the difference. Revisions go on after `revision`."""
+        with self.lock:
+            for item in items:
+                self.items(item.feature)._restore(item)
+            for feature, version in versions.items():
+                self.items(feature)._version = version
+            self.resources._contents.update(contents)
+            self.resources.forgotten = forgotten
+            self._revision = revision
+
+    def batch(self) -> Batch:
+        """Make many operations one publication: `with catalog.batch() as changes: …`. The list it gives holds, after
+        the block, what was published.
+
+        Not a transaction: when the block raises, what it did until then is published, because it did happen. Don't
+        await inside: the block holds the catalog's lock.
+        """
+        return self._batch
+
+    def _commit(self, changes: list[Change]) -> None:
+        now = self._clock()
+        self._cause = self.trace() if self.trace is not None else None
+        for items in self._features.values():
+            if items.is_touched:
+                items._net(now, changes)
+        if changes:
+            self._outbox.append(tuple(changes))
+        # A sink may itself change the catalog. Its commit waits here, so that all sinks hear all in the same order.
+        if self._sending:
+            return
+        self._sending = True
+        ending: BaseException | None = None
+        try:
+            while self._outbox:
+                published = self._outbox.popleft()
+                for sink in self._sinks:
+                    try:
+                        sink(published)
+                    except Exception:  # whoever changed the catalog must not pay for a sink's defect
+                        logger.exception("a sink of the catalog failed; going on")
+                    except BaseException as error:  # ends the program, once every sink has heard of every commit
+                        ending = error
+        finally:
+            self._sending = False
+        if ending is not None:
+            raise ending
+
+
+class Batch:
+    """The block of `Catalog.batch()`: one object for all of them, since the catalog's lock lets no two overlap, and
+    those inside another one are part of it."""
+
+    __slots__ = ("_catalog", "_changes", "_depth")
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._changes: list[Change] = []
+        self._depth = 0
+
+    def __enter__(self) -> list[Change]:
+        self._catalog.lock.acquire()
+        self._depth += 1
+        return self._changes
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            self._depth -= 1
+            if self._depth == 0:
+                changes, self._changes = self._changes, []
+                self._catalog._commit(changes)
+        finally:
+            self._catalog.lock.release()
+
+
+class Items:
+    """The items of one feature. Definitions are mappings in the protocol's own terms (`inputSchema`, `mimeType`, …).
+
+    Every operation returns the changes it published: none if nothing changed, and none yet inside a batch.
+    """
+
+    def __init__(self, catalog: Catalog, feature: Feature) -> None:
+        self.feature = feature
+        self._catalog = catalog
+        self._items: dict[str, Item] = {}
+        self._sum = digest.ListDigest()
+        self._version = Version(0, digest.EMPTY)
+        self.was_read = False
+        """Whether these are the items that the server has now, and not only those that it had in an earlier life."""
+        self.is_touched = False
+        """Whether the batch under way did something here."""
+        self._touched: dict[str, Item | None] = {}
+        """What was there under a key before the batch."""
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether they are those of an earlier life, and this one's were not read yet."""
+        return not self.was_read and bool(self._items)
+
+    @property
+    def version(self) -> Version:
+        """As of the last commit: a batch under way shows in the items, not here."""
+        return self._version
+
+    def add(self, definition: Mapping[str, Any], *, replace: bool = False) -> Sequence[Change]:
+        """Add an item; with `replace`, whether or not its key is taken."""
+        item = self._item(definition)
+        with self._catalog.batch() as changes:
+            if not replace and item.key in self._items:
+                raise AlreadyExists(
+                    f"{self.feature.value}: {item.key!r} exists already; remove it first, or add it with replace=True"
+                )
+            self._put(item.key, item)
+        return changes
+
+    def put(self, text: bytes) -> Sequence[Change]:
+        """Add an item that is JSON already, or put it in the place of the one that has its key."""
+        item = self._read(text)
+        with self._catalog.batch() as changes:
+            self._put(item.key, item)
+        return changes
+
+    def remove(self, key: str) -> Sequence[Change]:
+        with self._catalog.batch() as changes:
+            self._known(key)
+            self._put(key, None)
+        return changes
+
+    def update(self, key: str, fields: Mapping[str, Any] | None = None, /, **more: Any) -> Sequence[Change]:
+        """Change only the fields given; None takes a field away."""
+        with self._catalog.batch() as changes:
+            given = {**(fields or {}), **more}
+            merged = self._known(key).definition | given
+            item = self._item({name: value for name, value in merged.items() if given.get(name, ...) is not None})
+            if item.key != key:
+                raise InvalidItem(
+                    f"{self.feature.value}: an update can't rename {key!r} to {item.key!r}; remove and add"
+                )
+            self._put(key, item)
+        return changes
+
+    def replace(
+        self,
+        definitions: Iterable[Mapping[str, Any]],
+        *,
+        on_invalid: Callable[[InvalidItem], None] | None = None,
+        keep: bool = False,
+    ) -> Sequence[Change]:
+        """Make these the only items. What is the same stays, and nobody hears of it. With `keep`, all others stay too.
+
+        With `on_invalid`, one that can't be taken is left out and reported, and the others are taken all the same.
+        """
+        items: dict[str, Item] = {}
+        for definition in definitions:
+            try:
+                item = self._item(definition)
+            except InvalidItem as error:
+                if on_invalid is None:
+                    raise
+                on_invalid(error)
+                continue
+            if item.key in items:
+                raise InvalidItem(f"{self.feature.value}: {item.key!r} is there twice; give each item its own key")
+            items[item.key] = item
+        with self._catalog.batch() as changes:
+            self.was_read = self.was_read or not keep
+            for key in [] if keep else [key for key in self._items if key not in items]:
+                self._put(key, None)
+            for key, item in items.items():
+                self._put(key, item)
+        return changes
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """A copy of an item's definition."""
+        item = self._items.get(key)
+        return item.definition if item else None
+
+    def snapshot(self) -> tuple[Item, ...]:
+        """All items, in the order of their keys, so that a list looks the same however it came about."""
+        with self._catalog.lock:
+            return tuple(self._items[key] for key in sorted(self._items))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (item.definition for item in self.snapshot())
+
+    def _known(self, key: str) -> Item:
+        item = self._items.get(key)
+        if item is None:
+            raise NotFound(f"{self.feature.value}: there is no {key!r}")
+        return item
+
+    def _restore(self, item: Item) -> None:
+        self._items[item.key] = item
+        self._sum.add(item.hash)
+
+    def _put(self, key: str, item: Item | None) -> None:
+        """Set or remove an item, and note for the commit what was there before."""
+        before = self._items.get(key)
+        self.is_touched = True
+        self._touched.setdefault(key, before)
+        if item is None:
+            self._items.pop(key, None)
+        else:
+            # The same content keeps its first object: a re-scan must not pile up copies.
+            self._items[key] = before if before is not None and before.hash == item.hash else item
+
+    def _item(self, definition: Mapping[str, Any]) -> Item:
+        feature = self.feature
+        if not isinstance(definition, Mapping):
+            raise InvalidItem(f"{feature.value}: an item is a mapping, not {definition!r:.80}")
+        key = self._key(definition)
+        try:
+            text = msgspec.json.encode(definition if isinstance(definition, dict) else dict(definition))
+        except Exception as error:  # any value at all may come here; the message says which item it was
+            raise InvalidItem(f"{feature.value}: {key!r} can't be written as JSON: {error}") from None
+        return self._read(text)
+
+    def _read(self, text: bytes) -> Item:
+        # Not what the text was made of: clients take the digest of what they read.
+        definition = msgspec.json.decode(text)
+        key = self._key(definition)
+        limit = self._catalog.policy.max_item_bytes
+        if len(text) > limit:
+            raise InvalidItem(
+                f"{self.feature.value}: {key!r} has {len(text)} bytes of JSON; Policy.max_item_bytes allows {limit}"
+            )
+        return Item(self.feature, key, text, digest.item_hash(definition, self.feature))
+
+    def _key(self, definition: Mapping[str, Any]) -> str:
+        key = definition.get("name")
+        if not isinstance(key, str):
+            raise InvalidItem(f"{self.feature.value}: an item needs a name, a text; got {definition!r:.80}")
+        return key
+
+    def _net(self, now: float, changes: list[Change]) -> None:
+        """Add the difference between the batch's two ends, with a new version for each change of it."""
+        self.is_touched = False
+        for key, before in self._touched.items():
+            after = self._items.get(key)
+            if after is before:
+                continue
+            if before is not None:
+                if after is not None and after.hash == before.hash:
+                    continue
+                self._sum.discard(before.hash)
+            if after is not None:
+                self._sum.add(after.hash)
+            self._catalog._revision += 1
+            previous, self._version = self._version, Version(self._catalog._revision, self._sum.hexdigest())
+            changes.append(
+                Change(
+                    topic=self.feature,
+                    operation=operation(before, after),
+                    key=key,
+                    version=self._version,
+                    previous=previous,
+                    time=now,
+                    origin=self._catalog.origin,
+                    trace=self._catalog._cause,
+                    item=after,
+                    before=before,
+                )
+            )
+        self._touched.clear()
+
+
+class Resources(Items):
+    """Resources and resource templates, and the versions of resources' contents, listed or not."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        super().__init__(catalog, Feature.RESOURCES)
+        self._contents: dict[str, Version] = {}
+        """In the order of their last change, so that the one longest unchanged is forgotten first."""
+        self.forgotten = 0
+        """The revision until which contents may have been forgotten."""
+        self._said: dict[str, tuple[str | None, Mapping[str, Any] | None]] = {}
+        """What the batch said of contents: digest (None: a new one) and metadata."""
+
+    def updated(self, uri: str, *, etag: str | None = None, **metadata: Any) -> Sequence[Change]:
+        """The content of `uri` is another one.
+
+        With an `etag`, only if it differs from the last one; without, always. The resource need not be listed.
+        """
+        return self._say(uri, None if etag is None else digest.content_digest(str(etag)), metadata or None)
+
+    def deleted(self, uri: str) -> Sequence[Change]:
+        """The resource is gone: its subscribers are told, their subscriptions to it end, and it leaves the list."""
+        with self._catalog.batch() as changes:
+            self._say(uri, digest.DELETED, None)
+            if uri in self._items:
+                self._put(uri, None)
+        return changes
+
+    def content(self, uri: str) -> Version:
+        return self._contents.get(uri, UNKNOWN)
+
+    def contents(self) -> dict[str, Version]:
+        """The versions of all contents that are known, the one longest unchanged first."""
+        with self._catalog.lock:
+            return dict(self._contents)
+
+    def _put(self, key: str, item: Item | None) -> None:
+        if item is not None and key not in self._items:
+            # A resource that comes back is there again, and can be deleted again.
+            said = self._said.get(key, (self.content(key).digest, None))
+            if said[0] == digest.DELETED:
+                self._said[key] = (None, None)  # touched below
+        super()._put(key, item)
+
+    def _key(self, definition: Mapping[str, Any]) -> str:
+        key = definition.get("uri", definition.get("uriTemplate"))
+        if not isinstance(key, str):
+            raise InvalidItem(f"resources: an item needs a uri or a uriTemplate, a text; got {definition!r:.80}")
+        return key
+
+    def _say(self, uri: str, content: str | None, metadata: Mapping[str, Any] | None) -> Sequence[Change]:
+        if not isinstance(uri, str) or not (uri.isascii() or is_unicode(uri)):
+            raise InvalidItem(f"resources: a URI is a text of whole characters, not {uri!r:.80}")
+        if metadata is not None:
+            # A copy in JSON's terms: what the caller does to its objects later must not reach a slow reader.
+            metadata = msgspec.json.decode(digest.safe_json(metadata))
+        with self._catalog.batch() as changes:
+            self.is_touched = True
+            self._said[uri] = (content, metadata)
+        return changes
+
+    def _net(self, now: float, changes: list[Change]) -> None:
+        catalog, contents = self._catalog, self._contents
+        # Contents first: whoever hears that a resource left the list has then already heard why.
+        for uri, (content, metadata) in self._said.items():
+            previous = contents.get(uri, UNKNOWN)
+            if content == previous.digest:
+                continue
+            catalog._revision = revision = catalog._revision + 1
+            version = Version(revision, digest.revision_digest(revision, catalog.life) if content is None else content)
+            contents.pop(uri, None)
+            contents[uri] = version
+            changes.append(
+                Change(
+                    topic=uri,
+                    operation=_DELETED if content == digest.DELETED else _UPDATED,
+                    key=uri,
+                    version=version,
+                    previous=previous,
+                    time=now,
+                    origin=catalog.origin,
+                    trace=catalog._cause,
+                    metadata=metadata,
+                )
+            )
+        self._said.clear()
+        while len(contents) > catalog.policy.max_contents:
+            self.forgotten = contents.pop(next(iter(contents))).revision
+        if self._touched:
+            super()._net(now, changes)
+        self.is_touched = False

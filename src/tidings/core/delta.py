@@ -1,0 +1,114 @@
+"""What differs between two definitions, as a JSON merge patch (RFC 7396), and what a client makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tidings.core.digest import ListDigest, item_hash
+from tidings.core.model import Feature
+
+__all__ = ["Copy", "apply_patch", "merge_patch"]
+
+
+class Copy:
+    """A client's copy of one list, kept up to date by what it is told, and verified at each step.
+
+    For clients that get deltas: with `detail: "delta"`, or with the extension `dev.tidings/changes`. The copy of
+    `resources` holds the templates too.
+    """
+
+    def __init__(self, feature: Feature | str, items: Iterable[dict[str, Any]] = ()) -> None:
+        self.feature = Feature(feature)
+        self.items: dict[str, dict[str, Any]] = {}
+        self._hashes: dict[str, bytes] = {}
+        for item in items:
+            self._put(item.get("uri", item.get("uriTemplate", item["name"])) if self._has_uris else item["name"], item)
+
+    @property
+    def digest(self) -> str:
+        """What the cursor of the same list says."""
+        total = ListDigest()
+        for each in self._hashes.values():
+            total.add(each)
+        return total.hexdigest()
+
+    def apply(self, summary: Mapping[str, Any]) -> bool:
+        """Take in the `dev.tidings/change` of a notification. False if the list has to be fetched anew: the server no
+        longer knew all that changed, or what came out is not what it should be."""
+        if not summary.get("complete"):
+            return False
+        changes = summary.get("changes", [summary] if "operation" in summary else [])
+        return all(map(self._apply, changes)) and bool(self.digest == summary["digest"])
+
+    def _apply(self, change: Mapping[str, Any]) -> bool:
+        key = change[self.feature.key_field]
+        if "item" in change:
+            self._put(key, change["item"])
+        elif "delta" in change:
+            if key not in self.items or _digest(self._hashes[key]) != change["before"]:
+                return False
+            self._put(key, apply_patch(self.items[key], change["delta"]))
+            return bool(_digest(self._hashes[key]) == change["after"])
+        else:
+            self.items.pop(key, None)
+            self._hashes.pop(key, None)
+        return True
+
+    def _put(self, key: str, item: dict[str, Any]) -> None:
+        self.items[key], self._hashes[key] = item, item_hash(item, self.feature)
+
+    @property
+    def _has_uris(self) -> bool:
+        return self.feature is Feature.RESOURCES
+
+
+def _digest(hashed: bytes) -> str:
+    return hashed[:16].hex()
+
+
+def merge_patch(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any] | None:
+    """The patch that leads from `before` to `after`; None where there is none.
+
+    A merge patch writes null for "take this field away", so it can't set a field to null: a schema whose default is
+    null has no patch, and its reader needs the whole item.
+    """
+    patch = _difference(before, after)
+    return patch if apply_patch(before, patch) == after else None
+
+
+def apply_patch(target: Any, patch: Any) -> Any:
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = apply_patch(merged.get(name), value)
+    return merged
+
+
+def _difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    patch: dict[str, Any] = dict.fromkeys(name for name in before if name not in after)
+    for name, value in after.items():
+        old = before.get(name)
+        if name in before and _same(old, value):
+            continue
+        patch[name] = _difference(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return patch
+
+
+def _same(one: Any, other: Any) -> bool:
+    # True == 1, 1 == 1.0 and 0.0 == -0.0 in Python, but not in a digest.
+    if isinstance(one, dict | list):
+        return _same_nested(one, other)
+    return type(one) is type(other) and one == other and (one != 0 or repr(one) == repr(other))
+
+
+def _same_nested(one: Any, other: Any) -> bool:
+    if type(one) is not type(other) or len(one) != len(other):
+        return False
+    if isinstance(one, dict):
+        return all(name in other and _same(value, other[name]) for name, value in one.items())
+    return all(map(_same, one, other))

@@ -1,0 +1,121 @@
+"""Canonical JSON and digests: what makes two contents the same.
+
+*An item's hash* is BLAKE2b-256 over the item's canonical JSON, however it was written: UTF-8 without white space,
+object keys sorted by code points, and in texts nothing escaped but `"`, `\\` and control characters (`\\b`, `\\f`,
+`\\n`, `\\r`, `\\t`, else `\\u001f`). An integer is its digits, and not the same as a number with a point or an
+exponent (`1` is not `1.0`). Such a one has the fewest digits that give it: with a point (`1.0`, `0.00001`) from 1e-5
+to below 1e16, and else with an exponent without a plus or zeros before it (`1e16`, `1.5e-6`). The `size` of a
+resource plays no part: it is the content's, and whoever lists a file measures it anew each time.
+
+*A list's digest* is over the set of its items' hashes: their sum modulo 2^256 (an additive multiset hash) and their
+number, hashed once more to 128 bits. Adding, removing or replacing one item is one addition or subtraction, whatever
+the length of the list, and the order of the items plays no part.
+
+*A content's digest* is over the etag that its server gave, or names the revision where there is none.
+
+Digests detect change. They are no defence against a server that wants to deceive its own clients.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from tidings.core.model import Feature
+
+__all__ = [
+    "DELETED",
+    "EMPTY",
+    "ListDigest",
+    "canonical",
+    "content_digest",
+    "item_hash",
+    "plain",
+    "revision_digest",
+    "safe_json",
+]
+
+_MODULUS = 1 << 256
+_encode_sorted = msgspec.json.Encoder(order="sorted")
+_encode = msgspec.json.Encoder()
+
+
+def canonical(value: Any) -> bytes:
+    """JSON with sorted keys, for comparing."""
+    return _encode_sorted.encode(value)
+
+
+def item_hash(definition: Any, feature: Feature | None = None) -> bytes:
+    if feature is Feature.RESOURCES and "size" in definition:
+        definition = {name: value for name, value in definition.items() if name != "size"}
+    return blake2b(_encode_sorted.encode(definition), digest_size=32).digest()
+
+
+class ListDigest:
+    """The digest of a list, kept up to date item by item."""
+
+    __slots__ = ("_count", "_sum")
+
+    def __init__(self) -> None:
+        self._sum = 0
+        self._count = 0
+
+    def add(self, item: bytes) -> None:
+        self._sum = (self._sum + int.from_bytes(item, "big")) % _MODULUS
+        self._count += 1
+
+    def discard(self, item: bytes) -> None:
+        self._sum = (self._sum - int.from_bytes(item, "big")) % _MODULUS
+        self._count -= 1
+
+    def hexdigest(self) -> str:
+        return blake2b(self._sum.to_bytes(32, "big") + self._count.to_bytes(8, "big"), digest_size=16).hexdigest()
+
+
+EMPTY = ListDigest().hexdigest()
+"""The digest of a list without items."""
+
+
+def content_digest(etag: str) -> str:
+    return blake2b(b"etag:" + etag.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def revision_digest(revision: int, life: str = "") -> str:
+    """Of a content of which no more is known than that it changed then, in that life of a server: two that began with
+    copies of one store number different contents alike."""
+    return f"{life}{revision:024x}"
+
+
+DELETED = blake2b(b"deleted", digest_size=16).hexdigest()
+"""The digest of a content that is gone."""
+
+
+def safe_json(value: Any) -> bytes:
+    """JSON of anything at all: what has no JSON form is written as its text, so that odd metadata fails nobody."""
+    try:
+        return _encode.encode(value)
+    except Exception:  # any value at all may come here; the slow path below takes each
+        return _encode.encode(plain(value))
+
+
+def plain(value: Any, above: tuple[int, ...] = ()) -> Any:
+    """The same in what every format can write."""
+    if id(value) in above or len(above) > 64:  # contains itself, or is deeper than any metadata is
+        return "…"
+    if value is None or isinstance(value, bool | int | float):
+        return value if not isinstance(value, int) or abs(value) < 1 << 63 else str(value)
+    if isinstance(value, dict):
+        return {_text(key): plain(inner, (*above, id(value))) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(inner, (*above, id(value))) for inner in value]
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    try:
+        text = value if isinstance(value, str) else str(value)
+    except Exception:  # a broken __str__ is the user's, and no reason to lose the notification
+        text = object.__repr__(value)
+    return text.encode("utf-8", "replace").decode("utf-8")

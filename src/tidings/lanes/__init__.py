@@ -1,1 +1,0 @@
-"""How frames reach each kind of subscriber."""

@@ -1,0 +1,341 @@
+"""Items given in code to a low-level `Server`, which has handlers and no registry of its own.
+
+What the user's own handlers list stays; over it lies what was added, removed and updated through `Live`.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mcp_types as types
+from mcp.server import Server, ServerRequestContext
+from mcp.shared.exceptions import MCPError
+from mcp.shared.uri_template import UriTemplate
+from pydantic import BaseModel
+from pydantic_core import from_json, to_json
+
+from tidings.core.catalog import Catalog
+from tidings.core.digest import safe_json
+from tidings.core.model import Feature
+from tidings.errors import AlreadyExists, InvalidItem, NotFound
+
+__all__ = ["LowLevelSource", "has_own_middleware"]
+
+_LISTS = {
+    "tools/list": (Feature.TOOLS, "tools"),
+    "prompts/list": (Feature.PROMPTS, "prompts"),
+    "resources/list": (Feature.RESOURCES, "resources"),
+    "resources/templates/list": (Feature.RESOURCES, "resourceTemplates"),
+}
+_NOTHING = {
+    "tools/list": types.ListToolsResult(tools=[]),
+    "prompts/list": types.ListPromptsResult(prompts=[]),
+    "resources/list": types.ListResourcesResult(resources=[]),
+    "resources/templates/list": types.ListResourceTemplatesResult(resource_templates=[]),
+}
+"""What is answered for handlers that there are not: with all that the protocol wants beside the items."""
+
+
+class LowLevelSource:
+    """`live.tools.add({"name": …, "inputSchema": …}, handler=function)`: the handler gets the arguments by name."""
+
+    lists_are_shared = False
+
+    def __init__(self, server: Server[Any]) -> None:
+        self.server = self.lowlevel = server
+        self._added: dict[Feature, dict[str, dict[str, Any]]] = {feature: {} for feature in Feature}
+        self._handlers: dict[tuple[Feature, str], Callable[..., Any]] = {}
+        self._changed: dict[Feature, dict[str, dict[str, Any] | None]] = {feature: {} for feature in Feature}
+        """What the user's handlers list otherwise: other fields, or None for an item that is to be hidden."""
+        self._covered: dict[Feature, set[str]] = {feature: set() for feature in Feature}
+        """What was added in the place of what the user's handlers list, or may list: nobody has looked yet."""
+        self._dropped: dict[Feature, set[str]] = {feature: set() for feature in Feature}
+        """What was ours alone and was removed: the catalog lists it until it is read again."""
+        self._gone: set[str] = set()
+        """Resources that were said to be deleted, until the user's handlers have once not listed them."""
+        self._walks: dict[str, tuple[str, set[str]]] = {}
+        """By method: the next page of the last list that was asked for, and what was on the pages before it."""
+        self._installed: set[Feature] = set()
+        self._wake: Callable[[Feature], None] = lambda feature: None
+        self._is_listed: Callable[[Feature, str], bool] = lambda feature, key: False
+        self._was_read: Callable[[Feature], bool] = lambda feature: False
+
+    def watch(self, catalog: Catalog, wake: Callable[[Feature], None]) -> None:
+        self._wake = wake
+        # Before the first look at a list, nothing is known of it but what it was once, and its owner is believed.
+        self._is_listed = lambda feature, key: catalog.items(feature).was_read and key in catalog.items(feature)
+        self._was_read = lambda feature: catalog.items(feature).was_read
+
+    async def run(self) -> None:
+        return None
+
+    def list_now(self, feature: Feature, on_invalid: Callable[[InvalidItem], None]) -> None:
+        return None
+
+    def list_one(self, feature: Feature, key: str) -> None:
+        return None
+
+    def has_own_middleware(self) -> bool:
+        return has_own_middleware(self.lowlevel)
+
+    def address(self, uri: str) -> str:
+        return uri
+
+    def add(
+        self, feature: Feature, thing: Any, *, replace: bool, handler: Callable[..., Any] | None = None, **options: Any
+    ) -> None:
+        definition = _checked(feature, _definition(feature, thing, options))
+        key = _key(feature, definition)
+        if handler is not None and not callable(handler):
+            raise InvalidItem(f"{feature.value}: the handler of {key!r} is to be a function, not {handler!r:.80}")
+        is_hidden = self._changed[feature].get(key, key) is None
+        is_listed = self._is_listed(feature, key) and key not in self._dropped[feature]
+        is_taken = key in self._added[feature] or (is_listed and not is_hidden)
+        if is_taken and not replace:
+            raise AlreadyExists(f"{feature.value}: {key!r} exists already; remove it first, or add with replace=True")
+        self._install(feature)
+        if key not in self._added[feature] and self._may_be_theirs(feature, key):
+            self._covered[feature].add(key)
+        self._added[feature][key] = definition
+        if handler is not None:
+            self._handlers[feature, key] = handler
+        self._wake(feature)
+
+    def remove(self, feature: Feature, key: str) -> None:
+        if self._added[feature].pop(key, None) is not None:
+            self._handlers.pop((feature, key), None)
+            if key in self._covered[feature]:
+                self._covered[feature].discard(key)
+                self._changed[feature][key] = None
+            else:
+                self._dropped[feature].add(key)
+        else:
+            self._check_listed(feature, key)
+            self._install(feature)
+            self._changed[feature][key] = None
+        self._wake(feature)
+
+    def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
+        added = self._added[feature].get(key)
+        if added is None:
+            self._check_listed(feature, key)
+        # What the handlers say of it is not known here; that it has what every item needs is.
+        merged = _checked(feature, _merged(_least(feature, key) if added is None else added, fields))
+        if _key(feature, merged) != key:
+            raise InvalidItem(
+                f"{feature.value}: an update can't rename {key!r} to {_key(feature, merged)!r}; remove and add"
+            )
+        if added is not None:
+            self._added[feature][key] = merged
+        else:
+            self._install(feature)
+            taken = {name: merged.get(name) for name in fields}
+            self._changed[feature][key] = (self._changed[feature].get(key) or {}) | taken
+        self._wake(feature)
+
+    def delete(self, uri: str) -> None:
+        if uri in self._added[Feature.RESOURCES]:
+            self.remove(Feature.RESOURCES, uri)
+        else:
+            self._install(Feature.RESOURCES)
+            self._gone.add(uri)  # its owner may list it a while longer, and later again
+            self._wake(Feature.RESOURCES)
+
+    def _check_listed(self, feature: Feature, key: str) -> None:
+        is_gone = self._changed[feature].get(key, key) is None
+        if is_gone or not self._may_be_theirs(feature, key):
+            raise NotFound(f"{feature.value}: there is no {key!r}")
+
+    def _may_be_theirs(self, feature: Feature, key: str) -> bool:
+        """Whether the user's handlers list it, as far as is known."""
+        if key in self._dropped[feature]:
+            return False
+        return not self._was_read(feature) or self._is_listed(feature, key)
+
+    def _install(self, feature: Feature) -> None:
+        """Put our handlers around the user's, once for each feature that is touched."""
+        if feature in self._installed:
+            return
+        self._installed.add(feature)
+        for method, (of, member) in _LISTS.items():
+            if of is feature:
+                self._install_list(method, feature, member)
+        self._install_call(feature)
+
+    def _install_list(self, method: str, feature: Feature, member: str) -> None:
+        inner = self.lowlevel.get_request_handler(method)
+
+        async def handle(ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams) -> dict[str, Any]:
+            result = _dump(_NOTHING[method] if inner is None else await inner.handler(ctx, params))
+            keys = self._all_listed(method, params.cursor, result.get("nextCursor"), feature, result.get(member, []))
+            is_template = member == "resourceTemplates"
+            if keys is not None:
+                for key in self._covered[feature] - keys:
+                    if ("uriTemplate" in self._added[feature].get(key, ())) == is_template:
+                        self._covered[feature].discard(key)
+                if member == "resources":
+                    self._gone &= keys
+            for key in list(self._dropped[feature]):
+                if not self._is_listed(feature, key):
+                    self._dropped[feature].discard(key)
+            listed = [self._overlaid(feature, item) for item in result.get(member, [])]
+            items = [item for item in listed if item is not None]
+            if not result.get("nextCursor"):
+                added = self._added[feature].values()
+                items += [item for item in added if ("uriTemplate" in item) == is_template]
+            return result | {member: items}
+
+        self.lowlevel.add_request_handler(method, types.PaginatedRequestParams, handle)
+
+    def _all_listed(
+        self, method: str, cursor: str | None, following: str | None, feature: Feature, items: list[dict[str, Any]]
+    ) -> set[str] | None:
+        """The keys on this page and on those before it, if it is the last one; None if it is not, or if others have
+        asked for pages between."""
+        expected, keys = self._walks.pop(method, ("", set())) if cursor else (cursor, set())
+        if expected != cursor:
+            return None
+        keys = keys | {_key(feature, item) for item in items}
+        if not following:
+            return keys
+        self._walks[method] = following, keys
+        return None
+
+    def _overlaid(self, feature: Feature, item: dict[str, Any]) -> dict[str, Any] | None:
+        key = _key(feature, item)
+        self._dropped[feature].discard(key)
+        if key in self._added[feature]:
+            self._covered[feature].add(key)
+            return None
+        if feature is Feature.RESOURCES and key in self._gone:
+            return None
+        changed = self._changed[feature].get(key, {})
+        return None if changed is None else _merged(item, changed)
+
+    def _install_call(self, feature: Feature) -> None:
+        method, params_type, member, answer = _CALLS[feature]
+        inner = self.lowlevel.get_request_handler(method)
+
+        async def handle(ctx: ServerRequestContext[Any, Any], params: Any) -> Any:
+            key = str(getattr(params, member))
+            found = self._handler(feature, key)
+            if found is not None:
+                handler, arguments = found
+                value = handler(**(arguments or getattr(params, "arguments", None) or {}))
+                return answer(key, await value if inspect.isawaitable(value) else value)
+            if inner is None or self._changed[feature].get(key, key) is None:
+                raise MCPError(types.INVALID_PARAMS, f"Unknown {feature.singular}: {key}")
+            return await inner.handler(ctx, params)
+
+        self.lowlevel.add_request_handler(method, params_type, handle)
+
+    def _handler(self, feature: Feature, key: str) -> tuple[Callable[..., Any], dict[str, Any]] | None:
+        if (feature, key) in self._handlers:
+            return self._handlers[feature, key], {}
+        if feature is Feature.RESOURCES:
+            for template in self._added[feature]:
+                matched = UriTemplate.parse(template).match(key) if "{" in template else None
+                if matched is not None and (feature, template) in self._handlers:
+                    return self._handlers[feature, template], dict(matched)
+        return None
+
+
+def has_own_middleware(lowlevel: Server[Any]) -> bool:
+    """Whether anything but the SDK's, FastMCP's and our own stands in the chain."""
+    # A loop, since every list that is answered comes by here. It looks at the thing itself and not at its type: our own
+    # is a bound method, whose type is a builtin.
+    for middleware in lowlevel.middleware:
+        if not middleware.__module__.startswith(("mcp.", "fastmcp.", "tidings.")):
+            return True
+    return False
+
+
+def _definition(feature: Feature, thing: Any, options: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(thing, types.Tool | types.Prompt | types.Resource | types.ResourceTemplate):
+        thing = _dump(thing)
+    if not isinstance(thing, Mapping):
+        raise InvalidItem(f"{feature.value}: a low-level server takes a definition and handler=…, not {thing!r:.80}")
+    definition = {**thing, **options}
+    if feature is Feature.TOOLS:
+        definition.setdefault("inputSchema", {"type": "object"})
+    return definition
+
+
+def _checked(feature: Feature, definition: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of its own of what can be listed: one item that can't would fail the list for everybody."""
+    key = _key(feature, definition)
+    try:
+        copy: dict[str, Any] = from_json(to_json(definition))
+        _kind(feature, copy).model_validate(copy, by_name=False)
+        if "uriTemplate" in copy:
+            UriTemplate.parse(copy["uriTemplate"])
+    except (ValueError, TypeError) as error:
+        raise InvalidItem(f"{feature.value}: {key!r} would not be valid: {error}") from None
+    return copy
+
+
+def _kind(feature: Feature, definition: Mapping[str, Any]) -> type[BaseModel]:
+    if feature is Feature.RESOURCES:
+        return types.ResourceTemplate if "uriTemplate" in definition else types.Resource
+    return types.Tool if feature is Feature.TOOLS else types.Prompt
+
+
+def _least(feature: Feature, key: str) -> dict[str, Any]:
+    if feature is Feature.RESOURCES:
+        return {"uriTemplate" if "{" in key else "uri": key, "name": key}
+    return {"name": key, "inputSchema": {"type": "object"}}
+
+
+def _key(feature: Feature, definition: Mapping[str, Any]) -> str:
+    names = ("uri", "uriTemplate") if feature is Feature.RESOURCES else ("name",)
+    for name in names:
+        if isinstance(definition.get(name), str):
+            return str(definition[name])
+    raise InvalidItem(f"{feature.value}: an item needs a {' or a '.join(names)}; got {definition!r:.80}")
+
+
+def _merged(item: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in {**item, **fields}.items() if value is not None}
+
+
+def _dump(result: Any) -> dict[str, Any]:
+    if isinstance(result, Mapping):
+        return dict(result)
+    dumped: dict[str, Any] = result.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return dumped
+
+
+def _tool_result(name: str, value: Any) -> Any:
+    if isinstance(value, types.CallToolResult | types.InputRequiredResult):
+        return value
+    structured = value if isinstance(value, dict) else None
+    return types.CallToolResult(
+        content=[types.TextContent(type="text", text=value if isinstance(value, str) else safe_json(value).decode())],
+        structured_content=structured,
+    )
+
+
+def _prompt_result(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        message = types.PromptMessage(role="user", content=types.TextContent(type="text", text=value))
+        return types.GetPromptResult(messages=[message])
+    return value
+
+
+def _read_result(uri: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, text=value)])
+    if isinstance(value, bytes):
+        blob = base64.b64encode(value).decode()
+        return types.ReadResourceResult(contents=[types.BlobResourceContents(uri=uri, blob=blob)])
+    return value
+
+
+_CALLS: dict[Feature, tuple[str, Any, str, Callable[[str, Any], Any]]] = {
+    Feature.TOOLS: ("tools/call", types.CallToolRequestParams, "name", _tool_result),
+    Feature.PROMPTS: ("prompts/get", types.GetPromptRequestParams, "name", _prompt_result),
+    Feature.RESOURCES: ("resources/read", types.ReadResourceRequestParams, "uri", _read_result),
+}

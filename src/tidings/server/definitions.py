@@ -1,0 +1,97 @@
+"""What an item of the SDK's high-level server is on the wire: the same as its own lists say, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import mcp_types as types
+from mcp.server.mcpserver.prompts.base import Prompt
+from mcp.server.mcpserver.resources import Resource, ResourceTemplate
+from mcp.server.mcpserver.tools.base import Tool
+from pydantic import BaseModel
+from pydantic_core import to_json
+
+from tidings.core.model import Feature
+from tidings.errors import InvalidItem
+
+__all__ = ["KEYS", "distinct", "dump", "encode", "key_of", "shown"]
+
+
+def shown(component: Any) -> BaseModel:
+    """An item as the server lists it, which checks it."""
+    if isinstance(component, Tool):
+        return types.Tool(
+            name=component.name,
+            title=component.title,
+            description=component.description,
+            input_schema=component.parameters,
+            output_schema=component.output_schema,
+            annotations=component.annotations,
+            icons=component.icons,
+            _meta=component.meta,
+        )
+    if isinstance(component, Prompt):
+        arguments = [
+            types.PromptArgument(name=each.name, description=each.description, required=each.required)
+            for each in component.arguments or ()
+        ]
+        return types.Prompt(
+            name=component.name,
+            title=component.title,
+            description=component.description,
+            arguments=arguments,
+            icons=component.icons,
+        )
+    if isinstance(component, ResourceTemplate):
+        return types.ResourceTemplate(
+            uri_template=component.uri_template,
+            name=component.name,
+            title=component.title,
+            description=component.description,
+            mime_type=component.mime_type,
+            icons=component.icons,
+            annotations=component.annotations,
+            _meta=component.meta,
+        )
+    assert isinstance(component, Resource)
+    return types.Resource(
+        uri=component.uri,
+        name=component.name or "",
+        title=component.title,
+        description=component.description,
+        mime_type=component.mime_type,
+        icons=component.icons,
+        annotations=component.annotations,
+        _meta=component.meta,
+    )
+
+
+KEYS = ("uri_template", "uri", "name")
+"""The fields that tell an item apart, the first that it has."""
+
+
+def key_of(item: Any) -> str:
+    """What tells an item of any of the high-level servers apart from the others."""
+    for name in KEYS:
+        if (value := getattr(item, name, None)) is not None:
+            return str(value)
+    raise InvalidItem(f"{item!r:.80} has neither a name nor a URI")
+
+
+def dump(model: BaseModel) -> dict[str, Any]:
+    return model.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+
+def encode(model: BaseModel) -> bytes:
+    """The same as JSON."""
+    return to_json(model, by_alias=True, exclude_none=True)
+
+
+def distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """The first of each key: a server may list a thing twice, and its clients take the first."""
+    key = "uri" if feature is Feature.RESOURCES else "name"
+    seen: dict[Any, dict[str, Any]] = {}
+    for definition in listed:
+        seen.setdefault(definition.get(key, definition.get("uriTemplate")), definition)
+    return seen.values()

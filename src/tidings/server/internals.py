@@ -1,0 +1,266 @@
+"""Every private part of the SDK, of FastMCP and of OpenTelemetry that Tidings uses, in one place.
+
+None of them has a public equivalent in the supported versions. `tests/server/test_internals.py` and
+`tests/server/test_internals_tracer.py` fail when one of them moves. The parts of uvicorn that Tidings relies on are
+named in `http/parking.py` and `http/disconnects.py`, and checked by `tests/http/test_internals_uvicorn.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from opentelemetry import trace
+
+if TYPE_CHECKING:
+    from fastmcp import FastMCP
+    from mcp.server import Server
+    from mcp.server.auth.provider import TokenVerifier
+    from mcp.server.auth.settings import AuthSettings
+    from mcp.server.connection import Connection
+    from mcp.server.mcpserver import MCPServer
+    from mcp.server.session import ServerSession
+    from mcp.server.streamable_http import StreamableHTTPServerTransport
+    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+    from mcp.server.subscriptions import SubscriptionBus
+
+__all__ = [
+    "Watched",
+    "add_to_fastmcp",
+    "bus_of",
+    "claimed_stdio",
+    "connection_of",
+    "fastmcp_endpoint",
+    "fastmcp_registry",
+    "has_tracer",
+    "lifespan_state_of",
+    "lists_registries",
+    "lowlevel_of",
+    "put_off_idle_end",
+    "registries_of",
+    "registry_of",
+    "session_of",
+    "set_auth",
+    "watch_fastmcp",
+    "watch_mcpserver",
+    "write_stream_of",
+]
+
+
+def has_tracer() -> bool:
+    """Whether spans of the process's own tracer go anywhere. To ask the tracer itself costs as much as a span, and the
+    public way to ask for its provider looks into the environment each time."""
+    return getattr(trace, "_TRACER_PROVIDER", trace) is not None  # where it moved, the tracer itself is asked
+
+
+def connection_of(session: ServerSession) -> Connection:
+    """The connection behind a request: its scratch state, and the stack that is unwound when it closes."""
+    return session._connection
+
+
+def write_stream_of(connection: Connection) -> object:
+    """What everything for the client of a connection is written to, on a transport that is one pair of streams."""
+    outbound: Any = connection.outbound
+    return getattr(getattr(outbound, "_outbound", outbound), "_write_stream", None)
+
+
+@contextmanager
+def claimed_stdio() -> Iterator[tuple[int, int]]:
+    """Standard input and output for us alone, as the SDK's own transport claims them: meanwhile, whoever else reads
+    finds nothing there, and what others print goes to standard error."""
+    from mcp.server import stdio
+
+    stdin, release_stdin = stdio._claim_fd(0, sys.stdin, "rb", stdio._open_stdin_diversion)
+    try:
+        stdout, release_stdout = stdio._claim_fd(1, sys.stdout, "wb", stdio._open_stdout_diversion)
+        try:
+            yield stdin.fileno(), stdout.fileno()
+        finally:
+            if release_stdout is not None:
+                release_stdout()
+    finally:
+        if release_stdin is not None:
+            release_stdin()
+
+
+def lowlevel_of(server: MCPServer[Any] | FastMCP[Any]) -> Server[Any]:
+    """The low-level server that a high-level one is built on."""
+    lowlevel: Server[Any] = server._mcp_server if hasattr(server, "_mcp_server") else server._lowlevel_server
+    return lowlevel
+
+
+_LISTERS = {
+    "tools/list": "list_tools",
+    "prompts/list": "list_prompts",
+    "resources/list": "list_resources",
+    "resources/templates/list": "list_resource_templates",
+}
+
+
+def lists_registries(server: MCPServer[Any]) -> bool:
+    """Whether it lists its registries by the SDK's own methods and handlers, to every caller alike."""
+    from mcp.server.mcpserver import MCPServer
+
+    lowlevel = lowlevel_of(server)
+    for method, name in _LISTERS.items():
+        entry = lowlevel.get_request_handler(method)
+        own = (getattr(type(server), name), getattr(type(server), f"_handle_{name}"))
+        if own != (getattr(MCPServer, name), getattr(MCPServer, f"_handle_{name}")) or name in vars(server):
+            return False
+        if entry is None or entry.handler != getattr(server, f"_handle_{name}"):
+            return False
+    return True
+
+
+def lifespan_state_of(manager: StreamableHTTPSessionManager) -> Any:
+    """What the server's lifespan gave, once the manager runs: handlers find it in their context."""
+    return manager._lifespan_state
+
+
+def session_of(
+    manager: StreamableHTTPSessionManager, session_id: str, user: object
+) -> StreamableHTTPServerTransport | None:
+    """A legacy session that is open and belongs to this caller, as the manager itself finds out."""
+    from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, authorization_context
+
+    transport = manager._server_instances.get(session_id)
+    owner = authorization_context(user) if isinstance(user, AuthenticatedUser) else None
+    if transport is None or transport.is_terminated or owner != manager._session_owners.get(session_id):
+        return None
+    is_ending = transport.idle_scope is not None and transport.idle_scope.cancel_called
+    return None if is_ending else transport
+
+
+def put_off_idle_end(transport: StreamableHTTPServerTransport) -> None:
+    """What the transport does when a request has been served: its idle time begins anew."""
+    if transport.idle_scope is None or transport._idle_timeout is None or transport._requests_in_flight:
+        return
+    transport.idle_scope.deadline = anyio.current_time() + transport._idle_timeout
+
+
+def bus_of(server: MCPServer[Any]) -> SubscriptionBus:
+    """Where `ctx.notify_*()` publishes."""
+    return server._subscriptions
+
+
+_REGISTRIES: dict[str, Callable[[MCPServer[Any]], dict[str, Any]]] = {
+    "tools": attrgetter("_tool_manager._tools"),
+    "prompts": attrgetter("_prompt_manager._prompts"),
+    "resources": attrgetter("_resource_manager._resources"),
+    "templates": attrgetter("_resource_manager._templates"),
+}
+
+
+def registries_of(server: MCPServer[Any]) -> dict[str, dict[str, Any]]:
+    """The dicts that an `MCPServer` keeps its items in: it has no way to remove a resource, nor to update anything."""
+    return {name: registry(server) for name, registry in _REGISTRIES.items()}
+
+
+def registry_of(server: MCPServer[Any], name: str) -> dict[str, Any]:
+    """One of them."""
+    return _REGISTRIES[name](server)
+
+
+def set_auth(server: MCPServer[Any], settings: AuthSettings, verifier: TokenVerifier) -> None:
+    """Make an `MCPServer` want a token, which it can otherwise only be told when it is made."""
+    server.settings.auth = settings
+    server._token_verifier = verifier
+
+
+def fastmcp_registry(server: FastMCP[Any]) -> dict[str, Any]:
+    """All components that were registered with a `FastMCP` itself, by its own keys."""
+    return server.local_provider._components
+
+
+def add_to_fastmcp(server: FastMCP[Any], component: Any) -> None:
+    """Register a tool, prompt, resource or template; the public methods are one for each, and wrap anew."""
+    server.local_provider._add_component(component)
+
+
+def watch_mcpserver(
+    server: MCPServer[Any], wake: Callable[[str, str | None], None], lock: AbstractContextManager[Any]
+) -> None:
+    """Call `wake` with the name of a registry and the key that was changed in it (None: any), by whatever method. The
+    registries are changed with the lock alone."""
+    tools, prompts, resources = server._tool_manager, server._prompt_manager, server._resource_manager
+    tools._tools = Watched(tools._tools, partial(wake, "tools"), lock)
+    prompts._prompts = Watched(prompts._prompts, partial(wake, "prompts"), lock)
+    resources._resources = Watched(resources._resources, partial(wake, "resources"), lock)
+    resources._templates = Watched(resources._templates, partial(wake, "resources"), lock)
+
+
+def watch_fastmcp(server: FastMCP[Any], wake: Callable[[], None], lock: AbstractContextManager[Any]) -> None:
+    provider = server.local_provider
+    provider._components = Watched(provider._components, lambda key: wake(), lock)
+
+
+def fastmcp_endpoint(app: Any) -> Any:
+    """FastMCP's ASGI endpoint inside its authentication; its `session_manager` is new with each start of the app."""
+    from fastmcp.server.http import StreamableHTTPASGIApp
+
+    for route in app.routes:
+        endpoint = getattr(route, "endpoint", None)
+        while endpoint is not None:
+            if isinstance(endpoint, StreamableHTTPASGIApp):
+                return endpoint
+            endpoint = getattr(endpoint, "app", None)
+    raise LookupError("this version of FastMCP has no streamable HTTP endpoint where Tidings looks for it")
+
+
+class Watched(dict[str, Any]):
+    """A dict that tells when it was changed, and under which key, if it was one. Both under one lock: who has it finds
+    nothing changed that was not told."""
+
+    def __init__(
+        self, items: dict[str, Any], changed: Callable[[str | None], None], lock: AbstractContextManager[Any]
+    ) -> None:
+        super().__init__(items)
+        self._changed = changed
+        self._lock = lock
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        with self._lock:
+            super().__setitem__(key, value)
+            self._changed(key)
+
+    def __delitem__(self, key: str) -> None:
+        with self._lock:
+            super().__delitem__(key)
+            self._changed(key)
+
+    def __ior__(self, other: Any) -> Watched:  # type: ignore[override, misc]  # dict's own is an overload for pairs
+        self.update(other)
+        return self
+
+    def pop(self, *args: Any) -> Any:
+        with self._lock:
+            value = super().pop(*args)
+            self._changed(args[0])
+            return value
+
+    def popitem(self) -> tuple[str, Any]:
+        with self._lock:
+            item = super().popitem()
+            self._changed(item[0])
+            return item
+
+    def clear(self) -> None:
+        with self._lock:
+            super().clear()
+            self._changed(None)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        with self._lock:
+            super().update(*args, **kwargs)
+            self._changed(None)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        with self._lock:
+            value = super().setdefault(key, default)
+            self._changed(key)
+            return value

@@ -1,0 +1,1 @@
+"""Notifications and lists over stdio."""

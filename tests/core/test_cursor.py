@@ -1,0 +1,151 @@
+"""Where a client stands: whatever it sends is a cursor or unknown, and never an error."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidings.core.catalog import Catalog
+from tidings.core.cursor import Cursor
+from tidings.core.hub import Hub
+from tidings.core.model import Feature, Notification, Topic, Version
+from tidings.core.resume import resumed
+
+TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
+
+anything: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+versions = st.builds(Version, st.integers(0, 2**63 - 1), st.text(max_size=40))
+nearly = st.fixed_dictionaries(
+    {},
+    optional={
+        "epoch": st.text() | anything,
+        "asOf": anything,
+        "topics": anything | st.dictionaries(st.sampled_from(["tools", "prompts", "x"]), anything),
+        "uris": anything
+        | st.dictionaries(st.text(), st.fixed_dictionaries({"revision": anything, "digest": anything})),
+    },
+)
+
+
+@given(
+    st.text(),
+    st.dictionaries(st.sampled_from(list(Feature)) | st.text(), st.none() | versions),
+    st.none() | st.integers(0, 2**63 - 1),
+)
+def test_a_cursor_comes_back_from_the_wire_as_it_was(
+    epoch: str, known: dict[Feature | str, Version | None], as_of: int | None
+) -> None:
+    assert Cursor.parse(Cursor(epoch, known, as_of).as_json()) == Cursor(epoch, known, as_of)
+
+
+def test_members_without_anything_are_left_out() -> None:
+    assert Cursor("e").as_json() == {"epoch": "e"}
+    assert Cursor("e", {TOOLS: Version(1, "a"), "file:///a": Version(2, "b"), PROMPTS: None}).as_json() == {
+        "epoch": "e",
+        "topics": {"tools": {"revision": 1, "digest": "a"}, "prompts": None},
+        "uris": {"file:///a": {"revision": 2, "digest": "b"}},
+    }
+
+
+@given(anything | nearly)
+def test_any_json_at_all_is_a_cursor_or_unknown_and_can_be_resumed_from(garbage: Any) -> None:
+    hub = Hub(Catalog())
+    heard: list[Any] = []
+    told, refetch = resumed(garbage, "here", hub, [TOOLS, "file:///a", "board://*"])
+
+    hub.subscribe(heard.append, "tools", uris=["file:///a"], told=told)
+
+    cursor = Cursor.parse(garbage)
+    if cursor is None:
+        assert told == {TOOLS: None, "file:///a": None}
+        assert refetch == ("board://*",)
+        assert [(each.topic, each.complete) for each in heard] == [(TOOLS, False), ("file:///a", False)]
+    else:
+        assert told.keys() <= cursor.versions.keys()
+        assert bool(refetch) == (cursor.as_of is not None and (cursor.epoch != "here" or cursor.as_of != 0))
+
+
+@pytest.mark.parametrize(
+    "version",
+    [None, 7, "7", [], {}, {"revision": 1}, {"digest": "a"}, {"revision": -1, "digest": "a"},
+     {"revision": True, "digest": "a"}, {"revision": 1.0, "digest": "a"}, {"revision": 2**63, "digest": "a"},
+     {"revision": 1, "digest": 5}, {"revision": 1, "digest": "a" * 129}, {"revision": 1, "digest": "\ud800"}],
+)  # fmt: skip
+def test_a_version_that_cannot_be_read_is_unknown_and_the_others_count(version: Any) -> None:
+    good = {"revision": 3, "digest": "abc"}
+
+    cursor = Cursor.parse({"epoch": "e", "topics": {"tools": version, "prompts": good, "others": good}})
+
+    assert cursor == Cursor("e", {TOOLS: None, PROMPTS: Version(3, "abc")})
+
+
+def test_a_uri_with_half_a_character_in_it_is_nobodys() -> None:
+    version = {"revision": 1, "digest": "a"}
+
+    cursor = Cursor.parse({"epoch": "e", "uris": {"a://\ud800": version, "a://b": version}})
+
+    assert cursor == Cursor("e", {"a://b": Version(1, "a")})
+
+
+def test_more_uris_than_anybody_may_watch_are_unknown() -> None:
+    version = {"revision": 1, "digest": "a"}
+    assert Cursor.parse({"epoch": "e", "uris": {f"a:{number}": version for number in range(10_000)}}) is not None
+    assert Cursor.parse({"epoch": "e", "uris": {f"a:{number}": version for number in range(10_001)}}) is None
+
+
+def test_in_another_epoch_only_the_digest_of_a_list_means_anything() -> None:
+    cursor = Cursor("then", {TOOLS: Version(7, "abc"), PROMPTS: None, "file:///a": Version(8, "def")})
+
+    assert cursor.told("then") == cursor.versions
+    assert cursor.told("now") == {TOOLS: Version(-1, "abc"), PROMPTS: None, "file:///a": None}
+
+
+def test_the_same_list_in_another_epoch_is_no_news_and_another_one_is() -> None:
+    catalog = Catalog()
+    catalog.tools.add({"name": "a"})
+    hub = Hub(catalog)
+    same, other = catalog.version(TOOLS), Version(99, "other")
+    heard: list[Any] = []
+
+    hub.subscribe(lambda told: heard.append(("same", told)), "tools", told=Cursor("then", {TOOLS: same}).told("now"))
+    hub.subscribe(lambda told: heard.append(("other", told)), "tools", told=Cursor("then", {TOOLS: other}).told("now"))
+
+    assert [(who, told.complete, told.version) for who, told in heard] == [("other", False, same)]
+
+
+def test_a_client_goes_on_from_what_it_read_last() -> None:
+    first = Cursor("e", {TOOLS: Version(1, "a"), PROMPTS: Version(2, "b")})
+
+    assert first.then(Cursor("e", {TOOLS: Version(3, "c")})).versions == {TOOLS: (3, "c"), PROMPTS: (2, "b")}
+    watcher = first.then(Cursor("e", {}, 5))
+    assert watcher == Cursor("e", first.versions, 5)
+    assert watcher.then(Cursor("e", {"file:///a": Version(6, "d")})).as_of == 5, (
+        "one notification says nothing of others"
+    )
+    assert watcher.then(Cursor("e", {}, 9)).as_of == 9
+
+
+def test_what_a_client_holds_of_an_earlier_epoch_is_not_taken_as_known_in_the_next() -> None:
+    """It looked at one list of a server that was started anew, and comes back with that: the rest is as old as ever."""
+    catalog = Catalog()
+    catalog.tools.add({"name": "a"})
+    catalog.prompts.add({"name": "same"})
+    catalog.resources.updated("file:///a", etag="1")
+    topics: list[Topic] = [TOOLS, PROMPTS, Feature.RESOURCES, "file:///a"]
+    held = Cursor("before", {topic: catalog.version(topic) for topic in topics}, as_of=3)
+    catalog.resources.add({"uri": "file:///a", "name": "new"})
+    catalog.tools.add({"name": "b"})
+    hub = Hub(catalog)
+
+    cursor = held.then(Cursor("after", {TOOLS: catalog.version(TOOLS)}))
+    told, refetch = resumed(cursor.as_json(), "after", hub, [*topics, "board://*"])
+    heard: list[Notification] = []
+    hub.subscribe(heard.append, *Feature, uris=["file:///a"], told=told)
+
+    assert [(each.topic, each.complete) for each in heard] == [(Feature.RESOURCES, False), ("file:///a", False)]
+    assert refetch == ("board://*",)
+    assert cursor.then(Cursor("after", {"file:///a": Version(9, "c")}, 9)).as_of == 9

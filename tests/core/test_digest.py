@@ -1,0 +1,181 @@
+"""The digest is over content and nothing else: not order, not time, not the way there."""
+
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from tidings.core.digest import (
+    DELETED,
+    EMPTY,
+    ListDigest,
+    canonical,
+    content_digest,
+    item_hash,
+    revision_digest,
+    safe_json,
+)
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+definitions = st.dictionaries(texts, values, max_size=5)
+hashes = st.lists(st.integers(0, 20).map(lambda number: item_hash({"name": str(number)})), max_size=8)
+
+
+def digest_of(items: list[bytes]) -> str:
+    listed = ListDigest()
+    for item in items:
+        listed.add(item)
+    return listed.hexdigest()
+
+
+def reversed_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: reversed_keys(inner) for key, inner in reversed(value.items())}
+    return [reversed_keys(inner) for inner in value] if isinstance(value, list) else value
+
+
+@given(definitions)
+def test_key_order_at_any_depth_plays_no_part(definition: dict[str, Any]) -> None:
+    assert item_hash(reversed_keys(definition)) == item_hash(definition)
+
+
+def by_the_book(value: Any) -> str:
+    """Canonical JSON as the module describes it, for whoever writes it in another language."""
+    match value:
+        case dict():
+            return "{" + ",".join(f"{by_the_book(key)}:{by_the_book(value[key])}" for key in sorted(value)) + "}"
+        case list():
+            return "[" + ",".join(map(by_the_book, value)) + "]"
+        case str():
+            short = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+            return '"' + "".join(short.get(c, f"\\u{ord(c):04x}" if c < " " else c) for c in value) + '"'
+        case float() if value and not 1e-5 <= abs(value) < 1e16:
+            digits, exponent = f"{Decimal(repr(value)).normalize():e}".split("e")
+            return f"{digits}e{int(exponent)}"
+        case float():
+            plainly = f"{Decimal(repr(value)):f}"
+            return plainly if "." in plainly else f"{plainly}.0"
+        case None | bool():
+            return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+@given(values)
+@example(
+    [1e16, 9999999999999998.0, 1e-5, 1.5e-6, -0.0, 1e22, 5e-324, 1.7976931348623157e308, 123456789.125, 1.0, 1, True]
+)
+@example({"é\u2028\U0001f600\x7f": "\x1f\b", "\uffff": 1, "\U00010000": 2})
+def test_canonical_json_is_what_its_description_says(value: Any) -> None:
+    assert canonical(value).decode() == by_the_book(value)
+
+
+@given(definitions, definitions)
+def test_different_contents_have_different_hashes(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert (item_hash(one) == item_hash(other)) == (canonical(one) == canonical(other))
+
+
+@pytest.mark.parametrize("other", [1.0, True, "1", None, [1], {"": 1}])
+def test_values_that_python_confuses_are_told_apart(other: object) -> None:
+    assert item_hash({"default": 1}) != item_hash({"default": other})
+
+
+def test_the_order_of_an_array_is_content() -> None:
+    assert item_hash({"required": ["a", "b"]}) != item_hash({"required": ["b", "a"]})
+
+
+@given(hashes, st.randoms())
+def test_insertion_order_plays_no_part(items: list[bytes], random: Any) -> None:
+    shuffled = list(items)
+    random.shuffle(shuffled)
+
+    assert digest_of(shuffled) == digest_of(items)
+
+
+@given(hashes, hashes)
+def test_a_digest_kept_up_to_date_equals_one_from_scratch(kept: list[bytes], passing: list[bytes]) -> None:
+    listed = ListDigest()
+    for item in passing + kept:
+        listed.add(item)
+    for item in passing:
+        listed.discard(item)
+
+    assert listed.hexdigest() == digest_of(kept)
+
+
+@given(hashes, hashes)
+def test_lists_of_different_items_have_different_digests(one: list[bytes], other: list[bytes]) -> None:
+    assume(sorted(one) != sorted(other))
+
+    assert digest_of(one) != digest_of(other)
+
+
+def test_an_empty_list_has_a_digest_of_its_own() -> None:
+    assert ListDigest().hexdigest() == EMPTY
+    assert digest_of([bytes(32)]) != EMPTY, "an item whose hash is zero still counts"
+
+
+@given(texts, texts, st.integers(0, 1 << 62))
+def test_contents_are_told_apart_by_their_etag_or_revision(one: str, other: str, revision: int) -> None:
+    assert (content_digest(one) == content_digest(other)) == (one == other)
+    assert len({content_digest(one), revision_digest(revision), revision_digest(revision + 1), DELETED, EMPTY}) == 5
+
+
+@given(values)
+def test_safe_json_is_plain_json_for_what_has_a_json_form(value: Any) -> None:
+    assert msgspec.json.decode(safe_json(value)) == value
+
+
+class Broken:
+    def __str__(self) -> str:
+        raise RuntimeError("no text for you")
+
+
+class Odd:
+    def __str__(self) -> str:
+        return "odd \ud800"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"a": Odd(), "b": [1, (2, None)]}, {"a": "odd ?", "b": [1, [2, None]]}),
+        ({"text": "half \ud83d"}, {"text": "half ?"}),
+        ({Odd(): 1, "b": {2.5}}, {"odd ?": 1, "b": [2.5]}),
+        ({"big": 1 << 80, "odd": Odd()}, {"big": str(1 << 80), "odd": "odd ?"}),
+        ({"flag": True, "odd": Odd()}, {"flag": True, "odd": "odd ?"}),
+    ],
+)
+def test_what_has_no_json_form_is_written_as_its_text(value: object, expected: object) -> None:
+    assert msgspec.json.decode(safe_json(value)) == expected
+
+
+def test_an_object_that_can_not_even_be_written_as_text_fails_nobody() -> None:
+    assert "Broken" in msgspec.json.decode(safe_json([Broken()]))[0]
+
+
+class Knot(list[object]):
+    """A list that is walked a few times at most."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[object]:
+        self.walks += 1
+        if self.walks > 1000:
+            pytest.fail("walks in circles")
+        return super().__iter__()
+
+
+def test_a_structure_that_contains_itself_comes_to_an_end() -> None:
+    knot = Knot(["knot"])
+    knot += [knot, {"again": knot}]
+
+    assert msgspec.json.decode(safe_json(knot))[0] == "knot"

@@ -1,0 +1,475 @@
+"""What was shown counts: who was told A and may have looked at B is told when A is there again, and nobody else is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+
+from tests.support.promises.draws import URIS, topics
+from tests.support.promises.machine import Machine
+from tests.support.readers import Clock
+from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Topic, Version
+from tidings.core import fetched as shown_module
+from tidings.core.fetched import Shown
+from tidings.testing import (
+    Changed,
+    Event,
+    History,
+    PromiseBroken,
+    Recorder,
+    Subscribed,
+    Told,
+    check_all,
+    check_reliable,
+    check_resumable,
+    check_unique,
+)
+from tidings.testing import Shown as ShownEvent
+
+TOOLS, URI = Feature.TOOLS, "a://p"
+A, B, A_AGAIN = Version(1, "a"), Version(2, "b"), Version(3, "a")
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Callbacks that raise are logged, and here they do so on purpose."""
+    caplog.set_level(logging.CRITICAL + 1, "tidings")
+
+
+class Place:
+    """A hub, a subscriber that is not told at once, and what it was told."""
+
+    def __init__(self, kind: str = "slow", filter: Filter | None = None) -> None:
+        self.clock = Clock()
+        self.catalog = Catalog(clock=self.clock)
+        self.catalog.tools.add({"name": "kept"})
+        self.catalog.resources.updated(URI, etag="a")
+        self.hub = Hub(self.catalog, clock=self.clock)
+        self.recorder = Recorder(self.hub)
+        self.shown = self.hub.news.shown
+        self.heard: list[Notification] = []
+        self.muted: set[Topic] = set()
+        policies = {"quiet gap": Policy(quiet_gap=1.0, longest_wait=10.0), "rate": Policy(min_interval=1.0)}
+        is_muted = self.muted.__contains__ if kind == "muted" else None
+        self.reader = self.hub.open(self.deliver, policy=policies.get(kind), filter=filter, is_muted=is_muted)
+        self.is_busy = False
+        self.reader.subscribe("tools", uris=[URI])
+        if kind == "rate":
+            self.flip(1)
+            self.heard.clear()
+            self.flip(0)
+        elif kind == "muted":
+            self.muted |= {TOOLS, URI}
+        elif kind == "slow":
+            self.reader.pause()
+
+    def deliver(self, notification: Notification) -> object:
+        self.heard.append(notification)
+        return BUSY if self.is_busy else None
+
+    def flip(self, state: int) -> None:
+        """Make both topics B (1) or A (0)."""
+        self.catalog.resources.updated(URI, etag="ab"[state])
+        self.catalog.tools.replace([{"name": "kept"}, *([{"name": "new"}] if state else [])])
+
+    def show(self, *, only: Topic | None = None) -> None:
+        for topic in (TOOLS, URI) if only is None else (only,):
+            self.shown.note(topic, self.catalog.version(topic))
+
+    def settle(self) -> list[Topic]:
+        """Let it be told all that is due; of what it was told since the last time."""
+        self.muted.clear()
+        self.hub.wake(self.reader)
+        while (due := self.hub.next_due()) is not None:
+            self.clock.now = due
+            self.hub.tick()
+        self.recorder.look()
+        check_all(self.recorder.history)
+        heard, self.heard = self.heard, []
+        return [notification.topic for notification in heard]
+
+
+KINDS = ["slow", "quiet gap", "muted"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_shown_in_between_is_told_when_all_is_as_it_was(kind: str) -> None:
+    place = Place(kind)
+    place.flip(1)
+    place.show()
+    place.flip(0)
+
+    assert place.settle() == [TOOLS, URI]
+    assert place.settle() == [], "once"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("when", ["never", "before", "after", "before and after"])
+def test_where_nothing_else_was_shown_nobody_is_told(kind: str, when: str) -> None:
+    place = Place(kind)
+    if "before" in when:
+        place.show()
+    place.flip(1)
+    place.flip(0)
+    if "after" in when:
+        place.show()
+
+    assert place.settle() == []
+
+
+def test_the_rate_limit_loses_nothing_either() -> None:
+    place = Place("rate")  # told B a moment ago, and now it is A, which waits
+    place.show()
+    place.flip(1)
+
+    assert place.settle() == [TOOLS, URI]
+
+
+def test_a_list_is_told_with_the_word_to_refetch_and_a_content_with_its_last_change() -> None:
+    place = Place()
+    place.flip(1)
+    place.show()
+    place.flip(0)
+    place.hub.wake(place.reader)
+
+    content, tools = sorted(place.heard, key=lambda each: isinstance(each.topic, Feature))
+    assert (tools.complete, tools.changes, tools.version) == (False, (), place.catalog.tools.version)
+    assert [change.version for change in content.changes] == [place.catalog.version(URI)]
+
+
+def test_only_the_topic_that_was_shown_is_told() -> None:
+    place = Place()
+    place.flip(1)
+    place.show(only=URI)
+    place.flip(0)
+
+    assert place.settle() == [URI]
+
+
+def test_one_look_among_several_that_showed_the_same_is_found() -> None:
+    place = Place()
+    place.show()
+    place.flip(1)
+    place.show()
+    for _ in range(3):
+        place.flip(0)
+        place.show()
+    assert len(place.settle()) == 2
+
+
+def test_an_answer_that_is_not_given_yet_may_show_whatever_there_is_meanwhile() -> None:
+    place = Place()
+    place.shown.begin(TOOLS, place.catalog.tools.version.revision)
+    place.flip(1)
+    place.flip(0)
+
+    assert place.settle() == [TOOLS]
+    place.shown.end(TOOLS, 1)
+    place.reader.pause()
+    place.flip(1)
+    place.flip(0)
+
+    assert place.settle() == [], "it was never given"
+
+
+def test_an_answer_begun_after_it_was_all_over_is_nothing_to_tell_of() -> None:
+    place = Place()
+    place.flip(1)
+    place.flip(0)
+    place.shown.begin(TOOLS, place.catalog.tools.version.revision)
+
+    assert place.settle() == []
+
+
+def test_an_answer_of_which_nobody_knows_what_it_showed_counts() -> None:
+    place = Place()
+    place.flip(1)
+    place.flip(0)
+    place.shown.note(TOOLS, Version(place.catalog.tools.version.revision, ""))
+
+    assert place.settle() == [TOOLS]
+
+
+def test_a_client_that_says_what_it_holds_is_believed() -> None:
+    place = Place()
+    known: dict[Topic, Version | None] = {TOOLS: place.catalog.tools.version}
+    place.flip(1)
+    place.show()
+    place.flip(0)
+    heard: list[Notification] = []
+    place.hub.subscribe(heard.append, "tools", told=known)
+    place.hub.subscribe(place.reader, told=known)
+
+    assert heard == []
+    assert place.settle() == [URI], "and so is one that was about to be told"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_what_is_left_when_a_filter_has_seen_it_all_at_once(kind: str) -> None:
+    """A tool that it wants to hear of came and went; what remains is another one, which it does not."""
+    place = Place(kind, filter=Filter(names=["new"]))
+    place.catalog.tools.add({"name": "new"})
+    place.show()
+    place.catalog.tools.add({"name": "other"})
+    place.catalog.tools.remove("new")
+
+    assert place.settle() == [TOOLS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_filter_that_hides_all_of_it_stays_silent(kind: str) -> None:
+    place = Place(kind, filter=Filter(names=["nothing"]))
+    place.flip(1)
+    place.show(only=TOOLS)
+    place.flip(0)
+
+    assert place.settle() == []
+
+
+def test_a_subscriber_ahead_of_what_was_published_is_told_too() -> None:
+    catalog = Catalog()
+    hub = Hub(catalog, follow=False)
+    commits: list[Any] = []
+    catalog.follow(commits.append)
+    heard: list[Notification] = []
+    catalog.tools.add({"name": "a"})
+    cursor = catalog.tools.version
+    catalog.tools.add({"name": "b"})
+    catalog.tools.remove("b")
+    hub.subscribe(heard.append, "tools", told={TOOLS: cursor})
+    hub.news.shown.note(TOOLS, Version(2, "b"))
+    for changes in commits:
+        hub.publish(changes)
+
+    assert [each.version.revision for each in heard] == [3]
+
+
+def test_what_was_shown_of_contents_is_bounded_and_in_doubt_it_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown_module, "_MOST_CONTENTS", 3)
+    catalog = Catalog()
+    shown = Shown(catalog.lock)
+    for revision in range(1, 8):
+        shown.note(f"a://{revision}", Version(revision, str(revision)))
+        shown.note(TOOLS, Version(revision, str(revision)))
+
+    assert len(shown._contents) == 3
+    assert shown.has_other("a://1", Version(9, "x"), since=0)
+    assert shown.has_other("a://1", Version(9, "1"), since=3)
+    assert not shown.has_other("a://1", Version(9, "x"), since=4), "all that was forgotten was older"
+    assert not shown.has_other("a://7", Version(9, "7"), since=4)
+    assert shown.has_other("a://7", Version(9, "x"), since=4)
+
+
+def test_of_a_content_that_is_known_only_what_was_shown_of_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown_module, "_MOST_CONTENTS", 2)
+    shown = Shown(Catalog().lock)
+    shown.note(URI, Version(1, "a"))
+    for revision in (2, 9):
+        shown.note(f"a://{revision}", Version(revision, "x"))
+        shown.note(URI, Version(3, "a"))
+    shown.note("a://10", Version(10, "x"))
+    shown.note(URI, Version(11, "a"))
+    shown.note("a://12", Version(12, "x"))
+    assert shown._forgotten == 10
+    assert not shown.has_other(URI, Version(13, "a"), since=3), "others were forgotten, this one was not"
+
+
+def test_what_was_forgotten_of_a_content_counts_when_it_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown_module, "_MOST_CONTENTS", 1)
+    shown = Shown(Catalog().lock)
+    shown.note(URI, Version(5, "b"))
+    shown.note("a://other", Version(6, "x"))
+    shown.note(URI, Version(9, "a"))
+    assert shown.has_other(URI, Version(9, "a"), since=3)
+    assert not shown.has_other(URI, Version(9, "a"), since=6)
+
+
+# The validators
+
+
+def history(*events: Event) -> History:
+    start: list[Event] = [Changed(TOOLS, A), Subscribed("s", (TOOLS,)), Changed(TOOLS, B)]
+    return History([*start, *events])
+
+
+def told(version: Version) -> Told:
+    return Told("s", TOOLS, version, (), is_complete=False)
+
+
+AGAIN = Changed(TOOLS, A_AGAIN)
+
+
+def test_the_validators_demand_it_and_permit_it() -> None:
+    good = history(ShownEvent(TOOLS, B), AGAIN, told(A_AGAIN))
+    check_all(good)
+    check_resumable(good, journal=1000)
+    with pytest.raises(PromiseBroken, match="may have seen r2 b"):
+        check_reliable(history(ShownEvent(TOOLS, B), AGAIN))
+
+
+def test_without_a_showing_the_validators_neither_demand_nor_permit_it() -> None:
+    check_all(history(AGAIN))
+    check_all(history(ShownEvent(TOOLS, A), AGAIN))
+    check_all(history(AGAIN, ShownEvent(TOOLS, A_AGAIN)))
+    came_to_know = history(told(B), AGAIN, told(A_AGAIN))
+    check_all(came_to_know)
+    with pytest.raises(PromiseBroken, match="Unique"):
+        check_unique(history(told(B), told(Version(4, "b"))))
+    with pytest.raises(PromiseBroken, match="Unique"):
+        check_unique(history(ShownEvent(TOOLS, A), told(B), ShownEvent(TOOLS, B), told(Version(4, "b"))))
+
+
+def test_the_same_revision_is_never_told_twice_whatever_was_shown() -> None:
+    with pytest.raises(PromiseBroken, match="Unique"):
+        check_unique(history(told(B), ShownEvent(TOOLS), told(B)))
+
+
+# The machine
+
+
+class Curious(Machine):
+    """The same, with somebody who looks at what is there: at once, or slowly."""
+
+    @rule(topic=topics)
+    def look(self, topic: Topic) -> None:
+        self.hub.news.shown.note(topic, self.catalog.version(topic))
+
+    @precondition(lambda self: self.watched & {*Feature, *URIS})
+    @rule(
+        choice=st.integers(0, 9),
+        is_slow=st.booleans(),
+        looks=st.sampled_from(("at once", "at once, and after", "slowly", "never")),
+    )
+    def come_and_go(self, choice: int, is_slow: bool, looks: str) -> None:
+        """Something is another one for a moment, in which all its readers may be slow."""
+        watched: list[Topic] = [topic for topic in (*Feature, *URIS) if topic in self.watched]
+        topic = watched[choice % len(watched)]
+        for reader in self.readers if is_slow else ():
+            if reader.subscriber is not None and reader.closed is None:
+                reader.is_busy = True
+                reader.subscriber.pause()
+        before = list(self.catalog.items(topic)) if isinstance(topic, Feature) else []
+        self.put(topic, before, "1")
+        if looks == "slowly":
+            self.begin_to_look(topic)
+        self.put(topic, [*before, {"name": "passing", "uri": "a://passing"}], "2")
+        if looks.startswith("at once"):
+            self.look(topic)
+        self.put(topic, before, "1")
+        if looks.endswith("after"):
+            self.look(topic)
+
+    def put(self, topic: Topic, items: list[dict[str, Any]], etag: str) -> None:
+        if isinstance(topic, Feature):
+            self.catalog.items(topic).replace(items)
+        else:
+            self.catalog.resources.updated(topic, etag=etag)
+
+    @rule(topic=topics)
+    def begin_to_look(self, topic: Topic) -> None:
+        before = self.catalog.version(topic)
+        self.looking = [*self.being_looked_at, (topic, before)]
+        self.hub.news.shown.begin(topic, before.revision)
+
+    @precondition(lambda self: self.being_looked_at)
+    @rule(is_answered=st.booleans())
+    def end_to_look(self, is_answered: bool) -> None:
+        topic, before = self.looking.pop(0)
+        after = self.catalog.version(topic)
+        if is_answered:
+            self.hub.news.shown.note(topic, after if after == before else Version(after.revision, ""))
+        self.hub.news.shown.end(topic, before.revision)
+
+    @property
+    def being_looked_at(self) -> list[tuple[Topic, Version]]:
+        looking: list[tuple[Topic, Version]] = getattr(self, "looking", [])
+        return looking
+
+
+def test_the_core_keeps_its_promises_to_those_who_look() -> None:
+    run_state_machine_as_test(Curious, settings=settings(max_examples=100, stateful_step_count=40))
+
+
+def look_away(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Shown, "has_other", lambda self, topic, now, since: False)
+
+
+def see_other_things_everywhere(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Shown, "has_other", lambda self, topic, now, since: True)
+
+
+def forget_who_is_being_answered(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Shown, "begin", lambda self, topic, revision: None)
+    patch.setattr(Shown, "end", lambda self, topic, revision: None)
+
+
+def remember_only_the_last_that_was_shown(patch: pytest.MonkeyPatch) -> None:
+    note = Shown.note
+
+    def note_alone(self: Shown, topic: Topic, version: Version) -> None:
+        self._lists.pop(topic, None)
+        self._contents.pop(topic, None)
+        note(self, topic, version)
+
+    patch.setattr(Shown, "note", note_alone)
+
+
+def play() -> History:
+    """One short run in which each part of it is needed once."""
+    catalog = Catalog()
+    catalog.tools.add({"name": "kept"})
+    catalog.resources.updated(URI, etag="1")
+    hub = Hub(catalog)
+    recorder = Recorder(hub)
+    shown = hub.news.shown
+    slow = hub.open(lambda _: BUSY, label="slow")
+    slow.subscribe("tools", "prompts", uris=[URI])
+    catalog.prompts.add({"name": "told of, and busy since"})
+    catalog.tools.add({"name": "new"})
+    shown.note(TOOLS, catalog.tools.version)
+    catalog.tools.remove("new")
+    shown.note(TOOLS, catalog.tools.version)
+    shown.begin(URI, catalog.version(URI).revision)
+    catalog.resources.updated(URI, etag="2")
+    catalog.prompts.add({"name": "of no interest"})
+    catalog.prompts.remove("of no interest")
+    catalog.resources.updated(URI, etag="1")
+    for _ in range(4):
+        hub.wake(slow)
+    shown.note(URI, Version(catalog.version(URI).revision, ""))
+    recorder.look()
+    return recorder.history
+
+
+def test_a_sound_core_passes() -> None:
+    check_all(play())
+
+
+@pytest.mark.parametrize(
+    ("promise", "harm"),
+    [
+        ("Reliable", look_away),
+        ("Reliable", forget_who_is_being_answered),
+        ("Reliable", remember_only_the_last_that_was_shown),
+        ("Unique", see_other_things_everywhere),
+    ],
+)
+def test_a_core_that_does_not_heed_it_is_caught(
+    monkeypatch: pytest.MonkeyPatch, promise: str, harm: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    harm(monkeypatch)
+    with pytest.raises(PromiseBroken, match=promise):
+        check_all(play())
+
+
+def test_the_machine_finds_such_a_core_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_away(monkeypatch)
+    hunt = settings(max_examples=300, stateful_step_count=40, phases=[Phase.generate], database=None, derandomize=True)
+    with pytest.raises(PromiseBroken):
+        run_state_machine_as_test(Curious, settings=hunt)

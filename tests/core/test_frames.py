@@ -1,0 +1,387 @@
+"""Frames say what DESIGN says, in the words of the official schemas, and are encoded once."""
+
+import json
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from mcp_types.jsonrpc import JSONRPCNotification
+from mcp_types.methods import SERVER_NOTIFICATIONS, parse_server_notification, validate_server_result
+from pydantic import ValidationError
+
+from tidings import Catalog, Change, Feature, Notification, Version
+from tidings.core.delta import apply_patch
+from tidings.core.frames import (
+    CHANGE_KEY,
+    CURSOR_KEY,
+    DELETED_METHOD,
+    KEEP_ALIVE,
+    SUBSCRIPTION_KEY,
+    Press,
+    Shape,
+    acknowledgement,
+    encode_tag,
+    listen_result,
+    render,
+    write,
+)
+from tidings.policy import Detail
+
+SCHEMAS = ("2025-11-25", "2026-07-28")
+DETAILS: tuple[Detail, ...] = ("full", "summary", "none")
+
+PROMPT = {
+    "name": "generate_text",
+    "description": "…",
+    "arguments": [{"name": "topic", "required": True, "description": "…"}, {"name": "tone", "required": False}],
+}
+RESOURCE = {"uri": "file:///a", "name": "a", "mimeType": "text/plain", "_meta": {"com.example/pages": 3}}
+TEMPLATE = {"uriTemplate": "board://{sprint}", "name": "sprint"}
+
+# Everything that a reader or a writer of lines, of JSON or of server-sent events may stumble over.
+NASTY = '\u2028\u2029\x85\r\n\x0b\x0c\x1c\x1d\x1e\x00\x7f"\\/é日本🦊\ufeff\U0010ffff data: id: :'
+texts = st.text(st.characters(codec="utf-8"), max_size=30)
+
+
+def notification_of(*steps: Callable[[Catalog], object]) -> Notification:
+    """What the last commit says; earlier steps lead up to it."""
+    catalog = Catalog()
+    published: list[tuple[Change, ...]] = []
+    catalog.follow(published.append)
+    for step in steps:
+        step(catalog)
+    changes = published[-1]
+    return Notification(changes[0].topic, changes[-1].version, changes, since=changes[0].previous.revision)
+
+
+def add_prompt(catalog: Catalog) -> None:
+    catalog.prompts.add(PROMPT)
+
+
+def add_three_tools(catalog: Catalog) -> None:
+    catalog.tools.replace([{"name": name, "inputSchema": {"type": "object"}} for name in "abc"])
+
+
+CASES: dict[str, Callable[[], Notification]] = {
+    "tool added": lambda: notification_of(lambda catalog: catalog.tools.add({"name": "a", "inputSchema": {}})),
+    "prompt added": lambda: notification_of(add_prompt),
+    "prompt updated": lambda: notification_of(
+        add_prompt, lambda catalog: catalog.prompts.update("generate_text", description="New", arguments=None)
+    ),
+    "prompt removed": lambda: notification_of(add_prompt, lambda catalog: catalog.prompts.remove("generate_text")),
+    "resource added": lambda: notification_of(lambda catalog: catalog.resources.add(RESOURCE)),
+    "template added": lambda: notification_of(lambda catalog: catalog.resources.add(TEMPLATE)),
+    "several tools": lambda: notification_of(add_three_tools),
+    "list incomplete": lambda: Notification(Feature.TOOLS, Version(9, "d9"), (), since=-1, complete=False),
+    "content updated": lambda: notification_of(
+        lambda catalog: catalog.resources.updated("file:///a", version=2, author=NASTY)
+    ),
+    "content updated, no metadata": lambda: notification_of(lambda catalog: catalog.resources.updated("file:///a")),
+    "content deleted": lambda: notification_of(lambda catalog: catalog.resources.deleted("file:///a")),
+    "content incomplete": lambda: Notification("file:///a", Version(9, "d9"), (), since=-1, complete=False),
+}
+SHAPES = [Shape(*given) for given in product(DETAILS, (64, 2), (True, False), (True, False), (True, False))]
+
+
+def read_events(frames: bytes) -> list[tuple[str, str]]:
+    """Server-sent events as the WHATWG standard reads them."""
+    events: list[tuple[str, str]] = []
+    kind, data = "", list[str]()
+    for line in frames.decode().replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        if not line:
+            if data:
+                events.append((kind or "message", "\n".join(data)))
+            kind, data = "", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            kind = value
+        elif field == "data":
+            data.append(value)
+    return events
+
+
+def read(frame: bytes, shape: Shape) -> dict[str, Any]:
+    """The one message of a frame, whichever way it is framed."""
+    if shape.is_sse:
+        [(kind, text)] = read_events(frame)
+        assert kind == "message"
+        assert len(frame.decode().splitlines()) == 3, "one event even for those who take U+2028 for a line break"
+    else:
+        text = frame.decode()
+        assert text.endswith("\n")
+        assert len(text.splitlines()) == 1
+    message: dict[str, Any] = json.loads(text)
+    return message
+
+
+def told(notification: Notification, **shape: Any) -> dict[str, Any]:
+    """The params of the plain frame of a notification."""
+    params: dict[str, Any] = read(write(notification, Shape(**shape)), Shape(**shape))["params"]
+    return params
+
+
+def validate(message: dict[str, Any], schema: str) -> None:
+    """Against the official schema of a version: the whole message, and as the SDK's client parses it."""
+    method = message["method"]
+    SERVER_NOTIFICATIONS[method, schema].model_validate(message, strict=True, by_name=False)
+    parse_server_notification(method, schema, message["params"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_frame_is_a_notification_of_the_official_schemas(case: str) -> None:
+    notification = CASES[case]()
+    for shape in SHAPES:
+        message = read(write(notification, shape, encode_tag(NASTY) if shape.is_tagged else b""), shape)
+
+        assert message["jsonrpc"] == "2.0"
+        assert "id" not in message
+        assert isinstance(message["params"], dict)
+        JSONRPCNotification.model_validate(message)
+        assert message["params"].get("_meta", {}).get(SUBSCRIPTION_KEY) == (NASTY if shape.is_tagged else None)
+        if shape.is_extended and case == "content deleted":
+            assert message["method"] == DELETED_METHOD
+            continue  # the one method that is not the specification's
+        assert message["method"] == notification.method
+        for schema in SCHEMAS:
+            validate(message, schema)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ({"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {}}, ValidationError),
+        ({"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": {"_meta": 1}}, ValidationError),
+        ({"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": []}, ValidationError),
+        ({"jsonrpc": "1.0", "method": "notifications/tools/list_changed", "params": {}}, ValidationError),
+        ({"jsonrpc": "2.0", "method": "tools/list_changed", "params": {}}, KeyError),
+    ],
+)
+def test_the_schemas_do_refuse_what_is_wrong(schema: str, message: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        validate(message, schema)
+
+
+# What a frame says
+
+
+@pytest.mark.parametrize(
+    ("feature", "singular", "definition"),
+    [(Feature.TOOLS, "tool", {"name": "a", "inputSchema": {}}), (Feature.PROMPTS, "prompt", PROMPT)],
+)
+def test_full_detail_carries_operation_and_item_and_the_summary_beside_them(
+    feature: Feature, singular: str, definition: dict[str, Any]
+) -> None:
+    notification = notification_of(lambda catalog: catalog.items(feature).add(definition))
+    version = notification.version._asdict()
+
+    assert told(notification) == {
+        "operation": "added",
+        singular: definition,
+        "_meta": {CHANGE_KEY: {"operation": "added", "name": definition["name"], "complete": True, **version}},
+    }
+    assert told(notification, epoch="e1")["_meta"][CURSOR_KEY] == {"epoch": "e1", "topics": {feature.value: version}}
+
+
+@pytest.mark.parametrize(("definition", "uri"), [(RESOURCE, "file:///a"), (TEMPLATE, "board://{sprint}")])
+def test_a_resource_is_named_by_its_uri(definition: dict[str, Any], uri: str) -> None:
+    params = told(notification_of(lambda catalog: catalog.resources.add(definition)))
+
+    assert (params["operation"], params["uri"], params["resource"]) == ("added", uri, definition)
+    assert params["_meta"][CHANGE_KEY]["uri"] == uri
+
+
+def test_an_updated_item_is_there_as_it_is_now_and_a_removed_one_as_it_was_last() -> None:
+    updated = told(CASES["prompt updated"]())
+    removed = told(CASES["prompt removed"]())
+
+    assert (updated["operation"], updated["prompt"]) == ("updated", {"name": "generate_text", "description": "New"})
+    assert (removed["operation"], removed["prompt"]) == ("removed", PROMPT)
+
+
+def test_summary_detail_carries_the_summary_only() -> None:
+    full, summary = (told(CASES["prompt added"](), detail=detail) for detail in ("full", "summary"))
+
+    assert summary == {"_meta": full["_meta"]}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_detail_is_the_plain_specification(case: str) -> None:
+    notification = CASES[case]()
+    expected = {} if isinstance(notification.topic, Feature) else {"uri": "file:///a"}
+
+    assert told(notification, detail="none") == expected
+    tagged = Shape("none", is_tagged=True)
+    assert read(write(notification, tagged, encode_tag(7)), tagged)["params"] == {
+        **expected,
+        "_meta": {SUBSCRIPTION_KEY: 7},
+    }
+
+
+def test_several_changes_travel_together_with_the_same_summaries() -> None:
+    params = told(CASES["several tools"]())
+    summary = params["_meta"][CHANGE_KEY]
+
+    assert [(change["operation"], change["tool"]["name"]) for change in params["changes"]] == [
+        ("added", "a"),
+        ("added", "b"),
+        ("added", "c"),
+    ]
+    assert summary["changes"] == [{"operation": "added", "name": name} for name in "abc"]
+    assert summary["revision"] == 3
+    assert "truncated" not in params
+    assert "operation" not in params
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_past_the_limit_a_frame_says_that_it_is_truncated(most: int) -> None:
+    params = told(CASES["several tools"](), most=most)
+    summary = params["_meta"][CHANGE_KEY]
+
+    assert [change["tool"]["name"] for change in params["changes"]] == list("abc")[:most]
+    assert [change["name"] for change in summary["changes"]] == list("abc")[:most]
+    assert params["truncated"] is True
+    assert summary["truncated"] is True
+
+
+def test_the_limit_is_64_by_default() -> None:
+    for count, is_truncated in ((64, False), (65, True)):
+        notification = notification_of(
+            lambda catalog, count=count: catalog.tools.replace({"name": f"{n:02}"} for n in range(count))  # type: ignore[misc]
+        )
+        params = told(notification)
+        assert len(params["changes"]) == 64
+        assert params.get("truncated", False) is is_truncated
+
+
+@pytest.mark.parametrize("case", ["list incomplete", "content incomplete"])
+def test_who_missed_more_than_is_known_is_told_so(case: str) -> None:
+    params = told(CASES[case]())
+
+    assert params.pop("_meta") == {CHANGE_KEY: {"revision": 9, "digest": "d9", "complete": False}}
+    assert params.keys() <= {"uri"}
+
+
+def test_a_content_carries_its_uri_and_the_metadata_that_the_server_gave() -> None:
+    assert told(CASES["content updated"]())["metadata"] == {"version": 2, "author": NASTY}
+    params = told(CASES["content updated, no metadata"]())
+    assert params.keys() == {"uri", "_meta"}
+    summary = params["_meta"][CHANGE_KEY]
+    assert (summary["operation"], summary["uri"], summary["revision"]) == ("updated", "file:///a", 1)
+
+
+def test_a_deletion_is_an_update_to_most_and_a_deletion_to_those_who_asked() -> None:
+    plain, extended = (
+        json.loads(write(CASES["content deleted"](), Shape(is_extended=is_extended))) for is_extended in (False, True)
+    )
+
+    assert plain["method"] == "notifications/resources/updated"
+    assert extended["method"] == "notifications/resources/deleted"
+    for message in (plain, extended):
+        assert message["params"]["uri"] == "file:///a"
+        assert message["params"]["_meta"][CHANGE_KEY]["operation"] == "deleted"
+
+
+def test_the_extension_brings_the_whole_item_and_for_updates_what_differs() -> None:
+    added = told(CASES["prompt added"](), detail="summary", is_extended=True)["_meta"][CHANGE_KEY]
+    notification = CASES["prompt updated"]()
+    [change] = notification.changes
+    assert change.before is not None
+    assert change.item is not None
+    updated = told(notification, detail="none", is_extended=True)["_meta"][CHANGE_KEY]
+
+    assert added["item"] == PROMPT
+    assert updated["delta"] == {"description": "New", "arguments": None}
+    assert apply_patch(PROMPT, updated["delta"]) == change.item.definition
+    assert (updated["before"], updated["after"]) == (change.before.digest, change.item.digest)
+    assert "item" not in updated
+
+
+def test_an_update_that_no_patch_can_say_brings_the_whole_item() -> None:
+    notification = notification_of(add_prompt, lambda catalog: catalog.prompts.update("generate_text", x={"y": None}))
+    summary = told(notification, is_extended=True)["_meta"][CHANGE_KEY]
+
+    assert summary["item"] == {**PROMPT, "x": {"y": None}}
+    assert "delta" not in summary
+
+
+# How it is written
+
+
+@given(texts, texts, texts | st.integers())
+@example(NASTY, NASTY, NASTY)
+@example("", "", "")
+@example("{", "}", 0)
+@example("a", "b", -(1 << 63))
+def test_any_unicode_survives_in_names_contents_and_subscription_ids(name: str, text: str, tag: str | int) -> None:
+    listed = notification_of(lambda catalog: catalog.prompts.add({"name": name, "description": text}))
+    content = notification_of(lambda catalog: catalog.resources.updated(name, note=text))
+
+    for is_sse in (True, False):
+        shape = Shape(is_sse=is_sse, is_tagged=True)
+        params = read(write(listed, shape, encode_tag(tag)), shape)["params"]
+        assert params["prompt"] == {"name": name, "description": text}
+        assert params["_meta"][CHANGE_KEY]["name"] == name
+        assert params["_meta"][SUBSCRIPTION_KEY] == tag
+        assert type(params["_meta"][SUBSCRIPTION_KEY]) is type(tag)
+        params = read(write(content, shape, encode_tag(tag)), shape)["params"]
+        assert (params["uri"], params["metadata"], params["_meta"][SUBSCRIPTION_KEY]) == (name, {"note": text}, tag)
+
+
+def test_frames_that_follow_one_another_are_read_as_one_event_each() -> None:
+    shape = Shape(is_sse=True, is_tagged=True)
+    frames = [write(CASES[case](), shape, encode_tag(case)) for case in CASES]
+
+    events = read_events(KEEP_ALIVE + KEEP_ALIVE.join(frames))
+
+    assert [json.loads(text)["params"]["_meta"][SUBSCRIPTION_KEY] for _, text in events] == list(CASES)
+
+
+@pytest.mark.parametrize("tag", [b"7", b"1234567", '"名前"'.encode()])
+def test_a_press_makes_chunks_that_are_as_long_as_they_say_and_turns_with_the_news(tag: bytes) -> None:
+    shape = Shape(is_sse=True, is_tagged=True)
+    press, plain = Press(shape, len(tag)), Press(shape)
+    for notification in (CASES["several tools"](), CASES["several tools"]()):
+        frame = write(notification, shape, tag)
+        press.turn_to(notification)
+        plain.turn_to(notification)
+        assert press.notification is notification
+        assert press.head + tag + press.tail == b"%x\r\n%b\r\n" % (len(frame), frame)
+        assert press.length == len(frame)
+        assert plain.head + tag + plain.tail == frame
+
+
+@pytest.mark.parametrize("is_tagged", [True, False])
+def test_a_frame_is_encoded_once_and_shared(is_tagged: bool) -> None:
+    notification = CASES["several tools"]()
+    for shape in (shape for shape in SHAPES if shape.is_tagged is is_tagged):
+        head, tail = render(notification, shape)
+        again = render(notification, Shape(*shape))
+        assert again[0] is head
+        assert again[1] is tail
+        if is_tagged:
+            assert write(notification, shape, b'"me"') == head + b'"me"' + tail
+        else:
+            assert write(notification, shape) is head, "not even copied"
+
+
+@given(texts | st.integers())
+@example(NASTY)
+def test_a_listen_stream_begins_and_ends_with_frames_of_the_schema_under_its_own_id(tag: str | int) -> None:
+    honoured = {"toolsListChanged": True, "resourceSubscriptions": [NASTY]}
+    cursor = {"tools": {"revision": 7, "digest": "d7"}}
+    sse = Shape(is_sse=True)
+    begin = read(acknowledgement(honoured, {CURSOR_KEY: cursor}, encode_tag(tag)), sse)
+    end = read(listen_result({"com.example/why": NASTY}, encode_tag(tag)), sse)
+
+    validate(begin, "2026-07-28")
+    assert "id" not in begin
+    assert begin["params"] == {"notifications": honoured, "_meta": {SUBSCRIPTION_KEY: tag, CURSOR_KEY: cursor}}
+    validate_server_result("subscriptions/listen", "2026-07-28", end["result"])
+    assert end["id"] == tag
+    assert end["result"]["_meta"] == {SUBSCRIPTION_KEY: tag, "com.example/why": NASTY}

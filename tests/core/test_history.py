@@ -1,0 +1,310 @@
+"""History: what `live.history()` remembers, and what clients of both eras are shown of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+
+import pytest
+from mcp.server.mcpserver import MCPServer
+from mcp.shared.exceptions import MCPError
+
+from tests.support.sdk_clients import KINDS, MODERN, Ear, open_ear, serving_all, stdio_server
+from tidings import Change, Feature, Live, Policy, TidingsError, Version
+from tidings.core.cursor import Cursor
+from tidings.core.history import as_json
+
+HISTORY = "dev.tidings/history"
+LEGACY = "2025-11-25"
+DENY = {"*": ["prompts"], "bob": ["tools", *(f"board://page/{number}" for number in range(0, 450, 2))]}
+
+
+def nothing() -> None:
+    """A tool."""
+
+
+def live_server(**knobs: Any) -> Live:
+    return Live(MCPServer("history"), policy=Policy(**knobs))
+
+
+def gists(changes: tuple[Change, ...]) -> list[str]:
+    return [f"{change.operation} {change.key}" for change in changes]
+
+
+# In process
+
+
+def test_the_past_of_one_list_of_one_content_and_of_all() -> None:
+    live = live_server()
+    live.tools.add(nothing, name="one")
+    live.prompts.add(nothing, name="greet")
+    live.resources.updated("board://a", author="Ann")
+    live.resources.updated("board://b")
+    live.tools.update("one", description="Another one.")
+    live.tools.remove("one")
+
+    assert gists(live.history("tools").changes) == ["added one", "updated one", "removed one"]
+    assert gists(live.history(Feature.PROMPTS).changes) == ["added greet"]
+    assert gists(live.history(uri="board://a").changes) == ["updated board://a"]
+    everything = live.history()
+    assert gists(everything.changes) == [
+        "added one",
+        "added greet",
+        "updated board://a",
+        "updated board://b",
+        "updated one",
+        "removed one",
+    ]
+    assert everything.complete
+    revisions = [change.revision for change in everything.changes]
+    assert revisions == sorted(set(revisions))
+
+
+def test_the_past_begins_after_a_revision_and_a_limit_keeps_the_newest() -> None:
+    live = live_server()
+    for name in "abcde":
+        live.tools.add(nothing, name=name)
+    second = live.history("tools").changes[1]
+
+    assert gists(live.history(since=second.revision).changes) == ["added c", "added d", "added e"]
+    assert live.history(since=second.revision).complete
+    newest = live.history(since=second.revision, limit=2)
+    assert gists(newest.changes) == ["added d", "added e"]
+    assert not newest.complete
+    assert live.history(since=second.revision, limit=3).complete
+    assert live.history(since=live.catalog.revision) == ((), True)
+
+
+def test_what_is_forgotten_is_said_to_be() -> None:
+    live = live_server(journal_changes=2)
+    for name in "abc":
+        live.tools.add(nothing, name=name)
+    live.prompts.add(nothing, name="greet")
+
+    past = live.history("tools")
+    assert gists(past.changes) == ["added b", "added c"]
+    assert not past.complete
+    assert live.history("tools", since=past.changes[0].revision - 1).complete
+    assert live.history("prompts").complete
+    assert not live.history().complete
+
+
+def test_the_past_since_a_cursor_is_of_what_is_in_it() -> None:
+    live = live_server()
+    live.tools.add(nothing, name="a")
+    live.resources.updated("board://a")
+    cursor = Cursor(live.epoch, {topic: live.catalog.version(topic) for topic in (Feature.TOOLS, "board://a")})
+    assert live.history(since=cursor) == ((), True)
+    live.prompts.add(nothing, name="greet")
+    live.tools.add(nothing, name="b")
+    live.resources.updated("board://a")
+    live.resources.updated("board://b")
+
+    past = live.history(since=cursor)
+    assert gists(past.changes) == ["added b", "updated board://a"]
+    assert past.complete
+    assert gists(live.history("tools", since=cursor).changes) == ["added b"]
+    assert live.history("prompts", since=cursor) == ((), True)
+
+
+def test_a_cursor_that_does_not_fit_is_no_error_and_the_past_says_that_it_is_not_complete() -> None:
+    live = live_server()
+    live.tools.add(nothing, name="a")
+    live.resources.updated("board://a")
+    tools, content = live.catalog.version(Feature.TOOLS), live.catalog.version("board://a")
+
+    elsewhere = live.history(since=Cursor("elsewhere", {Feature.TOOLS: Version(900, "0" * 32), "board://a": content}))
+    assert gists(elsewhere.changes) == ["added a", "updated board://a"]
+    assert not elsewhere.complete
+    # The digest of a list is of its content, whoever made it.
+    assert live.history(since=Cursor("elsewhere", {Feature.TOOLS: tools})) == ((), True)
+    never = live.history(since=Cursor(live.epoch, {Feature.TOOLS: None}))
+    assert (gists(never.changes), never.complete) == (["added a"], False)
+    assert not live.history(since=Cursor(live.epoch, {Feature.TOOLS: Version(tools.revision, "0" * 32)})).complete
+
+
+def test_a_past_of_two_things_or_of_an_unknown_one_is_refused() -> None:
+    live = live_server()
+    with pytest.raises(TidingsError, match="name one of them"):
+        live.history("tools", uri="board://a")
+    with pytest.raises(TidingsError, match="no feature 'tool'"):
+        live.history("tool")
+
+
+def test_a_change_in_json_has_all_that_an_audit_asks_for() -> None:
+    live = live_server()
+    live.tools.add(nothing, name="one", description="First.")
+    live.tools.remove("one")
+    live.resources.updated("board://a", author="Ann")
+    added, removed, content = (as_json(change, is_full=True) for change in live.history().changes)
+
+    assert added.keys() == {"operation", "feature", "name", "revision", "digest", "time", "origin", "item"}
+    assert (added["operation"], added["feature"], added["name"], added["origin"]) == ("added", "tools", "one", "local")
+    assert added["item"]["description"] == "First."
+    assert removed["item"] == added["item"]  # what it was
+    assert (content["uri"], content["metadata"]) == ("board://a", {"author": "Ann"})
+    assert "feature" not in content
+    moment = datetime.fromisoformat(added["time"])
+    assert added["time"].endswith("Z")
+    assert abs(moment.timestamp() - live.history().changes[0].time) < 0.002
+    assert "item" not in as_json(live.history().changes[0])
+
+
+# On the wire
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    guarded = {"auth": True, "deny": DENY}
+    servers: dict[str, tuple[str, dict[str, Any]]] = {kind: (kind, {}) for kind in KINDS}
+    servers |= {f"{asks} guarded": ("mcpserver", {**guarded, "asks": asks}) for asks in ("sync", "async")}
+    with serving_all(servers) as urls:
+        yield urls
+
+
+async def pages(ear: Ear, **params: Any) -> tuple[list[list[dict[str, Any]]], bool]:
+    """All pages of a history, and whether each says that it is complete."""
+    found: list[list[dict[str, Any]]] = []
+    complete = True
+    cursor: dict[str, str] = {}
+    while True:
+        answer = await ear.request(HISTORY, **params, **cursor)
+        found.append(answer["changes"])
+        complete = complete and answer["complete"]
+        if "nextCursor" not in answer:
+            return found, complete
+        cursor = {"cursor": answer["nextCursor"]}
+
+
+def joined(found: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [change for page in found for change in page]
+
+
+@asynccontextmanager
+async def ear_of(where: str, version: str, urls: dict[str, str]) -> AsyncIterator[Ear]:
+    server = stdio_server("mcpserver") if where == "stdio" else urls[where]
+    async with open_ear(server, version) as ear:
+        yield ear
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("version", [MODERN, LEGACY])
+@pytest.mark.parametrize("where", [*KINDS, "stdio"])
+async def test_a_client_pages_to_the_end_and_has_what_the_server_has(
+    urls: dict[str, str], where: str, version: str
+) -> None:
+    async with ear_of(where, version, urls) as ear:
+        name = f"t{version}"
+        await ear.change("add", feature="tools", key=name)
+        await ear.change("update", feature="tools", key=name, fields={"description": "Another."})
+        await ear.change("remove", feature="tools", key=name)
+        steps = [{"what": "updated", "args": {"uri": f"board://page/{number}"}} for number in range(450)]
+        await ear.change("many", steps=steps)
+
+        expected = await ear.change("history")
+        found, complete = await pages(ear)
+        assert joined(found) == expected["changes"]
+        assert complete == expected["complete"] is True
+        assert [len(page) <= 200 for page in found] == [True] * len(found)
+        assert len(found) >= 3
+
+        tools, _ = await pages(ear, feature="tools", detail="full")
+        assert joined(tools) == (await ear.change("history", feature="tools", detail="full"))["changes"]
+        assert [each["operation"] for each in joined(tools)][-3:] == ["added", "updated", "removed"]
+        assert joined(tools)[-1]["item"]["name"] == name
+
+        revision = expected["changes"][-300]["revision"]
+        since, _ = await pages(ear, since=revision)
+        assert joined(since) == expected["changes"][-299:]
+        newest, complete = await pages(ear, limit=250)
+        assert joined(newest) == expected["changes"][-250:]
+        assert not complete
+        known, _ = await pages(ear, since={"epoch": "elsewhere", "topics": {"tools": None}})
+        assert joined(known) == (await ear.change("history", feature="tools"))["changes"]
+        cursor = {"epoch": (await ear.request(HISTORY, limit=1))["epoch"], "uris": {}}
+        for change in expected["changes"]:
+            if "page/" in change.get("uri", ""):
+                cursor["uris"][change["uri"]] = {"revision": change["revision"] - 1, "digest": change["digest"]}
+        resumed, _ = await pages(ear, since=cursor)
+        assert joined(resumed) == expected["changes"][-450:]
+        garbage, complete = await pages(ear, since={"epoch": 7})
+        assert (joined(garbage), complete) == (expected["changes"], False)
+        content, _ = await pages(ear, uri="board://page/7")
+        assert {change["uri"] for change in joined(content)} == {"board://page/7"}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("version", [MODERN, LEGACY])
+@pytest.mark.parametrize("asks", ["sync", "async"])
+async def test_a_caller_sees_no_more_of_the_past_than_it_may_watch(
+    urls: dict[str, str], asks: str, version: str
+) -> None:
+    url = urls[f"{asks} guarded"]
+    async with open_ear(url, version, token="alice") as alice, open_ear(url, version, token="bob") as bob:
+        await alice.change("add", feature="tools", key=f"t{version}")
+        await alice.change("add", feature="prompts", key=f"p{version}")
+        steps = [{"what": "updated", "args": {"uri": f"board://page/{number}"}} for number in range(450)]
+        await alice.change("many", steps=steps)
+        everything = (await alice.change("history"))["changes"]
+
+        whole, _ = await pages(alice)
+        assert joined(whole) == everything
+        seen, _ = await pages(bob)
+        denied = set(DENY["bob"])
+        visible = [change for change in everything if not {change.get("feature"), change.get("uri")} & denied]
+        assert joined(seen) == visible
+        assert 0 < len(visible) < len(everything)
+        newest, _ = await pages(bob, limit=100)
+        assert joined(newest) == visible[-100:]
+        hidden, _ = await pages(bob, feature="tools")
+        assert hidden == [[]]
+
+
+@pytest.mark.anyio
+async def test_who_may_see_next_to_nothing_costs_a_bounded_number_of_questions_a_page() -> None:
+    async with open_ear(stdio_server("mcpserver", asks="sync"), MODERN) as ear:
+        steps = [{"what": "updated", "args": {"uri": f"board://many/{number}"}} for number in range(2_500)]
+        await ear.change("many", steps=steps)
+        before = len((await ear.change("state"))["asked"])
+        answer = await ear.request(HISTORY, limit=2_400)
+        asked = len((await ear.change("state"))["asked"]) - before
+        assert asked == 1_000
+        assert not answer["complete"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("version", [MODERN, LEGACY])
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"feature": "tool"}, "tool"),
+        ({"feature": "tools", "uri": "board://a"}, "name one of them"),
+        ({"since": "yesterday"}, "since"),
+        ({"since": -1}, "since"),
+        ({"limit": 0}, "limit"),
+        ({"limit": "ten"}, "limit"),
+        ({"detail": "everything"}, "everything"),
+        ({"cursor": "garbage"}, "not of this server's life"),
+        ({"cursor": "0000.5"}, "not of this server's life"),
+        ({"sinse": 5}, "sinse"),
+    ],
+)
+async def test_bad_params_are_refused_in_words(
+    urls: dict[str, str], version: str, params: dict[str, Any], said: str
+) -> None:
+    async with open_ear(urls["mcpserver"], version) as ear:
+        with pytest.raises(MCPError) as refused:
+            await ear.request(HISTORY, **params)
+        assert refused.value.code == -32602
+        assert said in refused.value.message
+        assert HISTORY in refused.value.message
+
+
+@pytest.mark.anyio
+async def test_the_method_is_advertised_where_extensions_are(urls: dict[str, str]) -> None:
+    async with open_ear(urls["mcpserver"], MODERN) as ear:
+        assert ear.capabilities is not None
+        extensions = ear.capabilities.extensions or {}
+        assert HISTORY in extensions["dev.tidings/changes"]["methods"]

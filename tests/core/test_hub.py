@@ -1,0 +1,275 @@
+"""Who is told what: once, in order, only what it asked for, and whatever the others do."""
+
+import threading
+
+import pytest
+
+from tests.support.readers import Clock, Reader, add, catalog, clock, reader
+from tidings import Catalog, Feature, Filter, Hub, InvalidPattern, LimitReached, Notification, Policy, Reason
+from tidings.server.uri_templates import read_template
+
+__all__ = ["catalog", "clock", "reader"]
+
+TOOLS, PROMPTS, RESOURCES = Feature
+
+
+@pytest.fixture
+def hub(catalog: Catalog, clock: Clock) -> Hub:
+    return Hub(catalog, templates=read_template, clock=clock)
+
+
+# Who watches what
+
+
+@pytest.mark.parametrize("feature", Feature)
+def test_a_subscriber_of_one_feature_is_told_of_its_changes_and_of_no_others(
+    catalog: Catalog, hub: Hub, reader: Reader, feature: Feature
+) -> None:
+    hub.subscribe(reader.take, feature.value)
+    for other in Feature:
+        catalog.items(other).add({"name": other.value, "uri": other.value})
+    catalog.resources.updated("a://b")
+
+    assert reader.told() == [[f"added {feature.value}"]]
+
+
+@pytest.mark.parametrize(
+    ("watched", "updated", "is_told"),
+    [
+        ("a://b", "a://b", True),
+        ("a://b", "a://bc", False),
+        ("a://b", "a://b/c/d", True),
+        ("a://b/", "a://b/c", True),
+        ("a://b/c", "a://b", False),
+        ("a://", "a://b", False),
+        ("tools", "tools", True),
+        ("resource://*/data", "resource://x/data", True),
+        ("resource://*/data", "resource://x/y/data", False),
+        ("file:///logs/**", "file:///logs/2026/07.log", True),
+        ("board://{sprint}/tasks", "board://7/tasks", True),
+        ("board://{sprint}/tasks", "board://7/notes", False),
+        ("file:///{+path}", "file:///a/b/c", True),
+        ("", "", True),
+        ("ünï://\U0001f98a", "ünï://\U0001f98a", True),
+        ("half \ud800", "a://b", False),
+    ],
+)
+def test_contents_are_watched_by_uri_by_what_holds_them_by_pattern_and_by_template(
+    catalog: Catalog, hub: Hub, reader: Reader, watched: str, updated: str, is_told: bool
+) -> None:
+    hub.subscribe(reader.take, uris=[watched])
+    catalog.resources.updated(updated)
+
+    assert reader.told() == ([[f"updated {updated}"]] if is_told else [])
+
+
+def test_parts_of_a_resource_are_told_only_where_the_policy_says_so(catalog: Catalog, reader: Reader) -> None:
+    hub = Hub(catalog, policy=Policy(subresources=False))
+    hub.subscribe(reader.take, uris=["a://b"])
+    catalog.resources.updated("a://b/c")
+    catalog.resources.updated("a://b")
+
+    assert reader.told() == [["updated a://b"]]
+
+
+def test_one_who_matches_in_several_ways_is_told_once(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    hub.subscribe(reader.take, "resources", uris=["a://b/c", "a://b", "a://*/c", "a://**", "a://{x}/c"])
+    catalog.resources.updated("a://b/c")
+
+    assert reader.told() == [["updated a://b/c"]]
+    assert len(hub.subscribers("a://b/c")) == 1
+
+
+def test_subscribing_twice_is_one_subscription(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    first = hub.subscribe(reader.take, "tools", uris=["a://b"])
+    assert hub.subscribe(reader.take, "tools", "tools", uris=["a://b", "a://b"]) is first
+    add(catalog, "x")
+    catalog.resources.updated("a://b")
+
+    assert reader.told() == [["added x"], ["updated a://b"]]
+    assert hub.subscriptions() == [(TOOLS, [first]), ("a://b", [first])]
+    hub.unsubscribe(reader.take, "tools")
+    assert hub.subscriptions() == [("a://b", [first])], "and one end of it is enough"
+
+
+def test_ending_some_subscriptions_leaves_the_others(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    subscriber = hub.subscribe(reader.take, "tools", "prompts", uris=["a://b", "a://**"])
+    hub.unsubscribe(reader.take, "tools", uris=["a://b"])
+    add(catalog, "x")
+    catalog.prompts.add({"name": "p"})
+    catalog.resources.updated("a://b")
+
+    assert reader.told() == [["added p"], ["updated a://b"]]
+    assert subscriber.watched == [PROMPTS, "a://**"]
+
+
+def test_ending_what_never_was_or_twice_is_fine(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    hub.unsubscribe(reader.take, "tools")
+    hub.close(reader.take)
+    hub.subscribe(reader.take, "tools")
+    for _ in range(2):
+        hub.unsubscribe(reader.take, "prompts", uris=["a://never", "a://*"])
+    add(catalog, "x")
+    assert reader.told() == [["added x"]]
+
+    for _ in range(2):
+        hub.unsubscribe(reader.take)
+        hub.close(reader.take)
+    add(catalog, "y")
+    assert reader.told() == []
+    assert len(hub) == 0
+
+
+def test_a_lane_s_subscriber_stays_open_while_it_watches_nothing(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    subscriber = hub.open(reader.take, label="session 7")
+    subscriber.subscribe("tools", uris="a://b")
+    subscriber.unsubscribe()
+    assert subscriber.is_idle
+    assert not subscriber.is_closed
+    subscriber.subscribe("tools")
+    add(catalog, "x")
+
+    assert reader.told() == [["added x"]]
+    assert repr(subscriber) == "<Subscriber session 7 of tools>"
+
+
+@pytest.mark.parametrize(
+    ("policy", "uris", "knob"),
+    [
+        (Policy(max_uris=2), ["a://1", "a://2", "a://3"], r"Policy\.max_uris allows 2"),
+        (Policy(max_patterns=1), ["a://1", "a://*", "b://*"], r"Policy\.max_patterns allows 1"),
+    ],
+)
+def test_a_callback_that_asks_for_too_much_leaves_no_trace(
+    catalog: Catalog, reader: Reader, policy: Policy, uris: list[str], knob: str
+) -> None:
+    hub = Hub(catalog, policy=policy)
+    with pytest.raises(LimitReached, match=knob):
+        hub.subscribe(reader.take, "tools", uris=uris)
+
+    assert len(hub) == 0
+
+
+def test_the_hub_lists_who_is_told_of_a_topic_and_who_watches_what(hub: Hub) -> None:
+    one, other = hub.open(print), hub.open(print)
+    one.subscribe("tools", uris=["a://b"])
+    other.subscribe("tools", uris=["a://*"])
+
+    assert hub.subscribers("tools") == hub.subscribers(TOOLS) == [one, other]
+    assert hub.subscribers("a://b") == [one, other]
+    assert hub.subscribers("a://c") == [other]
+    assert hub.subscribers("prompts") == hub.subscribers("unknown://") == []
+    assert hub.subscriptions() == [(TOOLS, [one, other]), ("a://b", [one]), ("a://*", [other])]
+
+
+def test_a_bad_pattern_or_feature_leaves_nothing_half_done(hub: Hub, reader: Reader) -> None:
+    for features, uris, error in (
+        (["tools"], ["a://ok", "a://{bad"], InvalidPattern),
+        (["tools", "tool"], ["a://ok"], ValueError),
+    ):
+        with pytest.raises(error):
+            hub.subscribe(reader.take, *features, uris=uris)
+
+    assert len(hub) == 0
+    assert hub.subscriptions() == []
+
+
+def test_too_many_uris_are_refused_whole_and_the_message_names_the_knob(catalog: Catalog, reader: Reader) -> None:
+    hub = Hub(catalog, policy=Policy(max_uris=2))
+    subscriber = hub.open(reader.take)
+    subscriber.subscribe(uris=["a://1", "a://2"])
+    subscriber.subscribe(uris=["a://1", "a://2"])
+    with pytest.raises(LimitReached, match=r"Policy\.max_uris allows 2"):
+        subscriber.subscribe("tools", uris=["a://2", "a://3"])
+    assert subscriber.watched == ["a://1", "a://2"]
+
+
+# Many at once
+
+
+def test_a_hub_that_does_not_follow_its_catalog_tells_what_is_published_to_it(catalog: Catalog, reader: Reader) -> None:
+    hub = Hub(catalog, follow=False)
+    other = Reader()
+
+    def publisher(notification: Notification) -> None:
+        if notification.version.revision == 1:
+            hub.publish(tuple(catalog.tools.add({"name": "y"})))
+
+    for callback in (reader.take, publisher, other.take):
+        hub.subscribe(callback, "tools")
+    changes = tuple(catalog.tools.add({"name": "x"}))
+    assert reader.told() == []
+
+    hub.publish(changes)
+    assert reader.told() == other.told() == [["added x"], ["added y"]]
+
+
+def test_a_hundred_subscribers_hear_the_same_object_and_the_rest_go_on_when_one_leaves(
+    catalog: Catalog, hub: Hub
+) -> None:
+    readers = [Reader() for _ in range(100)]
+    for each in readers:
+        hub.subscribe(each.take, "tools", uris=["a://b"])
+    add(catalog, "x")
+    assert len({id(notification) for reader in readers for notification in reader.heard}) == 1
+
+    hub.close(readers[50].take, Reason.DISCONNECTED)
+    catalog.resources.updated("a://b")
+    gone = readers.pop(50)
+    assert gone.told() == [["added x"]]
+    assert [reader.told() for reader in readers] == [[["added x"], ["updated a://b"]]] * 99
+    assert len(hub.subscribers("a://b")) == 99
+
+
+def test_threads_may_subscribe_publish_and_leave_at_the_same_time(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    workers, each = 10, 50
+    hub.subscribe(reader.take, "prompts")
+    start = threading.Barrier(workers)
+    failures: list[BaseException] = []
+
+    def work(worker: int) -> None:
+        mine = Reader()
+        try:
+            start.wait(timeout=60)
+            for number in range(each):
+                with hub.subscribe(mine.take, "tools", uris=[f"a://{worker}", "a://*"]):
+                    catalog.prompts.add({"name": f"{worker}-{number}"})
+                    catalog.resources.updated(f"a://{worker}")
+            told = [line for told in mine.told() for line in told]
+            assert told.count(f"updated a://{worker}") == each
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+
+    assert failures == []
+    assert len(hub) == 1
+    revisions = [notification.version.revision for notification in reader.heard]
+    assert revisions == sorted(set(revisions))
+    names = [f"{worker}-{number}" for worker in range(workers) for number in range(each)]
+    assert sorted(reader.told()) == sorted([f"added {name}"] for name in names), "one notification for each"
+
+
+def test_the_picky_share_what_passes_and_hear_of_it_in_their_turn(catalog: Catalog, hub: Hub) -> None:
+    """As fast as anybody: what passes a filter is made once, and goes through no mailbox."""
+    heard: list[tuple[str, Notification]] = []
+    hub.subscribe(lambda told: heard.append(("one", told)), "tools")
+    hub.subscribe(lambda told: heard.append(("two", told)), "tools", filter=Filter(names=["p*"]))
+    picky = [hub.open(lambda told: heard.append(("picky", told)), filter=Filter(names=["p*"])) for _ in range(2)]
+    for subscriber in picky:
+        subscriber.subscribe("tools")
+    catalog.tools.replace([{"name": "p"}, {"name": "q"}])
+
+    assert [who for who, _ in heard] == ["one", "two", "picky", "picky"]
+    assert len({id(told) for who, told in heard if who != "one"}) == 1
+    assert [change.key for change in heard[-1][1].changes] == ["p"]
+    assert all(subscriber.pending == 0 for subscriber in picky)
+    catalog.tools.add({"name": "r"})
+    assert len(heard) == 5, "only the one that asked for all"
+    assert all(hub.told(subscriber, Feature.TOOLS) != catalog.version(Feature.TOOLS) for subscriber in picky)
+    catalog.tools.remove("p")
+    assert [who for who, _ in heard[5:]] == ["one", "two", "picky", "picky"]

@@ -1,0 +1,244 @@
+"""Whoever leaves leaves nothing behind, and whoever comes back is told exactly what differs, or to refetch."""
+
+import random
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.readers import Clock, Reader, add, catalog, clock, reader
+from tidings import Catalog, Feature, Hub, Policy, Reason, Subscriber, Topic, Version
+from tidings.server.uri_templates import read_template
+
+__all__ = ["catalog", "clock", "reader"]
+
+TOOLS, PROMPTS, RESOURCES = Feature
+
+
+@pytest.fixture
+def hub(catalog: Catalog, clock: Clock) -> Hub:
+    return Hub(catalog, templates=read_template, clock=clock)
+
+
+# The end of a subscription
+
+
+def test_closing_removes_every_trace_and_says_why_once(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    reasons: list[Reason] = []
+    reader.is_slow = True
+    subscriber = hub.open(reader.take, on_close=reasons.append, policy=Policy(quiet_gap=1))
+    hub.subscribe(subscriber, "tools", "prompts", uris=["a://b", "a://*", "a://{x}"], ttl=60)
+    add(catalog, "x")
+    trace = weakref.ref(subscriber)
+
+    for _ in range(2):
+        hub.close(subscriber, Reason.SLOW)
+    subscriber.subscribe("tools")
+    hub.wake(subscriber)
+    hub.tick(1000)
+
+    assert reasons == [Reason.SLOW]
+    assert reader.told() == []
+    assert subscriber.watched == []
+    assert (len(hub), hub.subscriptions(), hub.next_due()) == (0, [], None)
+    assert repr(subscriber).endswith("of nothing, closed>")
+    del subscriber
+    assert trace() is None
+
+
+def test_after_100_000_random_cycles_nothing_is_left(catalog: Catalog, hub: Hub) -> None:
+    chance = random.Random(7)
+    topics = ["a://1", "a://1/2", "a://*", "b://**", "c://{x}/y"]
+    alive: weakref.WeakSet[Subscriber] = weakref.WeakSet()
+    unfinished: list[Subscriber] = []
+    slow, paced = Reader(), Policy(quiet_gap=0.5, min_interval=1)
+    slow.is_slow = True
+    subscriber = None
+    for cycle in range(100_000):
+        subscriber = hub.open(slow.take if cycle % 3 else print, policy=paced if cycle % 5 == 0 else None)
+        alive.add(subscriber)
+        uris = chance.sample(topics, cycle % 3)
+        hub.subscribe(subscriber, "tools", uris=uris, ttl=10 if cycle % 7 == 0 else None)
+        unfinished.append(subscriber)
+        if cycle % 100 == 0:
+            catalog.tools.add({"name": "x", "title": str(cycle)}, replace=True)
+            catalog.resources.updated("a://1/2")
+            slow.heard.clear()
+        while len(unfinished) > chance.randrange(8):
+            unfinished.pop(chance.randrange(len(unfinished))).close(Reason.DISCONNECTED)
+    while unfinished:
+        unfinished.pop().close()
+    del subscriber
+
+    assert (len(hub), hub.subscriptions(), hub.next_due()) == (0, [], None)
+    assert len(alive) == 0
+    assert (len(hub._agenda), len(hub._index.patterns), len(hub._callbacks)) == (0, 0, 0)
+
+
+def test_a_deletion_is_told_and_then_ends_the_subscriptions_to_just_that_uri(
+    catalog: Catalog, hub: Hub, reader: Reader
+) -> None:
+    other = Reader()
+    hub.subscribe(reader.take, uris=["a://b"])
+    hub.subscribe(other.take, uris=["a://b", "a://*"])
+    catalog.resources.deleted("a://b")
+    assert reader.told() == other.told() == [["deleted a://b"]]
+
+    catalog.resources.updated("a://b")
+    assert reader.told() == []
+    assert other.told() == [["updated a://b"]], "through the pattern, which is still watched"
+    assert [topic for topic, _ in hub.subscriptions()] == ["a://*"]
+    assert len(hub) == 1, "a callback that watches nothing any more is gone"
+
+
+def test_a_slow_reader_is_told_of_the_deletion_before_its_subscription_ends(
+    catalog: Catalog, hub: Hub, reader: Reader
+) -> None:
+    reader.is_slow = True
+    subscriber = hub.open(reader.take)
+    subscriber.subscribe(uris=["a://b"])
+    catalog.resources.updated("a://b")
+    catalog.resources.deleted("a://b")
+    assert reader.told() == [["updated a://b"]]
+    assert hub.subscribers("a://b") == [subscriber]
+
+    hub.wake(subscriber)
+    assert reader.told() == [["deleted a://b"]]
+    assert hub.subscribers("a://b") == []
+
+
+def test_a_deletion_nobody_watches_is_fine(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    catalog.resources.deleted("a://b")
+    catalog.resources.updated("a://c", version=2)
+
+    assert hub.subscriptions() == []
+
+
+def test_a_subscription_ends_when_its_time_is_over_and_not_before(
+    catalog: Catalog, hub: Hub, reader: Reader, clock: Clock
+) -> None:
+    hub.subscribe(reader.take, "tools")
+    hub.subscribe(reader.take, uris=["a://b"], ttl=10)
+    hub.subscribe(reader.take, uris=["a://c"], ttl=20)
+    assert hub.next_due() == 10
+
+    clock.now = 9.9
+    hub.tick()
+    assert hub.subscribers("a://b")
+    hub.subscribe(reader.take, uris=["a://b"], ttl=5)  # renewed, until 14.9
+    clock.now = 10.0
+    hub.tick()
+    assert hub.next_due() == 14.9
+    hub.tick(14.9)
+    assert [topic for topic, _ in hub.subscriptions()] == [TOOLS, "a://c"]
+    assert hub.next_due() == 20
+    hub.tick(20)
+    assert [topic for topic, _ in hub.subscriptions()] == [TOOLS]
+    assert hub.next_due() is None
+
+
+def test_a_callback_whose_last_subscription_expires_is_gone(hub: Hub, reader: Reader) -> None:
+    reasons: list[Reason] = []
+    hub.subscribe(reader.take, "tools", uris=["a://*"], ttl=1, on_close=reasons.append)
+    hub.tick(1)
+
+    assert len(hub) == 0
+    assert reasons == [Reason.EXPIRED]
+
+
+# Coming back
+
+
+@pytest.mark.parametrize("slowly", [False, True])
+def test_who_comes_back_with_a_version_is_told_exactly_what_differs(
+    catalog: Catalog, hub: Hub, reader: Reader, slowly: bool
+) -> None:
+    add(catalog, "a", "b")
+    catalog.resources.updated("a://b", etag="1")
+    known: dict[Topic, Version | None] = {topic: catalog.version(topic) for topic in (TOOLS, PROMPTS, "a://b")}
+    add(catalog, "c", "passing")
+    catalog.tools.remove("a")
+    catalog.tools.remove("passing")
+    catalog.resources.updated("a://b", etag="2", author="ada")
+
+    reader.is_slow = slowly
+    subscriber = hub.subscribe(reader.take, "tools", "prompts", uris=["a://b"], told=known)
+    if slowly:
+        hub.wake(subscriber)
+
+    assert [notification.complete for notification in reader.heard] == [True, True]
+    assert reader.heard[1].changes[-1].metadata == {"author": "ada"}
+    assert reader.told() == [["added c", "removed a"], ["updated a://b"]]
+    add(catalog, "d")
+    if slowly:
+        hub.wake(subscriber)
+    assert reader.told() == [["added d"]]
+
+
+def test_who_comes_back_knowing_the_newest_is_told_nothing(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    add(catalog, "a")
+    known = catalog.version(TOOLS)
+    add(catalog, "b")
+    catalog.tools.remove("b")
+
+    hub.subscribe(reader.take, "tools", told={TOOLS: known})
+    assert reader.told() == []
+
+
+def _never(catalog: Catalog) -> Version | None:
+    return None
+
+
+def _from_the_future(catalog: Catalog) -> Version | None:
+    return Version(999, "0" * 32)
+
+
+def _from_another_life(catalog: Catalog) -> Version | None:
+    return Version(2, "0" * 32)
+
+
+@pytest.mark.parametrize("knows", [_never, _from_the_future, _from_another_life])
+@pytest.mark.parametrize("topic", [TOOLS, "a://b"])
+def test_who_comes_back_with_a_version_nobody_knows_is_told_to_refetch(
+    catalog: Catalog, hub: Hub, reader: Reader, topic: Topic, knows: Callable[[Catalog], Version | None]
+) -> None:
+    add(catalog, "a")
+    for _ in range(3):
+        catalog.resources.updated("a://b")
+        catalog.tools.update("a", title=str(catalog.revision))
+
+    hub.subscribe(reader.take, "tools", uris=["a://*"], told={topic: knows(catalog)})
+
+    [notification] = reader.heard
+    assert notification.topic == topic
+    assert not notification.complete
+    assert notification.version == catalog.version(topic)
+
+
+def test_who_comes_back_to_a_journal_that_is_too_short_is_told_to_refetch(catalog: Catalog, reader: Reader) -> None:
+    hub = Hub(catalog, policy=Policy(journal_changes=1))
+    add(catalog, "a")
+    known = catalog.version(TOOLS)
+    add(catalog, "b", "c")
+    hub.subscribe(reader.take, "tools", told={TOOLS: known})
+
+    [notification] = reader.heard
+    assert (notification.complete, notification.changes) == (False, ())
+
+
+def test_who_comes_back_to_a_hub_younger_than_its_version_is_told_to_refetch(catalog: Catalog, reader: Reader) -> None:
+    add(catalog, "a")
+    known = catalog.version(TOOLS)
+    add(catalog, "b")
+    hub = Hub(catalog)
+    hub.subscribe(reader.take, "tools", told={TOOLS: known})
+
+    [notification] = reader.heard
+    assert not notification.complete
+
+
+def test_a_version_of_what_is_not_watched_is_ignored(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    add(catalog, "a")
+    hub.subscribe(reader.take, "prompts", told={TOOLS: None, "a://b": None})
+
+    assert reader.told() == []

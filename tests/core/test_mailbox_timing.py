@@ -1,0 +1,188 @@
+"""When a subscriber is told: after a quiet gap, at its rate, and in the order of what matters."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.readers import Clock, Reader, add, catalog, clock, hub, lines, reader
+from tidings import Catalog, Feature, Hub, Notification, Policy, Priority
+from tidings.core.digest import EMPTY
+
+__all__ = ["catalog", "clock", "hub", "reader"]
+
+TOOLS, PROMPTS, RESOURCES = Feature
+
+
+def test_a_quiet_gap_makes_one_notification_of_a_burst(
+    catalog: Catalog, hub: Hub, reader: Reader, clock: Clock
+) -> None:
+    hub.subscribe(reader.take, "tools", policy=Policy(quiet_gap=1, longest_wait=10))
+    for clock.now, name in ((0, "a"), (0.5, "b"), (1.4, "c")):
+        add(catalog, name)
+        hub.tick()
+    assert lines(reader) == []
+    assert hub.next_due() is not None
+
+    hub.tick(2.3)
+    assert lines(reader) == []
+    hub.tick(2.4)
+    assert lines(reader) == ["added a + added b + added c"]
+    assert hub.next_due() is None
+
+
+def test_the_longest_wait_ends_a_burst_that_never_pauses(
+    catalog: Catalog, hub: Hub, reader: Reader, clock: Clock
+) -> None:
+    hub.subscribe(reader.take, "tools", policy=Policy(quiet_gap=1, longest_wait=3))
+    told_at = []
+    for step in range(100):
+        clock.now = step / 10
+        add(catalog, str(step))
+        hub.tick()
+        if reader.told():
+            told_at.append(clock.now)
+
+    assert told_at == [3.0, 6.1, 9.2]
+
+
+def test_a_rate_limit_tells_the_first_at_once_and_the_last_in_the_end(
+    catalog: Catalog, hub: Hub, reader: Reader, clock: Clock
+) -> None:
+    hub.subscribe(reader.take, "tools", uris=["a://b"], policy=Policy(min_interval=10))
+    for clock.now, name in ((0, "a"), (1, "b"), (9, "c")):
+        add(catalog, name)
+        hub.tick()
+    catalog.resources.updated("a://b")
+    assert lines(reader) == ["added a", "updated a://b"], "each topic has a limit of its own"
+    assert hub.next_due() == 10
+
+    hub.tick(10)
+    assert lines(reader) == ["added b + added c"]
+    clock.now = 19
+    add(catalog, "d")
+    assert lines(reader) == []
+    hub.tick(20)
+    assert lines(reader) == ["added d"]
+    hub.tick(30)
+    assert hub.next_due() is None
+    assert hub.subscribers("tools")[0].pending == 0
+    clock.now = 31
+    add(catalog, "e")
+    assert lines(reader) == ["added e"]
+
+
+def test_what_was_not_told_does_not_count_for_the_rate_limit(
+    catalog: Catalog, hub: Hub, reader: Reader, clock: Clock
+) -> None:
+    hub.subscribe(reader.take, "tools", policy=Policy(min_interval=10))
+    add(catalog, "a")
+    clock.now = 1
+    add(catalog, "passing")
+    catalog.tools.remove("passing")
+    hub.tick(10)
+    clock.now = 11
+    add(catalog, "b")
+
+    assert lines(reader) == ["added a", "added b"]
+
+
+def test_urgent_changes_pass_the_gap_and_the_rate_limit(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    policy = Policy(quiet_gap=1, min_interval=60, priorities=(("alarm://*", Priority.URGENT),))
+    hub.subscribe(reader.take, uris=["**"], policy=policy)
+    for uri in ("alarm://fire", "a://b", "alarm://fire"):
+        catalog.resources.updated(uri)
+
+    assert lines(reader) == ["updated alarm://fire", "updated alarm://fire"]
+    hub.tick(1)
+    assert lines(reader) == ["updated a://b"]
+
+
+def test_lists_go_before_contents_and_contents_by_their_priority(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    policy = Policy(
+        priorities=(("low://*", Priority.LOW), ("high://*", Priority.HIGH), ("urgent://*", Priority.URGENT))
+    )
+    reader.is_slow = True
+    subscriber = hub.subscribe(reader.take, "tools", "prompts", uris=["**"], policy=policy)
+    catalog.prompts.add({"name": "keeps it busy"})
+    for uri in ("low://1", "a://2", "a://1", "high://1", "urgent://1", "a://2"):
+        catalog.resources.updated(uri)
+    add(catalog, "x")
+    reader.told()
+    reader.is_slow = False
+    hub.wake(subscriber)
+
+    assert lines(reader) == [
+        "updated urgent://1",
+        "updated high://1",
+        "added x",
+        "updated a://2",
+        "updated a://1",
+        "updated low://1",
+    ]
+
+
+def test_a_list_is_told_before_contents_that_waited_longer(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    reader.is_slow = True
+    subscriber = hub.subscribe(reader.take, "tools", uris=["a://*"])
+    catalog.resources.updated("a://1")
+    catalog.resources.updated("a://2")
+    add(catalog, "x")
+    reader.told()
+    reader.is_slow = False
+    hub.wake(subscriber)
+
+    assert lines(reader) == ["added x", "updated a://2"]
+
+
+def test_the_alarm_rings_only_when_tick_is_needed_earlier_than_before(catalog: Catalog, clock: Clock) -> None:
+    alarms: list[float] = []
+    hub = Hub(catalog, clock=clock, alarm=alarms.append)
+    later, sooner = Policy(quiet_gap=5, longest_wait=5), Policy(quiet_gap=2, longest_wait=2)
+    hub.subscribe(lambda notification: None, "tools", policy=later)
+    hub.subscribe(lambda notification: None, "tools", policy=sooner)
+    hub.subscribe(lambda notification: None, "tools", policy=later)
+    add(catalog, "a", "b")
+
+    assert alarms == [5, 2]
+    assert hub.next_due() == 2
+    hub.tick(2)
+    assert hub.next_due() == 5
+    hub.tick(5)
+    assert hub.next_due() is None
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 0.125, 0.5, 1.5, 3]), st.sampled_from("ab"), st.booleans()), max_size=30))
+def test_whatever_the_pace_the_last_version_is_told_in_the_end_and_no_interval_is_broken(
+    steps: list[tuple[float, str, bool]],
+) -> None:
+    clock, catalog = Clock(), Catalog()
+    hub = Hub(catalog, clock=clock)
+    heard: list[Notification] = []
+    times: list[float] = []
+
+    def take(notification: Notification) -> None:
+        heard.append(notification)
+        times.append(clock.now)
+
+    hub.subscribe(take, "tools", policy=Policy(quiet_gap=0.5, longest_wait=2, min_interval=1))
+
+    def wait_until(end: float) -> None:
+        while (due := hub.next_due()) is not None and due <= end:
+            clock.now = max(clock.now, due)
+            hub.tick()
+        clock.now = end
+
+    for pause, name, there in steps:
+        wait_until(clock.now + pause)
+        if there:
+            catalog.tools.add({"name": name, "title": str(clock.now)}, replace=True)
+        elif name in catalog.tools:
+            catalog.tools.remove(name)
+    wait_until(clock.now + 10)
+
+    told = [EMPTY, *(notification.version.digest for notification in heard)]
+    assert told[-1] == catalog.version(TOOLS).digest
+    assert all(later != earlier for earlier, later in pairwise(told))
+    assert all(later - earlier >= 1 for earlier, later in pairwise(times))
+    assert hub.next_due() is None

@@ -1,0 +1,150 @@
+"""URI patterns mean what they say, and the index finds exactly those that match."""
+
+import time
+from collections.abc import Iterable
+from functools import cache
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tidings import InvalidPattern
+from tidings.core.patterns import PatternIndex, compile_pattern, is_pattern
+from tidings.server.uri_templates import read_template
+
+globs = st.lists(st.sampled_from(["a", "b", "/", "*", "**", "/**/", "."]), max_size=9).map("".join)
+uris = st.text("ab/.", max_size=9)
+templates = st.lists(
+    st.sampled_from(["a", "b", "/", ".", "{x}", "{y}", "{+r}", "{/p}", "{/q*}", "{?k}", "{.e}", "{;s}", "{#f}"]),
+    min_size=1,
+    max_size=6,
+).map("".join)
+addresses = st.lists(st.sampled_from(["a", "b", "/", ".", "?k=a", ";s=a", "#a", "%2F", ","]), max_size=8).map("".join)
+
+
+def matches_glob(pattern: str, uri: str) -> bool:
+    """What a glob means, said as plainly as possible and as slowly as necessary."""
+
+    @cache
+    def fits(at: int, there: int) -> bool:
+        if at == len(pattern):
+            return there == len(uri)
+        stars = len(pattern[at:]) - len(pattern[at:].lstrip("*"))
+        after = at + stars
+        if stars >= 2:
+            no_segment = (at == 0 or pattern[at - 1] == "/") and pattern[after : after + 1] == "/"
+            return any(fits(after, end) for end in range(there, len(uri) + 1)) or (
+                no_segment and fits(after + 1, there)
+            )
+        if stars == 1:
+            segment = len(uri[there:].split("/")[0])
+            return any(fits(after, there + length) for length in range(segment + 1))
+        return uri[there : there + 1] == pattern[at] and fits(at + 1, there + 1)
+
+    return fits(0, 0)
+
+
+def index_of(patterns: Iterable[str]) -> PatternIndex:
+    index = PatternIndex(read_template)
+    for pattern in patterns:
+        index.add(pattern)
+    return index
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matched", "unmatched"),
+    [
+        ("resource://*/data", ["resource://a/data", "resource:///data"], ["resource://a/b/data", "resource://a/dat"]),
+        ("file:///logs/**", ["file:///logs/a", "file:///logs/a/b.log", "file:///logs/"], ["file:///log/a", "file:///logs"]),
+        ("a://**/x", ["a://x", "a://b/x", "a://b/c/x"], ["a://bx", "a://b/x/y"]),
+        ("a://*.md", ["a://b.md", "a://.md", "a://\n.md"], ["a://b.mdx", "a://b/c.md", "a://bXmd"]),
+        ("a://b?c[d]+*", ["a://b?c[d]+", "a://b?c[d]+é"], ["a://bc[d]+", "a://b?cd+"]),
+        ("a://*", ["a://*", "a://日本"], ["a://b/c"]),
+    ],
+)  # fmt: skip
+def test_a_glob_matches_within_a_segment_or_across_them(pattern: str, matched: list[str], unmatched: list[str]) -> None:
+    match = compile_pattern(pattern)
+
+    assert is_pattern(pattern)
+    assert [uri for uri in matched + unmatched if match(uri)] == matched
+
+
+@pytest.mark.parametrize(
+    ("template", "matched", "unmatched"),
+    [
+        ("board://{sprint}/tasks", ["board://7/tasks"], ["board://7/8/tasks", "board://7/task"]),
+        ("file:///{+path}", ["file:///a", "file:///a/b/c"], ["http:///a"]),
+        ("board://{sprint}{?page}", ["board://7", "board://7?page=2"], ["board://7/8"]),
+        ("repo://me{/path*}", ["repo://me", "repo://me/a/b"], ["repo:/me", "repo://you/a"]),
+    ],
+)
+def test_a_uri_template_matches_as_the_sdk_matches_it(template: str, matched: list[str], unmatched: list[str]) -> None:
+    index = index_of([template])
+
+    assert is_pattern(template)
+    assert [uri for uri in matched + unmatched if index.matching(uri)] == matched
+
+
+@given(globs, uris)
+def test_a_glob_matches_what_its_definition_says(pattern: str, uri: str) -> None:
+    assert compile_pattern(pattern)(uri) == matches_glob(pattern, uri)
+
+
+@settings(max_examples=300)
+@given(st.lists(globs, max_size=6), uris)
+@example(["***/a"], "a")
+def test_the_index_finds_exactly_the_globs_that_match(patterns: list[str], uri: str) -> None:
+    expected = {pattern for pattern in patterns if matches_glob(pattern, uri)}
+
+    assert sorted(index_of(patterns).matching(uri)) == sorted(expected)
+
+
+@settings(max_examples=300)
+@given(templates, addresses)
+def test_the_index_finds_exactly_the_templates_that_match(template: str, uri: str) -> None:
+    try:
+        match = compile_pattern(template, read_template)
+    except InvalidPattern:
+        return  # two variables side by side, which the SDK can't match
+
+    assert index_of([template]).matching(uri) == ([template] if match(uri) else [])
+
+
+@given(st.lists(globs, max_size=8), uris)
+def test_what_is_taken_out_of_the_index_leaves_nothing(patterns: list[str], uri: str) -> None:
+    index = index_of(patterns)
+    assert len(index) == len(set(patterns))
+
+    for pattern in [*patterns, *patterns, "never/**/there"]:
+        index.discard(pattern)
+
+    assert len(index) == 0
+    assert index.matching(uri) == []
+    assert index._root.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "complaint"),
+    [
+        ("a://{x", "'a://{x' is not a URI template that can be matched"),
+        ("a://{x}{y}", "is not a URI template that can be matched"),
+        ("a/" * 101 + "*", "more than 100 segments"),
+    ],
+)
+def test_a_bad_pattern_is_refused_with_the_reason(pattern: str, complaint: str) -> None:
+    with pytest.raises(InvalidPattern, match=complaint):
+        compile_pattern(pattern, read_template)
+
+
+def test_a_template_needs_someone_who_reads_templates() -> None:
+    with pytest.raises(InvalidPattern, match=r"'a://\{x\}' is a URI template.*nothing that reads templates"):
+        compile_pattern("a://{x}")
+
+
+@pytest.mark.parametrize("pattern", ["**a" * 30 + "**b", "*a" * 30 + "*b", "**/*a" * 15 + "/b", "a**/" * 40 + "b*c"])
+def test_no_pattern_that_a_client_may_send_takes_exponential_time(pattern: str) -> None:
+    started = time.process_time()
+
+    assert not compile_pattern(pattern)("a" * 2_000 + "/" + "a" * 2_000)
+
+    assert time.process_time() - started < 5  # exponential would be years; this takes milliseconds

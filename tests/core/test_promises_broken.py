@@ -1,0 +1,222 @@
+"""Each judge is shown a core that breaks its promise, and catches it."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.support.promises.draws import ALIEN
+from tests.support.promises.machine import Machine
+from tests.support.readers import Clock
+from tidings import BUSY, Catalog, Change, Feature, Filter, Hub, Notification, Policy, Subscriber, Topic, Version
+from tidings.core.index import WatchIndex
+from tidings.core.journal import Journal
+from tidings.core.mailbox import Entry, Mailbox
+from tidings.core.notifications import News
+from tidings.testing import PROMISES, History, PromiseBroken, Recorder, check_all
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Callbacks that raise are logged, and here they do so on purpose."""
+    caplog.set_level(logging.CRITICAL + 1, "tidings")
+
+
+def play() -> History:
+    """One short run in which each rule of the core is needed once."""
+    clock = Clock()
+    catalog = Catalog(clock=clock)
+    hub = Hub(catalog, clock=clock)
+    recorder = Recorder(hub)
+    muted: set[Topic] = set()
+
+    def meddle(notification: Notification) -> None:
+        if any(change.key == "first" for change in notification.changes):
+            catalog.resources.updated("a://p")
+            catalog.resources.updated("a://p")
+
+    meddler = hub.subscribe(meddle, "tools", label="meddler")
+    picky = hub.open(lambda _: None, label="picky", filter=Filter(["added"], ["p*"]))
+    silent = hub.open(lambda _: None, label="silent", is_muted=muted.__contains__)
+    slow = hub.open(lambda _: BUSY, label="slow")
+    paced = hub.open(lambda _: None, label="paced", policy=Policy(quiet_gap=1.0, min_interval=2.0))
+    for subscriber in (picky, silent, slow, paced):
+        subscriber.subscribe("tools", uris=["a://p", "b://**"])
+    muted.add(Feature.TOOLS)
+    for name in ("first", "p1", "q1", "p2"):
+        catalog.tools.add({"name": name})
+    recorder.look()
+    catalog.tools.remove("p2")
+    for etag in ("1", "2", "1", "2"):
+        catalog.resources.updated("b://p/1", etag=etag)
+        recorder.look()
+        clock.now += 0.4
+        hub.tick()
+    catalog.resources.updated("a://p")
+    paced.unsubscribe(uris=["a://p"])
+    silent.unsubscribe(uris=["b://**"])
+    catalog.resources.updated("a://p")
+    catalog.resources.updated("b://p/1", etag="1")
+    catalog.resources.updated("b://p/1", etag="2")
+    muted.clear()
+    hub.wake(silent)
+    for _ in range(3):
+        hub.wake(slow)
+    for etag in ("1", "2", "1"):  # it is told the first, and the others while it is busy
+        catalog.resources.updated("b://p/1", etag=etag)
+    known = hub.known(slow)
+    catalog.tools.remove("p1")
+    catalog.tools.update("q1", title="Q")
+    hub.subscribe(lambda _: None, "tools", uris=["b://**"], told=known, label="back")
+    hub.subscribe(lambda _: None, "tools", told={Feature.TOOLS: Version(9, ALIEN)}, label="lost")
+    for _ in range(10):
+        for subscriber in (meddler, picky, silent, slow, paced):
+            hub.wake(subscriber)
+        clock.now += 1.0
+        hub.tick()
+    recorder.look()
+    return recorder.history
+
+
+def filter_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Filter, "passes", lambda self, change: True)
+
+
+def ignore_mutes(patch: pytest.MonkeyPatch) -> None:
+    take = Mailbox.take
+    patch.setattr(Mailbox, "take", lambda self, now, is_muted: take(self, now, None))
+
+
+def keep_what_is_no_longer_watched(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Hub, "_forget_unwatched", lambda self, subscriber: None)
+
+
+def tell_everybody(patch: pytest.MonkeyPatch) -> None:
+    def everybody(self: WatchIndex, paths: list[Topic]) -> dict[Subscriber, None]:
+        return {subscriber: None for watchers in self.watchers.values() for subscriber in watchers}
+
+    patch.setattr(WatchIndex, "watching", everybody)
+
+
+def tell_the_newest_commit_first(patch: pytest.MonkeyPatch) -> None:
+    class Stack(deque[Any]):
+        def popleft(self) -> Any:
+            return self.pop()
+
+    begin = Catalog.__init__
+
+    def begin_with_a_stack(self: Catalog, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        self._outbox = Stack()
+
+    patch.setattr(Catalog, "__init__", begin_with_a_stack)
+
+
+def not_remember_what_was_told(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Entry, "is_true_still", property(lambda self: False))
+
+
+def forget_what_is_taken(patch: pytest.MonkeyPatch) -> None:
+    take = Mailbox.take
+
+    def take_and_forget(self: Mailbox, now: float, is_muted: Any) -> Any:
+        taken = take(self, now, is_muted)
+        if taken is not None:
+            del self.entries[taken[0]]
+        return None
+
+    patch.setattr(Mailbox, "take", take_and_forget)
+
+
+def never_wake(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Hub, "wake", lambda self, subscriber: None)
+
+
+def never_arm(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Hub, "_arm", lambda self, subscriber, when: None)
+    patch.setattr(Hub, "wake", lambda self, subscriber: None)
+
+
+def move_told_of_the_muted(patch: pytest.MonkeyPatch) -> None:
+    note = Mailbox.note
+
+    def note_and_move(self: Mailbox, notification: Notification, *args: Any) -> float:
+        due = note(self, notification, *args)
+        if due < float("inf"):
+            self.entries[notification.topic].told = notification.version
+        return due
+
+    patch.setattr(Mailbox, "note", note_and_move)
+
+
+def keep_a_list(patch: pytest.MonkeyPatch) -> None:
+    note = Mailbox.note
+
+    def note_each(self: Mailbox, notification: Notification, *args: Any) -> float:
+        due = note(self, notification, *args)
+        version = notification.version
+        self.entries[f"{notification.topic}#{version.revision}"] = Entry(version, version.revision, Version(0, ""))
+        return due
+
+    patch.setattr(Mailbox, "note", note_each)
+
+
+def resume_from_the_last_change_only(patch: pytest.MonkeyPatch) -> None:
+    since = Journal.since
+
+    def only_the_last(self: Journal, revision: int, topic: Topic | None = None) -> list[Change] | None:
+        found = since(self, revision, topic)
+        return found[-1:] if found else found
+
+    patch.setattr(Journal, "since", only_the_last)
+    patch.setattr(News, "since", lambda self, topic, version: self.missed(topic, version.revision))
+
+
+def believe_any_cursor(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(News, "since", lambda self, topic, version: self.missed(topic, version.revision))
+
+
+def test_a_sound_core_passes() -> None:
+    check_all(play())
+
+
+@pytest.mark.parametrize(
+    ("promise", "harm"),
+    [
+        ("Filtered", filter_nothing),
+        ("Filtered", ignore_mutes),
+        ("Filtered", keep_what_is_no_longer_watched),
+        ("Filtered", tell_everybody),
+        ("Ordered", tell_the_newest_commit_first),
+        ("Unique", not_remember_what_was_told),
+        ("Reliable", forget_what_is_taken),
+        ("Reliable", never_wake),
+        ("Reliable", never_arm),
+        ("Reliable", move_told_of_the_muted),
+        ("Resumable", resume_from_the_last_change_only),
+        ("Resumable", believe_any_cursor),
+        ("Bounded", keep_a_list),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_core_that_breaks_a_promise_is_caught(
+    monkeypatch: pytest.MonkeyPatch, promise: str, harm: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    harm(monkeypatch)
+    with pytest.raises(PromiseBroken) as caught:
+        PROMISES[promise](play())
+    assert caught.value.promise == promise
+    assert caught.value.events
+
+
+def test_the_machine_finds_a_broken_core_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_what_is_taken(monkeypatch)
+    hunt = settings(max_examples=200, stateful_step_count=40, phases=[Phase.generate], database=None, derandomize=True)
+    with pytest.raises(AssertionError):  # a promise is broken, or a bookmark says what its reader never heard
+        run_state_machine_as_test(Machine, settings=hunt)

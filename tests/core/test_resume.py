@@ -1,0 +1,185 @@
+"""Whoever comes back is told what it missed behind its patterns and in its folders, or that nobody knows that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tidings.core.catalog import Catalog
+from tidings.core.cursor import Cursor
+from tidings.core.hub import Hub
+from tidings.core.model import Feature, Notification, Topic, Version
+from tidings.core.resume import Resumed, missed, resumed
+from tidings.policy import Policy
+from tidings.server.uri_templates import read_template
+
+EPOCH = "here"
+PATTERNS = ["board://*", "board://{number}", "board://7"]
+
+
+class Server:
+    def __init__(self, **policy: Any) -> None:
+        self.catalog = Catalog(Policy(**policy))
+        self.hub = Hub(self.catalog, templates=read_template)
+
+    def change(self, *uris: str, etag: str | None = None) -> None:
+        for uri in uris:
+            self.catalog.resources.updated(uri, etag=etag)
+
+    def cursor(self, versions: dict[Topic, Version | None] | None = None, epoch: str = EPOCH) -> dict[str, Any]:
+        """Of one who knows everything as of now."""
+        return Cursor(epoch, versions or {}, self.hub.news.revision).as_json()
+
+    def back(self, cursor: Any, *topics: Topic, may: Callable[[str], bool] | None = None) -> Resumed:
+        return resumed(cursor, EPOCH, self.hub, topics, may)
+
+    def told(self, cursor: Any, *topics: Topic) -> list[Notification]:
+        heard: list[Notification] = []
+        features = [topic for topic in topics if isinstance(topic, Feature)]
+        uris = [topic for topic in topics if not isinstance(topic, Feature)]
+        self.hub.subscribe(heard.append, *features, uris=uris, told=self.back(cursor, *topics).told)
+        return heard
+
+
+@pytest.mark.parametrize("watched", ["board://*", "board://{number}", "board://**"])
+def test_a_pattern_can_be_come_back_to(watched: str) -> None:
+    server = Server()
+    server.change("board://1", "board://2", "file:///a")
+    cursor = server.cursor()
+    server.change("board://2", "file:///a", "board://3", "board://3")
+
+    told = server.told(cursor, watched)
+
+    assert [(each.topic, each.complete) for each in told] == [("board://2", True), ("board://3", True)]
+    assert server.told(server.cursor(), watched) == []
+
+
+def test_a_folder_can_be_come_back_to_as_far_as_its_parts_count() -> None:
+    for subresources in (True, False):
+        server = Server(subresources=subresources)
+        cursor = server.cursor({"file:///dir": Version(0, "")})
+        server.change("file:///dir/a", "file:///dirt")
+
+        assert [each.topic for each in server.told(cursor, "file:///dir")] == ["file:///dir/a"] * subresources
+
+
+def test_what_the_cursor_names_it_knows_better() -> None:
+    server = Server()
+    server.change("board://1", "board://2", "board://3")
+    cursor = Cursor.parse(server.cursor())
+    assert cursor is not None
+    server.change("board://1", "board://2")
+    heard = cursor.then(Cursor(EPOCH, {"board://1": server.hub.news.version("board://1")}))
+
+    assert [each.topic for each in server.told(heard.as_json(), "board://*")] == ["board://2"]
+
+
+def test_what_came_to_be_what_it_was_is_no_news() -> None:
+    server = Server()
+    server.change("board://1", etag="one")
+    cursor = server.cursor()
+    server.change("board://1", etag="two")
+    server.change("board://1", etag="one")
+
+    assert server.told(cursor, "board://*") == []
+
+
+def test_lists_and_other_resources_are_none_of_its_business() -> None:
+    server = Server()
+    cursor = server.cursor({Feature.TOOLS: None, "secret://1": None})
+    server.change("secret://1", "board://1", "board://2")
+
+    assert server.back(cursor, "board://*").told.keys() == {"board://1", "board://2"}
+    assert server.back(cursor, "board://*", may=lambda uri: uri != "board://2").told.keys() == {"board://1"}
+    assert server.back(cursor, "board://2", may=lambda uri: False).told.keys() == {"board://2"}, "it named that itself"
+
+
+def test_without_a_revision_in_the_cursor_patterns_are_taken_as_known() -> None:
+    server = Server()
+    server.change("board://1")
+
+    assert server.back(Cursor(EPOCH).as_json(), *PATTERNS) == ({}, ())
+
+
+@pytest.mark.parametrize("as_of", [-1, "7", True, 1.0, 1 << 63, 1 << 62, None])
+def test_a_revision_that_cannot_be_or_is_yet_to_come_says_refetch(as_of: Any) -> None:
+    server = Server()
+    server.change("board://1")
+
+    told, refetch = server.back({"epoch": EPOCH, "asOf": as_of}, Feature.TOOLS, *PATTERNS)
+
+    assert told == {}
+    assert refetch == (() if as_of is None else tuple(PATTERNS))
+
+
+def test_another_epoch_or_garbage_says_refetch_and_takes_no_pattern_for_a_resource() -> None:
+    server = Server()
+    server.change("board://7")
+    known: dict[Topic, Version | None] = {"board://7": server.hub.news.version("board://7")}
+
+    for cursor in ("garbage", server.cursor(known, epoch="elsewhere")):
+        assert server.back(cursor, *PATTERNS) == ({"board://7": None}, ("board://*", "board://{number}"))
+        assert [(each.topic, each.complete) for each in server.told(cursor, *PATTERNS)] == [("board://7", False)]
+    assert server.back({"epoch": EPOCH, "uris": {"board://*": None}}, *PATTERNS).told == {}
+
+
+def test_where_contents_were_forgotten_it_says_refetch() -> None:
+    server = Server(max_contents=2)
+    server.change("board://1")
+    before, after = server.cursor(), server.cursor()
+    server.change("board://2", "board://3", "board://4")
+    after["asOf"] = before["asOf"] + 1
+
+    assert server.back(before, "board://*").refetch == ("board://*",), "1 is forgotten, and 2, which came after"
+    assert server.back(after, "board://*") == ({"board://3": (0, ""), "board://4": (0, "")}, ())
+
+
+def test_nothing_known_then_and_nothing_known_now_is_no_answer_where_something_was_in_between() -> None:
+    server = Server(max_contents=2)
+    unknown = server.hub.news.version("board://1")
+    cursor = server.cursor({"board://1": unknown})
+    server.change("board://5", "board://6")
+    assert server.told(cursor, "board://1") == [], "nothing is forgotten yet"
+    server.change("board://1", "board://2", "board://3")
+
+    for watched in ("board://1", "board://*"):
+        heard = server.told({**cursor, "asOf": server.hub.news.revision}, watched)
+        assert [(each.topic, each.complete) for each in heard] == [("board://1", False)]
+        assert server.told(server.cursor({"board://1": heard[0].version}), watched) == [], "once"
+
+
+def test_of_more_than_may_wait_it_says_refetch() -> None:
+    server = Server(max_pending=3)
+    cursor = server.cursor()
+    server.change("board://1", "board://2", "board://3")
+    assert len(server.back(cursor, "board://*").told) == 3
+    server.change("board://4")
+
+    assert server.back(cursor, "board://*") == ({}, ("board://*",))
+    assert missed(server.hub, ["board://*"], 0) is None
+
+
+def test_a_journal_that_forgot_makes_it_incomplete_and_not_unknown() -> None:
+    server = Server(journal_changes=1)
+    server.change("board://1")
+    cursor = server.cursor()
+    server.change("board://1", "board://2")
+
+    told = server.told(cursor, "board://*")
+
+    assert [(each.topic, each.complete) for each in told] == [("board://1", False), ("board://2", False)]
+
+
+def test_more_than_may_wait_is_told_to_one_that_named_it() -> None:
+    """Else it would be closed each time it came."""
+    server = Server(max_pending=10)
+    uris = [f"a://{number}" for number in range(25)]
+    heard: list[Notification] = []
+    subscriber = server.hub.open(heard.append)
+
+    server.hub.subscribe(subscriber, uris=uris, told=dict.fromkeys(uris))
+
+    assert [each.topic for each in heard] == uris
+    assert not subscriber.is_closed

@@ -1,0 +1,432 @@
+"""Every kind of server, on either transport, to clients of every version: each change is told exactly once.
+
+One real client per (kind, transport, version), for all tests of this module. Each step is one change, made through the
+board's tool `change`; what is told of it is compared up to a marker that comes after it, so that nothing more can hide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anyio
+import mcp_types as types
+import pytest
+
+from tests.support.sdk_clients import (
+    DEADLINE,
+    KINDS,
+    LEGACY,
+    MARKER,
+    MODERN,
+    MUTED,
+    Ear,
+    Heard,
+    keys,
+    listening,
+    open_ear,
+    serving_all,
+    stdio_server,
+)
+from tidings.core.frames import EXTENSION
+
+pytestmark = pytest.mark.anyio
+
+TRANSPORTS = ("stdio", "http")
+VERSIONS = (*LEGACY, MODERN)
+CASES = [(kind, transport, version) for kind in KINDS for transport in TRANSPORTS for version in VERSIONS]
+WHERE = ("request", "thread", "loop", "outside")
+
+KEYS = {"tools": "zoom", "prompts": "zest", "resources": "board://zone", "templates": "board://zone/{number}"}
+"""What is added to each list."""
+BASE = {
+    "tools": ["change", "steady"],
+    "prompts": ["greet"],
+    "resources": ["board://sprint"],
+    "templates": ["board://card/{number}"],
+}
+"""What is on each list all the time, in the order of a list."""
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    with serving_all({kind: (kind, {}) for kind in KINDS}) as urls:
+        yield urls
+
+
+# Listen streams of the modern era, several at once on one connection
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(kind, transport) for kind in KINDS for transport in TRANSPORTS],
+    ids=[f"{kind}-{transport}" for kind in KINDS for transport in TRANSPORTS],
+)
+async def modern(request: pytest.FixtureRequest, urls: dict[str, str]) -> AsyncIterator[Ear]:
+    kind, transport = request.param
+    async with open_ear(urls[kind] if transport == "http" else stdio_server(kind), MODERN) as ear:
+        yield ear
+
+
+async def test_each_of_several_listens_gets_what_it_asked_for_and_nothing_else(modern: Ear) -> None:
+    async with (
+        modern.listen(prompts=False, resources=False) as tools,
+        modern.listen("board://sprint", tools=False, prompts=False, resources=False) as contents,
+        modern.listen("board://sprint", prompts=False) as both,
+    ):
+        assert len({each.subscription_id for each in (tools, contents, both)}) == 3
+        assert tools.honored.prompts_list_changed is None
+        assert contents.honored.resource_subscriptions == ["board://sprint", MARKER]
+
+        await modern.change("add", feature="tools", key="shared")
+        await modern.change("updated", uri="board://sprint")
+        await modern.change("add", feature="prompts", key="unwanted")
+        await modern.change("remove", feature="prompts", key="unwanted")
+        await modern.change("remove", feature="tools", key="shared")
+        await modern.until(lambda: len(modern.heard) >= 6, "all of it")
+        await modern.mark(streams=3)
+
+        told = {each.subscription_id: gists_of(modern, each) for each in (tools, contents, both)}
+        lists = ["tools added shared", "tools removed shared"]
+        sprint, marker = "content updated board://sprint", f"content updated {MARKER}"
+        assert told[tools.subscription_id] == [*lists, marker]
+        assert told[contents.subscription_id] == [sprint, marker]
+        assert told[both.subscription_id] == [lists[0], sprint, lists[1], marker]
+        modern.heard.clear()
+
+
+def gists_of(ear: Ear, subscription: Any) -> list[str]:
+    return [each.gist for each in ear.heard if each.subscription == subscription.subscription_id]
+
+
+async def test_the_id_of_a_subscription_keeps_its_type(modern: Ear) -> None:
+    """The SDK's own listen has a text for an id, and any other request of it a number."""
+    wanted = types.SubscriptionFilter(resource_subscriptions=["board://sprint", MARKER])
+    request = types.SubscriptionsListenRequest(params=types.SubscriptionsListenRequestParams(notifications=wanted))
+    async with anyio.create_task_group() as tasks, modern.listen("board://sprint") as subscription:
+        tasks.start_soon(modern.session.send_request, request, types.SubscriptionsListenResult)
+        await modern.until(lambda: len(modern.heard) == 1, "the acknowledgement")
+        [acknowledged] = modern.heard
+        number = acknowledged.subscription
+
+        await modern.change("updated", uri="board://sprint")
+        await modern.until(lambda: len(modern.heard) == 3, "both")
+
+        assert acknowledged.method == "notifications/subscriptions/acknowledged"
+        assert type(number) is int
+        assert {each.subscription for each in modern.heard[1:]} == {number, subscription.subscription_id}
+        modern.heard.clear()
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_listen_that_is_left_leaves_nothing_behind(modern: Ear) -> None:
+    """On stdio by a cancellation, over HTTP by closing the response."""
+    await modern.until_state(subscribers=0, watched=[], streams=0)
+    async with modern.listen("board://sprint", "board://glob/*"):
+        state = await modern.change("state")
+        assert (state["subscribers"], state["streams"]) == (1, 1)
+        assert state["watched"] == ["board://glob/*", MARKER, "board://sprint"]
+    await modern.until_state(subscribers=0, watched=[], streams=0)
+
+    await modern.change("updated", uri="board://sprint")
+    async with modern.listen():
+        await modern.settle()
+
+
+async def test_a_listen_of_which_nothing_is_honoured_ends_at_once_with_its_result(modern: Ear) -> None:
+    assert modern.client is not None
+    with anyio.fail_after(DEADLINE):
+        for unwatchable in ([], ["board://{unclosed"]):
+            async with modern.client.listen(resource_subscriptions=unwatchable) as subscription:
+                assert subscription.honored == types.SubscriptionFilter()
+                # The end is the result; without it this would raise SubscriptionLost.
+                assert [event async for event in subscription] == []
+    await modern.until_state(subscribers=0, streams=0)
+
+
+# The matrix
+
+
+class Board:
+    """One client and its server."""
+
+    def __init__(self, kind: str, transport: str, ear: Ear, subscription: Any) -> None:
+        self.kind = kind
+        self.transport = transport
+        self.ear = ear
+        self.subscription = subscription
+
+    @property
+    def wheres(self) -> tuple[str, ...]:
+        """Where changes are made: everywhere for the newest version of each era, and in the request for all."""
+        return WHERE if self.ear.version in (LEGACY[-1], MODERN) else WHERE[:1]
+
+    def told(self, *gists: str) -> list[str]:
+        """What of these a client of this version is told."""
+        if self.ear.version == MUTED:
+            return [gist for gist in gists if gist.startswith("content ")]
+        return list(gists)
+
+    async def step(self, what: str, *expected: str, where: str = "request", **args: Any) -> list[Heard]:
+        heard = await self.ear.step(what, *self.told(*expected), where=where, **args)
+        for each in heard:
+            # Every frame of a listen stream carries its id, and no other frame has one.
+            assert each.subscription == (self.subscription.subscription_id if self.subscription else None)
+        return heard
+
+    async def check_list(self, feature: str, *more: str, heard: list[Heard]) -> None:
+        """The list, fetched anew, is what was told: these items, in order, at the version of the notification."""
+        items, version = await self.ear.listed(feature)
+        assert keys(items) == sorted([*BASE[feature], *more])
+        for each in heard:
+            if each.method.endswith("/list_changed"):
+                assert version == {"revision": each.change["revision"], "digest": each.change["digest"]}
+
+    def topic(self, feature: str) -> str:
+        return "resources" if feature == "templates" else feature
+
+
+@pytest.fixture(scope="module", params=CASES, ids=["-".join(case) for case in CASES])
+async def board(request: pytest.FixtureRequest, urls: dict[str, str]) -> AsyncIterator[Board]:
+    kind, transport, version = request.param
+    server = urls[kind] if transport == "http" else stdio_server(kind)
+    watched = ["board://sprint", "board://doomed", "board://folder", "board://glob/*", "board://tpl/{name}"]
+    async with open_ear(server, version) as ear, listening(ear, *watched) as subscription:
+        yield Board(kind, transport, ear, subscription)
+
+
+async def test_capabilities_are_what_is_served(board: Board) -> None:
+    capabilities = board.ear.capabilities
+    assert capabilities is not None
+    assert capabilities.tools
+    assert capabilities.prompts
+    assert capabilities.resources
+    flags = (capabilities.tools.list_changed, capabilities.prompts.list_changed, capabilities.resources.list_changed)
+
+    assert flags == (board.ear.version != MUTED,) * 3
+    assert capabilities.resources.subscribe is True
+    if board.ear.is_modern:
+        assert EXTENSION in (capabilities.extensions or {})
+        assert board.subscription.honored.tools_list_changed
+        assert board.subscription.honored.prompts_list_changed
+        assert board.subscription.honored.resources_list_changed
+        assert set(board.subscription.honored.resource_subscriptions) >= {"board://sprint", "board://glob/*", MARKER}
+
+
+@pytest.mark.parametrize("feature", list(KEYS))
+async def test_an_item_added_updated_and_removed_is_told_once_each(board: Board, feature: str) -> None:
+    key, topic = KEYS[feature], board.topic(feature)
+
+    heard = await board.step("add", f"{topic} added {key}", feature=feature, key=key)
+    await board.check_list(feature, key, heard=heard)
+    await check_served(board.ear, feature, key)
+
+    heard = await board.step(
+        "update", f"{topic} updated {key}", feature=feature, key=key, fields={"description": "Updated in place."}
+    )
+    await board.check_list(feature, key, heard=heard)
+    items, _ = await board.ear.listed(feature)
+    assert [item["description"] for item in items if key in item.values()] == ["Updated in place."]
+    await check_served(board.ear, feature, key)
+
+    heard = await board.step(
+        "add", f"{topic} updated {key}", feature=feature, key=key, description="Replaced.", replace=True
+    )
+    await board.check_list(feature, key, heard=heard)
+
+    heard = await board.step("remove", f"{topic} removed {key}", feature=feature, key=key)
+    await board.check_list(feature, heard=heard)
+
+
+async def check_served(ear: Ear, feature: str, key: str) -> None:
+    """What is listed can be used, and what was there before still can."""
+    with anyio.fail_after(DEADLINE):
+        if feature == "tools":
+            for name in (key, "steady"):
+                result = await ear.session.call_tool(name, {})
+                assert isinstance(result.content[0], types.TextContent)
+                assert result.content[0].text == "steady"
+        elif feature == "prompts":
+            for name in (key, "greet"):
+                prompt = await ear.session.get_prompt(name, {"name": "you"})
+                assert prompt.messages[0].content == types.TextContent(type="text", text="Greet you.")
+        else:
+            for uri in (key.replace("{number}", "7"), "board://sprint"):
+                read = await ear.session.read_resource(uri)
+                assert isinstance(read.contents[0], types.TextResourceContents)
+                assert read.contents[0].text
+
+
+async def test_only_what_is_subscribed_is_told_of_contents(board: Board) -> None:
+    await board.step("updated", "content updated board://sprint", uri="board://sprint", metadata={"version": 2})
+    await board.step("updated", uri="board://elsewhere")
+    await board.step("updated", "content updated board://folder/a/b", uri="board://folder/a/b")
+    await board.step("updated", uri="board://folders")
+    await board.step("updated", "content updated board://glob/x", uri="board://glob/x")
+    await board.step("updated", "content updated board://tpl/x", uri="board://tpl/x")
+    await board.step("updated", uri="board://globe/x")
+
+
+async def test_the_same_content_is_told_once(board: Board) -> None:
+    etag = f"of {board.ear.version} {board.transport}"
+
+    await board.step("updated", "content updated board://sprint", uri="board://sprint", etag=etag)
+    await board.step("updated", uri="board://sprint", etag=etag)
+    await board.step("updated", "content updated board://sprint", uri="board://sprint", etag=etag + ", later")
+
+
+async def test_a_deleted_resource_is_told_to_its_subscribers_and_leaves_the_list(board: Board) -> None:
+    await board.step("add", "resources added board://doomed", feature="resources", key="board://doomed")
+
+    heard = await board.step(
+        "deleted", "content deleted board://doomed", "resources removed board://doomed", uri="board://doomed"
+    )
+    await board.check_list("resources", heard=[each for each in heard if each.uri is None])
+    assert heard[0].method == "notifications/resources/updated"
+
+    # Its subscription is over with it, and a look at the server anew does not bring it back.
+    await board.step("refresh")
+    await board.step("updated", uri="board://doomed")
+
+
+async def test_what_changes_nothing_is_not_told(board: Board) -> None:
+    await board.step("add", "tools added same", feature="tools", key="same")
+    await board.step("add", feature="tools", key="same", replace=True)
+    await board.step("update", feature="tools", key="same", fields={"description": "Unchanging."})
+    await board.step("refresh")
+    await board.step(
+        "many",
+        steps=[
+            {"what": "add", "args": {"feature": "prompts", "key": "brief"}},
+            {"what": "remove", "args": {"feature": "prompts", "key": "brief"}},
+        ],
+    )
+    await board.step("remove", "tools removed same", feature="tools", key="same")
+
+
+async def test_several_changes_travel_in_one_frame(board: Board) -> None:
+    steps = [{"what": "add", "args": {"feature": "tools", "key": f"one-{number}"}} for number in range(3)]
+    heard = await board.step("many", "tools added one-0, tools added one-1, tools added one-2", steps=steps)
+    await board.check_list("tools", "one-0", "one-1", "one-2", heard=heard)
+
+    steps = [{"what": "remove", "args": {"feature": "tools", "key": f"one-{number}"}} for number in range(3)]
+    heard = await board.step("many", "tools removed one-0, tools removed one-1, tools removed one-2", steps=steps)
+    await board.check_list("tools", heard=heard)
+
+
+async def test_a_change_is_told_wherever_it_is_made(board: Board) -> None:
+    for where in board.wheres:
+        await board.step("add", "tools added here", where=where, feature="tools", key="here")
+        fields = {"title": where}
+        await board.step("update", "tools updated here", where=where, feature="tools", key="here", fields=fields)
+        await board.step("remove", "tools removed here", where=where, feature="tools", key="here")
+        await board.step("updated", "content updated board://sprint", where=where, uri="board://sprint")
+
+
+Steps = list[tuple[str, dict[str, Any], list[str]]]
+
+
+def both_ways(name: str, topic: str, key: str, remove: str | None = None) -> Steps:
+    """An item added by one of the server's own methods, and removed again: by another one, or through Live."""
+    removal: tuple[str, dict[str, Any]] = (
+        (remove, {"key": key}) if remove else ("remove", {"feature": topic, "key": key})
+    )
+    return [(name, {"key": key}, [f"{topic} added {key}"]), (*removal, [f"{topic} removed {key}"])]
+
+
+OWN: dict[str, Steps] = {
+    "mcpserver": [
+        *both_ways("own_add_tool", "tools", "own", "own_remove_tool"),
+        *both_ways("own_tool", "tools", "own", "own_remove_tool"),
+        *both_ways("own_add_prompt", "prompts", "own", "own_remove_prompt"),
+        *both_ways("own_prompt", "prompts", "own", "own_remove_prompt"),
+        # The SDK itself can't remove these.
+        *both_ways("own_add_resource", "resources", "board://own"),
+        *both_ways("own_resource", "resources", "board://own"),
+        *both_ways("own_template", "resources", "board://own/{number}"),
+        # `ctx.notify_*()` is a wake-up: whether a list changed is for its digest to say.
+        ("notify", {"kind": "tools"}, []),
+        ("notify", {"kind": "prompts"}, []),
+        ("notify", {"kind": "resources"}, []),
+        ("notify", {"kind": "resource", "uri": "board://sprint"}, ["content updated board://sprint"]),
+        ("notify", {"kind": "resource", "uri": "board://elsewhere"}, []),
+        ("own_add_tool", {"key": "own"}, ["tools added own"]),
+        ("quietly_then_notify", {"key": "own"}, ["tools updated own"]),
+        ("own_remove_tool", {"key": "own"}, ["tools removed own"]),
+    ],
+    "fastmcp": [
+        *both_ways("own_add_tool", "tools", "own", "own_remove_tool"),
+        *both_ways("own_tool", "tools", "own", "own_remove_tool"),
+        *both_ways("own_add_prompt", "prompts", "own", "own_remove_prompt"),
+        *both_ways("own_prompt", "prompts", "own", "own_remove_prompt"),
+        *both_ways("own_add_resource", "resources", "board://own", "own_remove_resource"),
+        *both_ways("own_resource", "resources", "board://own", "own_remove_resource"),
+        *both_ways("own_add_template", "resources", "board://own/{number}", "own_remove_template"),
+        *both_ways("own_template", "resources", "board://own/{number}", "own_remove_template"),
+    ],
+    # It has handlers and no registry: a change there is seen by live.refresh().
+    "lowlevel": [
+        ("own_set_and_refresh", {"feature": "prompts", "key": "own", "item": {"name": "own"}}, ["prompts added own"]),
+        (
+            "own_set_and_refresh",
+            {"feature": "prompts", "key": "own", "item": {"name": "own", "title": "Own"}},
+            ["prompts updated own"],
+        ),
+        ("own_set_and_refresh", {"feature": "prompts", "key": "own", "item": None}, ["prompts removed own"]),
+    ],
+}
+"""What the servers' own methods do behind Live's back, and what is told of it."""
+
+
+async def test_the_servers_own_methods_are_noticed_at_once(board: Board) -> None:
+    for where in board.wheres:
+        for what, args, expected in OWN[board.kind]:
+            await board.step(what, *expected, where=where, **args)
+
+
+async def test_refresh_reads_what_nobody_noticed(board: Board) -> None:
+    # A name of its own for each client: what Live took from a user's own list stays off it.
+    key = f"quiet-{board.transport}-{board.ear.version}"
+    if board.kind == "lowlevel":
+        item = {"name": key, "inputSchema": {"type": "object"}}
+        await board.ear.change("own_set", feature="tools", key=key, item=item)
+    else:
+        await board.step("own_add_tool", f"tools added {key}", key=key)
+        await board.ear.change("quietly", key=key)
+    await board.ear.settle()
+
+    operation = "added" if board.kind == "lowlevel" else "updated"
+    heard = await board.step("refresh", f"tools {operation} {key}")
+    await board.check_list("tools", key, heard=heard)
+    await board.step("refresh")
+
+    if board.kind == "lowlevel":
+        await board.step("update", f"tools updated {key}", feature="tools", key=key, fields={"title": "Quiet"})
+        heard = await board.step("remove", f"tools removed {key}", feature="tools", key=key)
+        await board.check_list("tools", heard=heard)
+        await board.ear.change("own_set", feature="tools", key=key, item=None)
+        await board.step("refresh")
+    else:
+        await board.step("own_remove_tool", f"tools removed {key}", key=key)
+
+
+@pytest.mark.parametrize("feature", list(KEYS))
+async def test_what_is_not_there_or_there_already_is_an_error_and_is_not_told(board: Board, feature: str) -> None:
+    key, missing = BASE[feature][0], KEYS[feature]
+    ear = board.ear
+
+    assert (await ear.change("remove", feature=feature, key=missing)).startswith("NotFound: ")
+    assert (await ear.change("update", feature=feature, key=missing, fields={})).startswith("NotFound: ")
+    assert (await ear.change("add", feature=feature, key=key)).startswith("AlreadyExists: ")
+    await ear.settle()
+    assert await ear.names(feature) == BASE[feature]
+
+
+async def test_a_muted_session_is_not_taken_to_have_been_told(board: Board) -> None:
+    await board.step("add", "tools added seen", feature="tools", key="seen")
+
+    state = await board.ear.change("state")
+    is_muted = board.ear.version == MUTED
+    assert list(state["behind"].values()) == [["tools"] if is_muted else []]
+
+    await board.step("remove", "tools removed seen", feature="tools", key="seen")

@@ -1,0 +1,469 @@
+"""The promises, held against what fifty real clients saw during two thousand changes.
+
+Clients of both eras, over HTTP and stdio, come, go, break and change their minds at random; so does the server's
+catalog. What each client was told is taken from the wire, what changed from the server, and both are put in order by
+the machine's monotonic clock, which all processes share. `TIDINGS_SEED` repeats a run as far as processes allow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from tempfile import TemporaryFile
+from typing import Any, Literal, TypeAlias
+
+import httpx2
+import msgspec
+import pytest
+from mcp.client import Client
+from mcp.client.session import MessageHandlerFnT
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from pydantic import BaseModel
+
+from tests.support.faults.wire import COMMANDS, MODERN, ROOT, Process, Settings, changed, environment, request, serve
+from tidings.core.model import Feature, Topic, Version
+from tidings.testing import (
+    PROMISES,
+    Acknowledged,
+    Changed,
+    Closed,
+    Event,
+    Held,
+    History,
+    Subscribed,
+    Told,
+    Unsubscribed,
+)
+
+pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:(resources/.*subscribe|ping) is removed")]
+
+CHANGES = 2_000
+EPOCHS = 4
+"""Between them nothing changes, until everybody was told: a loss can't hide behind the next change."""
+URIS = [f"board://{folder}/{number}" for folder in ("sprint", "notes") for number in range(6)]
+SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
+QUIET_WITHIN = 60.0
+
+Kind = Literal["legacy", "modern"]
+MODES: dict[Kind, str] = {"legacy": "legacy", "modern": MODERN}
+Note: TypeAlias = MessageHandlerFnT
+Connection: TypeAlias = AbstractAsyncContextManager[Client]
+
+
+def covered(path: Topic) -> list[Topic]:
+    """What of all that there is a subscription to a path is told of."""
+    if isinstance(path, Feature) or path in URIS:
+        return [path]
+    return [uri for uri in URIS if uri.startswith(path.removesuffix("*"))]
+
+
+@dataclass(eq=False)
+class Subscription:
+    """One subscriber, as its client saw it: a listen stream, or a legacy session."""
+
+    name: str
+    server: Server
+    label: str | None = None
+    """By which the server knows it, where the client knows that."""
+    paths: dict[Topic, int] = field(default_factory=dict)
+    """The features, URIs and patterns that it watches, and since when for sure."""
+    told: dict[Topic, Version] = field(default_factory=dict)
+    events: list[tuple[int, Event]] = field(default_factory=list)
+    lost: frozenset[tuple[Topic, Version]] = frozenset()
+    """What no longer was when it came, because a server was killed before it had written that down."""
+    is_closed: bool = False
+    asked: Topic | None = None
+    """What it is about to be subscribed to."""
+    is_in_doubt: bool = False
+    """Whether nobody knows if a deletion that it heard of meanwhile came before the subscription, or ended it."""
+
+    def record(self, event: Event, at: int | None = None) -> None:
+        self.events.append((time.monotonic_ns() if at is None else at, event))
+
+    def granted(self, paths: Sequence[Topic]) -> None:
+        self.record(Acknowledged(self.name))
+        heard = {topic for path in self.paths for topic in covered(path)}
+        for topic in {topic for path in paths for topic in covered(path)} - heard:
+            self.told.pop(topic, None)  # it is taken to know what is there now
+        self.paths = dict.fromkeys(paths, time.monotonic_ns()) | self.paths
+
+    def hear(self, message: dict[str, Any], at: int) -> None:
+        told = Told.from_message(self.name, message)
+        if told is None or self.is_closed:
+            return
+        self.record(told, at)
+        assert told.version is not None, message
+        self.told[told.topic] = told.version
+        if any(operation == "deleted" for operation, _ in told.changes or ()):
+            self.paths.pop(told.topic, None)
+            if told.topic == self.asked:
+                self.is_in_doubt = True
+                self.record(Subscribed(self.name, (told.topic,)), at)
+        self.server.heard.set()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.record(Closed(self.name))
+
+    def is_owed(self) -> bool:
+        """Whether there is news that it has not been told. Only to know when to stop waiting: the checks judge."""
+        return any(self._is_owed(topic, since) for path, since in self.paths.items() for topic in covered(path))
+
+    def _is_owed(self, topic: Topic, since: int) -> bool:
+        rows = self._still_true(self.server.changed.get(topic, []))
+        known = self.told.get(topic) or next((change.previous for at, change in rows if at > since), None)
+        return known is not None and bool(rows) and known.digest != rows[-1][1].version.digest
+
+    def _still_true(self, changes: list[tuple[int, Changed]]) -> list[tuple[int, Changed]]:
+        return [(at, change) for at, change in changes if (change.topic, change.version) not in self.lost]
+
+    def history(self, changes: list[tuple[int, Changed]]) -> History:
+        """Its own events among all changes. Over HTTP an end is answered on another connection than the stream's: what
+        was changed before that may still be under way, and counts as told in time."""
+        changes = self._still_true(changes)
+        made = {(change.topic, change.version): at for at, change in changes}
+        events = list(self.events)
+        for index, (at, event) in enumerate(self.events):
+            if isinstance(event, Unsubscribed) and self.server.has_streams:
+                under_way = [
+                    when
+                    for when, each in self.events[index:]
+                    if isinstance(each, Told) and each.version is not None
+                    if any(each.topic in covered(path) for path in event.topics)
+                    if made.get((each.topic, each.version), at) < at
+                ]
+                events[index] = (max([at, *(when + 1 for when in under_way)]), event)
+        merged: list[tuple[int, int, Event]] = [(at, 0, change) for at, change in changes]
+        merged += [(at, 1, event) for at, event in sorted(events, key=lambda each: each[0])]
+        return History(event for _, _, event in sorted(merged, key=lambda each: each[:2]))
+
+
+class Server:
+    """What is changed, and what its clients made of it."""
+
+    def __init__(
+        self,
+        change: Callable[[list[dict[str, Any]]], Awaitable[None]],
+        record: Callable[[int], Awaitable[list[Any]]],
+        pending: Callable[[], Awaitable[dict[str, int]]] | None = None,
+        *,
+        has_streams: bool,
+    ) -> None:
+        self.has_streams = has_streams
+        self.change = change
+        self._record = record
+        self._pending = pending
+        self.subscriptions: list[Subscription] = []
+        self.rows: list[tuple[int, Changed]] = []
+        self.changed: dict[Topic, list[tuple[int, Changed]]] = {}
+        self.heard = asyncio.Event()
+        self.lost: set[tuple[Topic, Version]] = set()
+
+    def open(self, name: str) -> Subscription:
+        subscription = Subscription(name, self, lost=frozenset(self.lost))
+        self.subscriptions.append(subscription)
+        return subscription
+
+    async def catch_up(self) -> int:
+        """Fetch the changes that the server recorded since last time."""
+        for at, change in map(changed, await self._record(len(self.rows))):
+            self.rows.append((at, change))
+            self.changed.setdefault(change.topic, []).append((at, change))
+        return len(self.rows)
+
+    async def look(self) -> None:
+        """Note what waits for whom."""
+        pending = await self._pending() if self._pending is not None else {}
+        for each in self.subscriptions:
+            if each.label in pending and not each.is_closed:
+                each.record(Held(each.name, pending[each.label]))
+
+    async def quiet(self) -> None:
+        """Nothing changes any more: wait until everybody was told, or had every chance."""
+        await self.catch_up()
+        try:
+            async with asyncio.timeout(QUIET_WITHIN):
+                while any(each.is_owed() for each in self.subscriptions if not each.is_closed):
+                    self.heard.clear()
+                    await self.heard.wait()
+        except TimeoutError:
+            pass  # the checks say who, and what
+
+    def check(self, *promises: str) -> None:
+        for subscription in self.subscriptions:
+            if subscription.is_closed and promises:
+                continue
+            history = subscription.history(self.rows)
+            for promise in promises or PROMISES:
+                PROMISES[promise](history)
+
+
+# What happens to the catalog
+
+
+class Changes:
+    """Random operations on a server's catalog, all of them possible."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+        self._items: dict[str, list[str]] = {"tools": [], "prompts": [], "resources": []}
+        self._count = 0
+
+    def next(self) -> dict[str, Any]:
+        dice = self._dice
+        self._count += 1
+        if dice.random() < 0.65:
+            # Few etags, so that a content often becomes what it was.
+            uri, text = dice.choice(URIS), dice.choice(["a", "b", "c", ""])
+            do = "deleted" if dice.random() < 0.03 else "updated"
+            if do == "deleted" and uri in self._items["resources"]:
+                self._items["resources"].remove(uri)
+            return {"do": do, "of": "resources", "key": uri, "text": text}
+        of = dice.choice(list(self._items))
+        there = self._items[of]
+        possible = URIS if of == "resources" else [f"{of}-{number}" for number in range(8)]
+        missing = [key for key in possible if key not in there]
+        do = dice.choice(["add"] * bool(missing) + ["remove", "update", "update"] * bool(there))
+        key = dice.choice(missing if do == "add" else there)
+        if do == "add":
+            there.append(key)
+        elif do == "remove":
+            there.remove(key)
+        return {"do": do, "of": of, "key": key, "text": dice.choice(["one", "two", str(self._count)])}
+
+
+# Clients
+
+
+class Player:
+    """A client that does as it is told, one thing after another, and notes what it hears."""
+
+    def __init__(
+        self, name: str, kind: Kind, server: Server, connect: Callable[[Note], Connection], dice: random.Random
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.client: Client | None = None
+        self._server = server
+        self._connect = connect
+        self._dice = dice
+        self._lives = 0
+        self._session: Subscription | None = None
+        self._streams: dict[str, Subscription] = {}
+        self._early: list[tuple[str, dict[str, Any], int]] = []
+        """What came on a stream before we knew its id."""
+        self._wishes: asyncio.Queue[str | None] = asyncio.Queue()
+        self._is_fulfilling = True
+        self._wishes.put_nowait("drop")
+
+    def wish(self, what: str | None) -> None:
+        """To "drop" (and come back), to "change" one's mind, or None to leave for good."""
+        self._wishes.put_nowait(what)
+
+    async def settled(self) -> None:
+        """Until all wishes are fulfilled: at first, until it is here."""
+        await self._wishes.join()
+
+    async def play(self) -> None:
+        assert await self._wishes.get() == "drop"
+        wish: str | None = "drop"
+        while wish is not None:
+            self._lives += 1
+            wish = await (self._be_legacy() if self.kind == "legacy" else self._be_modern())
+        self._wishes.task_done()
+
+    async def _next_wish(self) -> str | None:
+        self._wishes.task_done()
+        return await self._wishes.get()
+
+    async def _note(self, message: Any) -> None:
+        at = time.monotonic_ns()
+        if not isinstance(message, BaseModel):
+            return  # the transport's trouble: it connects again
+        content = message.model_dump(by_alias=True, mode="json", exclude_none=True)
+        if self._session is not None:
+            self._session.hear(content, at)
+            return
+        stream_id = content["params"].get("_meta", {}).get(SUBSCRIPTION_ID)
+        if stream_id in self._streams:
+            self._streams[stream_id].hear(content, at)
+        else:
+            self._early.append((stream_id, content, at))
+
+    async def _be_legacy(self) -> str | None:
+        self._session = session = self._server.open(f"{self.name}.{self._lives}")
+        session.record(Subscribed(session.name, tuple(Feature)))
+        async with self._connect(self._note) as self.client:
+            # Answered after the end of the handshake. No list: what one is shown, others may be told of again.
+            await self.client.send_ping()
+            session.granted(list(Feature))
+            wish: str | None = "change"
+            while wish == "change":
+                watched = [topic for topic in session.paths if not isinstance(topic, Feature)]
+                for uri in self._dice.sample(watched, self._dice.randrange(len(watched) + 1)):
+                    session.paths.pop(uri, None)  # a deletion may have ended it meanwhile
+                    await self.client.unsubscribe_resource(uri)
+                    session.record(Unsubscribed(session.name, (uri,)))
+                for uri in self._some_uris():
+                    session.asked, session.is_in_doubt = uri, False
+                    session.record(Subscribed(session.name, (uri,)))
+                    await self.client.subscribe_resource(uri)
+                    session.asked = None
+                    if session.is_in_doubt:
+                        await self.client.unsubscribe_resource(uri)
+                        session.record(Unsubscribed(session.name, (uri,)))
+                    else:
+                        session.granted([uri])
+                wish = await self._next_wish()
+            session.close()
+        return wish
+
+    async def _be_modern(self) -> str | None:
+        async with self._connect(self._note) as self.client:
+            wish: str | None = "change"
+            while wish == "change":
+                stream = self._server.open(f"{self.name}.{self._lives}.{len(self._streams)}")
+                features = self._dice.sample(list(Feature), self._dice.randrange(1, 3))
+                uris = self._some_uris()
+                stream.record(Subscribed(stream.name, (*features, *uris)))
+                wanted: dict[str, Any] = {f"{feature.value}_list_changed": True for feature in features}
+                async with self.client.listen(**wanted, resource_subscriptions=uris) as listening:
+                    stream.granted([*features, *uris])
+                    stream.label = f"listen {listening.subscription_id}"
+                    self._streams[str(listening.subscription_id)] = stream
+                    for stream_id, content, at in self._early:
+                        if stream_id == listening.subscription_id:
+                            stream.hear(content, at)
+                    self._early.clear()
+                    wish = await self._next_wish()
+                    stream.close()
+        return wish
+
+    def _some_uris(self) -> list[str]:
+        chosen: list[str] = self._dice.sample(URIS, self._dice.randrange(4))
+        return chosen + self._dice.choice([*[[]] * 8, ["board://notes/*"], ["board://sprint"]])
+
+
+@asynccontextmanager
+async def over_http(url: str, mode: str, dice: random.Random, note: Note) -> AsyncIterator[Client]:
+    is_polite = dice.random() < 0.5
+    """Whether it ends its session when it goes."""
+    # Without certificates: reading them takes longer than everything else here.
+    async with httpx2.AsyncClient(verify=False, trust_env=False, timeout=httpx2.Timeout(30, read=300)) as http:
+        transport = streamable_http_client(url, http_client=http, terminate_on_close=is_polite)
+        async with Client(transport, mode=mode, message_handler=note, cache=None) as client:
+            yield client
+
+
+@asynccontextmanager
+async def over_stdio(mode: str, note: Note) -> AsyncIterator[Client]:
+    parameters = StdioServerParameters(
+        command=sys.executable, args=COMMANDS["stdio"], env=environment(Settings()), cwd=ROOT
+    )
+    with TemporaryFile("w") as log:
+        async with Client(stdio_client(parameters, errlog=log), mode=mode, message_handler=note, cache=None) as client:
+            # While nothing has changed yet. A call of a tool that it has not seen would let it look later, and what is
+            # shown then counts.
+            await client.list_tools()
+            yield client
+
+
+# The play
+
+
+async def drive(server: Server, players: list[Player], dice: random.Random, at_once: int) -> None:
+    """Change the catalog until it has changed so often, while the players come and go; and let everybody be told."""
+    changes = Changes(dice)
+    await asyncio.gather(*(player.settled() for player in players))
+    for epoch in range(1, EPOCHS + 1):
+        while await server.catch_up() < CHANGES * epoch // EPOCHS:
+            for _ in range(25 // at_once):
+                operations = [changes.next() for _ in range(at_once)]
+                if server.has_streams and dice.random() < 0.02:
+                    operations.insert(0, {"do": "cut", "of": "", "key": "", "text": str(dice.randrange(1_000))})
+                await server.change(operations)
+                if dice.random() < 0.15:
+                    dice.choice(players).wish(dice.choice(["drop", "change"]) if server.has_streams else "change")
+            await server.look()
+        await asyncio.gather(*(player.settled() for player in players))
+        if server.has_streams:
+            # The last word is lost on the way to many, and no later one makes up for it.
+            await server.quiet()
+            await server.change([{"do": "cut", "of": "", "key": ""}, *(changes.next() for _ in range(10))])
+        await server.quiet()
+        server.check("Reliable")
+    for player in players:
+        player.wish(None)
+
+
+async def test_all_promises_hold_for_fifty_clients_during_two_thousand_changes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seed = int(os.environ.get("TIDINGS_SEED") or random.randrange(1 << 32))
+    sys.stdout.write(f"TIDINGS_SEED={seed} repeats this run\n")
+    start = time.monotonic()
+    async with serve("uvicorn") as process, asyncio.TaskGroup() as tasks:
+        servers = [play_over_http(process, random.Random(seed), tasks)]
+        for number in range(1, 5):
+            kind: Kind = "modern" if number % 2 else "legacy"
+            servers.append(play_over_stdio(kind, number, random.Random(seed + number), tasks))
+    for server in servers:
+        server.check()
+    told = sum(isinstance(event, Told) for each in servers for one in each.subscriptions for _, event in one.events)
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{sum(len(each.rows) for each in servers)} changes, "
+            f"{sum(len(each.subscriptions) for each in servers)} subscriptions of 50 clients, {told} notifications, "
+            f"{time.monotonic() - start:.1f} s (seed {seed})\n"
+        )
+    assert all(len(server.rows) >= CHANGES for server in servers)
+
+
+def play_over_http(process: Process, dice: random.Random, tasks: asyncio.TaskGroup) -> Server:
+    url = f"http://127.0.0.1:{process.port}/mcp"
+
+    async def record(start: int) -> list[Any]:
+        _, _, body = await request(process.port, "GET", f"/record?start={start}")
+        rows: list[Any] = msgspec.json.decode(body)
+        return rows
+
+    async def pending() -> dict[str, int]:
+        found: dict[str, int] = (await process.state())["pending"]
+        return found
+
+    server = Server(lambda operations: process.change(*operations), record, pending, has_streams=True)
+    players: list[Player] = []
+    for number in range(46):
+        kind: Kind = "modern" if number % 3 else "legacy"
+        player = Player(f"http-{kind}-{number}", kind, server, partial(over_http, url, MODES[kind], dice), dice)
+        players.append(player)
+        tasks.create_task(player.play())
+    tasks.create_task(drive(server, players, dice, at_once=1))
+    return server
+
+
+def play_over_stdio(kind: Kind, number: int, dice: random.Random, tasks: asyncio.TaskGroup) -> Server:
+    async def change(operations: list[dict[str, Any]]) -> None:
+        assert player.client is not None
+        result = await player.client.call_tool("change", {"operations": operations})
+        assert not result.is_error, result
+
+    async def record(start: int) -> list[Any]:
+        assert player.client is not None
+        result = await player.client.call_tool("record", {"start": start})
+        rows: list[Any] = (result.structured_content or {})["result"]
+        return rows
+
+    server = Server(change, record, has_streams=False)
+    player = Player(f"stdio-{kind}-{number}", kind, server, partial(over_stdio, MODES[kind]), dice)
+    tasks.create_task(player.play())
+    tasks.create_task(drive(server, [player], dice, at_once=5))
+    return server

@@ -1,0 +1,452 @@
+"""Resumable, shown with clients that lose their connection at random points of two thousand changes.
+
+Each client keeps a cursor and, by nothing but deltas, a copy of every list that it watches. It drops its connection
+whenever chance says so (before the acknowledgement, between two notifications, with some unread), comes back with the
+cursor it holds, or an older one, or one that nobody knows, and must be told exactly what differs, or to refetch. What
+the server changed and what each client saw is judged as in `test_live_history`; in the end each copy is the list.
+
+In the last test the server has a store, and is killed in between: before, while and after it is written down what the
+clients were told. `TIDINGS_SEED` repeats a run as far as processes allow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import httpx2
+import msgspec
+import pytest
+from mcp.client import Client
+from mcp.client.extension import ClientExtension, NotificationBinding
+from mcp.client.streamable_http import streamable_http_client
+from pydantic import BaseModel, ConfigDict, SerializeAsAny
+
+from tests.end_to_end.test_promises import URIS, Changes, Server, Subscription
+from tests.support.faults.wire import (
+    MODERN,
+    OPERATIONS,
+    PATIENCE,
+    RECORD,
+    STATE,
+    How,
+    Process,
+    Settings,
+    Stream,
+    envelope,
+    listen_request,
+    request,
+    serve,
+)
+from tidings.core.cursor import Cursor
+from tidings.core.delta import Copy
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, EXTENSION, FILTER_KEY, RESUME_KEY
+from tidings.core.model import Feature, Topic, Version
+from tidings.store.sqlite import peek
+from tidings.testing import Acknowledged, Subscribed, Told, check_resumable
+
+KILLED_CHANGES = int(os.environ.get("TIDINGS_CHANGES", "250"))
+"""Of the plays in which servers are killed; 2,000 take over a minute."""
+
+pytestmark = pytest.mark.anyio
+
+CHANGES = 2_000
+CLIENTS = 20
+SDK_CLIENTS = 4
+
+
+class Place:
+    """Where the server is; it may move."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.is_up = asyncio.Event()
+        self.is_up.set()
+
+    async def record(self, start: int) -> list[Any]:
+        """What changed, from the nth change on."""
+        _, _, body = await request(self.process.port, "GET", f"/record?start={start}")
+        rows: list[Any] = msgspec.json.decode(body)
+        return rows
+
+    async def fetch(self, feature: Feature) -> dict[str, Any]:
+        """A list, with the templates if it is that of resources."""
+        method = f"{feature.value}/list"
+        headers = {
+            "accept": "application/json, text/event-stream",
+            "content-type": "application/json",
+            "mcp-protocol-version": MODERN,
+            "mcp-method": method,
+        }
+        _, _, body = await request(self.process.port, "POST", "/mcp", headers, envelope(method, 1))
+        result: dict[str, Any] = msgspec.json.decode(body)["result"]
+        return result
+
+
+class Mortal(Place):
+    """A server with a store, that is killed and takes up where it was."""
+
+    def __init__(self, process: Process, start: Callable[[], Awaitable[Process]], folder: Path) -> None:
+        super().__init__(process)
+        self.lives = 1
+        self._start = start
+        self._folder = folder
+
+    async def record(self, start: int) -> list[Any]:
+        """Of all processes."""
+        lines = (self._folder / RECORD).read_bytes().splitlines()
+        return [msgspec.json.decode(line) for line in lines[start:]]
+
+    async def die(self, server: Server) -> None:
+        """Now, whatever it is doing."""
+        self.is_up.clear()
+        self.process.send_signal(signal.SIGKILL)
+        await self.process.lingered(PATIENCE)
+        await server.catch_up()
+        kept = peek(self._folder / STATE)
+        for _, change in server.rows:
+            topic = change.topic
+            known = kept.versions.get(topic) if isinstance(topic, Feature) else kept.contents.get(topic)
+            if known is None or change.version.revision > known.revision:
+                server.lost.add((topic, change.version))
+
+    async def come_back(self, operations: list[dict[str, Any]]) -> None:
+        """With all that was done to the one before, or was meant to be."""
+        (self._folder / OPERATIONS).write_bytes(msgspec.json.encode(operations))
+        self.process = await self._start()
+        self.lives += 1
+        self.is_up.set()
+
+
+class Reader:
+    """One client, in however many lives."""
+
+    def __init__(self, name: str, server: Server, place: Place, dice: random.Random, *, uses_sdk: bool) -> None:
+        self.name = name
+        self.lives = self.refetches = 0
+        self.subscription: Subscription | None = None
+        self.copies: dict[Feature, Copy] = {}
+        self._server = server
+        self._place = place
+        self._dice = dice
+        self._connect = self._by_sdk if uses_sdk else self._by_hand
+        self._features = dice.sample(list(Feature), dice.randrange(1, 4))
+        self._uris: list[str] = dice.sample(URIS, dice.randrange(4))
+        self._cursor: Cursor | None = None
+        self._cursors: list[Cursor] = []
+        """Those that speak of all its lists: of a list that a cursor is silent about, nothing would be told."""
+        self._stays = self._leaves = False
+        self._heard: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        """What came on the connection; None at its end."""
+        self.is_settled = asyncio.Event()
+
+    def stay(self) -> None:
+        """Lose no connection from now on."""
+        self._stays = True
+
+    def leave(self) -> None:
+        self._leaves = True
+        self._heard.put_nowait(None)
+
+    def drop(self) -> None:
+        """Its server is gone."""
+        self._heard.put_nowait(None)
+
+    async def live(self) -> None:
+        while not self._leaves:
+            await self._place.is_up.wait()
+            process = self._place.process
+            try:
+                await self._refetch(*(feature for feature in self._features if feature not in self.copies))
+                await self._be_connected()
+            except OSError:
+                pass
+            except Exception:  # whatever the SDK's client makes of a server that is killed
+                if process is self._place.process and self._place.is_up.is_set():
+                    raise
+
+    async def _be_connected(self) -> None:
+        self.lives += 1
+        self._heard = asyncio.Queue()
+        self.subscription = subscription = self._server.open(f"{self.name}.{self.lives}")
+        resume, known = self._resume()
+        topics: list[Topic] = [*self._features, *self._uris]
+        subscription.record(Subscribed(subscription.name, tuple(topics), known))
+        try:
+            async with self._connect(resume):
+                if self._is_cut(0.05):
+                    return  # before the acknowledgement is read
+                while (message := await self._next()) is not None:
+                    if message["method"].endswith("/acknowledged"):
+                        subscription.record(Acknowledged(subscription.name))
+                        subscription.granted(topics)
+                        subscription.told |= {topic: known[topic] or Version(-1, "") for topic in known}
+                        self._learn(message)
+                        if self._stays:
+                            self.is_settled.set()
+                    else:
+                        subscription.hear(message, time.monotonic_ns())
+                        await self._take(message)
+                    if self._is_cut(0.03):
+                        return
+        finally:
+            if not self._leaves:
+                subscription.close()
+
+    def _is_cut(self, chance: float) -> bool:
+        return not self._stays and self._dice.random() < chance
+
+    async def _next(self) -> dict[str, Any] | None:
+        """The next message, unless the connection ends, or is quiet for longer than chance allows."""
+        while not self._stays:
+            try:
+                async with asyncio.timeout(self._dice.choice([0.2, 1.0])):
+                    return await self._heard.get()
+            except TimeoutError:
+                if self._is_cut(0.3):
+                    return None
+        if self.subscription is not None and self.subscription.paths:
+            self.is_settled.set()
+        return await self._heard.get()
+
+    def _resume(self) -> tuple[Any, dict[Topic, Version | None]]:
+        """The cursor to come with, and what it says of what is watched."""
+        cursor = self._cursors[-1]
+        chance = self._dice.random()
+        if chance < 0.1:
+            cursor = self._dice.choice(self._cursors)
+        elif chance < 0.13:
+            return "garbage", dict.fromkeys([*self._features, *self._uris])
+        elif chance < 0.16:
+            versions: dict[Topic, Version | None] = {topic: Version(3, "of another life") for topic in self._features}
+            return Cursor("elsewhere", versions).as_json(), versions
+        watched = {*self._features, *self._uris}
+        return cursor.as_json(), {topic: version for topic, version in cursor.versions.items() if topic in watched}
+
+    async def _take(self, message: dict[str, Any]) -> None:
+        told = Told.from_message(self.name, message)
+        assert told is not None
+        assert told.version is not None
+        if isinstance(told.topic, Feature):
+            copy = self.copies[told.topic]
+            if copy.digest != told.version.digest and not copy.apply(message["params"]["_meta"][CHANGE_KEY]):
+                await self._refetch(told.topic)
+                return
+        self._learn(message)
+
+    def _learn(self, message: Mapping[str, Any]) -> None:
+        meta = (message.get("params") or message)["_meta"]
+        cursor = Cursor.parse(meta[CURSOR_KEY])
+        assert cursor is not None
+        self._cursor = self._cursor.then(cursor) if self._cursor is not None else cursor
+        if self._cursor.versions.keys() >= set(self._features):
+            self._cursors.append(self._cursor)
+
+    async def _refetch(self, *features: Feature) -> None:
+        for feature in features:
+            self.refetches += 1
+            result = await self._place.fetch(feature)
+            self.copies[feature] = Copy(feature, result[feature.value])
+            self._learn(result)
+
+    @asynccontextmanager
+    async def _by_hand(self, resume: Any) -> AsyncIterator[None]:
+        wanted: dict[str, Any] = {f"{feature.value}ListChanged": True for feature in self._features}
+        meta = {RESUME_KEY: resume, FILTER_KEY: {"detail": "delta"}}
+        sent = listen_request(self.lives, wanted | {"resourceSubscriptions": self._uris}, meta)
+        stream = await Stream.open(self._place.process.port, sent)
+
+        async def read(heard: asyncio.Queue[dict[str, Any] | None]) -> None:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                while (event := await stream.event()) is not None:
+                    heard.put_nowait(event)
+            heard.put_nowait(None)
+
+        reading = asyncio.create_task(read(self._heard))
+        try:
+            yield
+        finally:
+            reading.cancel()
+            stream.close()
+
+    @asynccontextmanager
+    async def _by_sdk(self, resume: Any) -> AsyncIterator[None]:
+        """The SDK's client, which can say where it stands only in its settings, and does not show acknowledgements."""
+        heard, early = self._heard, list[dict[str, Any]]()
+        is_granted = False
+
+        async def note(message: Any) -> None:
+            if isinstance(message, BaseModel):
+                content = message.model_dump(by_alias=True, mode="json", exclude_none=True)
+                heard.put_nowait(content) if is_granted else early.append(content)
+
+        url = f"http://127.0.0.1:{self._place.process.port}/mcp"
+
+        async def note_deleted(params: _DeletedParams) -> None:
+            await note(_Message(method=DELETED_METHOD, params=params))
+
+        extension = _Extension({"resume": resume, "filter": {"detail": "delta"}}, note_deleted)
+        async with httpx2.AsyncClient(verify=False, trust_env=False, timeout=httpx2.Timeout(30, read=300)) as http:
+            transport = streamable_http_client(url, http_client=http)
+            async with Client(transport, message_handler=note, cache=None, extensions=[extension]) as client:
+                wanted: dict[str, Any] = {f"{feature.value}_list_changed": True for feature in self._features}
+                async with client.listen(**wanted, resource_subscriptions=self._uris):
+                    known = self._cursors[-1].as_json()
+                    heard.put_nowait({"method": "…/acknowledged", "params": {"_meta": {CURSOR_KEY: known}}})
+                    for content in early:
+                        heard.put_nowait(content)
+                    is_granted = True
+                    yield
+
+
+class _DeletedParams(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    uri: str
+
+
+class _Message(BaseModel):
+    method: str
+    params: SerializeAsAny[BaseModel]
+
+
+class _Extension(ClientExtension):
+    """What a client that declares the extension has to know of."""
+
+    identifier = EXTENSION
+
+    def __init__(self, settings: dict[str, Any], note_deleted: Callable[[_DeletedParams], Awaitable[None]]) -> None:
+        self._settings = settings
+        self._note_deleted = note_deleted
+
+    def settings(self) -> dict[str, Any]:
+        return self._settings
+
+    def notifications(self) -> list[NotificationBinding[Any]]:
+        return [NotificationBinding(method=DELETED_METHOD, params_type=_DeletedParams, handler=self._note_deleted)]
+
+
+Judgement: TypeAlias = Callable[[Server, list[Reader]], bool]
+
+
+async def play(
+    place: Place, dice: random.Random, is_eventful: Judgement, least: int = CHANGES, clients: int = CLIENTS
+) -> tuple[Server, list[Reader]]:
+    """Change the catalog until it has changed so often and enough has happened, while the clients, and the server if it
+    may, come and go; then let all be told.
+
+    How much happens meanwhile is chance's, and the machine's: a slow one needs more changes for it.
+    """
+    done: list[dict[str, Any]] = []
+
+    async def change(operations: list[dict[str, Any]]) -> None:
+        done.extend(operations)
+        await place.process.change(*operations)
+
+    async def doomed(operations: Iterable[dict[str, Any]]) -> None:
+        with suppress(OSError, EOFError):
+            await change(list(operations))
+
+    server = Server(change, place.record, has_streams=True)
+    sdk_clients = clients * SDK_CLIENTS // CLIENTS
+    readers = [
+        Reader(f"reader-{number}", server, place, dice, uses_sdk=number < sdk_clients) for number in range(clients)
+    ]
+    changes = Changes(dice)
+    async with asyncio.TaskGroup() as tasks:
+        living = [tasks.create_task(reader.live()) for reader in readers]
+        rounds = 0
+        while (count := await server.catch_up()) < least or not is_eventful(server, readers):
+            assert count < 5 * least, "hardly anything happens in this play"
+            rounds += 1
+            for _ in range(10):
+                await server.change([changes.next() for _ in range(dice.choice([1, 1, 1, 5]))])
+            if isinstance(place, Mortal) and rounds % 4 == 0:
+                server.heard.clear()
+                async with asyncio.TaskGroup() as last:
+                    last.create_task(doomed(changes.next() for _ in range(5)))
+                    if dice.random() < 0.7:
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(0.2):
+                                await server.heard.wait()
+                    await place.die(server)
+                for reader in readers:
+                    reader.drop()
+                await place.come_back(done)
+            assert not any(task.done() for task in living), f"a client ended after {count} changes"
+        for reader in readers:
+            reader.stay()
+        await asyncio.gather(*(reader.is_settled.wait() for reader in readers))
+        await server.quiet()
+        for reader in readers:
+            reader.leave()
+    return server, readers
+
+
+async def judge(place: Place, server: Server, readers: list[Reader], journal: int) -> None:
+    """Hold what the clients were told, and what they have, against what there was."""
+    current = {feature: Copy(feature, (await place.fetch(feature))[feature.value]) for feature in Feature}
+    for subscription in server.subscriptions:
+        check_resumable(subscription.history(server.rows), journal=journal)
+    server.check()
+    for reader in readers:
+        for feature, copy in reader.copies.items():
+            assert copy.items == current[feature].items, f"{reader.name} holds other {feature.value}"
+
+
+def tellings(server: Server) -> list[Told]:
+    """All that the clients were told."""
+    return [event for one in server.subscriptions for _, event in one.events if isinstance(event, Told)]
+
+
+def dice_of_this_run() -> random.Random:
+    seed = int(os.environ.get("TIDINGS_SEED") or random.randrange(1 << 32))
+    sys.stdout.write(f"TIDINGS_SEED={seed} repeats this run\n")
+    return random.Random(seed)
+
+
+@pytest.mark.parametrize("journal", [10_000, 20], ids=["a long journal", "a short journal"])
+async def test_clients_that_come_back_with_a_cursor_are_told_exactly_what_differs(
+    capsys: pytest.CaptureFixture[str], journal: int
+) -> None:
+    def is_eventful(server: Server, readers: list[Reader]) -> bool:
+        return all(reader.lives > 3 for reader in readers) and not all(each.is_complete for each in tellings(server))
+
+    start = time.monotonic()
+    async with serve("uvicorn", Settings(policy={"journal_changes": journal})) as process:
+        place = Place(process)
+        server, readers = await play(place, dice_of_this_run(), is_eventful)
+        await judge(place, server, readers, journal)
+    told = tellings(server)
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{len(server.rows)} changes, {len(server.subscriptions)} connections of {CLIENTS} clients, "
+            f"{len(told)} notifications, {sum(not each.is_complete for each in told)} of them to refetch, "
+            f"{time.monotonic() - start:.1f} s\n"
+        )
+
+
+@pytest.mark.parametrize(("how", "journal"), [("run", 10_000), ("uvicorn", 20)])
+async def test_clients_of_servers_that_are_killed_are_told_exactly_what_differs(
+    tmp_path: Path, how: How, journal: int
+) -> None:
+    """Although what a killed server said last is forgotten: then, and only then, its clients are told to refetch."""
+    settings = Settings(policy={"journal_changes": journal}, folder=str(tmp_path))
+    async with AsyncExitStack() as processes:
+
+        def start() -> Awaitable[Process]:
+            return processes.enter_async_context(serve(how, settings))
+
+        place = Mortal(await start(), start, tmp_path)
+        clients = 20 if KILLED_CHANGES > 250 else 10
+        server, readers = await play(
+            place, dice_of_this_run(), lambda server, _: place.lives > 2 and bool(server.lost), KILLED_CHANGES, clients
+        )
+        await judge(place, server, readers, journal)

@@ -1,0 +1,251 @@
+"""Clients that know nothing but the wire, written from the documentation alone: whatever happens, they end up with the
+truth.
+
+They have a filter and a pace, fall behind, look for themselves, leave and come back with what they kept. Digests and
+patches are done here anew, in a few lines. Every play is a number, and the same each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pytest
+
+from tests.support.readers import Clock
+from tidings import BUSY, Catalog, Hub, Notification, Policy, Version
+from tidings.core.cursor import Cursor
+from tidings.core.filters import Terms
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, Shape, write
+from tidings.core.mailbox import Filter
+from tidings.core.model import Feature
+from tidings.core.resume import resumed
+from tidings.core.subscriber import Subscriber
+
+TOOLS = Feature.TOOLS
+STEPS = 200
+VALUES: list[Any] = [
+    *(None, 0, 1, True, 1.0, -0.0, 0.0, "", "é\u2028\U0001f600", [], [None], [{"x": None}], {}, {"x": None}),
+    *({"x": {"y": None, "z": 1}}, {"x": {"y": 2}}, {"x": [1, 2]}),
+]
+
+
+def item_digest(item: Any) -> bytes:
+    text = json.dumps(item, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.blake2b(text.encode(), digest_size=32).digest()
+
+
+def list_digest(items: Iterable[Any]) -> str:
+    hashes = [int.from_bytes(item_digest(item), "big") for item in items]
+    total = (sum(hashes) % 2**256).to_bytes(32, "big") + len(hashes).to_bytes(8, "big")
+    return hashlib.blake2b(total, digest_size=16).hexdigest()
+
+
+def patched(target: Any, patch: Any) -> Any:
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        merged[name] = patched(merged.get(name), value)
+    return {name: value for name, value in merged.items() if name not in patch or patch[name] is not None}
+
+
+class Server:
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.clock = Clock()
+        self.lives = 0
+        self.policy = Policy(
+            journal_changes=chance.choice([1, 3, 1000]),
+            max_changes_per_frame=chance.choice([1, 2, 64]),
+            min_interval=chance.choice([0, 0, 2.0]),
+            spread=chance.choice([0, 0, 3.0]),
+        )
+        self.catalog = Catalog(self.policy)
+        self.hub = Hub(self.catalog, clock=self.clock)
+
+    @property
+    def epoch(self) -> str:
+        return f"life {self.lives}"
+
+    def restart(self) -> None:
+        """With what there was, or with one more tool."""
+        self.lives += 1
+        items = list(self.catalog.tools)
+        self.catalog = Catalog(self.policy)
+        self.catalog.tools.replace(items)
+        if self.chance.random() < 0.5:
+            self.change()
+        self.hub = Hub(self.catalog, clock=self.clock)
+
+    def change(self) -> None:
+        name = self.chance.choice(["a1", "a2", "b1", "b2"])
+        if self.chance.random() < 0.3 and name in self.catalog.tools:
+            self.catalog.tools.remove(name)
+        else:
+            field = self.chance.choice("uv")
+            self.catalog.tools.add({"name": name, field: self.chance.choice(VALUES)}, replace=True)
+
+    def change_several(self) -> None:
+        with self.catalog.batch():
+            for _ in range(self.chance.randrange(4)):
+                self.change()
+
+    def wait(self, seconds: float) -> None:
+        end = self.clock.now + seconds
+        while (due := self.hub.next_due()) is not None and due <= end:
+            self.clock.now = max(due, self.clock.now)
+            self.hub.tick()
+        self.clock.now = end
+
+
+class Client:
+    """Keeps a copy of the tools that its filter lets pass, by deltas, and fetches it when it has to."""
+
+    def __init__(self, server: Server) -> None:
+        chance = server.chance
+        self.server = server
+        self.names: list[str] | None = chance.choice([None, ["a*"], ["*1"], ["b2"]])
+        asked: dict[str, Any] = {"detail": "delta", "names": self.names}
+        for pace in ("minInterval", "quietGap", "longestWait"):
+            asked |= {pace: chance.choice([0, 1, 5])} if chance.random() < 0.3 else {}
+        self.terms = Terms.parse(asked, server.policy)
+        self.subscriber: Subscriber | None = None
+        self.cursor = Cursor(server.epoch)
+        self.copy: dict[str, Any] = {}
+        self.is_busy = False
+        self.has_looked = self.has_to_fetch = False
+        self.fetch()
+
+    def sees(self, name: str) -> bool:
+        return self.names is None or any(fnmatchcase(name, each) for each in self.names)
+
+    def fetch(self) -> None:
+        server = self.server
+        version = server.catalog.version(TOOLS)
+        server.hub.news.shown.note(TOOLS, version)
+        self.copy = {item["name"]: item for item in server.catalog.tools if self.sees(item["name"])}
+        self.cursor = self.cursor.then(Cursor(server.epoch, {TOOLS: version}))
+        self.has_to_fetch, self.has_looked = False, True
+
+    def come(self) -> None:
+        if self.subscriber is None:
+            server = self.server
+            known = json.loads(json.dumps(self.cursor.as_json()))
+            told = resumed(known, server.epoch, server.hub, [TOOLS]).told
+            policy = self.terms.policy(server.policy)
+            self.subscriber = server.hub.open(self.deliver, policy=policy, filter=self.terms.filter)
+            server.hub.subscribe(self.subscriber, TOOLS, told=told)
+
+    def leave(self) -> None:
+        if self.subscriber is not None:
+            self.subscriber.close()
+            self.subscriber = None
+
+    def read(self) -> None:
+        self.is_busy = False
+        if self.subscriber is not None:
+            self.server.hub.wake(self.subscriber)
+
+    def bookmark(self) -> None:
+        if self.subscriber is not None and not self.has_to_fetch:
+            self.cursor = self.cursor.then(Cursor(self.server.epoch, self.server.hub.known(self.subscriber)))
+
+    def deliver(self, notification: Notification) -> object:
+        shape = Shape(detail="delta", most=self.server.policy.max_changes_per_frame, epoch=self.server.epoch)
+        meta = json.loads(write(notification, shape))["params"]["_meta"]
+        said, cursor = meta[CHANGE_KEY], Cursor.parse(meta[CURSOR_KEY])
+        assert cursor is not None
+        known = self.cursor.versions.get(TOOLS) if self.cursor.epoch == cursor.epoch else None
+        if not self.has_to_fetch and (known is None or said["revision"] > known.revision):
+            if not said["complete"] or not self.takes(said):
+                assert self.has_looked or not said["complete"], f"{said} does not lead on from {self.copy}"
+                self.has_to_fetch = True
+            if not self.has_to_fetch:
+                self.cursor, self.has_looked = self.cursor.then(cursor), False
+        return BUSY if self.is_busy else None
+
+    def takes(self, said: dict[str, Any]) -> bool:
+        """Whether it leads on from what is here, and to what it should."""
+        for change in said.get("changes", [said]):
+            name = change["name"]
+            assert self.sees(name), f"nobody asked for {name}"
+            if "delta" in change:
+                if item_digest(self.copy.get(name))[:16].hex() != change["before"]:
+                    return False
+                self.copy[name] = patched(self.copy[name], change["delta"])
+                assert item_digest(self.copy[name])[:16].hex() == change["after"]
+            elif "item" in change:
+                self.copy[name] = change["item"]
+            else:
+                self.copy.pop(name, None)
+        return self.names is not None or list_digest(self.copy.values()) == said["digest"]
+
+    def check(self) -> None:
+        if self.has_to_fetch:
+            self.fetch()
+        there = {item["name"]: item for item in self.server.catalog.tools if self.sees(item["name"])}
+        assert list_digest(self.copy.values()) == list_digest(there.values()), (self.names, self.copy, there)
+
+
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_a_copy_kept_by_deltas_is_the_list_in_the_end(first: int) -> None:
+    for number in range(first, first + 100):
+        chance = random.Random(number)
+        server = Server(chance)
+        clients = [Client(server) for _ in range(3)]
+        for _ in range(STEPS):
+            client = chance.choice(clients)
+            match chance.choices(
+                ["change", "several", "wait", "leave", "come", "stop", "read", "bookmark", "fetch", "restart", "check"],
+                [35, 5, 10, 8, 12, 6, 8, 6, 4, 1, 5],
+            )[0]:
+                case "change":
+                    server.change()
+                case "several":
+                    server.change_several()
+                case "wait":
+                    server.wait(chance.choice([0.1, 1, 3, 10]))
+                case "stop":
+                    client.is_busy = True
+                case "restart":
+                    for each in clients:
+                        each.leave()
+                    server.restart()
+                case "check":
+                    for each in clients:
+                        each.come()
+                        each.read()
+                    server.wait(100)
+                    for each in clients:
+                        each.check()
+                case what:
+                    getattr(client, what)()
+            assert not server.hub.failures, f"play {number}"
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_who_is_filtered_and_looked_at_what_is_undone_since_is_told_to_refetch(looks: bool) -> None:
+    """What is left of the changes leads on from what it was told, but not from what it has seen; and of a part of the
+    list, no digest says so."""
+    catalog = Catalog()
+    hub = Hub(catalog)
+    heard: list[Notification] = []
+    reader = hub.open(heard.append, filter=Filter(names=["a*"]))
+    reader.subscribe("tools")
+    reader.pause()
+    catalog.tools.add({"name": "a1"})
+    if looks:
+        hub.news.shown.note(TOOLS, catalog.version(TOOLS))
+    catalog.tools.add({"name": "a2"})
+    catalog.tools.remove("a1")
+    hub.wake(reader)
+
+    assert [(each.complete, [change.key for change in each.changes]) for each in heard] == (
+        [(False, [])] if looks else [(True, ["a2"])]
+    )
+    assert heard[0].version == Version(3, catalog.tools.version.digest)

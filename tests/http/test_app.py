@@ -1,0 +1,45 @@
+"""`live.run("http")` takes what uvicorn takes for the level of its logs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import asyncio, logging, os, signal, socket, threading, urllib.request
+from mcp.server.mcpserver import MCPServer
+from tests.support.waiting import until_served
+from tidings import Live
+
+def ask_and_end(port):
+    asyncio.run(until_served(port))
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/live", timeout=60) as response:
+        assert response.status == 200
+    os.kill(os.getpid(), signal.SIGINT)
+
+for level in (None, logging.WARNING, logging.INFO, "WARNING", "info"):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    asking = threading.Thread(target=ask_and_end, args=(port,))
+    asking.start()
+    print(f"level {level}", flush=True)
+    Live(MCPServer("levels")).run("http", port=port, log_level=level, health=True)
+    asking.join()
+"""
+
+
+def test_the_level_of_logs_may_be_a_name_a_number_or_that_of_the_loggers() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = [part for part in done.stdout.split("level ") if part]
+    logged = {part.splitlines()[0]: "GET /health/live" in part for part in said}
+    assert logged == {"None": True, "30": False, "20": True, "WARNING": False, "info": True}

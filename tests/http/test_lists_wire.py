@@ -1,0 +1,154 @@
+"""Lists over modern HTTP: answered from bytes that were encoded once, with cursor and cache hints, and by the SDK where
+they may differ from caller to caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.support.sdk_clients import serving_all
+from tests.support.wire_clients import EVERYTHING, Wire, http, read_answer
+from tidings.core.frames import CURSOR_KEY
+
+__all__ = ["http"]
+
+pytestmark = pytest.mark.anyio
+
+REMEMBERING = {"list_memory": 3600.0}
+"""For longer than any test lasts."""
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    servers: dict[str, tuple[str, dict[str, Any]]] = {
+        "mcpserver": ("mcpserver", {"policy": {**REMEMBERING, "list_ttl": 5}}),
+        "fastmcp": ("fastmcp", {"policy": REMEMBERING}),
+        "middleware": ("mcpserver", {"policy": REMEMBERING, "middleware": True}),
+        "pages": ("lowlevel", {"policy": REMEMBERING, "shared_lists": True, "page": 1}),
+    }
+    with serving_all(servers) as urls:
+        yield urls
+
+
+async def names(wire: Wire, request_id: str | int = 1, **params: Any) -> tuple[dict[str, str], dict[str, Any]]:
+    """The tools with their descriptions, and the whole answer."""
+    answer = read_answer((await wire.post("tools/list", request_id, **params)).text)
+    return {tool["name"]: tool.get("description", "") for tool in answer["result"]["tools"]}, answer
+
+
+@pytest.mark.parametrize("method", ["tools/list", "prompts/list", "resources/list", "resources/templates/list"])
+@pytest.mark.parametrize("name", ["mcpserver", "fastmcp"])
+async def test_list_results_carry_cursor_and_cache_hints(
+    urls: dict[str, str], http: httpx2.AsyncClient, method: str, name: str
+) -> None:
+    wire = Wire(urls[name], http)
+    answers = [read_answer((await wire.post(method, request_id)).text) for request_id in (1, "zwei", 3)]
+
+    assert [answer["id"] for answer in answers] == [1, "zwei", 3]
+    assert answers[0]["result"] == answers[1]["result"] == answers[2]["result"]
+    result = answers[0]["result"]
+    assert result["ttlMs"] == (5000 if name == "mcpserver" else 0)
+    assert result["cacheScope"] in ("public", "private")
+    version = result["_meta"][CURSOR_KEY]["topics"][method.partition("/")[0]]
+    assert version["revision"] > 0
+    assert version["digest"]
+
+
+ONE_OF_EACH = {
+    "tools": ("tools/list", "bytes"),
+    "prompts": ("prompts/list", "bytes"),
+    "resources": ("resources/list", "board://bytes"),
+    "templates": ("resources/templates/list", "board://bytes/{number}"),
+}
+
+
+@pytest.mark.parametrize("feature", list(ONE_OF_EACH))
+async def test_a_list_is_answered_from_bytes_until_its_revision_changes(
+    urls: dict[str, str], http: httpx2.AsyncClient, feature: str
+) -> None:
+    """An item that is changed in place, unnoticed, shows who answers: the bytes, or the SDK."""
+    method, key = ONE_OF_EACH[feature]
+    wire = Wire(urls["mcpserver"], http)
+
+    async def ask(request_id: str | int, **params: Any) -> str:
+        return (await wire.post(method, request_id, **params)).text
+
+    await wire.change("add", feature=feature, key=key)
+    first = read_answer(await ask(1))
+    await wire.change("quietly", feature=feature, key=key)
+    assert read_answer(await ask("two")) == {**first, "id": "two"}
+
+    # A request with a cursor is the SDK's.
+    assert "Changed without a word." in await ask(3, cursor="")
+
+    await wire.change("refresh")
+    anew = await ask(4)
+    assert "Changed without a word." in anew
+    assert read_answer(anew)["result"]["_meta"][CURSOR_KEY] != first["result"]["_meta"][CURSOR_KEY]
+    await wire.change("remove", feature=feature, key=key)
+    assert key not in await ask(5)
+
+
+async def test_discovery_is_answered_from_bytes_until_what_is_offered_changes(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    first = read_answer((await wire.post("server/discover", 1)).text)
+    await wire.change("present", extensions={"dev.tidings/changes": {}, "dev.example/unnoticed": {}})
+    assert read_answer((await wire.post("server/discover", "two")).text) == {**first, "id": "two"}
+
+    await wire.change("present", instructions="Read the board first.")
+    anew = (await wire.post("server/discover", 3)).text
+    assert "Read the board first." in anew
+    assert "dev.example/unnoticed" in anew
+    await wire.change("present", extensions={"dev.tidings/changes": {}}, instructions=None)
+
+
+@pytest.mark.parametrize("name", ["middleware", "fastmcp"])
+async def test_the_sdk_answers_where_middleware_or_each_caller_may_change_the_list(
+    urls: dict[str, str], http: httpx2.AsyncClient, name: str
+) -> None:
+    wire = Wire(urls[name], http)
+    await wire.change("own_add_tool", key="fresh")
+    await names(wire)
+    await wire.change("quietly", key="fresh")
+    again, _ = await names(wire)
+    assert again["fresh"] == "Changed without a word."
+    await wire.change("own_remove_tool", key="fresh")
+
+
+async def test_listening_works_where_every_request_is_the_sdks(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+    wire = Wire(urls["middleware"], http)
+    async with wire.listen("through", EVERYTHING) as stream:
+        acknowledged = await stream.heard()
+        assert (acknowledged.method, acknowledged.subscription) == (
+            "notifications/subscriptions/acknowledged",
+            "through",
+        )
+        await wire.change("add", feature="tools", key="through")
+        told = await stream.heard()
+        assert (told.gist, told.subscription) == ("tools added through", "through")
+        await wire.change("remove", feature="tools", key="through")
+
+
+async def test_pages_are_the_sdks_and_a_change_on_any_of_them_is_told(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    wire = Wire(urls["pages"], http)
+    first, answer = await names(wire)
+    second, _ = await names(wire, 2, cursor=answer["result"]["nextCursor"])
+    assert [*first, *second] == ["change", "steady"]
+    again, _ = await names(wire, 3)
+    assert again == first
+
+    async with wire.listen(1, EVERYTHING) as stream:
+        await stream.message()
+        item = {"name": "third", "inputSchema": {"type": "object"}}
+        await wire.change("own_set_and_refresh", feature="tools", key="third", item=item)
+        assert (await stream.heard()).gist == "tools added third"
+        await wire.change("own_set_and_refresh", feature="tools", key="third", item=None)
+        assert (await stream.heard()).gist == "tools removed third"

@@ -1,0 +1,108 @@
+"""Who may watch what: asked before anything is acknowledged, and again for what a pattern covers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+import pytest
+
+from tidings import Catalog, Feature, Hub, LimitReached, Notification, Policy, Principal, Topic
+from tidings.server.authorization import Gate
+
+ADA, BOB = Principal("ada", scopes=("admin",)), Principal("bob")
+
+
+def authorize(principal: Principal | None, topic: Topic) -> bool:
+    return topic != "board://secret" or principal == ADA
+
+
+async def authorize_later(principal: Principal | None, topic: Topic) -> bool:
+    return authorize(principal, topic)
+
+
+def watch(principal: Principal, gate: Gate, *uris: str) -> tuple[Catalog, list[str]]:
+    catalog, told = Catalog(), []
+    hub = Hub(catalog)
+
+    def deliver(notification: Notification) -> None:
+        told.append(str(notification.topic))
+
+    subscriber = hub.open(deliver)
+    subscriber.may = gate.predicate(principal)
+    hub.subscribe(subscriber, uris=uris)
+    return catalog, told
+
+
+@pytest.mark.parametrize("uri", ["board://**", "board://*", "board://secre*", "board://"])
+def test_a_pattern_covers_nothing_that_its_subscriber_may_not_watch(uri: str) -> None:
+    gate = Gate(Policy(), authorize)
+    for principal, expected in ((BOB, ["board://open"]), (ADA, ["board://secret", "board://open"])):
+        catalog, told = watch(principal, gate, uri)
+        catalog.resources.updated("board://secret")
+        catalog.resources.updated("board://open")
+        assert told == (expected if "secre" not in uri else [each for each in expected if "secret" in each]) or not told
+
+
+def test_a_part_of_a_resource_is_asked_for_by_itself() -> None:
+    gate = Gate(Policy(), lambda principal, topic: topic == "board://a")
+    catalog, told = watch(BOB, gate, "board://a")
+    catalog.resources.updated("board://a/b")
+    catalog.resources.updated("board://a")
+    assert told == ["board://a"]
+
+
+def test_one_that_must_be_awaited_can_not_decide_on_patterns() -> None:
+    gate = Gate(Policy(), authorize_later)
+    assert not gate.knows_patterns
+    may = gate.predicate(ADA)
+    assert may is not None
+    assert not may("board://open")
+    topics: list[Topic] = [Feature.TOOLS, "board://secret"]
+    assert asyncio.run(gate.allowed(BOB, topics)) == [Feature.TOOLS]
+    assert asyncio.run(gate.allowed(ADA, topics)) == topics
+
+
+def test_one_that_turns_out_to_be_awaited_can_not_decide_on_patterns_either() -> None:
+    """Nothing is acknowledged that nobody could be told of."""
+
+    class Later:
+        async def __call__(self, principal: Principal | None, topic: Topic) -> bool:
+            return True
+
+    def handed_on(principal: Principal | None, topic: Topic) -> Awaitable[bool]:
+        return authorize_later(principal, topic)
+
+    for authorize in (Later(), handed_on):
+        gate = Gate(Policy(), authorize)
+        topics: list[Topic] = [Feature.TOOLS, "board://**", "board://{name}", "board://open"]
+        assert asyncio.run(gate.allowed(ADA, topics)) == [Feature.TOOLS, "board://open"]
+
+
+def test_what_is_not_a_bool_but_counts_as_true_counts_for_patterns_too() -> None:
+    gate = Gate(Policy(), lambda principal, topic: {"read"} if topic != "board://secret" else set())  # type: ignore[arg-type, return-value]  # a common slip
+    assert asyncio.run(gate.allowed(ADA, ["board://**", "board://secret"])) == ["board://**"]
+    catalog, told = watch(ADA, gate, "board://**")
+    catalog.resources.updated("board://secret")
+    catalog.resources.updated("board://open")
+    assert told == ["board://open"]
+
+
+def test_one_that_fails_lets_nobody_in() -> None:
+    def broken(principal: Principal | None, topic: Topic) -> bool:
+        raise RuntimeError("broken")
+
+    gate = Gate(Policy(), broken)
+    may = gate.predicate(ADA)
+    assert may is not None
+    assert not may("board://open")
+    assert asyncio.run(gate.allowed(ADA, [Feature.TOOLS])) == []
+
+
+def test_streams_are_counted_for_a_caller_whatever_its_token_allows() -> None:
+    gate = Gate(Policy(max_streams_per_principal=1))
+    ticket = gate.enter(Principal("ada", scopes=("read",)), None)
+    with pytest.raises(LimitReached, match="max_streams_per_principal"):
+        gate.enter(ADA, None)
+    gate.leave(ticket)
+    gate.enter(ADA, None)

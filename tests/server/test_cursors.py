@@ -1,0 +1,290 @@
+"""Cursors over the wire: every answer says where its client stands, and whoever comes back is told what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+
+from tests.support.cursors import LISTS, SPRINT, WATCHED, gists, position, told
+from tests.support.sdk_clients import (
+    DEADLINE,
+    KINDS,
+    LEGACY,
+    MARKER,
+    MODERN,
+    open_ear,
+    serving,
+    serving_all,
+    stdio_server,
+)
+from tests.support.wire_clients import Wire, http, read_answer
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, REFETCH_KEY, RESUME_KEY, SUBSCRIPTION_KEY
+
+__all__ = ["http"]
+
+pytestmark = pytest.mark.anyio
+
+GARBAGE: list[Any] = [None, 7, "r7", [], {}, {"epoch": 3}, {"epoch": "e", "topics": []}, {"topics": {"tools": 1}}]
+SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind: (kind, {}) for kind in KINDS},
+    "other": ("mcpserver", {}),
+    "through the SDK": ("mcpserver", {"middleware": True}),
+    "forgetful": ("mcpserver", {"policy": {"journal_changes": 2}}),
+    "silent": ("mcpserver", {"policy": {"detail": "none"}}),
+}
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    with serving_all(SERVERS) as urls:
+        yield urls
+
+
+# Where they stand
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("version", [MODERN, LEGACY[-1]])
+@pytest.mark.parametrize("transport", ["http", "stdio"])
+async def test_every_list_and_every_resource_that_is_read_says_where_its_reader_stands(
+    urls: dict[str, str], kind: str, version: str, transport: str
+) -> None:
+    async with open_ear(urls[kind] if transport == "http" else stdio_server(kind), version) as ear:
+        for method, feature in (
+            *((f"{feature}/list", feature) for feature in ("tools", "prompts", "resources")),
+            ("resources/templates/list", "resources"),
+        ):
+            cursor = (await ear.request(method))["_meta"][CURSOR_KEY]
+            assert cursor["topics"].keys() == {feature}
+            assert cursor["topics"][feature].keys() == {"revision", "digest"}
+            assert cursor["epoch"]
+        first = (await ear.request("resources/read", uri=SPRINT))["_meta"][CURSOR_KEY]
+        await ear.change("updated", uri=SPRINT)
+        second = (await ear.request("resources/read", uri=SPRINT))["_meta"][CURSOR_KEY]
+
+    assert first.keys() == {"epoch", "uris"}
+    assert first["epoch"] == second["epoch"]
+    assert first["uris"].keys() == {SPRINT}
+    assert second["uris"][SPRINT]["revision"] > first["uris"][SPRINT]["revision"]
+
+
+@pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
+async def test_the_acknowledgement_says_it_of_all_that_is_honoured_and_as_of_when_for_patterns(
+    urls: dict[str, str], http: httpx2.AsyncClient, server: str
+) -> None:
+    wire = Wire(urls[server], http)
+    known = await position(wire)
+    async with wire.listen(1, {**LISTS, "resourceSubscriptions": [SPRINT, "board://**"]}) as stream:
+        meta = (await stream.message())["params"]["_meta"]
+
+    newest = max(version["revision"] for version in (*known["topics"].values(), *known["uris"].values()))
+    assert meta[CURSOR_KEY].pop("asOf") >= newest
+    assert meta[CURSOR_KEY] == known
+    assert FILTER_KEY not in meta, "nobody asked"
+    assert REFETCH_KEY not in meta
+
+
+async def test_every_notification_says_it_of_its_topic(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    async with wire.listen(1, WATCHED) as stream:
+        await stream.message()
+        await wire.change("add", feature="tools", key="noted")
+        await wire.change("updated", uri=SPRINT)
+        listed, read = await told(stream, wire)
+        after = await position(wire)
+
+    for params, member, name in ((listed, "topics", "tools"), (read, "uris", SPRINT)):
+        change, cursor = params["_meta"][CHANGE_KEY], params["_meta"][CURSOR_KEY]
+        assert cursor == {"epoch": after["epoch"], member: {name: after[member][name]}}
+        assert cursor[member][name] == {"revision": change["revision"], "digest": change["digest"]}
+    await wire.change("remove", feature="tools", key="noted")
+
+
+async def test_a_plain_server_says_nothing_of_it_but_to_those_who_declared_the_extension(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    wire = Wire(urls["silent"], http)
+    async with wire.listen(1, WATCHED) as plain, wire.listen(2, WATCHED, extensions={EXTENSION: {}}) as extended:
+        await plain.message()
+        await extended.message()
+        await wire.change("updated", uri=MARKER)
+
+        assert (await plain.message())["params"] == {"uri": MARKER, "_meta": {SUBSCRIPTION_KEY: 1}}
+        assert (await extended.message())["params"]["_meta"][CURSOR_KEY]["uris"].keys() == {MARKER}
+
+
+# Whoever comes back
+
+
+@pytest.mark.parametrize("server", [*KINDS, "through the SDK"])
+async def test_whoever_comes_back_is_told_exactly_what_differs(
+    urls: dict[str, str], http: httpx2.AsyncClient, server: str
+) -> None:
+    wire = Wire(urls[server], http)
+    known = await position(wire)
+    await wire.change("add", feature="tools", key="new")
+    await wire.change("add", feature="tools", key="short-lived")
+    await wire.change("remove", feature="tools", key="short-lived")
+    await wire.change("add", feature="prompts", key="gone")
+    await wire.change("remove", feature="prompts", key="gone")
+    await wire.change("updated", uri=SPRINT, etag="1")
+    await wire.change("updated", uri=SPRINT, etag="2", metadata={"by": "me"})
+
+    async with wire.listen(1, WATCHED, {RESUME_KEY: known}) as stream:
+        acknowledged = (await stream.message())["params"]["_meta"][CURSOR_KEY]
+        found = await told(stream, wire)
+        now = await position(wire)
+    assert gists(found) == [(["added new"], True), (["updated " + SPRINT], True)]
+    assert found[1]["metadata"] == {"by": "me"}
+    assert now["topics"]["prompts"] == acknowledged["topics"]["prompts"]
+    assert acknowledged["topics"]["tools"] == known["topics"]["tools"], "it has not been told yet: the stream may break"
+    assert acknowledged["uris"][SPRINT] == known["uris"][SPRINT]
+
+    async with wire.listen(2, WATCHED, {RESUME_KEY: now}) as stream:
+        assert (await stream.message())["params"]["_meta"][CURSOR_KEY]["topics"] == now["topics"]
+        assert await told(stream, wire) == [], "nothing differs"
+    await wire.change("remove", feature="tools", key="new")
+    with anyio.fail_after(DEADLINE):  # nothing is kept for those who are away, as soon as it is noticed that they are
+        while (state := await wire.change("state"))["subscribers"] or state["pending"]:
+            pass
+
+
+async def test_what_changes_between_listing_and_listening_is_not_missed(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    listed = read_answer((await wire.post("tools/list")).text)["result"]
+    await wire.change("add", feature="tools", key="in-between")
+
+    async with wire.listen(1, WATCHED, {RESUME_KEY: listed["_meta"][CURSOR_KEY]}) as stream:
+        await stream.message()
+        assert gists(await told(stream, wire)) == [(["added in-between"], True)]
+    await wire.change("remove", feature="tools", key="in-between")
+
+
+async def test_who_was_away_for_longer_than_the_journal_goes_back_is_told_to_refetch(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    wire = Wire(urls["forgetful"], http)
+    known = await position(wire)
+    for number in range(3):
+        await wire.change("add", feature="tools", key=f"t{number}")
+        await wire.change("updated", uri=SPRINT)
+    await wire.change("add", feature="prompts", key="p")
+
+    async with wire.listen(1, WATCHED, {RESUME_KEY: known}) as stream:
+        await stream.message()
+        found = await told(stream, wire)
+
+    assert gists(found) == [([], False), (["added p"], True), ([], False)]
+
+
+async def test_more_than_fits_into_one_frame_is_not_called_complete(http: httpx2.AsyncClient) -> None:
+    with serving("mcpserver", policy={"max_changes_per_frame": 2}) as url:
+        wire = Wire(url, http)
+        known = await position(wire)
+        for number in range(3):
+            await wire.change("add", feature="tools", key=f"t{number}")
+        async with wire.listen(1, WATCHED, {RESUME_KEY: known}) as stream:
+            await stream.message()
+            (params,) = await told(stream, wire)
+
+    summary = params["_meta"][CHANGE_KEY]
+    assert (len(summary["changes"]), summary["truncated"], summary["complete"]) == (2, True, False)
+
+
+@pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
+async def test_a_cursor_of_another_server_means_refetch_unless_the_list_is_the_same(
+    urls: dict[str, str], http: httpx2.AsyncClient, server: str
+) -> None:
+    wire, other = Wire(urls[server], http), Wire(urls["other"], http)
+    theirs, ours = await position(other), await position(wire)
+    assert theirs["topics"]["prompts"]["digest"] == ours["topics"]["prompts"]["digest"], "the same list"
+    await wire.change("add", feature="tools", key="only-here")
+
+    async with wire.listen(1, WATCHED, {RESUME_KEY: theirs}) as stream:
+        acknowledged = (await stream.message())["params"]["_meta"][CURSOR_KEY]
+        found = await told(stream, wire)
+    assert gists(found) == [([], False), ([], False)]
+    assert "operation" not in found[0]["_meta"][CHANGE_KEY]
+    assert found[1]["uri"] == SPRINT
+    assert acknowledged["topics"]["tools"] is None, "of this server's tools it knows nothing"
+    assert acknowledged["topics"]["prompts"] == ours["topics"]["prompts"]
+    await wire.change("remove", feature="tools", key="only-here")
+
+
+@pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
+async def test_a_cursor_of_a_newer_epoch_or_from_the_future_means_refetch(
+    urls: dict[str, str], http: httpx2.AsyncClient, server: str
+) -> None:
+    wire = Wire(urls[server], http)
+    ours = await position(wire)
+    future = {"tools": {"revision": 1 << 40, "digest": "f" * 32}}
+    for epoch in ("ffffffffff", ours["epoch"]):
+        async with wire.listen(1, WATCHED, {RESUME_KEY: {"epoch": epoch, "topics": future}}) as stream:
+            await stream.message()
+            assert gists(await told(stream, wire)) == [([], False)]
+
+
+@pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
+async def test_garbage_means_refetch_and_is_never_an_error(
+    urls: dict[str, str], http: httpx2.AsyncClient, server: str
+) -> None:
+    wire = Wire(urls[server], http)
+    for garbage in GARBAGE:
+        async with wire.listen(1, WATCHED, {RESUME_KEY: garbage}) as stream:
+            assert stream.response.status_code == 200
+            assert (await stream.message())["params"]["notifications"] == WATCHED
+            methods = [(await stream.message())["method"] for _ in range(5)]
+            assert await told(stream, wire) == []
+        lists = [f"notifications/{name}/list_changed" for name in ("tools", "prompts", "resources")]
+        assert methods == [*lists, *["notifications/resources/updated"] * 2], garbage
+
+
+@pytest.mark.parametrize("server", [*KINDS, "through the SDK"])
+async def test_half_a_character_is_garbage_too(urls: dict[str, str], http: httpx2.AsyncClient, server: str) -> None:
+    """JSON can write it, and not every parser minds; but nobody could say it again in an acknowledgement."""
+    wire = Wire(urls[server], http)
+    half, version = "parts://\ud800", {"revision": 1, "digest": "\ud800"}
+    cursor = await position(wire) | {"uris": {half: version, "parts://a": version}}
+    async with wire.listen(1, {"resourceSubscriptions": ["parts://*", MARKER]}, {RESUME_KEY: cursor}) as stream:
+        acknowledged = (await stream.message())["params"]["_meta"]
+        heard = await told(stream, wire)
+
+    assert acknowledged[CURSOR_KEY]["uris"]["parts://a"] is None
+    assert [(params["uri"], params["_meta"][CHANGE_KEY]["complete"]) for params in heard] == [("parts://a", False)]
+
+
+@pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
+@pytest.mark.parametrize("watched", ["parts://*", "parts://{name}", "parts://folder"])
+async def test_patterns_and_folders_can_be_come_back_to(
+    urls: dict[str, str], http: httpx2.AsyncClient, server: str, watched: str
+) -> None:
+    wire = Wire(urls[server], http)
+    part = "parts://folder/a" if watched == "parts://folder" else "parts://a"
+    wanted = {"resourceSubscriptions": [watched, MARKER]}
+    async with wire.listen(1, wanted) as stream:
+        known = (await stream.message())["params"]["_meta"][CURSOR_KEY]
+    await wire.change("updated", uri=part)
+    await wire.change("updated", uri="elsewhere://a")
+
+    async with wire.listen(2, wanted, {RESUME_KEY: known}) as stream:
+        acknowledged = (await stream.message())["params"]["_meta"]
+        assert gists(await told(stream, wire)) == [([f"updated {part}"], True)]
+    assert REFETCH_KEY not in acknowledged
+    assert part in acknowledged[CURSOR_KEY]["uris"], "it has not been told yet: the stream may break"
+    async with wire.listen(3, wanted, {RESUME_KEY: acknowledged[CURSOR_KEY]}) as stream:
+        await stream.message()
+        again = [(await stream.message())["params"]["uri"] for _ in range(2)]
+        assert sorted(again) == sorted([MARKER, part]), "it did break"
+
+    for lost in ("garbage", known | {"epoch": "of another life"}, known | {"asOf": 1 << 62}):
+        async with wire.listen(4, wanted, {RESUME_KEY: lost}) as stream:
+            refetch = set((await stream.message())["params"]["_meta"].get(REFETCH_KEY, ()))
+            refetch |= {(await stream.message())["params"]["uri"] for uri in wanted["resourceSubscriptions"]
+                        if uri not in refetch}  # fmt: skip
+            assert refetch == {*wanted["resourceSubscriptions"]}

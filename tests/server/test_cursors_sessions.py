@@ -1,0 +1,131 @@
+"""Cursors of clients that can't put anything into `_meta`, and of those of the other era."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import httpx2
+import mcp_types as types
+import pytest
+
+from tests.support.cursors import SPRINT, gists, position, told
+from tests.support.sdk_clients import LEGACY, MARKER, MODERN, open_ear, serving_all, stdio_server
+from tests.support.wire_clients import LegacyWire, Wire, http
+from tidings.core.frames import CURSOR_KEY, EXTENSION, REFETCH_KEY, RESUME_KEY
+
+__all__ = ["http"]
+
+pytestmark = pytest.mark.anyio
+
+SERVERS: dict[str, tuple[str, dict[str, Any]]] = {"mcpserver": ("mcpserver", {})}
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    with serving_all(SERVERS) as urls:
+        yield urls
+
+
+@pytest.mark.parametrize("transport", ["http", "stdio"])
+async def test_the_sdks_own_client_resumes_through_its_settings_of_the_extension(
+    urls: dict[str, str], transport: str
+) -> None:
+    server = urls["mcpserver"] if transport == "http" else stdio_server("mcpserver")
+    lost = {"resume": {"epoch": "of another life", "topics": {"tools": {"revision": 1, "digest": "x"}}}}
+    async with open_ear(server, MODERN, extended="extensions", settings=lost) as ear, ear.listen():
+        (heard,) = await ear.settle("tools None None")
+        assert heard.change["complete"] is False
+        assert heard.meta[CURSOR_KEY]["topics"].keys() == {"tools"}
+
+
+async def test_the_sdks_session_resumes_with_meta_over_stdio() -> None:
+    async with open_ear(stdio_server("mcpserver"), MODERN) as ear:
+        cursor = (await ear.request("tools/list"))["_meta"][CURSOR_KEY]
+        await ear.change("add", feature="tools", key="missed")
+        wanted: Any = {"toolsListChanged": True, "resourceSubscriptions": [MARKER]}
+        listen = types.SubscriptionsListenRequest(
+            params=types.SubscriptionsListenRequestParams.model_validate(
+                {"notifications": wanted, "_meta": {RESUME_KEY: cursor}}
+            )
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ear.session.send_request, listen, types.SubscriptionsListenResult)
+            await ear.until(lambda: "tools added missed" in ear.gists, "what it missed")
+            await ear.mark()
+            tasks.cancel_scope.cancel()
+    told = [each for each in ear.heard if each.change]
+    assert [each.gist for each in told] == ["tools added missed", f"content updated {MARKER}"]
+    assert told[0].change["complete"] is True
+
+
+@pytest.mark.parametrize("where", ["_meta", "extensions", "experimental"])
+async def test_a_legacy_client_goes_on_from_its_cursor(
+    urls: dict[str, str], http: httpx2.AsyncClient, where: str
+) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    known = await position(wire)
+    await wire.change("add", feature="prompts", key="meanwhile")
+    await wire.change("updated", uri=SPRINT)
+    legacy = LegacyWire(wire.url, http)
+    settings = {where: {EXTENSION: {"resume": known}}} if where != "_meta" else {}
+    result = await legacy.shake_hands({RESUME_KEY: known} if where == "_meta" else None, **settings)
+    async with legacy.stream() as stream:
+        for uri in (SPRINT, MARKER):
+            answer = await legacy.post("resources/subscribe", uri=uri)
+            assert answer["result"]["_meta"][CURSOR_KEY]["uris"].keys() == {uri}
+        found = await told(stream, wire)
+    await legacy.end()
+
+    assert gists(found) == [(["added meanwhile"], True), (["updated " + SPRINT], True)]
+    assert result["_meta"][CURSOR_KEY]["topics"]["prompts"] == known["topics"]["prompts"]
+    await wire.change("remove", feature="prompts", key="meanwhile")
+
+
+async def test_a_legacy_client_with_garbage_is_told_to_refetch_and_one_without_any_is_told_nothing(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    for meta, expected in (({RESUME_KEY: 7}, 4), (None, 0)):
+        legacy = LegacyWire(wire.url, http)
+        result = await legacy.shake_hands(meta)
+        async with legacy.stream() as stream:
+            refetch = [
+                (await legacy.post("resources/subscribe", uri=uri))["result"].get("_meta", {}).get(REFETCH_KEY)
+                for uri in (SPRINT, "board://*", MARKER)
+            ]
+            found = await told(stream, wire)
+        await legacy.end()
+        assert gists(found) == [([], False)] * expected
+        assert refetch == [None, ["board://*"] if meta else None, None]
+        assert (CURSOR_KEY in result.get("_meta", {})) == bool(meta)
+
+
+async def test_a_legacy_client_can_come_back_to_a_pattern(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    first = LegacyWire(wire.url, http)
+    known = (await first.shake_hands(None, extensions={EXTENSION: {}}))["_meta"][CURSOR_KEY]
+    await first.end()
+    await wire.change("updated", uri="parts://1")
+    await wire.change("updated", uri="parts://2")
+
+    legacy = LegacyWire(wire.url, http)
+    result = await legacy.shake_hands({RESUME_KEY: known})
+    async with legacy.stream() as stream:
+        for uri in ("parts://2", "parts://*", "parts://1", MARKER):
+            await legacy.post("resources/subscribe", uri=uri)
+        found = await told(stream, wire)
+    await legacy.end()
+
+    assert gists(found) == [(["updated parts://2"], True), (["updated parts://1"], True)], "each once"
+    assert result["_meta"][CURSOR_KEY]["asOf"] == known["asOf"], "it has not come to them yet"
+
+
+@pytest.mark.parametrize("kind", ["mcpserver", "lowlevel"])
+async def test_a_legacy_client_on_stdio_goes_on_from_its_cursor(kind: str) -> None:
+    lost = {"resume": {"epoch": "of another life", "topics": {"prompts": {"revision": 1, "digest": "x"}}}}
+    async with open_ear(stdio_server(kind), LEGACY[-1], extended="extensions", settings=lost) as ear:
+        await ear.subscribe(MARKER)
+        (heard,) = await ear.settle("prompts None None")
+        assert heard.change["complete"] is False

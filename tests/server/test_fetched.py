@@ -1,0 +1,178 @@
+"""Real clients that look while a list, or a content, is another one for a moment: in the end they hold what is true."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters
+
+from tests.support.sdk_clients import (
+    DEADLINE,
+    MODERN,
+    Ear,
+    Heard,
+    listening,
+    open_ear,
+    serving,
+    serving_all,
+    stdio_server,
+)
+from tests.support.wire_clients import LegacyWire, Stream
+from tidings import Live
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY
+from tidings.core.model import Notification
+from tidings.workspace.source import Workspace
+
+pytestmark = pytest.mark.anyio
+
+LEGACY = "2025-11-25"
+SPRINT = "board://sprint"
+PATIENT = {"policy": {"quiet_gap": 0.8, "longest_wait": 6.0, "list_memory": 3600.0}}
+"""Long enough that all of a step is over before anybody is told."""
+SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "asgi": ("mcpserver", PATIENT),
+    "own": ("mcpserver", {**PATIENT, "own": True}),
+    "through the SDK": ("lowlevel", PATIENT),
+}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    with serving_all(SERVERS) as urls:
+        yield urls
+
+
+@pytest.fixture(params=[MODERN, LEGACY])
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[*SERVERS, "stdio"])
+async def ear(request: pytest.FixtureRequest, version: str, urls: dict[str, str]) -> AsyncIterator[Ear]:
+    server: str | StdioServerParameters
+    server = stdio_server("mcpserver", **PATIENT) if request.param == "stdio" else urls[request.param]
+    async with AsyncExitStack() as stack:
+        ear = await stack.enter_async_context(open_ear(server, version))
+        await stack.enter_async_context(listening(ear, SPRINT))
+        yield ear
+
+
+def told(ear: Ear, method: str, revision: int) -> list[Heard]:
+    return [each for each in ear.heard if each.method == method and each.change.get("revision") == revision]
+
+
+async def test_who_listed_meanwhile_is_told_when_the_list_is_as_it_was(ear: Ear) -> None:
+    await ear.listed("tools")
+    before, version = await ear.listed("tools")  # from bytes, which are then made anew before anybody asks
+    await ear.change("add", feature="tools", key="passing")
+    held, _ = await ear.listed("tools")
+    assert len(held) == len(before) + 1
+    await ear.change("remove", feature="tools", key="passing")
+    after, version_after = await ear.listed("tools")
+    assert after == before
+    assert version_after["digest"] == version["digest"]
+    assert version_after["revision"] > version["revision"]
+    method, revision = "notifications/tools/list_changed", version_after["revision"]
+
+    await ear.until(lambda: bool(told(ear, method, revision)), "that the list is as it was")
+
+    assert len(told(ear, method, revision)) == 1
+
+
+async def test_who_read_meanwhile_is_told_when_the_content_is_as_it_was(ear: Ear) -> None:
+    usual, passing = f"A for {ear.version}", f"B for {ear.version}"
+    await ear.change("updated", uri=SPRINT, etag=usual)
+    await ear.until(lambda: any(each.uri == SPRINT for each in ear.heard), "the first content")
+    await ear.change("updated", uri=SPRINT, etag=passing)
+    held = await ear.request("resources/read", uri=SPRINT)
+    await ear.change("updated", uri=SPRINT, etag=usual)
+    now = await ear.request("resources/read", uri=SPRINT)
+    was, version = (each["_meta"][CURSOR_KEY]["uris"][SPRINT] for each in (held, now))
+    assert was["digest"] != version["digest"]
+    method, revision = "notifications/resources/updated", version["revision"]
+
+    await ear.until(lambda: bool(told(ear, method, revision)), "that the content is as it was")
+
+    assert len(told(ear, method, revision)) == 1
+
+
+async def test_a_session_that_listed_while_its_stream_was_broken_is_told_when_the_list_is_as_it_was() -> None:
+    async with AsyncExitStack() as stack:
+        url = stack.enter_context(serving("mcpserver"))
+        http = await stack.enter_async_context(httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)))
+        wire = LegacyWire(url, http)
+        await wire.shake_hands()
+
+        async def change(what: str, key: str) -> None:
+            await wire.post(
+                "tools/call", name="change", arguments={"what": what, "args": {"feature": "tools", "key": key}}
+            )
+
+        async with wire.stream() as stream:
+            await change("add", "first")
+            assert await stream.event() == "id: tidings-0\r\ndata: "
+            event = await stream.event()
+            await change("add", "passing")
+            listed = await wire.post("tools/list")
+            await change("remove", "passing")
+        assert "passing" in [tool["name"] for tool in listed["result"]["tools"]]
+        (read,) = [line for line in event.splitlines() if line.startswith("id: ")]
+        headers = wire.headers | {"Last-Event-ID": read.removeprefix("id: ")}
+        async with open_ear(url, MODERN) as other:
+            await other.until_state(standing=0)  # a session has one stream at a time
+        async with http.stream("GET", url, headers=headers) as response:
+            assert response.status_code == 200
+            told = await Stream(response, response.aiter_text()).message()
+
+    assert told["method"] == "notifications/tools/list_changed"
+    change_of = told["params"]["_meta"][CHANGE_KEY]
+    assert (change_of["revision"], change_of["complete"]) == (
+        listed["result"]["_meta"][CURSOR_KEY]["topics"]["tools"]["revision"] + 1,
+        False,
+    )
+
+
+# A file that is read before its watcher has seen it
+
+
+class Unwatched(Workspace):
+    async def run(self) -> None:
+        """Its watcher never comes to look."""
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+async def test_a_read_of_a_file_tells_nobody_and_its_cursor_is_what_the_watcher_saw(
+    tmp_path: Path, is_seen: bool
+) -> None:
+    """However often: a client that reads again whenever it is told must not be told for that."""
+    file = tmp_path / "resources" / "notes.txt"
+    file.parent.mkdir()
+    file.write_text("A")
+    live = Live(Unwatched(tmp_path))
+    uri = "workspace:///notes.txt"
+    heard: list[Notification] = []
+    live.hub.subscribe(heard.append, uris=[uri])
+    known = live.catalog.version(uri)
+    if not is_seen:
+        file.write_text("B")
+
+    async with Client(live.server) as client:
+        results = [await client.read_resource(uri) for _ in range(3)]
+    live._drain()
+
+    assert [getattr(each.contents[0], "text", None) for each in results] == ["A" if is_seen else "B"] * 3
+    cursors = [(each.meta or {})[CURSOR_KEY]["uris"][uri] for each in results]
+    assert cursors == [{"revision": known.revision, "digest": known.digest}] * 3
+    assert live.catalog.version(uri) == known
+    assert heard == []

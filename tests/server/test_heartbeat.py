@@ -1,0 +1,37 @@
+"""The pulse of those lanes that have none of their own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.support.waiting import DEADLINE
+from tidings.server.heartbeat import Bookmarks
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_one_that_can_not_be_reached_stops_nobodys_pulse(caplog: pytest.LogCaptureFixture) -> None:
+    bookmarks = Bookmarks(0.001)
+    beats = 0
+    is_thrice = asyncio.Event()
+
+    def fail() -> None:
+        raise RuntimeError("its connection is gone")
+
+    def beat() -> None:
+        nonlocal beats
+        beats += 1
+        if beats == 3:
+            is_thrice.set()
+
+    bookmarks.join(fail)
+    bookmarks.join(beat)
+    async with asyncio.timeout(DEADLINE):
+        await is_thrice.wait()
+
+    assert "a bookmark could not be sent" in caplog.text
+    for each in (fail, beat):
+        bookmarks.leave(each)
+    assert len(bookmarks) == 0

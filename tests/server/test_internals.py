@@ -1,0 +1,399 @@
+"""The private parts of the SDK and of FastMCP that `tidings.server.internals` touches are where it looks for them.
+
+Each is shown by what it is for, on the real thing: a name that is still there but no longer used would pass a look at
+the name alone. And nothing else in Tidings touches a private part. The parts of uvicorn are in test_seams_uvicorn.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import threading
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from fastmcp import FastMCP
+from fastmcp.prompts import Prompt
+from fastmcp.resources import Resource, ResourceTemplate
+from fastmcp.server.auth.providers.jwt import StaticTokenVerifier
+from fastmcp.tools import Tool
+from mcp.client.client import Client
+from mcp.server import Server, ServerRequestContext
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.auth.settings import AuthSettings
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.prompts import Prompt as SDKPrompt
+from mcp.server.mcpserver.resources import TextResource
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.subscriptions import ServerEvent, ToolsListChanged
+from mcp.shared.message import SessionMessage
+from mcp_types import CallToolResult, JSONRPCRequest, ListToolsResult, PaginatedRequestParams, TextContent
+from pydantic import AnyHttpUrl
+
+import tidings
+from tidings.server import internals as seams
+
+SOURCE = Path(tidings.__file__).parent
+
+
+def hello() -> str:
+    return "hello"
+
+
+def detail(number: str) -> str:
+    return number
+
+
+# stdio
+
+
+@pytest.mark.anyio
+async def test_all_that_a_server_writes_goes_to_the_stream_that_it_was_given() -> None:
+    """In both eras, and for a connection of streams alone."""
+    found: list[object] = []
+
+    async def call(ctx: ServerRequestContext[Any, Any], params: Any) -> CallToolResult:
+        found.append(seams.write_stream_of(seams.connection_of(ctx.session)))
+        return CallToolResult(content=[])
+
+    async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
+        return ListToolsResult(tools=[])
+
+    server: Server[Any] = Server("seams", on_call_tool=call, on_list_tools=list_tools)
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "x", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    eras: list[list[tuple[str, dict[str, Any]]]] = [
+        [("initialize", hello), ("tools/call", {"name": "t"})],
+        [("tools/call", {"name": "t", "_meta": meta})],
+    ]
+    for requests in eras:
+        to_server, inbox = anyio.create_memory_object_stream[Any](8)
+        outbox, from_server = anyio.create_memory_object_stream[Any](8)
+        async with anyio.create_task_group() as tasks, to_server, from_server:
+            tasks.start_soon(server.run, inbox, outbox, server.create_initialization_options())
+            for number, (method, params) in enumerate(requests):
+                request = JSONRPCRequest(jsonrpc="2.0", id=number, method=method, params=params)
+                await to_server.send(SessionMessage(request))
+                await from_server.receive()
+            assert found.pop() is outbox
+            tasks.cancel_scope.cancel()
+
+
+def test_standard_input_and_output_are_claimed_and_given_back() -> None:
+    program = """
+import os, subprocess, sys
+from tidings.server import internals as seams
+with seams.claimed_stdio() as (stdin, stdout):
+    print("stray", flush=True)
+    subprocess.run(["sh", "-c", "echo stray; cat"], check=True)
+    os.write(stdout, os.read(stdin, 100).upper())
+print("after", input(), flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"wire")
+        process.stdin.flush()
+        assert process.stdout.read(4) == b"WIRE"
+        rest, said = process.communicate(b"line\n", timeout=60)
+    assert rest == b"after line\n"
+    assert said.count(b"stray") == 2
+
+
+# Watching
+
+
+def test_every_registry_of_an_mcpserver_is_watched_and_still_used() -> None:
+    server = MCPServer("seams")
+    woken: list[str] = []
+    seams.watch_mcpserver(server, lambda name, key: woken.append(name), threading.RLock())
+
+    server.add_tool(hello, name="t")
+    server.remove_tool("t")
+    server.add_prompt(SDKPrompt.from_function(hello, name="p"))
+    server.remove_prompt("p")
+    server.add_resource(TextResource(uri="a://r", name="r", text=""))
+    server.resource("a://t/{number}")(detail)
+
+    assert woken == ["tools", "tools", "prompts", "prompts", "resources", "resources"]
+
+
+@pytest.mark.anyio
+async def test_what_is_put_into_a_registry_of_an_mcpserver_is_listed() -> None:
+    source, target = MCPServer("source"), MCPServer("target")
+    source.add_tool(hello, name="t")
+    source.add_prompt(SDKPrompt.from_function(hello, name="p"))
+    source.add_resource(TextResource(uri="a://r", name="r", text=""))
+    source.resource("a://t/{number}")(detail)
+
+    registries = seams.registries_of(target)
+    assert registries.keys() == {"tools", "prompts", "resources", "templates"}
+    for name, items in seams.registries_of(source).items():
+        assert len(items) == 1
+        registries[name].update(items)
+
+    assert [each.name for each in await target.list_tools()] == ["t"]
+    assert [each.name for each in await target.list_prompts()] == ["p"]
+    assert [each.uri for each in await target.list_resources()] == ["a://r"]
+    assert [each.uri_template for each in await target.list_resource_templates()] == ["a://t/{number}"]
+
+
+def test_the_registry_of_a_fastmcp_is_watched_and_still_used() -> None:
+    server = FastMCP("seams")
+    woken: list[None] = []
+    seams.watch_fastmcp(server, lambda: woken.append(None), threading.RLock())
+    added: list[Any] = [
+        Tool.from_function(hello, name="t"),
+        Prompt.from_function(hello, name="p"),
+        Resource.from_function(hello, uri="a://r"),
+        ResourceTemplate.from_function(detail, uri_template="a://t/{number}"),
+    ]
+    for component in added:
+        before = len(woken)
+        seams.add_to_fastmcp(server, component)
+        assert len(woken) == before + 1
+
+    assert [seams.fastmcp_registry(server)[each.key].key for each in added] == [each.key for each in added]
+
+    provider = server.local_provider
+    for remove, key in (
+        (provider.remove_tool, "t"),
+        (provider.remove_prompt, "p"),
+        (provider.remove_resource, "a://r"),
+        (provider.remove_template, "a://t/{number}"),
+    ):
+        before = len(woken)
+        remove(key)
+        assert len(woken) > before
+    assert not seams.fastmcp_registry(server)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda items: items.__setitem__("b", 2),
+        lambda items: items.__delitem__("a"),
+        lambda items: items.pop("a"),
+        lambda items: items.pop("missing", None),
+        lambda items: items.popitem(),
+        lambda items: items.clear(),
+        lambda items: items.update({"b": 2}),
+        lambda items: items.update(b=2),
+        lambda items: items.setdefault("b", 2),
+        lambda items: items.__ior__({"b": 2}),
+    ],
+)
+def test_a_watched_dict_tells_of_every_way_to_change_it(change: Any) -> None:
+    calls: list[str | None] = []
+    watched = seams.Watched({"a": 1}, calls.append, threading.RLock())
+    plain = {"a": 1}
+
+    change(watched)
+    change(plain)
+
+    assert calls
+    assert watched == plain
+    assert not [name for name in vars(dict) if name in MUTATORS and name not in vars(seams.Watched)]
+
+
+MUTATORS = {"__setitem__", "__delitem__", "__ior__", "pop", "popitem", "clear", "update", "setdefault"}
+
+
+# Reaching through
+
+
+@pytest.mark.anyio
+async def test_ctx_notify_publishes_where_we_listen() -> None:
+    server = MCPServer("seams")
+    events: list[ServerEvent] = []
+    seams.bus_of(server).subscribe(events.append)
+
+    @server.tool()
+    async def notify(ctx: Context[Any, Any]) -> None:
+        await ctx.notify_tools_changed()
+
+    async with Client(server) as client:
+        await client.call_tool("notify", {})
+
+    assert events == [ToolsListChanged()]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_connection_has_a_state_and_a_stack_that_is_unwound_with_it(mode: str) -> None:
+    seen: list[Any] = []
+    ended: list[str] = []
+
+    async def list_tools(ctx: ServerRequestContext[Any, Any], params: Any) -> ListToolsResult:
+        return ListToolsResult(tools=[])
+
+    async def call_tool(ctx: ServerRequestContext[Any, Any], params: Any) -> CallToolResult:
+        connection = seams.connection_of(ctx.session)
+        seen.append((connection.session_id, connection.state.setdefault("calls", [])))
+        connection.state["calls"].append(params.name)
+        if len(connection.state["calls"]) == 1:
+            connection.exit_stack.callback(ended.append, params.name)
+        return CallToolResult(content=[TextContent(type="text", text="")])
+
+    server: Server[Any] = Server("seams", on_list_tools=list_tools, on_call_tool=call_tool)
+    async with Client(server, mode=mode) as client:
+        await client.call_tool("first", {})
+        await client.call_tool("second", {})
+        assert ended == ([] if mode == "legacy" else ["first", "second"])
+
+    # A legacy connection lasts from request to request, a modern one for one of them.
+    assert seen[-1] == (None, ["first", "second"] if mode == "legacy" else ["second"])
+    assert ended == (["first"] if mode == "legacy" else ["first", "second"])
+
+
+def test_the_low_level_server_is_the_one_that_answers() -> None:
+    for server in (MCPServer("seams"), FastMCP("seams")):
+        lowlevel = seams.lowlevel_of(server)
+        assert isinstance(lowlevel, Server)
+        assert lowlevel.get_request_handler("tools/list") is not None
+        assert isinstance(lowlevel.middleware, list)
+        assert isinstance(lowlevel.extensions, dict)
+
+
+@pytest.mark.anyio
+async def test_an_mcpserver_lists_its_registries_by_the_methods_that_are_looked_at() -> None:
+    """To ask it, is to go through the handler, then the method: whoever replaces one of both is seen."""
+    called: list[str] = []
+
+    def noting(name: str) -> Any:
+        async def note(self: Any, *args: Any) -> Any:
+            called.append(name)
+            return await getattr(MCPServer, name)(self, *args)
+
+        return note
+
+    names = ["list_tools", "list_prompts", "list_resources", "list_resource_templates"]
+    every = [*names, *(f"_handle_{name}" for name in names)]
+    assert seams.lists_registries(MCPServer("seams"))
+    for name in every:
+        overridden: Any = type("Overridden", (MCPServer,), {name: noting(name)})
+        assert not seams.lists_registries(overridden("seams")), name
+        assert seams.lists_registries(type("Other", (MCPServer,), {"hello": hello})("seams"))
+        set_on_it: Any = MCPServer("seams")
+        setattr(set_on_it, name, hello)
+        assert not seams.lists_registries(set_on_it), name
+        async with Client(overridden("seams")) as client:
+            for ask in names:
+                await getattr(client, ask)()
+        assert called == [name], "the SDK no longer lists by this method"
+        called.clear()
+
+    async def own(ctx: Any, params: Any) -> ListToolsResult:
+        return ListToolsResult(tools=[])
+
+    server = MCPServer("seams")
+    seams.lowlevel_of(server).add_request_handler("tools/list", PaginatedRequestParams, own)
+    assert not seams.lists_registries(server)
+
+
+@pytest.mark.anyio
+async def test_a_running_session_manager_knows_what_the_lifespan_gave() -> None:
+    server: Server[Any] = Server("seams")
+    server.streamable_http_app()
+    assert seams.lifespan_state_of(server.session_manager) is None
+    async with server.session_manager.run():
+        assert seams.lifespan_state_of(server.session_manager) == {}
+
+
+@pytest.mark.anyio
+async def test_a_legacy_session_is_found_for_its_owner_alone_and_its_idle_end_can_be_put_off() -> None:
+    def user(name: str) -> AuthenticatedUser:
+        return AuthenticatedUser(AccessToken(token=name, client_id=name, scopes=[]))
+
+    server: Server[Any] = Server("seams")
+    server.streamable_http_app(session_idle_timeout=60)
+    manager = server.session_manager
+    async with manager.run():
+        for owner, stranger in ((None, user("bob")), (user("alice"), user("bob")), (user("alice"), None)):
+            session_id, idle_end = await open_session(manager, owner)
+            transport = seams.session_of(manager, session_id, owner)
+            assert transport is not None
+            assert seams.session_of(manager, session_id, stranger) is None
+            assert seams.session_of(manager, "another", owner) is None
+
+            # As a request that begins now would, and not while one is being served.
+            seams.put_off_idle_end(transport)
+            assert transport.idle_scope is not None
+            assert idle_end < transport.idle_scope.deadline <= anyio.current_time() + 60
+            transport._requests_in_flight, transport.idle_scope.deadline = 1, math.inf
+            seams.put_off_idle_end(transport)
+            assert transport.idle_scope.deadline == math.inf
+
+            await transport.terminate()
+            assert seams.session_of(manager, session_id, owner) is None
+
+
+async def open_session(manager: StreamableHTTPSessionManager, user: Any) -> tuple[str, float]:
+    """The id of a new legacy session, and when it would end if nothing more came."""
+    info = {"name": "seams", "version": "1"}
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}).encode()
+    accept = (b"accept", b"application/json, text/event-stream")
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "headers": [accept, (b"content-type", b"application/json"), (b"host", b"localhost:1")],
+        "user": user,
+    }
+    messages = [{"type": "http.request", "body": body}]
+    started: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await anyio.sleep_forever()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            started.append(message)
+
+    await manager.handle_request(scope, receive, send)
+    session_id = dict(started[0]["headers"])[b"mcp-session-id"].decode()
+    idle_scope = manager._server_instances[session_id].idle_scope
+    assert idle_scope is not None
+    return session_id, idle_scope.deadline
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("auth", [None, StaticTokenVerifier({"t": {"client_id": "c"}})])
+async def test_the_endpoint_of_a_fastmcp_app_is_found_behind_its_authentication(auth: Any) -> None:
+    app = FastMCP("seams", auth=auth).http_app()
+    endpoint = seams.fastmcp_endpoint(app)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(app.router.lifespan_context(app))
+        assert callable(endpoint.session_manager.asgi_app)
+        assert endpoint.session_manager.max_request_body_size > 0
+        assert seams.lifespan_state_of(endpoint.session_manager) is not None
+
+
+def test_an_app_without_such_an_endpoint_is_said_to_have_none() -> None:
+    with pytest.raises(LookupError, match="no streamable HTTP endpoint"):
+        seams.fastmcp_endpoint(FastMCP("seams").http_app(transport="sse"))
+
+
+def test_an_mcpserver_can_be_made_to_want_a_token() -> None:
+    class Verifier:
+        async def verify_token(self, token: str) -> AccessToken | None:
+            return None
+
+    server = MCPServer("seams")
+    settings = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
+    seams.set_auth(server, settings, Verifier())
+
+    [route] = [each for each in server.streamable_http_app().routes if getattr(each, "path", "") == "/mcp"]
+    assert type(getattr(route, "endpoint", None)).__name__ == "RequireAuthMiddleware"

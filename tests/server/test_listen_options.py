@@ -1,0 +1,295 @@
+"""How a client wants to be told, over the wire: what it asks for within what the server sets, and what was honoured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.support.cursors import WATCHED, gists, told
+from tests.support.sdk_clients import DEADLINE, LEGACY, MARKER, MODERN, open_ear, serving_all, stdio_server
+from tests.support.wire_clients import LegacyWire, Wire, http
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, SUBSCRIPTION_KEY
+
+__all__ = ["http"]
+
+pytestmark = pytest.mark.anyio
+
+SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mcpserver": ("mcpserver", {}),
+    "through the SDK": ("mcpserver", {"middleware": True}),
+    "strict": (
+        "mcpserver",
+        {"auth": True, "terms": {"bob": {"operations": ["added"], "names": ["public-*"], "detail": "summary"}}},
+    ),
+    "broken": ("mcpserver", {"terms": {"*": {"no_such_knob": 1}}}),
+    "spread": ("mcpserver", {"policy": {"spread": 2.5, "list_memory": 3600.0}}),
+}
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    with serving_all(SERVERS) as urls:
+        yield urls
+
+
+@pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"operations": ["added"]}, ["added ac", "added x://1", "added y://1"]),
+        ({"operations": ["removed", "updated"]}, ["updated ab", "removed ab", "removed b"]),
+        ({"names": ["a*"]}, ["added ac", "updated ab", "removed ab", "added x://1", "added y://1"]),
+        ({"names": [], "uris": ["x:**"]}, ["added x://1"]),
+        ({"names": ["*b"], "uris": [], "operations": ["removed"]}, ["removed ab", "removed b"]),
+    ],
+)
+async def test_a_client_is_told_only_of_what_it_asked_for(
+    urls: dict[str, str], http: httpx2.AsyncClient, server: str, asked: dict[str, Any], expected: list[str]
+) -> None:
+    wire = Wire(urls[server], http)
+    await wire.change("add", feature="tools", key="ab")
+    await wire.change("add", feature="prompts", key="b")
+    async with wire.listen(1, WATCHED, {FILTER_KEY: asked}) as stream:
+        assert (await stream.message())["params"]["_meta"][FILTER_KEY] == asked
+        await wire.change("add", feature="tools", key="ac")
+        await wire.change("update", feature="tools", key="ab", fields={"description": "New."})
+        await wire.change("remove", feature="tools", key="ab")
+        await wire.change("remove", feature="prompts", key="b")
+        for uri in ("x://1", "y://1"):
+            await wire.change("add", feature="resources", key=uri)
+        found = [change for changes, _ in gists(await told(stream, wire)) for change in changes]
+    await wire.change("remove", feature="tools", key="ac")
+    for uri in ("x://1", "y://1"):
+        await wire.change("deleted", uri=uri)
+
+    assert sorted(found) == sorted(expected)
+
+
+async def test_what_was_honoured_is_said_and_the_rest_left_out(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    asked = {"operations": ["moved"], "names": ["a*"], "minInterval": -1, "longestWait": 1e9, "detail": "all", "x": 1}
+    for given, honoured in ((asked, {"names": ["a*"], "longestWait": 3600.0}), (7, {}), ({}, {})):
+        async with wire.listen(1, WATCHED, {FILTER_KEY: given}) as stream:
+            assert (await stream.message())["params"]["_meta"][FILTER_KEY] == honoured
+
+
+async def test_who_asks_for_nothing_gets_the_defaults(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    async with wire.listen(1, WATCHED) as stream:
+        assert FILTER_KEY not in (await stream.message())["params"]["_meta"]
+        await wire.change("add", feature="tools", key="default")
+        await wire.change("remove", feature="tools", key="default")
+        found = await told(stream, wire)
+    assert gists(found) == [(["added default"], True), (["removed default"], True)]
+    assert found[0]["tool"]["name"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("detail", "members"),
+    [
+        ("full", {"operation", "tool", "_meta"}),
+        ("delta", {"_meta"}),
+        ("summary", {"_meta"}),
+        ("none", {"_meta"}),
+    ],
+)
+async def test_a_client_chooses_how_much_it_is_told(
+    urls: dict[str, str], http: httpx2.AsyncClient, detail: str, members: set[str]
+) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    await wire.change("add", feature="tools", key="told")
+    async with wire.listen(1, WATCHED, {FILTER_KEY: {"detail": detail}}) as stream:
+        await stream.message()
+        await wire.change("update", feature="tools", key="told", fields={"description": "New."})
+        params = (await stream.message())["params"]
+    await wire.change("remove", feature="tools", key="told")
+
+    assert params.keys() == members
+    meta = params["_meta"]
+    said = meta.get(CHANGE_KEY, {})
+    assert meta.keys() == ({SUBSCRIPTION_KEY, CHANGE_KEY, CURSOR_KEY} if detail != "none" else {SUBSCRIPTION_KEY})
+    assert said.get("delta") == ({"description": "New."} if detail == "delta" else None)
+    assert ("before" in said, "after" in said) == (detail == "delta",) * 2
+
+
+async def add_in_a_row(wire: Wire, *keys: str) -> float:
+    """Seconds that it took to add them all, one by one."""
+    start = time.monotonic()
+    for key in keys:
+        await wire.change("add", feature="tools", key=key)
+    return time.monotonic() - start
+
+
+async def remove_all(wire: Wire, *keys: str) -> None:
+    for key in keys:
+        await wire.change("remove", feature="tools", key=key)
+
+
+@pytest.mark.parametrize("detail", ["full", "delta", "summary", "none"])
+async def test_who_declares_the_extension_chooses_it_too(
+    urls: dict[str, str], http: httpx2.AsyncClient, detail: str
+) -> None:
+    """The SDK's own client has no other way to ask for anything."""
+    wire = Wire(urls["mcpserver"], http)
+    settings = {"extensions": {EXTENSION: {"filter": {"detail": detail}}}}
+    async with wire.listen(1, WATCHED, **settings) as stream:
+        acknowledged = (await stream.message())["params"]["_meta"]
+        await wire.change("add", feature="tools", key="chosen")
+        said = [(await stream.message())["params"]["_meta"][CHANGE_KEY]]
+        await wire.change("update", feature="tools", key="chosen", fields={"description": "New."})
+        said.append((await stream.message())["params"]["_meta"][CHANGE_KEY])
+    await wire.change("remove", feature="tools", key="chosen")
+
+    is_brief = detail in ("summary", "none")
+    assert acknowledged[FILTER_KEY] == {"detail": detail}
+    assert [each["operation"] for each in said] == ["added", "updated"]
+    assert ["item" in said[0], "delta" in said[1]] == [not is_brief] * 2
+
+
+async def test_many_changes_in_a_row_are_told_together(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    # The gap is longer than the changes take, and the wait is what ends it.
+    wait = 0.75
+    keys = [f"batch-{number}" for number in range(5)]
+    is_in_time = False
+    while not is_in_time:  # else the machine was so slow that the wait was over before the last one
+        wait *= 2
+        async with wire.listen(1, WATCHED, {FILTER_KEY: {"quietGap": wait, "longestWait": wait}}) as stream:
+            await stream.message()
+            start = time.monotonic()
+            is_in_time = await add_in_a_row(wire, *keys) < wait
+            found = gists([(await stream.message())["params"]])
+        assert time.monotonic() - start >= wait
+        await remove_all(wire, *keys)
+        assert not is_in_time or found == [([f"added {key}" for key in keys], True)]
+
+
+async def test_one_topic_is_told_no_more_often_than_asked_for_and_the_last_change_is(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    interval = 0.5
+    keys = [f"often-{number}" for number in range(3)]
+    is_in_time = False
+    while not is_in_time:  # as above
+        interval *= 2
+        async with wire.listen(1, WATCHED, {FILTER_KEY: {"minInterval": interval}}) as stream:
+            await stream.message()
+            start = time.monotonic()
+            is_in_time = await add_in_a_row(wire, *keys) < interval
+            first, last = [gists([(await stream.message())["params"]]) for _ in range(2)]
+        assert time.monotonic() - start >= interval
+        await remove_all(wire, *keys)
+        assert first == [(["added often-0"], True)]
+        assert not is_in_time or last == [(["added often-1", "added often-2"], True)]
+
+
+async def test_what_is_urgent_to_a_client_does_not_wait(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+    wire = Wire(urls["mcpserver"], http)
+    terms = {"quietGap": 3600, "priorities": {"board://mark*": "urgent"}}
+    async with wire.listen(1, WATCHED, {FILTER_KEY: terms}) as stream:
+        await stream.message()
+        await wire.change("updated", uri="board://sprint")
+        assert await told(stream, wire) == [], "the marker overtook it"
+
+
+async def test_a_server_sets_terms_for_a_caller_and_the_callers_own_count_within_them(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    bob = Wire(urls["strict"], http, {"Authorization": "Bearer bob"})
+    alice = Wire(urls["strict"], http, {"Authorization": "Bearer alice"})
+    asked = {"names": ["*-a"], "detail": "full", "operations": ["added", "removed"]}
+    async with (
+        bob.listen(1, WATCHED, {FILTER_KEY: asked}) as picky,
+        bob.listen(2, WATCHED) as plain,
+        alice.listen(3, WATCHED) as free,
+    ):
+        within, set_by_server, unset = [
+            (await stream.message())["params"]["_meta"].get(FILTER_KEY) for stream in (picky, plain, free)
+        ]
+        for key in ("public-a", "public-b", "private-a"):
+            await alice.change("add", feature="tools", key=key)
+            await alice.change("remove", feature="tools", key=key)
+        found = {name: await told(stream, alice) for name, stream in (("picky", picky), ("plain", plain))}
+        everything = await told(free, alice)
+
+    assert within == {"operations": ["added"], "names": ["*-a"], "detail": "summary"}
+    assert set_by_server == {"operations": ["added"], "names": ["public-*"], "detail": "summary"}
+    assert unset is None
+    assert gists(found["picky"]) == [(["added public-a"], True)]
+    assert [changes for changes, _ in gists(found["plain"])[:2]] == [["added public-a"], ["added public-b"]]
+    assert "tool" not in found["picky"][0]
+    assert len(everything) >= 6
+
+
+async def test_a_server_whose_terms_fail_tells_as_if_there_were_none(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    wire = Wire(urls["broken"], http)
+    async with wire.listen(1, WATCHED) as stream:
+        await stream.message()
+        await wire.change("add", feature="tools", key="fine")
+        assert gists(await told(stream, wire)) == [(["added fine"], True)]
+
+
+@pytest.mark.parametrize("where", ["_meta", "extensions"])
+async def test_a_legacy_client_has_terms_too(urls: dict[str, str], http: httpx2.AsyncClient, where: str) -> None:
+    wire, legacy = Wire(urls["mcpserver"], http), LegacyWire(urls["mcpserver"], http)
+    terms = {"operations": ["removed"], "detail": "summary"}
+    settings = {where: {EXTENSION: {"filter": terms}}} if where != "_meta" else {}
+    await wire.change("add", feature="tools", key="legacy")
+    result = await legacy.shake_hands({FILTER_KEY: terms} if where == "_meta" else None, **settings)
+    async with legacy.stream() as stream:
+        await legacy.post("resources/subscribe", uri=MARKER)
+        await wire.change("update", feature="tools", key="legacy", fields={"description": "New."})
+        await wire.change("remove", feature="tools", key="legacy")
+        found = await told(stream, wire)
+    await legacy.end()
+
+    assert result["_meta"][FILTER_KEY] == terms
+    assert gists(found) == [(["removed legacy"], True)]
+    assert found[0].keys() == {"_meta"}
+
+
+@pytest.mark.parametrize("version", [MODERN, LEGACY[-1]])
+async def test_terms_count_on_stdio_too(version: str) -> None:
+    settings = {"filter": {"operations": ["removed"]}}
+    async with open_ear(stdio_server("mcpserver"), version, extended="extensions", settings=settings) as ear:
+        if version == MODERN:
+            async with ear.listen():
+                await ear.step("add", feature="tools", key="a")
+                await ear.step("remove", "tools removed steady", feature="tools", key="steady")
+            return
+        await ear.subscribe(MARKER)
+        await ear.step("add", feature="tools", key="a")
+        await ear.step("remove", "tools removed steady", feature="tools", key="steady")
+
+
+# Spreading the herd
+
+
+async def test_lists_may_be_kept_for_as_long_as_the_spread(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+    for name, least in (("spread", 2500), ("mcpserver", 0)):
+        for method in ("tools/list", "prompts/list", "resources/list", "resources/templates/list"):
+            result = (await Wire(urls[name], http).post(method)).json()["result"]
+            assert result["ttlMs"] == least, method
+
+
+async def test_streams_hear_of_one_change_one_after_the_other(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+    wire = Wire(urls["spread"], http)
+    async with wire.listen("a", WATCHED) as one, wire.listen("b", WATCHED) as two, wire.listen("c", WATCHED) as three:
+        streams = (one, two, three)
+        for stream in streams:
+            await stream.message()
+        start = time.monotonic()
+        await wire.change("add", feature="tools", key="herd")
+        came: list[float] = []
+        for stream in streams:
+            assert gists([(await stream.message())["params"]]) == [(["added herd"], True)]
+            came.append(time.monotonic() - start)
+        assert max(came) > 0.3, "three places of a spread of 2.5 s lie at least a fifth of it apart"
+        assert max(came) < 2.5 + DEADLINE / 2

@@ -1,0 +1,260 @@
+"""One change of one item: it is checked and written as JSON once, and nobody can tell by what they are told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Any
+
+import mcp_types as types
+import msgspec
+import pytest
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.resources import FunctionResource, ResourceTemplate
+from pydantic import BaseModel
+
+from tidings import Live
+from tidings.core.catalog import Catalog
+from tidings.core.frames import Shape, render, write
+from tidings.core.model import Change, Feature, Item, Notification, Operation, Version
+from tidings.errors import InvalidItem
+from tidings.policy import Detail
+from tidings.server.internals import registries_of
+
+
+def forecast(city: str, days: int = 3) -> str:
+    """What the weather will be."""
+    return f"{days} days of rain in {city}"
+
+
+def serve() -> tuple[MCPServer[Any], Live]:
+    server: MCPServer[Any] = MCPServer("weather")
+    server.add_tool(forecast, title="Forecast", meta={"a": [1, 2.5, None], "ü": "\u2028"})
+    server.prompt(description="Asks for a forecast.")(forecast)
+    server.add_resource(FunctionResource.from_function(lambda: "rain", "weather://now", name="now"))
+    template = ResourceTemplate.from_function(lambda city: "rain", "weather://{city}", name="city")
+    server._resource_manager._templates[template.uri_template] = template
+    return server, Live(server)
+
+
+async def listed(server: MCPServer[Any], feature: str) -> list[dict[str, Any]]:
+    """What the SDK answers to whoever asks for the list, as it writes it."""
+    results: dict[str, list[BaseModel]] = {
+        "tools": [types.ListToolsResult(tools=await server.list_tools())],
+        "prompts": [types.ListPromptsResult(prompts=await server.list_prompts())],
+        "resources": [
+            types.ListResourcesResult(resources=await server.list_resources()),
+            types.ListResourceTemplatesResult(resource_templates=await server.list_resource_templates()),
+        ],
+    }
+    written = [json.loads(each.model_dump_json(by_alias=True, exclude_none=True)) for each in results[feature]]
+    members = ("tools", "prompts", "resources", "resourceTemplates")
+    return [item for result in written for member in members for item in result.get(member, [])]
+
+
+def descriptions(told: list[Notification]) -> list[str]:
+    return [note.changes[0].item.definition["description"] for note in told if note.changes[0].item]
+
+
+@pytest.mark.parametrize(
+    ("feature", "key"),
+    [("tools", "forecast"), ("prompts", "forecast"), ("resources", "weather://now"), ("resources", "weather://{city}")],
+)
+@pytest.mark.anyio
+async def test_an_updated_item_is_what_the_server_lists(feature: str, key: str) -> None:
+    server, live = serve()
+    getattr(live, feature).update(key, description="Zürich \u2028 1e16", title="Other")
+    known = live.catalog.items(feature)
+    assert sorted(await listed(server, feature), key=key_in) == sorted(known, key=key_in)
+    assert (found := known.get(key)) is not None
+    assert (found["description"], found["title"]) == ("Zürich \u2028 1e16", "Other")
+    # Read as a whole, it is the same item: nobody would be told again.
+    version = known.version
+    live.wake(Feature(feature))
+    assert known.version == version
+
+
+def test_an_item_that_is_changed_in_place_after_an_update_is_told_as_it_is_then() -> None:
+    server, live = serve()
+    told: list[Notification] = []
+    live.hub.subscribe(told.append, "tools")
+    live.tools.update("forecast", description="once")
+    tool = registries_of(server)["tools"]["forecast"]
+    tool.description = "in place"
+    registries_of(server)["tools"]["forecast"] = tool
+    tool.description = "in place again"
+    live.wake(Feature.TOOLS, "forecast")
+    assert descriptions(told) == ["once", "in place", "in place again"]
+
+
+@pytest.mark.parametrize("was_stale", [False, True])
+def test_who_is_told_of_an_update_may_change_the_item_in_place(was_stale: bool) -> None:
+    server, live = serve()
+    tools, told = registries_of(server)["tools"], list[Notification]()
+    if was_stale:
+        tools["forecast"].description = 5
+        live.wake(Feature.TOOLS)
+        assert not live.knows(Feature.TOOLS)
+        tools["forecast"].description = "mended"
+
+    def change_in_place(notification: Notification) -> None:
+        told.append(notification)
+        if descriptions(told)[-1] == "once":
+            tools["forecast"].description = "in place"
+            tools["forecast"] = tools["forecast"]
+
+    live.hub.subscribe(change_in_place, "tools")
+    live.tools.update("forecast", description="once")
+    assert descriptions(told) == ["once", "in place"]
+    assert (known := live.catalog.tools.get("forecast")) is not None
+    assert known["description"] == "in place"
+
+
+@pytest.mark.anyio
+async def test_updates_of_one_item_from_many_threads_lose_nothing_of_each_other() -> None:
+    server, live = serve()
+    told: list[Notification] = []
+    live.hub.subscribe(told.append, "tools")
+
+    def update(field: str) -> None:
+        for number in range(1000, 1500):
+            live.tools.update("forecast", {field: f"{field} {number}"})
+
+    fields = ("title", "description")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # in the middle of everything
+    try:
+        with ThreadPoolExecutor(len(fields)) as threads:
+            list(threads.map(update, fields))
+    finally:
+        sys.setswitchinterval(interval)
+    items = [note.changes[0].item.definition for note in told if note.changes[0].item]
+    assert len(items) == 1000
+    for field in fields:
+        said = [item[field] for item in items if item[field].startswith(field)]
+        assert said == sorted(said), "what one thread changed was taken back by another"
+    assert await listed(server, "tools") == list(live.tools)
+
+
+@pytest.mark.anyio
+async def test_an_update_that_fails_leaves_nothing_behind() -> None:
+    server, live = serve()
+    before = registries_of(server)["tools"]["forecast"]
+    for fields, said in (
+        ({"description": 5}, "would not be valid"),
+        ({"meta": {"x": object()}}, "would not be valid"),
+        ({"description": "\ud800"}, "would not be valid"),
+        ({"name": "other"}, "can't rename"),
+        ({"fn": forecast}, "no field fn"),
+        ({"inputSchema": {"type": "array"}}, "inputSchema of type object"),
+    ):
+        with pytest.raises(InvalidItem, match=said):
+            live.tools.update("forecast", fields)
+    assert registries_of(server)["tools"]["forecast"] is before
+    assert await listed(server, "tools") == list(live.catalog.tools)
+
+
+@pytest.mark.parametrize("is_there_before", [False, True])
+@pytest.mark.parametrize("value", [object(), b"\xff"], ids=["object", "bytes"])
+def test_an_item_without_a_json_form_silences_no_other(value: object, is_there_before: bool) -> None:
+    server: MCPServer[Any] = MCPServer("weather")
+    server.add_tool(forecast)
+    if is_there_before:
+        server.add_tool(forecast, name="broken", meta={"x": value})
+        live = Live(server)
+    else:
+        live = Live(server)
+        server.add_tool(forecast, name="broken", meta={"x": value})
+    told: list[Notification] = []
+    live.hub.subscribe(told.append, "tools")
+    server.add_tool(forecast, name="fine")
+    assert [each["name"] for each in live.tools] == ["fine", "forecast"]
+    live.wake(Feature.TOOLS)  # as at every start, and when the server itself says so
+    assert live.knows(Feature.TOOLS)
+    server.add_tool(forecast, name="later")
+    server.remove_tool("fine")
+    live.wake(Feature.TOOLS)
+    assert [each["name"] for each in live.tools] == ["forecast", "later"]
+    said = [(change.operation.value, change.key) for note in told for change in note.changes]
+    assert said == [("added", "fine"), ("added", "later"), ("removed", "fine")]
+    assert live.knows(Feature.TOOLS)
+    assert live.failures["reading"] == 0
+    assert live.failures["items left out"] >= 1
+    # What is mended is told like anything new.
+    registries_of(server)["tools"]["broken"].meta = None
+    live.wake(Feature.TOOLS)
+    assert "broken" in live.tools
+
+
+@pytest.mark.parametrize("is_read_whole", [False, True])
+def test_an_item_that_loses_its_json_form_is_gone_whichever_way_it_is_read(is_read_whole: bool) -> None:
+    """Whoever is told of that asks for the list, and does not go on with what it had."""
+    server, live = serve()
+    told: list[Notification] = []
+    live.hub.subscribe(told.append, "tools")
+    registries_of(server)["tools"]["forecast"].meta = {"x": object()}
+    live.wake(Feature.TOOLS, None if is_read_whole else "forecast")
+    assert "forecast" not in live.tools
+    assert [note.changes[0].operation for note in told] == [Operation.REMOVED]
+
+
+def test_an_item_put_in_as_json_is_the_same_as_one_of_a_mapping() -> None:
+    one, other = Catalog(), Catalog()
+    definition = {"name": "a", "inputSchema": {"z": 1.0, "b": [1, "ü"], "a": None}}
+    one.tools.add(definition)
+    other.tools.put(json.dumps(definition, indent=1).encode())
+    assert one.tools.version == other.tools.version
+    assert not one.tools.put(json.dumps(definition).encode())
+    with pytest.raises(InvalidItem, match="needs a name"):
+        one.tools.put(b'{"title":"a"}')
+
+
+def key_in(definition: dict[str, Any]) -> str:
+    return str(definition.get("uri") or definition.get("uriTemplate") or definition["name"])
+
+
+DETAILS: tuple[Detail, ...] = ("full", "summary", "delta", "none")
+SHAPES = [Shape(*each) for each in product(DETAILS, (1, 64), (False, True), (False, True), (False, True), ("", "e1"))]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_frame_that_was_filled_in_says_what_one_that_was_written_says(shape: Shape) -> None:
+    """A trace has every frame written anew: but for that, it must be the same."""
+    version = Version(1 << 40, "0" * 31 + "f")
+    for feature, operation in product(Feature, (Operation.ADDED, Operation.REMOVED, Operation.UPDATED)):
+        key = 'a "ü" \u2028 \\u0001'
+        text = msgspec.json.encode({feature.key_field: key, "description": "\u2029 \x01 %s %d"})
+        after, before = Item(feature, key, text, b"1" * 32), Item(feature, key, text[:-2] + b'!"}', b"2" * 32)
+        change = Change(
+            feature,
+            operation,
+            key,
+            version,
+            Version(1, "a"),
+            0.0,
+            "local",
+            None if operation is Operation.REMOVED else after,
+            None if operation is Operation.ADDED else before,
+        )
+        filled, written = (Notification(feature, version, (change,), since=1) for _ in range(2))
+        written.trace = {"traceparent": "x"}
+        tail = b',"traceparent":"x"' if shape.is_tagged or not shape.is_bare else b""
+        plain = write(written, shape, b"7")
+        if tail:
+            plain = plain.replace(tail, b"")
+        else:
+            plain = plain.replace(b'"_meta":{"traceparent":"x"}', b"").replace(b",}", b"}")
+        assert write(filled, shape, b"7") == plain
+        assert bool(render(filled, shape)[1]) == shape.is_tagged
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_change_of_which_no_item_is_known_is_told_as_json_all_the_same(shape: Shape) -> None:
+    version = Version(5, "d")
+    change = Change(Feature.TOOLS, Operation.REMOVED, "a", version, Version(4, "c"), 0.0, "local")
+    frame = write(Notification(Feature.TOOLS, version, (change,), since=4), shape, b"7" if shape.is_tagged else b"")
+    said = json.loads(frame.decode().partition("data: ")[2] if shape.is_sse else frame)["params"]
+    assert "tool" not in said
+    assert said.get("operation") == ("removed" if shape.detail == "full" else None)

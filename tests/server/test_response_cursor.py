@@ -1,0 +1,187 @@
+"""A list says which version of it it shows, or none: whoever comes back with that misses no change, not even one that
+was taken back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from mcp.server.mcpserver import MCPServer
+
+from tests.support.sdk_clients import MODERN
+from tidings import Live
+from tidings.core.delta import Copy
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, Shape, write
+from tidings.core.model import Feature, Notification
+from tidings.core.resume import resumed
+from tidings.server.internals import Watched, registries_of
+from tidings.workspace.source import Workspace
+
+pytestmark = pytest.mark.anyio
+
+
+def elsewhere(act: Callable[[], object]) -> None:
+    """On another thread, while nothing goes on here: what it publishes waits."""
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+
+def told(live: Live, cursor: Any, *topics: Feature) -> list[Notification]:
+    """What a client hears that comes back with this cursor."""
+    heard: list[Notification] = []
+    where = resumed(cursor, live.epoch, live.hub, topics)
+    live.hub.subscribe(heard.append, *topics, told=where.told)
+    return heard
+
+
+async def test_a_list_that_is_not_published_yet_says_which_one_it_is() -> None:
+    server = MCPServer("board")
+    live = Live(server)
+    await live.attend(None)
+    before = live.catalog.tools.version
+    elsewhere(lambda: server.add_tool(lambda: "", name="new"))
+    assert live.hub.news.version(Feature.TOOLS) == before
+
+    result = await live.answered("tools/list", MODERN)
+
+    assert [tool["name"] for tool in result["tools"]] == ["new"]
+    cursor = result["_meta"][CURSOR_KEY]
+    assert cursor["topics"]["tools"]["digest"] == Copy(Feature.TOOLS, result["tools"]).digest
+    elsewhere(lambda: live.tools.remove("new"))
+    live._drain()
+    assert live.catalog.tools.version.digest == before.digest
+    (notification,) = told(live, cursor, Feature.TOOLS)
+    assert [(change.operation, change.key) for change in notification.changes] == [("removed", "new")]
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["before it is read", "after it is read"])
+async def test_a_list_that_changes_while_it_is_answered_has_no_version(tmp_path: Path, is_early: bool) -> None:
+    file = tmp_path / "resources" / "new.txt"
+    file.parent.mkdir()
+    workspace = Workspace(tmp_path)
+    live = Live(workspace)
+    await live.attend(None)
+    before = live.catalog.resources.version
+    listed = workspace.server.list_resources
+
+    def change() -> None:
+        file.write_text("x")
+        elsewhere(lambda: workspace.rescan([file]))
+
+    async def list_resources() -> Any:
+        if is_early:
+            change()
+        found = await listed()
+        if not is_early:
+            change()
+        return found
+
+    workspace.server.list_resources = list_resources  # type: ignore[method-assign]
+    result = await live.answered("resources/list", MODERN)
+    workspace.server.list_resources = listed  # type: ignore[method-assign]
+
+    assert ("workspace:///new.txt" in [each["uri"] for each in result["resources"]]) == is_early
+    cursor = result["_meta"][CURSOR_KEY]
+    assert cursor["topics"] == {"resources": None}
+    file.unlink()
+    elsewhere(lambda: workspace.rescan([file]))
+    live._drain()
+    assert live.catalog.resources.version.digest == before.digest
+    (notification,) = told(live, cursor, Feature.RESOURCES)
+    assert not notification.complete
+    again = await live.answered("resources/list", MODERN)
+    assert again["_meta"][CURSOR_KEY]["topics"]["resources"] == live.catalog.resources.version._asdict()
+
+
+async def test_a_list_that_nobody_has_read_since_it_changed_has_no_version() -> None:
+    """The server's own method may show each caller something else, so it is asked again, and that takes a while."""
+
+    class Own(MCPServer[Any]):
+        async def list_tools(self) -> Any:
+            if changes:
+                self.add_tool(changes.pop(), name="new")
+            return await super().list_tools()
+
+    server = Own("board")
+    changes: list[Callable[[], str]] = []
+    live = Live(server)
+    await live.attend(None)
+    changes.append(lambda: "")
+    result = await live.answered("tools/list", MODERN)
+
+    assert result["_meta"][CURSOR_KEY]["topics"] == {"tools": None}
+    await live.refresh()
+    known = (await live.answered("tools/list", MODERN))["_meta"][CURSOR_KEY]["topics"]["tools"]
+    assert known == live.catalog.tools.version._asdict()
+
+
+async def test_a_list_that_is_made_while_another_thread_changes_it_says_which_one_it_is() -> None:
+    server = MCPServer("board")
+    live = Live(server)
+    await live.attend(None)
+    before = live.catalog.tools.version
+    tools = registries_of(server)["tools"]
+    assert isinstance(tools, Watched)
+    is_changed, is_listed, tell = threading.Event(), threading.Event(), tools._changed
+
+    def tell_late(key: str | None) -> None:
+        is_changed.set()
+        is_listed.wait(0.3)  # which may have to wait for this in turn
+        tell(key)
+
+    tools._changed = tell_late
+    thread = threading.Thread(target=lambda: server.add_tool(lambda: "", name="new"))
+    thread.start()
+    assert is_changed.wait(10)
+    result = await live.answered("tools/list", MODERN)
+    is_listed.set()
+    thread.join()
+    tools._changed = tell
+    live._drain()
+
+    cursor = result["_meta"][CURSOR_KEY]
+    assert cursor["topics"]["tools"]["digest"] == Copy(Feature.TOOLS, result["tools"]).digest
+    live.tools.remove("new")
+    assert live.catalog.tools.version.digest == before.digest
+    assert told(live, cursor, Feature.TOOLS), "it was shown what is no longer there"
+    live.close()
+
+
+async def test_a_copy_of_a_folders_resources_is_what_the_cursor_says_and_stays_so(tmp_path: Path) -> None:
+    folder = tmp_path / "resources"
+    folder.mkdir()
+    (folder / "old.txt").write_text("x" * 10)
+    (folder / "any.meta.json").write_text('{"uriTemplate": "any://{+path}", "path": "resources/{path}"}')
+    workspace = Workspace(tmp_path)
+    live = Live(workspace)
+    await live.attend(None)
+    copy, cursor = await resources_of(live)
+    assert {"workspace:///old.txt", "any://{+path}"} <= copy.items.keys()
+    assert copy.items["workspace:///old.txt"]["size"] == 10
+    assert copy.digest == cursor["topics"]["resources"]["digest"]
+
+    heard = told(live, cursor, Feature.RESOURCES)
+    for path, length in ((folder / "new.txt", 20), (folder / "old.txt", 30), (folder / "last.txt", 40)):
+        path.write_text("y" * length)
+        elsewhere(lambda path=path: workspace.rescan([path]))  # type: ignore[misc]
+        live._drain()
+    for notification in heard:
+        frame = msgspec.json.decode(write(notification, Shape(detail="delta")))
+        assert copy.apply(frame["params"]["_meta"][CHANGE_KEY])
+    assert len(heard) == 2, "another size alone is another content, and no other list"
+    again, cursor = await resources_of(live)
+    assert again.items["workspace:///old.txt"]["size"] == 30
+    assert copy.digest == again.digest == cursor["topics"]["resources"]["digest"]
+    live.close()
+
+
+async def resources_of(live: Live) -> tuple[Copy, Any]:
+    """A copy of what a client lists, and its cursor."""
+    listed = await live.answered("resources/list", MODERN)
+    templates = await live.answered("resources/templates/list", MODERN)
+    return Copy("resources", [*listed["resources"], *templates["resourceTemplates"]]), listed["_meta"][CURSOR_KEY]

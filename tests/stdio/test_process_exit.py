@@ -1,0 +1,147 @@
+"""A process that is left from within: what was registered for its end is done, and does not keep it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.support.command import DEADLINE, HELLO, INITIALIZE, board, drop, line_with
+from tests.support.otlp_collector import Collector, collecting
+from tests.support.waiting import until
+from tidings.store import State, StoreBusy
+from tidings.store.sqlite import SQLiteStore
+
+__all__ = ["board"]
+
+pytestmark = pytest.mark.anyio
+
+PATIENT = """
+from tidings.stdio import process_exit as leaving
+from tidings.cli import export, main
+from tidings.store import writer as keeper
+leaving._MOMENT = export._FAREWELL = 3600  # as long as it takes, on however busy a machine
+keeper._GAP = 3600  # nothing is written before the end
+main()
+"""
+
+
+@asynccontextmanager
+async def serving_patiently(board: Path, collector: Collector) -> AsyncIterator[asyncio.subprocess.Process]:
+    env = {
+        **os.environ,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
+        "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "3600",
+        "OTEL_BSP_SCHEDULE_DELAY": "3600000",
+        "OTEL_METRIC_EXPORT_INTERVAL": "3600000",
+    }
+    command = [sys.executable, "-c", PATIENT, "serve", str(board), "--stdio"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    async with asyncio.timeout(DEADLINE):
+        process = await asyncio.create_subprocess_exec(*command, env=env, **pipes)  # type: ignore[arg-type]
+        try:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(INITIALIZE).encode() + b"\n")
+            await line_with(process.stdout, '"result"')
+            process.stdin.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
+            process.stdin.write(b'{"jsonrpc":"2.0","id":"ready","method":"ping"}\n')
+            await line_with(process.stdout, '"ready"')
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_on_stdio_loses_no_telemetry(board: Path, number: signal.Signals) -> None:
+    with collecting() as collector:
+        async with serving_patiently(board, collector) as process:
+            process.send_signal(number)
+            assert await process.wait() == 128 + number
+        sent = [collector.received.get_nowait() for _ in range(collector.received.qsize())]
+    spans = {
+        span.name
+        for path, body in sent
+        if path == "/v1/traces"
+        for group in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in group.scope_spans
+        for span in scope.spans
+    }
+    assert "change_notifier.subscribe" in spans
+    assert [body for path, body in sent if path == "/v1/metrics" and ExportMetricsServiceRequest.FromString(body)]
+
+
+async def test_a_collector_that_never_answers_takes_no_time_from_the_store(board: Path) -> None:
+    with collecting() as collector:
+        collector.answers.clear()
+        async with serving_patiently(board, collector) as process:
+            drop(board / "tools" / "hello.py", HELLO)
+            await line_with(process.stdout, "notifications/tools/list_changed")
+            process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(collector.received.get, timeout=DEADLINE)
+            state = await let_go(SQLiteStore(board / ".tidings" / "state.db"))
+            assert "hello" in [change.key for change in state.journal]
+            assert process.returncode is None, "it still waits for the collector"
+            collector.answers.set()
+            assert await process.wait() == 128 + signal.SIGTERM
+
+
+async def let_go(store: SQLiteStore) -> State:
+    """What is in it when the server that has it has closed it."""
+    found: list[State] = []
+
+    def is_free() -> bool:
+        try:
+            found.append(store.open())
+        except StoreBusy:
+            return False
+        store.close()
+        return True
+
+    await until(is_free, DEADLINE)
+    return found[0]
+
+
+def left(last_will: str) -> subprocess.CompletedProcess[str]:
+    script = f"import atexit, threading; from tidings.stdio.process_exit import leave; {last_will}; leave(7)"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE, check=False)
+
+
+def test_what_fails_or_hangs_at_the_end_keeps_nobody() -> None:
+    assert left("atexit.register(threading.Event().wait)").returncode == 7
+    assert left("atexit.register(int, 'x')").returncode == 7
+
+
+DEAF = """
+import asyncio, contextlib
+from tidings.cli.remote import run
+
+async def work():
+    print("begun", flush=True)
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+run(work())
+"""
+
+
+async def test_an_interruption_that_is_taken_for_something_else_ends_a_command_all_the_same() -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", DEAF, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    async with asyncio.timeout(DEADLINE):
+        assert await process.stdout.readline() == b"begun\n"
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130

@@ -1,0 +1,210 @@
+"""Where histories come from: what is read off the wire, and what a recorder writes down of a hub from inside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.readers import Clock
+from tidings import BUSY, Catalog, Feature, Filter, Hub, LimitReached, Notification, Operation, Policy, Topic, Version
+from tidings.core.frames import Shape, write
+from tidings.testing import (
+    PROMISES,
+    Changed,
+    Closed,
+    Event,
+    Held,
+    History,
+    Muted,
+    Recorder,
+    Subscribed,
+    Told,
+    Unmuted,
+    Unsubscribed,
+    check_all,
+)
+
+TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
+THREE = Version(3, "three")
+ADDED = Operation.ADDED
+
+
+# From the wire
+
+
+def notifications() -> list[Notification]:
+    """One for each form that a notification has."""
+    catalog = Catalog()
+    found: list[Notification] = []
+    Hub(catalog).subscribe(found.append, "tools", "resources", uris=["a://**"])
+    catalog.tools.add({"name": "p"})
+    with catalog.batch():
+        catalog.tools.add({"name": "q"})
+        catalog.tools.remove("p")
+    catalog.resources.updated("a://p", author="q")
+    catalog.resources.deleted("a://p")
+    found.append(Notification(TOOLS, THREE, (), since=-1, complete=False))
+    return found
+
+
+@pytest.mark.parametrize("is_extended", [False, True])
+@pytest.mark.parametrize("detail", ["full", "summary"])
+def test_what_is_on_the_wire_is_read(detail: str, is_extended: bool) -> None:
+    shape = Shape(detail=detail, is_extended=is_extended)  # type: ignore[arg-type]
+    for notification in notifications():
+        read = Told.from_message("s", json.loads(write(notification, shape)))
+        changes = tuple((change.operation, change.key) for change in notification.changes)
+        assert read == Told("s", notification.topic, notification.version, changes, notification.complete)
+
+
+def test_what_is_not_on_the_wire_stays_unknown() -> None:
+    for notification in notifications():
+        read = Told.from_message("s", json.loads(write(notification, Shape(detail="none"))))
+        assert read == Told("s", notification.topic, None, None)
+    assert Told.from_message("s", {"method": "notifications/message", "params": {"level": "info"}}) is None
+    assert Told.from_message("s", {"id": 1, "result": {}}) is None
+    assert Told.from_message("s", {"method": "notifications/tools/list_changed"}) == Told("s", TOOLS)
+
+
+# From inside
+
+
+def recorded(policy: Policy | None = None) -> tuple[Clock, Catalog, Hub, Recorder]:
+    clock = Clock()
+    catalog = Catalog(policy, clock=clock)
+    hub = Hub(catalog, clock=clock)
+    return clock, catalog, hub, Recorder(hub)
+
+
+def of(history: History, *kinds: type[Event]) -> list[Event]:
+    return [event for event in history if isinstance(event, kinds)]
+
+
+def test_a_recorder_writes_down_all_that_happens() -> None:
+    clock, catalog, hub, recorder = recorded()
+    muted: set[Topic] = set()
+    subscriber = hub.open(lambda _: BUSY, label="x", is_muted=muted.__contains__)
+    subscriber.subscribe("tools", uris=["a://p"])
+    name = recorder.name(subscriber)
+    assert name.startswith("x")
+    catalog.tools.add({"name": "p"})
+    first = catalog.version(TOOLS)
+    catalog.tools.add({"name": "q"})
+    muted.add(TOOLS)
+    recorder.look()
+    muted.clear()
+    hub.wake(subscriber)
+    hub.subscribe(subscriber, "prompts", ttl=1.0, told={TOOLS: first})
+    subscriber.unsubscribe(uris=["a://p"])
+    clock.now = 2.0
+    hub.tick()
+    recorder.look()
+    subscriber.close()
+    subscriber.close()
+    check_all(recorder.history)
+    start, one, two = catalog.tools.version, *(event for event in of(recorder.history, Changed)[3:])
+    assert isinstance(one, Changed)
+    assert isinstance(two, Changed)
+    assert two.version == start
+    assert of(recorder.history, Subscribed, Unsubscribed, Told, Muted, Unmuted, Closed) == [
+        Subscribed(name, (TOOLS, "a://p")),
+        Told(name, TOOLS, first, ((ADDED, "p"),)),
+        Muted(name, (TOOLS,)),
+        Unmuted(name, (TOOLS,)),
+        Told(name, TOOLS, two.version, ((ADDED, "q"),)),
+        Subscribed(name, (PROMPTS,), {TOOLS: first}),
+        Unsubscribed(name, ("a://p",)),
+        Unsubscribed(name, (PROMPTS,)),
+        Closed(name, "unsubscribed"),
+    ]
+    assert of(recorder.history, Held) == [Held(name, 1, 10_000), Held(name, 1, 10_000)]
+
+
+def test_a_recorder_knows_who_and_what_was_there_before() -> None:
+    catalog = Catalog()
+    hub = Hub(catalog)
+    catalog.tools.add({"name": "p"})
+    catalog.resources.updated("a://p")
+    found: list[Notification] = []
+    hub.subscribe(found.append, "tools", uris=["a://p"])
+    recorder = Recorder(hub, History())
+    catalog.tools.add({"name": "q"})
+    recorder.look()
+    check_all(recorder.history)
+    assert [type(event) for event in recorder.history] == [Changed] * 4 + [Subscribed, Changed, Told, Held]
+
+
+def test_recording_changes_nothing_for_a_callback() -> None:
+    _, catalog, hub, recorder = recorded()
+    found: list[Notification] = []
+    subscriber = hub.subscribe(found.append, "tools")
+    assert hub.subscribe(found.append, "prompts") is subscriber
+    catalog.tools.add({"name": "p"})
+    hub.unsubscribe(found.append, "tools")
+    catalog.tools.add({"name": "q"})
+    hub.unsubscribe(found.append)
+    assert len(found) == 1
+    assert len(hub) == 0
+    hub.unsubscribe(found.append)
+    hub.close(found.append)
+    recorder.look()
+    check_all(recorder.history)
+    assert len(of(recorder.history, Closed)) == 1
+
+
+def test_a_recorder_does_not_keep_the_owner_of_a_method_alive() -> None:
+    class Owner:
+        def deliver(self, _: Notification) -> None: ...
+
+    _, catalog, hub, recorder = recorded()
+    owner = Owner()
+    hub.subscribe(owner.deliver, "tools")
+    del owner
+    catalog.tools.add({"name": "p"})
+    assert len(hub) == 0
+    assert of(recorder.history, Told) == []
+    assert len(of(recorder.history, Closed)) == 1
+    check_all(recorder.history)
+
+
+def test_what_was_refused_is_not_taken_as_subscribed() -> None:
+    _, catalog, hub, recorder = recorded(Policy(max_uris=1))
+    subscriber = hub.open(lambda _: None)
+    subscriber.subscribe(uris=["a://p"])
+    with pytest.raises(LimitReached):
+        subscriber.subscribe("tools", uris=["a://q"])
+    with pytest.raises(LimitReached):
+        hub.subscribe(print, uris=["a://p", "a://q"])
+    catalog.tools.add({"name": "p"})
+    catalog.resources.updated("a://q")
+    recorder.look()
+    check_all(recorder.history)
+
+
+def test_a_guard_that_fails_counts_as_muted() -> None:
+    def fail(_: Topic) -> bool:
+        raise RuntimeError
+
+    _, catalog, hub, recorder = recorded()
+    hub.open(lambda _: None, is_muted=fail).subscribe("tools")
+    catalog.tools.add({"name": "p"})
+    recorder.look()
+    check_all(recorder.history)
+
+
+@pytest.mark.parametrize("check", PROMISES.values(), ids=PROMISES)
+def test_a_recorder_shows_each_promise_kept(check: Callable[[History], None]) -> None:
+    clock, catalog, hub, recorder = recorded()
+    paced = hub.open(lambda _: None, policy=Policy(quiet_gap=1.0), filter=Filter(["added"]))
+    paced.subscribe("tools", uris=["a://*"])
+    for name in "pq":
+        catalog.tools.add({"name": name})
+        catalog.resources.updated(f"a://{name}")
+        recorder.look()
+    clock.now = 3.0
+    hub.tick()
+    recorder.look()
+    assert len(of(recorder.history, Told)) == 3
+    check(recorder.history)
