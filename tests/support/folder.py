@@ -295,6 +295,8 @@ class Client:
         name = method.split("/")[1]
         revision = meta[CURSOR]["topics"][name]["revision"]
         if revision <= self.fetched.get(name, -1):
+            if revision == self.stands.get(name):
+                self._look_for_repeats(meta[CURSOR])
             self.stands[name] = revision
             return  # it has seen that, or more, when it fetched the list
         self._look_for_repeats(meta[CURSOR])
