@@ -53,22 +53,25 @@ def test_the_readme_opens_with_what_it_is_and_two_commands() -> None:
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.parametrize("target", ["run", "test", "check", "bench", "bench-peers", "lock", "format", "clean", "help"])
+@pytest.mark.parametrize(
+    "target", ["run", "test", "test-all", "check", "dist", "bench", "bench-peers", "lock", "format", "clean", "help"]
+)
 def test_the_makefile_has_its_targets(target: str) -> None:
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_make_test_runs_every_test_and_passes_on_what_is_asked_for_in_particular() -> None:
+def test_make_test_runs_the_fast_tests_and_make_test_all_runs_all() -> None:
     def commands(*arguments: str) -> list[str]:
-        command = ["make", "-n", "test", *arguments]
+        command = ["make", "-n", *arguments]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        return re.findall(r"-m pytest(.*?)(?: \|\| failed=1; *\\?)?$", done.stdout, re.MULTILINE)
+        return re.findall(r"-m pytest (.*?)(?: \|\| failed=1;|$)", done.stdout, re.MULTILINE)
 
-    shared, alone = commands()
-    assert shared.startswith(" -m 'not alone' -n 2 ")
-    assert alone == " -m alone"
-    assert commands("PYTEST_ARGS=-k journal -x") == [" -k journal -x"]
+    options = "-n 2 --dist loadfile --no-loadscope-reorder"
+    fast = "and not slow and not node"
+    assert commands("test") == [f"-m 'not alone {fast}' {options}", f"-m 'alone {fast}'"]
+    assert commands("test-all") == [f"-m 'not alone' {options}", "-m 'alone'"]
+    assert commands("test", "PYTEST_ARGS=-k journal -x") == ["-k journal -x"]
 
 
 def test_make_check_lints_and_checks_types_strictly() -> None:
@@ -81,4 +84,5 @@ def test_make_check_lints_and_checks_types_strictly() -> None:
 def test_ci_checks_and_tests_with_nothing_skipped() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     assert "make check" in script
-    assert re.search(r"TIDINGS_REQUIRE_ALL=1.*make test|export TIDINGS_REQUIRE_ALL=1", script)
+    assert "make test-all" in script
+    assert "export TIDINGS_REQUIRE_ALL=1" in script
