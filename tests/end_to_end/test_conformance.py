@@ -18,7 +18,7 @@ import pytest
 from tests.support.everything import serving
 from tests.typescript.node import MODULES, needs_node, node
 
-pytestmark = needs_node
+pytestmark = [pytest.mark.node, needs_node]
 
 SUITE = MODULES / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
 REVISIONS = ("2025-11-25", "2026-07-28")

@@ -20,7 +20,7 @@ from tests.support.sdk_clients import ENVIRONMENT, KINDS, MARKER, MODERN, Heard,
 from tests.typescript.node import needs_node, node
 from tidings.core.frames import CHANGE_KEY, SUBSCRIPTION_KEY
 
-pytestmark = [pytest.mark.anyio, needs_node]
+pytestmark = [pytest.mark.anyio, pytest.mark.node, needs_node]
 
 WATCH = Path(__file__).parents[1] / "typescript" / "watch.mjs"
 DEADLINE = 100.0
