@@ -1,4 +1,4 @@
-"""How the benches take a figure, and how they write it down: both sides in turns, medians, and the middle half."""
+"""Measure figures and print them: both sides take turns; medians, and the middle half of the rounds."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from time import thread_time
 from typing import Any
 
 Sample = Callable[[], float]
-"""Does its work once and returns the CPU seconds of the part that counts."""
+"""Do the work once, and return the CPU seconds of the measured part."""
 
 
 @dataclass(frozen=True)
 class Row:
     key: str
-    """The same in every run; `figure` names the sizes too."""
+    """The same in every run; `figure` also names the sizes."""
     figure: str
     value: float
     low: float
@@ -28,7 +28,7 @@ class Row:
     unit: str
     target: str = ""
     met: bool | None = None
-    """None where no target is set."""
+    """None without a target."""
     note: str = ""
 
 
@@ -36,14 +36,14 @@ class Row:
 class Scale:
     rounds: int
     part: int
-    """Sizes are divided by this, in a quick run."""
+    """The divisor of sizes in a quick run."""
 
     def of(self, size: int) -> int:
         return size // self.part
 
 
 def interleaved(rounds: int, *samples: Sample) -> list[list[float]]:
-    """The times of each sample, one per round, after a round that does not count."""
+    """Return the times of each sample, one per round, after a warm-up round."""
     times: list[list[float]] = [[] for _ in samples]
     for turn in range(-1, rounds):
         order = range(len(samples))
@@ -71,7 +71,7 @@ def no_collections() -> Iterator[None]:
 
 
 def middle(values: list[float]) -> list[float]:
-    """A figure and what it was in each round."""
+    """Return the median, followed by the values of the rounds."""
     return [statistics.median(values), *values]
 
 
@@ -81,14 +81,14 @@ def ratio(times: list[float], base: list[float]) -> list[float]:
 
 
 def compare(scale: Scale, few: Sample, many: Sample) -> tuple[list[float], str]:
-    """What `many` costs over `few`, and a note of both costs."""
+    """Return the cost of `many` over that of `few`, and a note with both costs."""
     with no_collections():
         base, times = interleaved(scale.rounds, few, many)
     return ratio(times, base), f"{1e6 * statistics.median(times):.1f} over {1e6 * statistics.median(base):.1f} µs"
 
 
 def row(key: str, figure: str, values: list[float], unit: str = "×", *, note: str = "", **bound: float) -> Row:
-    """`values` are the figure and what it was in each round; `bound` is `most` or `least`, if there is a target."""
+    """Make a row of a figure and its values in each round; `bound` is the target, `most` or `least`."""
     value, *each = values
     low, _, high = statistics.quantiles(each, n=4, method="inclusive") if len(each) > 1 else (value, value, value)
     target, met = "", None

@@ -1,7 +1,7 @@
-"""What it costs to call an executable tool, against the bare start of its process: `python bench/process.py`.
+"""Measure a call of an executable tool, compared with the bare start of its process: `python bench/process.py`.
 
-Wall time, as a caller waits. The kinds take turns, so that a slow moment of the machine hits all of them; a figure is
-the median, with the tenth and the ninetieth percentile beside it.
+It measures wall time, as the caller waits. The kinds take turns, so that slow phases of the machine affect all of them.
+A figure is the median, with the 10th and the 90th percentile.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def measure(folder: Path) -> dict[str, list[float]]:
 
     async def bare() -> None:
         actions = ((os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),)
-        os.waitpid(os.posix_spawn(trivial, (trivial,), env, file_actions=actions), 0)  # noqa: ASYNC221, ASYNC222  # that is what is measured
+        os.waitpid(os.posix_spawn(trivial, (trivial,), env, file_actions=actions), 0)  # noqa: ASYNC221, ASYNC222  # this is measured
 
     async def run() -> None:
         await run_process(

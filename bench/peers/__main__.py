@@ -1,8 +1,8 @@
-"""Tidings and what people could install instead, on the same work: `python -m bench.peers`, or `make bench-peers`.
+"""Measure Tidings and its alternatives with the same work: `python -m bench.peers`, or `make bench-peers`.
 
-All peers take turns in every round, each sitting in a process of its own, with the server on one core and the client
-on another. Prints medians with the least and the most of the rounds, the server's CPU per unit of work, and the ratios
-that are targets. What could not be measured is named at the end, and the command then ends with 1.
+In each round, all peers take turns. Each sitting is a new server process, with the server on one core and the client on
+another. Prints medians with minimum and maximum of the rounds, the server's CPU per unit of work, and the ratios that
+have targets. If a measurement fails, it is listed at the end, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -41,13 +41,15 @@ PARTS = (*dict.fromkeys(part.key for sitting in SITTINGS for part in sitting.par
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description="Measure Tidings beside its peers.")
-    parser.add_argument("--quick", action="store_true", help="whether it works, in a minute; its figures mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="check that it works, in a minute; the figures mean nothing"
+    )
     parser.add_argument("--full", action="store_true", help="1 to 15,000 streams: three quarters of an hour")
-    parser.add_argument("--rounds", type=int, help="how often everything is measured (3; quick: 1)")
-    parser.add_argument("--streams", help="how many listen streams, for example 1,1000")
+    parser.add_argument("--rounds", type=int, help="number of rounds (3; quick: 1)")
+    parser.add_argument("--streams", help="numbers of listen streams, for example 1,1000")
     parser.add_argument("--only", help=f"parts and peers, for example fanout,sdk,own: {', '.join((*PARTS, *PEERS))}")
-    parser.add_argument("--json", action="store_true", help="every sample, for scripts and for --load")
-    parser.add_argument("--load", type=Path, help="take the samples of an earlier run from its JSON")
+    parser.add_argument("--json", action="store_true", help="print every sample, for scripts and for --load")
+    parser.add_argument("--load", type=Path, help="read the samples of an earlier run from its JSON")
     parser.add_argument("--write", action="store_true", help="write the tables and plots of docs/performance.md")
     options = parser.parse_args()
     if options.rounds is not None and options.rounds < 1:
@@ -76,7 +78,7 @@ def read_options() -> argparse.Namespace:
 
 
 class Run:
-    """All rounds of one run."""
+    """Takes the samples of all rounds."""
 
     def __init__(self, options: argparse.Namespace, programs: Path) -> None:
         self.samples = Samples()
@@ -100,7 +102,7 @@ class Run:
                 record(tools, self._programs)
         for turn in range(self._options.rounds):
             peers = [peer for peer in self._peers if not (turn and peer.is_taken_once)]
-            # In the other order every second time, so that a slow spell does not always hit the same.
+            # Reverse the order in every second round: a slow phase of the machine should not always hit the same peer.
             self._round(turn, peers if turn % 2 == 0 else peers[::-1])
         if "folder" in self._options.parts:
             self._folder()
@@ -131,7 +133,7 @@ class Run:
         self.samples.add(peer.key, notes)
 
     def _folder(self) -> None:
-        """What the folder server's own bench measures: start-up, and a file's way to a notification."""
+        """Measure the start of the folder server, and the time from a file change to its notification."""
         from bench import workspace
 
         rounds = 3 if self._options.quick else 9
@@ -185,11 +187,11 @@ def main() -> int:
     options = read_options()
     if sys.platform != "linux":
         print(
-            "The bench reads CPU and memory of other processes as Linux shows them; it runs there only.",
+            "The bench reads CPU and memory of other processes from Linux; it runs only there.",
             file=sys.stderr,
         )
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the started processes end
     try:
         if options.load:
             kept = json.loads(options.load.read_text())
@@ -214,7 +216,7 @@ def main() -> int:
     else:
         print(report.head(machine_about))
         if options.quick and not options.load:
-            print("A quick run: sizes are not those that the targets are about.")
+            print("A quick run: the sizes are smaller than those of the targets.")
         for title, table in report.tables(samples):
             print(f"\n{title}\n\n{table}")
         print(f"\nTargets\n\n{report.targets(samples)}")

@@ -1,10 +1,10 @@
-/* The floor: what the machine can do at all. A loop of send() over the open streams, and answers that lie ready.
+/* The floor, the least that any server has to do: a loop of send() over the open streams, and ready responses.
  *
  *     cc -O2 -o floor floor.c && ./floor FOLDER
  *
- * FOLDER has the bytes that Tidings sent, recorded by the bench: `open` (the head of a stream and its acknowledgement),
- * `told` (a notification), `list` (the answer to tools/list). Only ids are written into them, and the version of the tool
- * that changes. It understands the requests of load.c and nothing else. The first line of standard output is the port.
+ * FOLDER has bytes of Tidings that the bench recorded: `open` (the head of a stream and its acknowledgement), `told` (a
+ * notification), `list` (the response to tools/list). Only ids and the version of the changing tool are written into
+ * them. It handles the requests of load.c and no others. The first line of standard output is the port.
  */
 
 #define _GNU_SOURCE
@@ -18,18 +18,18 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define RECORDED "1000000" /* the id of the recorded requests; all ids are as long */
+#define RECORDED "1000000" /* the id of the recorded requests; all ids have this length */
 #define DIGITS 7
 #define MOST 20000
 
 struct template {
     char *bytes;
-    int length, id; /* where the id stands */
+    int length, id; /* the position of the id */
 };
 
 struct request {
     int fd, length;
-    char bytes[4096]; /* a request is smaller, and comes whole or in a few pieces */
+    char bytes[4096]; /* a request is smaller, and arrives whole or in a few pieces */
 };
 
 struct stream {
@@ -61,7 +61,7 @@ static void put(int fd, const struct template *what, const char *id) {
     memcpy(what->bytes + what->id, id, DIGITS);
     for (int sent = 0; sent < what->length;) {
         int taken = send(fd, what->bytes + sent, what->length - sent, MSG_NOSIGNAL);
-        if (taken < 0 && errno != EINTR) return; /* its client is gone */
+        if (taken < 0 && errno != EINTR) return; /* the client has disconnected */
         if (taken > 0) sent += taken;
     }
 }
@@ -81,7 +81,7 @@ static void answer(struct request *r, int poll_fd) {
         send(r->fd, ok, sizeof ok - 1, MSG_NOSIGNAL);
     } else if (id && strstr(r->bytes, "\"subscriptions/listen\"")) {
         put(r->fd, &opening, id + 5);
-        if (strstr(r->bytes, "\"toolsListChanged\"")) { /* else it is never told anything */
+        if (strstr(r->bytes, "\"toolsListChanged\"")) { /* other streams get no notifications */
             struct stream *s = &streams[stream_count++];
             s->fd = r->fd;
             memcpy(s->id, id + 5, DIGITS);

@@ -1,8 +1,8 @@
-"""A small fan-out and a few lists, Tidings beside the SDK in one run: how many times less CPU we take.
+"""Compare the CPU of Tidings and the SDK in one short run: a small fan-out, and a few lists.
 
-For CI: no compiler, a few seconds, and CPU of the server processes instead of times. Both take turns, and the least of
-several counts is taken: a busy machine only ever adds to one. The client is a few blocking sockets, since nothing of
-it is measured.
+For CI: it needs no compiler, takes a few seconds, and measures CPU of the server processes instead of time. Both take
+turns, and the minimum of several samples counts, because a busy machine only adds to a sample. The client is a few
+blocking sockets; its cost is not measured.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["delivering", "listing", "times_less"]
 
 STREAMS = 200
 CHANGES = 20
-"""In one request, so that the request itself does not count for much."""
+"""Changes in one request, so that the request itself does not matter."""
 LISTS = 100
 TURNS = 4
 
 Sample: TypeAlias = Callable[[], float]
-"""Does its work once and returns the seconds of the server's CPU for one unit of it."""
+"""Do the work once, and return the CPU seconds of the server per unit of work."""
 
 
 def _dial(server: Server, stack: ExitStack) -> socket.socket:
@@ -33,7 +33,7 @@ def _dial(server: Server, stack: ExitStack) -> socket.socket:
 
 
 def delivering(server: Server, stack: ExitStack) -> Sample:
-    """One notification on one stream."""
+    """Measure one notification on one stream."""
     streams = [_dial(server, stack) for _ in range(STREAMS)]
     for number, stream in enumerate(streams):
         stream.sendall(modern_request(server.port, LISTEN, number, notifications={"toolsListChanged": True}))
@@ -55,7 +55,7 @@ def delivering(server: Server, stack: ExitStack) -> Sample:
 
 
 def listing(server: Server, stack: ExitStack) -> Sample:
-    """One `tools/list`."""
+    """Measure one `tools/list`."""
     connection = _dial(server, stack)
 
     def sample() -> float:
@@ -69,7 +69,7 @@ def listing(server: Server, stack: ExitStack) -> Sample:
 
 
 def times_less(work: Callable[[Server, ExitStack], Sample]) -> float:
-    """The SDK's CPU over that of Tidings on plain ASGI."""
+    """Return the CPU of the SDK divided by the CPU of Tidings on plain ASGI."""
     with ExitStack() as stack:
         servers = [stack.enter_context(serving(PEERS[key], 10, Path())) for key in ("sdk", "asgi")]
         sdk, ours = (work(server, stack) for server in servers)

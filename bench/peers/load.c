@@ -2,22 +2,22 @@
  *
  *     cc -O2 -o load load.c && ./load PORT CONTROL PATIENCE
  *
- * One command per line on standard input, one JSON object per answer. One thread, one epoll, no pipelining. CONTROL is the
- * port on which the server is told to change (servers/scene.py), or 0 for a request to /change or /touch. PATIENCE is
- * for how many milliseconds it sleeps if nothing has come. With 0 it never does: to wake it would be work of the server's
- * core, which in the field is done by another machine. "busy" is for how long it had something to do.
+ * It reads one command per line and prints one JSON object per result. One thread, one epoll, no pipelining. CONTROL is the
+ * port for change commands (servers/scene.py), or 0 to send them to /change and /touch. PATIENCE is how many milliseconds it
+ * sleeps while nothing arrives. With 0 it never sleeps, because waking it would cost the server's core; in production,
+ * another machine does that. "busy" is how long it was processing.
  *
- *     open N WHAT SECONDS       grow to N listen streams; WHAT is tools, prompts, or uris:K (K URIs of its own for each)
+ *     open N WHAT SECONDS       grow to N listen streams; WHAT is tools, prompts, or uris:K (K different URIs each)
  *     session N x SECONDS       grow to N legacy sessions, each with its GET stream
- *     change R COUNT SECONDS    R times: COUNT changes in one request, until every stream of tools was told of all
- *     burst COUNT x SECONDS     COUNT changes in one request, until all streams were told of each, or nothing comes any more
- *     touch R URI SECONDS       R times: the content of URI is another one, until one stream was told
- *     list K ERA SECONDS        K connections ask for tools/list for SECONDS, each anew when it was answered
- *     gather K ERA SECONDS      K connections, of which each stream has one, on which it asks for tools/list once
- *     herd x ERA SECONDS        after it: one change; every stream, when told, asks for tools/list on its connection, until all of
- *                               them hold the new list; who shares a connection waits in a line
+ *     change R COUNT SECONDS    R times: COUNT changes in one request, until every stream of tools got all notifications
+ *     burst COUNT x SECONDS     COUNT changes in one request, until all streams got each, or nothing arrives any more
+ *     touch R URI SECONDS       R times: change the content of URI, until one stream got the notification
+ *     list K ERA SECONDS        K connections request tools/list for SECONDS, each again after its response
+ *     gather K ERA SECONDS      K connections, one for each stream, each requests tools/list once
+ *     herd x ERA SECONDS        after gather: one change; every stream then requests tools/list on its connection, until all
+ *                               have the new list; streams that share a connection wait in a queue
  *
- * Streams stay open until standard input ends. Ids have seven digits, so that all servers write as many bytes.
+ * Streams stay open until standard input ends. Ids have seven digits, so that all servers write the same number of bytes.
  */
 
 #define _GNU_SOURCE
@@ -35,25 +35,25 @@
 #include <unistd.h>
 
 #define FIRST_ID 1000000
-#define WINDOW 64 /* opens in flight: a crowd, but no backlog is too short for it */
+#define WINDOW 64 /* opens in flight: many, but fewer than any backlog */
 #define MOST 20000
-#define QUIET 2.0 /* seconds after which nothing more is to come: changes may be told together */
-#define CARRY 64  /* of the end of a read, so that a name across two reads is found */
-#define TAIL 2048 /* of the end of an answer: the tool that changes is the last of the list */
+#define QUIET 2.0 /* seconds without data after which no more is expected: a server may combine changes */
+#define CARRY 64  /* bytes kept from the end of a read, to find a name that spans two reads */
+#define TAIL 2048 /* bytes kept from the end of a response: the changing tool is the last of the list */
 
 enum role { LISTEN, SESSION, ASKER, CONTROL };
 enum phase { HEAD, LENGTH, SIZE, CHUNK, TRAILER, DONE };
 
 struct conn {
-    int fd, number, step; /* step: how far a legacy handshake is */
+    int fd, number, step; /* step: the progress of a legacy handshake */
     enum role role;
     enum phase phase;
     int is_open, is_waiting, is_again, status, has_ended;
-    long left; /* bytes of the body or chunk that are still to come */
+    long left; /* bytes of the body or chunk that are still missing */
     int head_length, carried, tail_length;
-    int told; /* notifications so far */
-    struct conn *asks, *asks_last; /* of an asker: the streams that want to ask, in their order */
-    struct conn *behind;           /* of a stream: who wants to ask after it */
+    int told; /* notifications received */
+    struct conn *asks, *asks_last; /* of an asker: the queue of streams that wait to request */
+    struct conn *behind;           /* of a stream: the next in that queue */
     char watches, session[80], head[2048], carry[CARRY], *tail;
 };
 
@@ -75,7 +75,7 @@ static double now(void) {
 
 static void fail(const char *format, ...) {
     va_list given;
-    if (*failure) return; /* the first is the cause */
+    if (*failure) return; /* keep the first failure */
     va_start(given, format);
     vsnprintf(failure, sizeof failure, format, given);
     va_end(given);
@@ -108,13 +108,13 @@ static void reach(struct conn *c) {
 }
 
 static void put(struct conn *c, const char *text, int length) {
-    if (c->fd < 0) reach(c); /* servers close connections that were idle for a while */
+    if (c->fd < 0) reach(c); /* the server has closed an idle connection */
     c->phase = HEAD;
     c->head_length = c->tail_length = 0;
     c->is_waiting = 1;
-    /* Requests are small and the socket is empty: all of it goes at once. */
+    /* Requests are small and the socket is empty: one send takes all of it. */
     int sent = send(c->fd, text, length, MSG_NOSIGNAL);
-    if (sent < 0 && c->role == ASKER && (errno == EPIPE || errno == ECONNRESET)) return; /* reading it says so, and it asks again */
+    if (sent < 0 && c->role == ASKER && (errno == EPIPE || errno == ECONNRESET)) return; /* the next read finds it closed, and it reconnects */
     if (sent != length) fail("a request could not be sent: %s", strerror(errno));
 }
 
@@ -148,7 +148,7 @@ static void ask_list(struct conn *c) {
     ask_legacy(c, body);
 }
 
-/* For a stream of a herd, on the connection it has. A session is that of its stream. */
+/* Request the list for a stream, on its connection, with the session of the stream. */
 static void ask_for(struct conn *c, struct conn *stream) {
     memcpy(c->session, stream->session, sizeof c->session);
     ask_list(c);
@@ -162,7 +162,7 @@ static void want_list(struct conn *stream) {
     c->asks_last = stream;
 }
 
-/* The handshake of a legacy session, one step at a time; the last one opens its stream, or leaves an asker ready. */
+/* Do one step of a legacy handshake. The last one opens the stream, or leaves an asker ready. */
 static void shake_hands(struct conn *c) {
     char text[700];
     if (c->step == 0)
@@ -209,7 +209,7 @@ static void ask_change(int count) {
     ask_control("change", "version", which, count);
 }
 
-/* Answers */
+/* Responses */
 
 static void keep_tail(struct conn *c, const char *data, int length) {
     if (!c->tail) return;
@@ -252,7 +252,7 @@ static void notified(struct conn *c, int number) {
     if (is_herd && c->told == number) want_list(c); /* once */
 }
 
-/* The events of a stream, found by their names wherever they stand. */
+/* Count the events of a stream by their method names. */
 static void scan(struct conn *c, const char *data, int length) {
     static char both[sizeof buffer + CARRY];
     static const char *names[] = {"notifications/tools/list_changed", "notifications/resources/updated"};
@@ -276,7 +276,7 @@ static void scan(struct conn *c, const char *data, int length) {
     if (number) notified(c, number);
 }
 
-/* Reads the head of an answer; gives where its body starts, or NULL if it has not come. */
+/* Parse the head of a response. Return the start of the body, or NULL if the head is incomplete. */
 static const char *read_head(struct conn *c, const char *data, int length) {
     int before = c->head_length, room = (int)sizeof c->head - 1 - before;
     memcpy(c->head + before, data, length < room ? length : room);
@@ -299,7 +299,7 @@ static const char *read_head(struct conn *c, const char *data, int length) {
     return data + (end + 4 - c->head) - before;
 }
 
-/* Follows one answer through the bytes that came; true when it is whole. */
+/* Parse one response from the received bytes; true when it is complete. */
 static int follow(struct conn *c, const char *data, int length) {
     const char *end = data + length;
     if (c->phase == HEAD && !(data = read_head(c, data, length))) return 0;
@@ -332,7 +332,7 @@ static void take(struct conn *c) {
         close(c->fd);
         c->fd = -1;
         if (c->role == ASKER && c->is_open && c->is_waiting && !c->head_length && !c->is_again) {
-            /* It was idle, and the server closed it just when it was asked: as any HTTP client does, ask anew. */
+            /* The server closed the idle connection during the request: reconnect and repeat, as any HTTP client. */
             c->is_again = 1;
             again++;
             ask_list(c);
@@ -475,14 +475,14 @@ static void list(int connections, double seconds) {
     for (int i = 0; i < connections; i++) ask_list(askers[i]);
     while (now() < start + seconds && !*failure) pump();
     is_listing = 0;
-    for (int i = 0; i < connections; i++) { /* all that were asked for are answered, and count */
+    for (int i = 0; i < connections; i++) { /* wait for the responses that are still open; they count */
         while (askers[i]->is_waiting && !*failure && now() < start + seconds + 60) pump();
         if (askers[i]->is_waiting) fail("timed out: a list was not answered for a minute");
     }
     printf("%.6f],\"answers\":%d,\"rest\":[", now() - start, answers);
 }
 
-/* What a herd of clients has done before a change: no server has connections to accept when the clock starts. */
+/* Connect before the change, so that no server has to accept connections while time is measured. */
 static void gather(int connections, double deadline) {
     add_askers(connections, 0, deadline);
     held = 0;

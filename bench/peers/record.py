@@ -1,4 +1,4 @@
-"""The floor's bytes: what Tidings sends, taken from one real exchange, so that both send the same."""
+"""Record the bytes that Tidings sends in one real exchange, for the servers that send recorded bytes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["DEADLINE", "LISTEN", "TOLD", "answer", "head_of", "modern_request", 
 
 MODERN = "2026-07-28"
 RECORDED_ID = 1_000_000
-"""As floor.c expects it."""
+"""The id that floor.c replaces."""
 LISTEN = "subscriptions/listen"
 TOLD = b"notifications/tools/list_changed"
 DEADLINE = 30.0
 EVENT_END = b"\r\n\r\n\r\n"
-"""Of an event that is a chunk of its own."""
+"""The end of an event that is one HTTP chunk."""
 
 
 def modern_request(port: int, method: str, request_id: int, **params: Any) -> bytes:
-    """As load.c writes it."""
+    """Return a request with the same bytes as load.c sends."""
     meta = {
         "io.modelcontextprotocol/protocolVersion": MODERN,
         "io.modelcontextprotocol/clientInfo": {"name": "load", "version": "1"},
@@ -42,7 +42,7 @@ def head_of(path: str, port: int) -> bytes:
 
 
 def until(connection: socket.socket, end: bytes, after: bytes = b"", *, times: int = 1) -> bytes:
-    """What comes, up to the `end` that follows `after`, or to the last of several."""
+    """Read until `end` was found `times` times after `after`, and return everything."""
     found, deadline = b"", time.monotonic() + DEADLINE
     while after not in found or found[found.index(after) :].count(end) < times:
         found += _receive(connection, deadline)
@@ -50,12 +50,12 @@ def until(connection: socket.socket, end: bytes, after: bytes = b"", *, times: i
 
 
 def answer(connection: socket.socket) -> bytes:
-    """A whole answer that has a length."""
+    """Read one response that has a Content-Length."""
     found = until(connection, b"\r\n\r\n")
     head, _, body = found.partition(b"\r\n\r\n")
     lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
     if not lengths:
-        raise Failure(f"an answer without a length: {head!r}")
+        raise Failure(f"a response without Content-Length: {head!r}")
     length = int(lengths[0].partition(b":")[2])
     deadline = time.monotonic() + DEADLINE
     while len(body) < length:
@@ -69,11 +69,12 @@ def _receive(connection: socket.socket, deadline: float) -> bytes:
     except TimeoutError:
         chunk = b""
     if not chunk or time.monotonic() > deadline:
-        raise Failure("a server did not send what it should have sent, to a client that only looks")
+        raise Failure("a server did not send the expected bytes in time")
     return chunk
 
 
 def record(tools: int, programs: Path) -> None:
+    """Write the bytes of an open, a notification and a list into a folder."""
     folder = programs / f"recorded-{tools}"
     folder.mkdir()
     with serving(PEERS["asgi"], tools, programs) as server:

@@ -1,4 +1,4 @@
-"""The figures as tables: the same Markdown on the terminal and in docs/performance.md."""
+"""Format the figures as Markdown tables, for the terminal and for docs/performance.md."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _group(group: Group, samples: Samples, peers: list[str]) -> Iterator[list[st
         for key, what in figure.rows(samples):
             medians = {peer: samples.median(peer, key) for peer in peers}
             if not any(medians.values()):
-                continue  # not measured, or nothing to tell: stale answers, where there were none
+                continue  # not measured, or always zero
             yield [what, *(_cell(samples, peer, key, figure.unit) for peer in peers)]
 
 
@@ -48,7 +48,7 @@ def _cell(samples: Samples, peer: str, key: str, unit: str) -> str:
 
 
 def tables(samples: Samples) -> Iterator[tuple[str, str]]:
-    """A title and a table for each group: medians, with the least and the most of all rounds."""
+    """Yield a title and a table for each group: medians, with minimum and maximum of the rounds."""
     for group in GROUPS:
         peers = [peer for peer in PEERS if peer in samples.values]
         rows = list(_group(group, samples, peers))
@@ -59,7 +59,7 @@ def tables(samples: Samples) -> Iterator[tuple[str, str]]:
 
 
 def targets(samples: Samples) -> str:
-    """Each target with its median or ratio of medians, those of the rounds, and whether it is met."""
+    """Return a table of the targets: the value, the values of the rounds, the bound, and whether it is met."""
     rows = []
     for target in TARGETS:
         verdict = target.verdict(samples)

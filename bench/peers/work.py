@@ -1,7 +1,7 @@
-"""What every peer is made to do over HTTP, and what is read off its process meanwhile.
+"""Do the same work with each peer over HTTP, and measure its process meanwhile.
 
-A sitting is one process of one server, with one or a few parts of the work; `SITTINGS` has them all. It notes one value
-per figure. CPU is the server's own, of all its threads.
+A sitting is one server process with one or a few parts of the work; `SITTINGS` has them all. It records one value per
+figure. CPU is that of all threads of the server.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from bench.peers.programs import Load, Peer, Server, loading, serving
 __all__ = ["SITTINGS", "Part", "Scale", "Sitting", "sit"]
 
 CONNECTIONS = 32
-"""That ask for lists at the same time: enough that a server never waits for the next request."""
+"""Connections that request lists at the same time: enough that a server never waits for the next request."""
 
 ASKERS = 4_500
-"""Connections that a herd asks on, at most: with 15,000 streams beside them, what a process may have open here."""
+"""Most connections on which clients refetch a list: with 15,000 streams beside them, a process may not open more."""
 
 LONGEST = 300
-"""Seconds that one piece of work may take. The slowest server needs two minutes for 15,000 sessions, and as long to
-answer them all once."""
+"""Seconds that one step may take. The slowest server needs two minutes for 15,000 sessions, and two more to answer each
+of them once."""
 
 MANY = 1000
-"""Streams. With more, only what Tidings, the floor and the raw protocol do in a moment is done in every round."""
+"""Streams. With more, only the fast peers are measured in every round."""
 
 BURST = 20
 OTHERS = 10_000
@@ -39,32 +39,32 @@ def few(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of everything."""
+    """The sizes of the work."""
 
     streams: tuple[int, ...] = (1, 100, 1000)
     legacy: tuple[int, ...] = (100, 1000)
     herds: tuple[int, ...] = (1000,)
     others: int = OTHERS
     busy: float = 0.5
-    """Seconds that the changes of one figure should take together."""
+    """Seconds that all changes of one figure should take together."""
     listing: float = 1.0
-    """Seconds in which lists are asked for."""
+    """Seconds in which lists are requested."""
     most_tools: int = 1000
 
     def later(self, peer: Peer) -> Scale:
-        """Of the rounds after the first: what takes long is measured once."""
+        """Return the sizes for the rounds after the first: slow work is measured once."""
         streams = few(self.streams) if peer.key == "sdk" else self.streams
         return replace(self, streams=streams, legacy=few(self.legacy), herds=few(self.herds))
 
     @property
     def crowd(self) -> int:
-        """The streams of figures that are taken with one number of them only."""
+        """The number of streams for figures that have only one size."""
         return min(MANY, max(self.streams))
 
 
 @dataclass
 class Watch:
-    """One server under one client: does something and says what it took."""
+    """One server and one client: run a command and measure it."""
 
     server: Server
     load: Load
@@ -77,14 +77,14 @@ class Watch:
     def ask(
         self, command: str, first: int = 0, text: str | int = "x", seconds: float = 60
     ) -> tuple[dict[str, Any], float]:
-        """The client's answer, and the seconds of CPU that the server used meanwhile."""
+        """Return the client's result, and the CPU seconds that the server used meanwhile."""
         before = self.server.cpu()
         found = self.load.ask(command, first, text, seconds)
         return found, self.server.cpu() - before
 
 
 def told(watch: Watch, key: str, streams: int, scale: Scale) -> float:
-    """Single changes, one after the other, each until the last stream is told. Gives the CPU of one delivery."""
+    """Make single changes, each until the last stream is notified. Return the CPU of one delivery."""
     first, _ = watch.ask("change", 1, 1)
     rounds = max(2, min(200, int(scale.busy / first["times"][0])))
     found, cpu = watch.ask("change", rounds, 1, LONGEST)
@@ -97,7 +97,7 @@ def told(watch: Watch, key: str, streams: int, scale: Scale) -> float:
 
 
 def grown(watch: Watch, key: str, command: str, streams: int, before: int, start: float) -> None:
-    """Open more streams, or sessions with one each, until there are so many."""
+    """Open more streams, or sessions with one stream each, until there are `streams`."""
     found, cpu = watch.ask(command, streams, "tools", LONGEST)
     number = streams - before
     if number >= 90:
@@ -108,8 +108,8 @@ def grown(watch: Watch, key: str, command: str, streams: int, before: int, start
 
 def listed(watch: Watch, key: str, era: str, scale: Scale) -> None:
     tools = watch.tools
-    watch.ask("list", 1, era, scale.listing / 5)  # the first answer is made, not kept
-    # Of large lists, few are asked for at once: the slowest server takes a tenth of a second for one.
+    watch.ask("list", 1, era, scale.listing / 5)  # the first response is built, not cached
+    # Request few large lists at once: the slowest server takes a tenth of a second for one.
     found, cpu = watch.ask("list", CONNECTIONS if tools < 1000 else 8, era, scale.listing)
     answers, taken = found["answers"], found["times"][0]
     watch.put(f"{key}lists/{tools}", answers / taken)
@@ -133,7 +133,7 @@ def herd(watch: Watch, key: str, streams: int, era: str) -> None:
 
 
 def fan_out(watch: Watch, scale: Scale) -> None:
-    """Streams of tools, in growing numbers."""
+    """Open streams that watch the tools, in growing numbers."""
     start, before = watch.server.memory(), 0
     for streams in scale.streams:
         grown(watch, "", "open", streams, before, start)
@@ -142,7 +142,7 @@ def fan_out(watch: Watch, scale: Scale) -> None:
 
 
 def back_to_back(watch: Watch, scale: Scale) -> None:
-    """Many changes in one request: how long until all know the last one."""
+    """Make many changes in one request, and wait until all clients have the last one."""
     for streams in scale.herds:
         watch.ask("open", streams, "tools", LONGEST)
         found, cpu = watch.ask("burst", BURST, "x", LONGEST)
@@ -166,7 +166,7 @@ def herds(watch: Watch, scale: Scale) -> None:
 
 
 def legacy(watch: Watch, scale: Scale) -> None:
-    """Sessions with a standing GET stream, and a herd of them."""
+    """Open sessions with a GET stream each; then all of them refetch the list."""
     start, before = watch.server.memory(), 0
     for sessions in scale.legacy:
         grown(watch, "legacy-", "session", sessions, before, start)
@@ -176,7 +176,7 @@ def legacy(watch: Watch, scale: Scale) -> None:
 
 
 def one_uri(watch: Watch, scale: Scale) -> None:
-    """The content of one URI changes, of 10,000 that are subscribed to, by 100 streams."""
+    """Change the content of one URI of the 10,000 that 100 streams subscribe to."""
     streams = 100
     each = scale.others // streams
     watch.ask("open", streams, f"uris:{each}")
@@ -188,7 +188,7 @@ def one_uri(watch: Watch, scale: Scale) -> None:
 
 
 def others(watch: Watch, scale: Scale) -> None:
-    """What a delivery costs with many streams that watch something else, over what it costs without."""
+    """Compare the cost of a delivery with and without many streams that watch something else."""
     streams = scale.crowd
     watch.ask("open", streams, "tools")
     alone = told(watch, "alone-", streams, scale)
@@ -202,18 +202,18 @@ class Part:
     key: str
     work: Callable[[Watch, Scale], None]
     needs: str = "listen"
-    """What a peer must do to take part."""
+    """The capability that a peer needs for this part."""
 
 
 @dataclass(frozen=True)
 class Sitting:
     tools: int
     parts: tuple[Part, ...]
-    """In an order in which none is in the way of the next."""
+    """The parts, in an order in which none disturbs the next."""
     is_taken_once: bool = False
-    """In the first round only: it takes long, or its ratios are far from their bounds."""
+    """Measure it in the first round only: it takes long, or its ratios are far from their bounds."""
     only: frozenset[str] = frozenset()
-    """Of these peers; of all, if empty."""
+    """The peers that take part; all, if empty."""
 
     def parts_of(self, peer: Peer, wanted: Container[str]) -> list[Part]:
         if self.only and peer.key not in self.only:
@@ -240,7 +240,7 @@ SITTINGS = (
 
 
 def sit(sitting: Sitting, parts: list[Part], peer: Peer, scale: Scale, programs: Path, notes: dict[str, float]) -> None:
-    """Take the figures of one sitting once; what came before a failure is kept."""
+    """Measure the figures of one sitting once. Figures measured before a failure are kept."""
     with serving(peer, sitting.tools, programs) as server, loading(server, programs) as load:
         watch = Watch(server, load, sitting.tools, notes)
         for part in parts:

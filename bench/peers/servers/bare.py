@@ -1,8 +1,8 @@
-"""The least that an ASGI app can do for a list: send the bytes that Tidings was recorded to send.
+"""Send recorded lists from a bare ASGI app: the least that any ASGI app has to do.
 
     python -m bench.peers.servers.bare FOLDER
 
-It runs under the same uvicorn as Tidings on plain ASGI. It looks for the request id, and for nothing else.
+It runs under the same uvicorn as Tidings on plain ASGI. It reads the request id, and checks nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 from bench.peers.servers.scene import serve_plainly
 
 RECORDED: Final = b"1000000"
-"""The id of the recorded requests; all ids are as long."""
+"""The id of the recorded requests; all ids have this length."""
 
 _ID = re.compile(rb'"id":\s*(\d+)')
 _FROM_UVICORN = {b"date", b"server"}
@@ -31,7 +31,7 @@ def build(folder: Path) -> Any:
         if scope["type"] != "http":
             return
         found = _ID.search((await receive())["body"])
-        if found is None:  # the load client asks whether the server is there
+        if found is None:  # a start-up check of the load client
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
             await send({"type": "http.response.body", "body": b"0"})
             return

@@ -1,4 +1,4 @@
-"""FastMCP 4 on plain uvicorn. It has no listen streams: only legacy sessions are told, and a middleware keeps them."""
+"""Serve FastMCP 4 on plain uvicorn. It has no listen streams; a middleware keeps the legacy sessions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def build(tools: int) -> FastMCP[Any]:
             await ctx.session.send_resource_updated(f"{TOUCHED}/{number}")
         return "done"
 
-    touch_many.__annotations__["ctx"] = Context  # FastMCP looks for the class, and finds only its name
+    touch_many.__annotations__["ctx"] = Context  # FastMCP needs the class, not its name
     server.add_tool(Tool.from_function(touch_many, name="touch"))
     for number in range(tools - 2):
         add(f"tool_{number}", DESCRIPTION)

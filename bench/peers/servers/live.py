@@ -1,6 +1,6 @@
-"""Tidings with everything on: digests, journal, an authorization hook, limits and keep-alives.
+"""Serve Tidings with all features: digests, journal, an authorization hook, limits and keep-alives.
 
-On plain ASGI, as anybody's `uvicorn app:app` would serve it, or in a process of its own (`live.run("http")`).
+On plain ASGI, as `uvicorn app:app` does, or in its own process, as `live.run("http")` does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def build(tools: int) -> Live:
     async def touch_many(count: int) -> str:
         for number in range(count):
             live.resources.updated(f"{TOUCHED}/{number}")
-            await asyncio.sleep(0)  # a turn of the loop, as the SDK has after each: what was told can be written
+            await asyncio.sleep(0)  # let the event loop write, as the SDK does after each
         return "done"
 
     server.add_tool(touch_many, name="touch")
@@ -64,7 +64,7 @@ def main() -> None:
     if options.transport == "stdio":
         live.run("stdio")
     elif options.own_process:
-        # What `live.run("http")` does, on a port that is free and patient with idle connections.
+        # The same as `live.run("http")`, on a free port, with a long idle timeout.
         listener = listening_socket()
         announce(listener.getsockname()[1])
         serve_app(live.http_app(max_sessions=None), sockets=[listener], log_level="warning", **PATIENT)

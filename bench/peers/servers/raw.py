@@ -1,9 +1,9 @@
-"""What uvloop can do at all: a protocol that sends what lies ready, and knows nothing of change notifications.
+"""Send recorded bytes from a bare asyncio protocol on uvloop: the best case for any server on this event loop.
 
     python -m bench.peers.servers.raw FOLDER
 
-As floor.c, in Python: the same recorded bytes, and a loop of `transport.write` in place of its loop of `send`. What of
-Tidings is its own, and what is the event loop's, is the difference between the two.
+The same as floor.c in Python: the same recorded bytes, and a loop of `transport.write` instead of `send`. The
+difference between this and Tidings is the cost of Tidings; the rest is the cost of the event loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import uvloop
 from bench.peers.servers.scene import Control, announce, listening_socket
 
 RECORDED: Final = b"1000000"
-"""The id of the recorded requests; all ids are as long."""
+"""The id of the recorded requests; all ids have this length."""
 
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
 _ID = re.compile(rb'"id":(\d+)')
@@ -29,7 +29,7 @@ _VERSION = re.compile(rb"(?<=Version )\d{6}")
 
 
 class Scene:
-    """The recorded bytes, and who listens."""
+    """The recorded bytes, and the open streams."""
 
     def __init__(self, folder: Path) -> None:
         self.opening, self.told, self.listed = (_cut(folder / name) for name in ("open", "told", "list"))
@@ -46,14 +46,14 @@ class Scene:
         raise NotImplementedError("no stream of this one watches a resource")
 
     async def listen_for_changes(self) -> int:
-        """Gives the port."""
+        """Return the port for change commands."""
         make = partial(Control, self.change, self.touch)
         listener = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
         return int(listener.sockets[0].getsockname()[1])
 
 
 class Stream(asyncio.Protocol):
-    """A connection: of requests, or of one listen stream."""
+    """A connection, for requests or for one listen stream."""
 
     __slots__ = ("_received", "_scene", "tag", "transport")
 
@@ -78,7 +78,7 @@ class Stream(asyncio.Protocol):
     def _answer(self, head: bytes, body: bytes) -> None:
         scene, found = self._scene, _ID.search(body)
         if found is None:
-            # Whether it is there, or to which port it is told to change: it needs no more than that.
+            # A start-up check, or the question for the control port: the port answers both.
             port = b"%d" % scene.control
             self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(port), port))
             return
@@ -86,7 +86,7 @@ class Stream(asyncio.Protocol):
         is_stream = b'"subscriptions/listen"' in body
         before, after = scene.opening if is_stream else scene.listed
         self.transport.write(before + self.tag + after)
-        if b'"toolsListChanged"' in body:  # any other stream is never told anything
+        if b'"toolsListChanged"' in body:  # other streams get no notifications
             scene.streams.append(self)
 
 

@@ -1,12 +1,12 @@
-"""What every server of the bench serves, and how it is told to change: the same tools, the same controls.
+"""The tools of every server of the bench, and the commands that change them.
 
     POST /change?version=N&count=K   the tool `zz_changing` becomes "Version N", then N + 1 … N + K - 1
-    POST /touch?uri=U&count=K        the content of a resource is another one, K times
-    POST /control                    a port on which the same is said in a line, `change N K` or `touch U K`, and
-                                     answered by an empty one: without HTTP, which is nothing of what is measured then
+    POST /touch?uri=U&count=K        the content of a resource changes, K times
+    POST /control                    returns a port that takes the same as a line, `change N K` or `touch U K`, and
+                                     answers with an empty line: without the cost of HTTP
 
-Over stdio, the tool `touch` says that COUNT resources, each another one, have other contents: nothing that a server
-tells of those can be told together. The first line of standard output, on HTTP, is the port.
+Over stdio, the tool `touch` changes the contents of COUNT different resources, so that a server cannot combine their
+notifications. Over HTTP, the first line of standard output is the port.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = [
 ]
 
 TOUCHED = "bench://item"
-"""Clients on stdio subscribe to it; what is touched lies below."""
+"""Clients on stdio subscribe to it; the touched resources are below it."""
 
 CHANGING = "zz_changing"
-"""The only tool that ever changes, and the last of the list, in the order of coming and of names."""
+"""The only tool that changes. It is the last of the list, in order of registration and of names."""
 
 PATIENT: dict[str, Any] = {"timeout_keep_alive": 120, "access_log": False}
-"""How uvicorn is told to leave idle connections open for a while, and to log no request. The slowest server takes ten
-seconds to answer a herd once: with uvicorn's 5, it would have closed the herd's first connections by then."""
+"""Options of uvicorn: a long idle timeout, and no access log. The slowest server takes ten seconds to answer all
+clients once; with the default of 5 seconds, it would have closed the first connections by then."""
 
 DESCRIPTION = "Finds the tickets of one sprint that mention a text, newest first."
 
@@ -58,7 +58,7 @@ def find_tickets(sprint: int, text: str = "", limit: int = 20) -> str:
 
 
 def version_text(version: int) -> str:
-    """Of a fixed length, so that the floor can write it into recorded bytes."""
+    """Return a description of fixed length, so that the floor can write it into recorded bytes."""
     return f"Version {version:06} of a tool that changes."
 
 
@@ -71,7 +71,7 @@ def read_options() -> argparse.Namespace:
 
 
 def controls(route: Callable[..., Any], change: Change, touch: Touch) -> None:
-    """Add the controls; `route` is the server's own `custom_route`."""
+    """Add the routes of the commands; `route` is the server's `custom_route`."""
 
     done = Response(b"{}")
 
@@ -99,7 +99,7 @@ def controls(route: Callable[..., Any], change: Change, touch: Touch) -> None:
 
 
 class Control(asyncio.Protocol):
-    """A connection on which a server is told to change, one line at a time."""
+    """A connection that takes change commands, one line each."""
 
     def __init__(self, change: Change, touch: Touch) -> None:
         self._change = change
@@ -119,13 +119,13 @@ class Control(asyncio.Protocol):
         try:
             for number in range(int(count)):
                 await (self._change(int(which) + number) if what == "change" else self._touch(which))
-        except Exception as error:  # the client says what it was
+        except Exception as error:  # the client reports it
             failure = f"{type(error).__name__}: {error}"
         self._transport.write(failure.encode() + b"\n")
 
 
 def read_query(request: Request) -> dict[str, str]:
-    """Of the load client, which escapes nothing. What only the bench needs must not weigh on what it measures."""
+    """Return the query parameters. The load client escapes nothing, so this is cheaper than a parser."""
     query: bytes = request.scope["query_string"]
     return dict(part.split("=", 1) for part in query.decode().split("&"))
 
@@ -140,7 +140,7 @@ def announce(port: int) -> None:
 
 
 def serve_plainly(app: Any) -> None:
-    """As `uvicorn app:app` does, without a line of log per request and patient with idle connections."""
+    """Serve as `uvicorn app:app` does, without an access log and with a long idle timeout."""
     import uvicorn
 
     listener = listening_socket()

@@ -1,8 +1,8 @@
-"""The official Python SDK, as its documentation has it: an `MCPServer`, its own bus, plain uvicorn.
+"""Serve the official Python SDK as its documentation shows: an `MCPServer`, its bus, plain uvicorn.
 
-Nothing in it tells legacy sessions outside a request, so a middleware keeps them and a change tells each in turn, as
-its users do. The only private parts are those that lift its limit of 1,024 streams, and that change a tool in place:
-removing and adding it would cost it two milliseconds more.
+The SDK cannot notify legacy sessions outside a request, so a middleware keeps the sessions, and a change notifies each
+in turn. Private parts are used to raise the limit of 1,024 streams, and to change a tool in place: removing and adding
+it would cost two milliseconds more.
 """
 
 from __future__ import annotations

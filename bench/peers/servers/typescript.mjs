@@ -1,5 +1,5 @@
-// The TypeScript SDK as its documentation has it: one handler for listen streams and stateless requests, whose factory makes
-// a server for each request; legacy sessions, which that handler does not keep, each with a transport of their own.
+// Serves the TypeScript SDK as its documentation shows: one handler for listen streams and stateless requests, with a factory
+// that makes a server for each request. Legacy sessions, which that handler does not keep, have a transport each.
 
 import { randomUUID } from 'node:crypto';
 import { createServer } from 'node:http';
@@ -54,7 +54,7 @@ async function serveSession(request, response) {
     return transport.handleRequest(request, response);
 }
 
-// The two things that a server of the bench is told to do: see scene.py.
+// Runs the commands of scene.py.
 async function follow(handler, what, which, count) {
     for (let turn = 0; turn < Number(count); turn++) {
         if (what === 'touch') {
