@@ -63,9 +63,9 @@ def environment(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     lock = (ROOT / "requirements.lock").read_text()
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join(f"{name}=={version}" for name, version in _pinned(lock)))
-    pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
     done = subprocess.run(
-        [*pip, "install", "--quiet", "-c", constraints, next(dist.glob("*.whl"))],
+        [*pip, "install", "--quiet", "-c", str(constraints), str(next(dist.glob("*.whl")))],
         capture_output=True,
         text=True,
         timeout=300,
@@ -108,7 +108,7 @@ def _files(folder: Path) -> list[Path]:
 
 @pytest.mark.slow
 def test_every_module_can_be_imported_without_extras(environment: Path, tmp_path: Path) -> None:
-    command = [environment / "python", "-I", "-c", IMPORT_ALL]
+    command = [str(environment / "python"), "-I", "-c", IMPORT_ALL]
     imported = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=DEADLINE)
     assert imported.startswith(str(environment.parent))
 
