@@ -1,29 +1,33 @@
 """The command `tidings`.
 
-A client that starts `tidings serve DIR --stdio` waits for the first answer, so that way is kept free of everything that
-it does not need, the parser of commands included. Whatever else is said goes to `commands`.
+A client that starts `tidings serve DIR --stdio` waits for the first answer. That path therefore imports nothing that it
+does not need, not even the parser of the other commands.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from tidings.errors import TidingsError
 
 __all__ = ["main"]
 
 
-def main() -> None:
-    from tidings.cli.stdio import read_arguments, serve_stdio
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command. An expected error is one line on standard error and status 2."""
+    from tidings.cli.serve_stdio import parse_arguments, serve_stdio
 
+    if arguments is None:
+        arguments = sys.argv[1:]
     try:
-        plain = read_arguments(sys.argv[1:])
-        if plain is not None:
-            serve_stdio(*plain)
+        options = parse_arguments(arguments)
+        if options is not None:
+            serve_stdio(options)
         else:
-            from tidings.cli.commands import app
+            from tidings.cli.commands import run
 
-            app(prog_name="tidings")
+            run(arguments)
     except TidingsError as error:
         sys.stderr.write(f"tidings: {error}\n")
         raise SystemExit(2) from None

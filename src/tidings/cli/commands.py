@@ -1,30 +1,33 @@
-"""What `tidings` can be told: its commands, and how they are said.
+"""The commands of `tidings`, and the parser that finds the one to run.
 
-Each command is a module, and imports what it needs when it runs: `tidings --help` must not wait for the SDK.
+Each command is a module that imports what it needs when it runs, so that `tidings --help` does not import the SDK.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from collections.abc import Sequence
+from typing import Annotated, cast
 
 import typer
 
 from tidings.cli.config import config
 from tidings.cli.history import history
 from tidings.cli.new import new
+from tidings.cli.output import fail
 from tidings.cli.run_tool import run_tool
 from tidings.cli.serve import serve
 from tidings.cli.subscriptions import subscriptions
 from tidings.cli.validate import validate
 
-__all__ = ["app"]
+__all__ = ["app", "run"]
 
 app = typer.Typer(
     name="tidings",
-    help="A folder is a live MCP server: drop a file into it, and every connected client has a new tool.",
-    epilog="Begin with `tidings new my-server`, then `tidings serve my-server`.",
+    help="Serve a folder as a live MCP server: add a file, and every connected client gets a new tool.",
+    epilog="Start with `tidings new my-server`, then `tidings serve my-server`.",
     no_args_is_help=True,
-    # A traceback with local variables would show tokens, and bad input gets a sentence anyway.
+    # A traceback with local variables would show tokens.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -36,9 +39,26 @@ app.command("config")(config)
 app.command("history")(history)
 app.command("subscriptions")(subscriptions)
 
+_UsageError = cast(type[Exception], typer.BadParameter.__base__)
+"""Click's class. Some versions of Typer depend on Click, others contain it under a private name; none exports this."""
 
-def _show_version(is_wanted: bool) -> None:
-    if is_wanted:
+
+def run(arguments: Sequence[str]) -> None:
+    """Run a command and exit with its status. A usage error is one line."""
+    if not arguments:
+        app(arguments, prog_name="tidings")  # prints the help
+    try:
+        status = app(arguments, prog_name="tidings", standalone_mode=False)
+    except _UsageError as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "tidings"
+        message = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]  # see above
+        fail(f"{message}; see `{command} --help`")
+    sys.exit(status)
+
+
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib.metadata import version
 
         typer.echo(f"tidings {version('tidings')}")
@@ -48,7 +68,7 @@ def _show_version(is_wanted: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version, and exit.", callback=_show_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     pass

@@ -1,4 +1,4 @@
-"""`tidings config DIR --client NAME`: what to paste into a client's own settings. Nothing is written anywhere."""
+"""`tidings config DIR --client NAME`: print the settings that a client needs. It writes no file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from tidings.cli.argument import Folder
-from tidings.cli.executable import command
+from tidings.cli.command_line import absolute_command
 from tidings.cli.folder import check_folder
-from tidings.cli.output import fail, print_json, print_text, say
+from tidings.cli.options import TOKEN_VARIABLE, Folder
+from tidings.cli.output import fail, print_json, print_stderr, print_stdout
 
 __all__ = ["CLIENTS", "Client", "config"]
 
-_VARIABLE = "TIDINGS_AUTH_TOKEN"
 _PLACEHOLDER = "PUT-THE-TOKEN-HERE"
 
 
@@ -39,73 +38,70 @@ class Client(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """How a client writes a server down."""
+    """The format of one client's settings."""
 
     where: str
+    """The file, for people."""
     member: str
-    """The member of its settings that holds servers by name."""
+    """The member that contains the servers by name."""
     local: Callable[[list[str]], dict[str, Any]]
     remote: Callable[[str, dict[str, str]], dict[str, Any]]
     variable: str = _PLACEHOLDER
-    """How it takes a variable of its environment inside a text, if it does."""
+    """How a string refers to the variable with the token, if the client supports that."""
     inputs: tuple[dict[str, Any], ...] = ()
-    """What it asks its user for."""
+    """The inputs that the client asks its user for."""
 
 
 def _local(**more: Any) -> Callable[[list[str]], dict[str, Any]]:
-    return lambda words: {**more, "command": words[0], "args": words[1:]}
+    return lambda command: {**more, "command": command[0], "args": command[1:]}
 
 
 def _remote(member: str = "url", **more: Any) -> Callable[[str, dict[str, str]], dict[str, Any]]:
     return lambda url, headers: {**more, member: url} | ({"headers": headers} if headers else {})
 
 
-def _bridged(url: str, headers: dict[str, str]) -> dict[str, Any]:
-    """Claude Desktop's file knows only processes: mcp-remote is one that passes everything on."""
-    found: dict[str, Any] = {"command": "npx", "args": ["-y", "mcp-remote", url]}
+def _mcp_remote(url: str, headers: dict[str, str]) -> dict[str, Any]:
+    """Claude Desktop's file supports only local processes, so mcp-remote connects to the server."""
+    entry: dict[str, Any] = {"command": "npx", "args": ["-y", "mcp-remote", url]}
     if headers:
-        # Without a space after the colon, and the value apart: it splits arguments at spaces on some systems.
-        found["args"] += ["--header", "Authorization:${AUTHORIZATION}"]
-        found["env"] = {"AUTHORIZATION": headers["Authorization"]}
-    return found
+        # No spaces and a separate value: on some systems mcp-remote splits arguments at spaces.
+        entry["args"] += ["--header", "Authorization:${AUTHORIZATION}"]
+        entry["env"] = {"AUTHORIZATION": headers["Authorization"]}
+    return entry
 
 
 def _codex_remote(url: str, headers: dict[str, str]) -> dict[str, Any]:
-    return {"url": url} | ({"bearer_token_env_var": _VARIABLE} if headers else {})
+    return {"url": url} | ({"bearer_token_env_var": TOKEN_VARIABLE} if headers else {})
 
 
 CLIENTS = {
     Client.CLAUDE_CODE: _Format(
-        ".mcp.json in your project", "mcpServers", _local(type="stdio"), _remote(type="http"), f"${{{_VARIABLE}}}"
+        ".mcp.json in your project", "mcpServers", _local(type="stdio"), _remote(type="http"), f"${{{TOKEN_VARIABLE}}}"
     ),
     Client.CLAUDE_DESKTOP: _Format(
-        "claude_desktop_config.json (Settings, Developer, Edit Config)", "mcpServers", _local(), _bridged
+        "claude_desktop_config.json (Settings, Developer, Edit Config)", "mcpServers", _local(), _mcp_remote
     ),
     Client.CLINE: _Format(
         "cline_mcp_settings.json (MCP Servers, Configure)", "mcpServers", _local(), _remote(type="streamableHttp")
     ),
-    Client.CODEX: _Format("~/.codex/config.toml", "mcp_servers", _local(), _codex_remote, f"${_VARIABLE}"),
+    Client.CODEX: _Format("~/.codex/config.toml", "mcp_servers", _local(), _codex_remote, f"${TOKEN_VARIABLE}"),
     Client.CURSOR: _Format(
-        ".cursor/mcp.json in your project, or ~/.cursor/mcp.json",
-        "mcpServers",
-        _local(),
-        _remote(),
-        f"${{env:{_VARIABLE}}}",
+        ".cursor/mcp.json in your project, or in ~", "mcpServers", _local(), _remote(), f"${{env:{TOKEN_VARIABLE}}}"
     ),
     Client.GEMINI_CLI: _Format(
-        ".gemini/settings.json in your project, or ~/.gemini/settings.json",
+        ".gemini/settings.json in your project, or in ~",
         "mcpServers",
         _local(),
         _remote("httpUrl"),
-        f"${{{_VARIABLE}}}",
+        f"${{{TOKEN_VARIABLE}}}",
     ),
     Client.LM_STUDIO: _Format("mcp.json (Program, Install, Edit mcp.json)", "mcpServers", _local(), _remote()),
     Client.OPENCODE: _Format(
         "opencode.json in your project",
         "mcp",
-        lambda words: {"type": "local", "command": words, "enabled": True},
+        lambda command: {"type": "local", "command": command, "enabled": True},
         _remote(type="remote", enabled=True),
-        f"{{env:{_VARIABLE}}}",
+        f"{{env:{TOKEN_VARIABLE}}}",
     ),
     Client.VSCODE: _Format(
         ".vscode/mcp.json in your project",
@@ -116,7 +112,11 @@ CLIENTS = {
         ({"type": "promptString", "id": "tidings-token", "description": "The server's token", "password": True},),
     ),
     Client.WINDSURF: _Format(
-        "~/.codeium/windsurf/mcp_config.json", "mcpServers", _local(), _remote("serverUrl"), f"${{env:{_VARIABLE}}}"
+        "~/.codeium/windsurf/mcp_config.json",
+        "mcpServers",
+        _local(),
+        _remote("serverUrl"),
+        f"${{env:{TOKEN_VARIABLE}}}",
     ),
     Client.ZED: _Format(
         "settings.json (zed: open settings)", "context_servers", _local(source="custom", env={}), _remote()
@@ -125,70 +125,71 @@ CLIENTS = {
 
 
 def config(
-    client: Annotated[Client, typer.Option(help="Whose settings.")],
+    client: Annotated[Client, typer.Option(help="The client.")],
     folder: Folder = Path(),
     http: Annotated[
         str | None,
-        typer.Option(
-            help="Connect to a running server at this URL, instead of starting one on stdio.",
-            metavar="URL",
-        ),
+        typer.Option(help="Connect to a running server at this URL instead of starting one on stdio.", metavar="URL"),
     ] = None,
     auth: Annotated[
-        bool, typer.Option("--auth", help="That server wants a token. It is named here, and never printed.")
+        bool, typer.Option("--auth", help="The server requires a token. The token itself is not printed.")
     ] = False,
     name: Annotated[
-        str | None, typer.Option(help="What the client calls the server.", show_default="its own name")
+        str | None, typer.Option(help="The name of the server in the client.", show_default="its own name")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print it as JSON whatever the client's format, and where it goes.")
+        bool, typer.Option("--json", help="Print the settings as JSON for every client, and the file they belong to.")
     ] = False,
 ) -> None:
-    """Print what to paste into a client's settings, in that client's own format.
+    """Print the settings that connect a client to this workspace, in the client's own format.
 
-    The settings go to standard output, where to put them to standard error.
+    The file that they belong to is printed on standard error.
     """
     check_folder(folder)
     if auth and http is None:
-        fail("--auth is for --http: on stdio, whoever starts the server is its only client")
+        fail("--auth requires --http: on stdio, the client starts the server itself")
     if http is not None and not re.match(r"https?://\S+$", http):
-        fail(f"--http {http}: give the whole URL, as http://127.0.0.1:8765/mcp is")
-    style = CLIENTS[client]
-    key = name or _name(folder)
+        fail(f"--http {http}: give the whole URL, for example http://127.0.0.1:8765/mcp")
+    chosen = CLIENTS[client]
+    key = name or _server_name(folder)
     if http is None:
-        entry = style.local([*command(), "serve", str(folder.resolve()), "--stdio"])
+        entry = chosen.local([*absolute_command(), "serve", str(folder.resolve()), "--stdio"])
     else:
-        entry = style.remote(http, {"Authorization": f"Bearer {style.variable}"} if auth else {})
-    inputs = {"inputs": list(style.inputs)} if auth and style.inputs else {}
-    settings = {**inputs, style.member: {key: entry}}
+        entry = chosen.remote(http, {"Authorization": f"Bearer {chosen.variable}"} if auth else {})
+    inputs = {"inputs": list(chosen.inputs)} if auth and chosen.inputs else {}
+    settings = {**inputs, chosen.member: {key: entry}}
     if as_json:
-        print_json({"client": client, "where": style.where, "settings": settings})
+        print_json({"client": client, "where": chosen.where, "settings": settings})
         return
     if client is Client.CODEX:
-        print_text(_toml(f"{style.member}.{_toml_key(key)}", entry))
+        print_stdout(_toml(f"{chosen.member}.{_toml_key(key)}", entry))
     else:
         print_json(settings)
-    say(f"For {style.where}")
+    print_stderr(f"For {chosen.where}")
     if auth:
-        said = f"replace {_PLACEHOLDER} in it" if style.variable == _PLACEHOLDER else f"start it with {_VARIABLE} set"
-        say("It will ask you for the token" if style.inputs else f"The token: {said}")
+        if chosen.inputs:
+            print_stderr("The client will ask for the token")
+        elif chosen.variable == _PLACEHOLDER:
+            print_stderr(f"Replace {_PLACEHOLDER} with the token")
+        else:
+            print_stderr(f"Start the client with the token in {TOKEN_VARIABLE}")
 
 
-def _name(folder: Path) -> str:
+def _server_name(folder: Path) -> str:
     from tidings.errors import TidingsError
     from tidings.workspace.settings import load_settings
 
     root = folder.resolve()
     try:
-        found = load_settings(root).name
+        name = load_settings(root).name
     except TidingsError:
-        found = root.name  # `validate` says what is wrong with the settings
-    # Clients make tools' names of it, which may hold no more than this.
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", found).strip("-") or "workspace"
+        name = root.name  # `tidings validate` reports the error in the settings
+    # Clients put it into tool names, which may contain only these characters.
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "workspace"
 
 
 def _toml(table: str, values: dict[str, Any]) -> str:
-    # Texts and lists of texts: JSON writes both as TOML does, once nothing is escaped that needn't be.
+    # The values are strings and lists of strings, which JSON and TOML write alike if JSON escapes no more than it must.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
     return "\n".join([f"[{table}]", *lines])
 

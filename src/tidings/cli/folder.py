@@ -1,4 +1,4 @@
-"""The folder that a command is given."""
+"""The workspace folder that a command is given. `serve --stdio` uses this module, so it must not import Typer."""
 
 from __future__ import annotations
 
@@ -6,33 +6,32 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidings.cli.output import fail, stdout_is_set_aside
-from tidings.cli.startup import made_to_stay
+from tidings.cli.output import fail, redirect_stdout_to_stderr
+from tidings.cli.startup import without_gc
 
 if TYPE_CHECKING:
     from tidings.workspace.source import Workspace
 
-__all__ = ["check_folder", "open_workspace", "state_file"]
+__all__ = ["check_folder", "default_state_file", "open_workspace"]
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse what can't be a workspace, before anything slow is done for it."""
+    """End the command if this can't be a workspace, before anything slow starts."""
     if not folder.exists():
-        fail(f"{folder} is not there; `tidings new {folder}` makes a workspace to begin with")
+        fail(f"{folder} does not exist; `tidings new {folder}` creates a workspace")
     if not folder.is_dir():
-        fail(f"{folder} is not a folder; name the folder that tools/, resources/ and prompts/ are in")
+        fail(f"{folder} is not a folder; give the folder that contains tools/, resources/ and prompts/")
     if not os.access(folder, os.R_OK | os.X_OK):
         fail(f"{folder} can't be read: permission denied")
 
 
-def open_workspace(folder: Path, **options: float) -> Workspace:
+def open_workspace(folder: Path, *, poll: float) -> Workspace:
     check_folder(folder)
-    with made_to_stay(), stdout_is_set_aside():
+    with without_gc(), redirect_stdout_to_stderr():
         from tidings.workspace.source import Workspace
 
-        return Workspace(folder, **options)
+        return Workspace(folder, poll=poll)
 
 
-def state_file(folder: Path) -> Path:
-    """Where the state of a workspace is kept unless somebody says otherwise."""
+def default_state_file(folder: Path) -> Path:
     return folder / ".tidings" / "state.db"

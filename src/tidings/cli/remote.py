@@ -1,16 +1,15 @@
-"""A running server that a command asks, as a client of whatever era the server speaks."""
+"""A connection to a running server, for commands that are clients. It works with servers of both protocol eras."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from tidings.cli.access import read_token
+from tidings.cli.options import TOKEN_VARIABLE
 from tidings.core.redact import plain
 from tidings.errors import TidingsError
 from tidings.stdio.process_exit import leave
@@ -18,53 +17,42 @@ from tidings.stdio.process_exit import leave
 if TYPE_CHECKING:
     from mcp.client.client import Client
 
-__all__ = ["Remote", "Target", "Token", "TokenFile", "Unreachable", "connected", "is_url", "run", "token_of"]
+__all__ = ["Remote", "Unreachable", "connect", "is_url", "run"]
 
 Result = TypeVar("Result")
 
-Target = Annotated[str, typer.Argument(metavar="URL|DIR", help="A running server, or the folder of a workspace.")]
-Token = Annotated[
-    str | None,
-    typer.Option(help="The bearer token that the server wants.", envvar="TIDINGS_AUTH_TOKEN", show_envvar=True),
-]
-TokenFile = Annotated[Path | None, typer.Option(help="The same, read from a file.", metavar="FILE", readable=False)]
-
-_PATIENCE = 20.0
+_TIMEOUT = 20.0
 """Seconds for one answer."""
 
-_FAREWELL = 2.0
-"""Seconds for what an interrupted command has to close."""
+_CLOSE_TIMEOUT = 2.0
+"""Seconds for an interrupted command to close its connections."""
 
-_LOOK = 2.0
-"""Seconds between two looks at what the server does not tell of."""
+_POLL = 2.0
+"""Seconds between two requests if the server does not notify of all changes."""
 
 
 class Unreachable(TidingsError):
-    """Nobody answers there, for now."""
+    """The server does not answer at the moment."""
 
 
 def is_url(target: str) -> bool:
     return target.lower().startswith(("http://", "https://"))
 
 
-def token_of(token: str | None, file: Path | None) -> str | None:
-    return read_token(token if file is None else None, file)
-
-
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run it. An error comes out as it is, whatever groups it was in, and Ctrl-C is no error."""
+    """Run a coroutine. Raise the first error of an exception group, and exit with status 130 on Ctrl-C."""
     import asyncio
 
     try:
-        return asyncio.run(_interruptible(work))
+        return asyncio.run(_cancel_on_interrupt(work))
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise typer.Exit(130) from None
     except BaseExceptionGroup as group:
-        raise next(_leaves(group)) from None
+        raise next(_flatten(group)) from None
 
 
-async def _interruptible(work: Coroutine[Any, Any, Result]) -> Result:
-    """End at Ctrl-C, also where a connection that breaks at that moment takes the interruption for its own."""
+async def _cancel_on_interrupt(work: Coroutine[Any, Any, Result]) -> Result:
+    """Exit on Ctrl-C even if a connection that breaks at that moment swallows the cancellation."""
     import asyncio
 
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -72,9 +60,9 @@ async def _interruptible(work: Coroutine[Any, Any, Result]) -> Result:
 
     def interrupt() -> None:
         task.cancel()
-        loop.call_later(_FAREWELL, leave, 130)
+        loop.call_later(_CLOSE_TIMEOUT, leave, 130)
 
-    # On Windows, and on a thread that no signal reaches, the loop's own way has to do.
+    # Windows has no such handler, and other threads than the main one get no signals: asyncio's default applies.
     with suppress(NotImplementedError, ValueError, RuntimeError):
         loop.add_signal_handler(signal.SIGINT, interrupt)
     return await work
@@ -88,13 +76,14 @@ class Remote:
 
         self._url = url
         self._client = client
-        self.roused = asyncio.Event()
-        """Set when the server says that something changed, and when it says nothing any more."""
+        self.changed = asyncio.Event()
+        """Set on each notification, and when the stream of notifications ends."""
         self.is_lost = False
-        self._hears_all = True
+        """Whether that stream has ended."""
+        self._gets_all_changes = True
 
-    async def ask(self, method: str, **params: Any) -> dict[str, Any]:
-        """Any request at all, and its result as it came."""
+    async def request(self, method: str, **params: Any) -> dict[str, Any]:
+        """Send any request and return its result."""
         import asyncio
 
         import mcp_types as types
@@ -103,14 +92,14 @@ class Remote:
 
         request: Any = types.Request[dict[str, Any], str](method=method, params=params)
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT):
                 answer = await self._client.session.send_request(request, RootModel[dict[str, Any]])
         except TimeoutError:
-            raise Unreachable(f"{self._url} did not answer within {_PATIENCE:g} s") from None
+            raise Unreachable(f"{self._url} did not answer within {_TIMEOUT:g} s") from None
         except MCPError as error:
             if error.code == types.METHOD_NOT_FOUND:
                 raise TidingsError(
-                    f"{self._url} has no {method}; it is not served by Tidings, or by an older one"
+                    f"{self._url} does not support {method}; it runs without Tidings, or with an older version"
                 ) from None
             if error.code == types.CONNECTION_CLOSED:
                 raise Unreachable(f"{self._url} closed the connection") from None
@@ -118,8 +107,8 @@ class Remote:
         return answer.root
 
     @asynccontextmanager
-    async def watching(self, uris: list[str]) -> AsyncIterator[None]:
-        """Let `roused` be set by every change of a list, and of these URIs as far as the server allows it."""
+    async def watch(self, uris: list[str]) -> AsyncIterator[None]:
+        """Set `changed` on each change of a list, and of these URIs if the server grants them."""
         import asyncio
 
         from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -133,111 +122,108 @@ class Remote:
                     resource_subscriptions=uris,
                 )
                 subscription = await stack.enter_async_context(listening)
-                self._hears_all = set(uris) <= set(subscription.honored.resource_subscriptions or ())
-                # One of which nothing is honoured ends at once, and says nothing of the server.
-                if any(value for _, value in subscription.honored):
+                granted = subscription.honored
+                self._gets_all_changes = set(uris) <= set(granted.resource_subscriptions or ())
+                # A stream without any granted topic ends immediately, which does not mean that the server is gone.
+                if any(value for _, value in granted):
                     task = asyncio.create_task(self._listen(subscription))
                     stack.callback(task.cancel)
             else:
-                # Lists are watched from the handshake on.
+                # A legacy session gets notifications of lists without a subscription.
                 for uri in uris:
                     try:
-                        await self.ask("resources/subscribe", uri=uri)
-                    except TidingsError:
-                        # It may not, or the server knows no patterns; lists are watched all the same.
-                        self._hears_all = False
+                        await self.request("resources/subscribe", uri=uri)
+                    except TidingsError:  # denied, or the server supports no patterns
+                        self._gets_all_changes = False
             yield
 
     async def wait(self) -> None:
-        """Until something has changed, or may have without being told of."""
+        """Wait for a notification, or for the time to poll if the server does not notify of all changes."""
         import asyncio
 
-        try:
-            async with asyncio.timeout(None if self._hears_all else _LOOK):
-                await self.roused.wait()
-        except TimeoutError:
-            pass
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if self._gets_all_changes else _POLL):
+                await self.changed.wait()
 
     async def _listen(self, events: Any) -> None:
         from mcp.client.subscriptions import SubscriptionLost
 
-        try:
+        with suppress(SubscriptionLost):
             async for _ in events:
-                self.roused.set()
-        except SubscriptionLost:
-            pass
+                self.changed.set()
         self.is_lost = True
-        self.roused.set()
+        self.changed.set()
 
 
 @asynccontextmanager
-async def connected(url: str, token: str | None) -> AsyncIterator[Remote]:
+async def connect(url: str, token: str | None) -> AsyncIterator[Remote]:
     import httpx2
     from mcp.client.client import Client
     from mcp.client.streamable_http import streamable_http_client
     from mcp.shared.exceptions import MCPError
 
-    statuses: list[int] = []
+    last_status: int | None = None
 
-    async def note(response: httpx2.Response) -> None:
-        statuses[:] = [response.status_code]
+    async def save_status(response: httpx2.Response) -> None:
+        nonlocal last_status
+        last_status = response.status_code
 
     remote: Remote | None = None
 
-    async def take(message: object) -> None:
+    async def on_message(message: object) -> None:
         if remote is not None:
-            remote.roused.set()
+            remote.changed.set()
 
-    _check(url)
+    _check_url(url)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         http = httpx2.AsyncClient(
-            headers=headers, timeout=httpx2.Timeout(_PATIENCE, read=None), event_hooks={"response": [note]}
+            headers=headers, timeout=httpx2.Timeout(_TIMEOUT, read=None), event_hooks={"response": [save_status]}
         )
     except (ValueError, ImportError) as error:
-        raise TidingsError(f"the environment names a proxy that can't be used: {error}") from None
+        raise TidingsError(f"the proxy that the environment names can't be used: {error}") from None
     try:
         async with (
             http,
-            Client(streamable_http_client(url, http_client=http), cache=None, message_handler=take) as client,
+            Client(streamable_http_client(url, http_client=http), cache=None, message_handler=on_message) as client,
         ):
             remote = Remote(url, client)
             yield remote
     except BaseException as error:
         if remote is not None:
             raise
-        for each in _leaves(error):
+        for each in _flatten(error):
             if isinstance(each, httpx2.HTTPError | OSError | MCPError):
-                raise _why_not(url, each, statuses, token) from None
+                raise _explain(url, each, last_status, has_token=bool(token)) from None
         raise
 
 
-def _check(url: str) -> None:
-    """Refuse what no request can be sent to."""
+def _check_url(url: str) -> None:
     import httpx2
 
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
-        raise TidingsError(f"{url} is no URL: {error}") from None
+        raise TidingsError(f"{url} is not a URL: {error}") from None
     if not parsed.host or not 0 < (parsed.port or 80) < 65536:
-        raise TidingsError(f"{url} is no URL of a server; one is http://127.0.0.1:8765/mcp")
+        raise TidingsError(f"{url} is not a URL of a server; give one like http://127.0.0.1:8765/mcp")
 
 
-def _why_not(url: str, error: Exception, statuses: list[int], token: str | None) -> TidingsError:
-    if statuses in ([401], [403]):
-        said = "does not take this token" if token else "wants a token"
-        return TidingsError(f"{url} {said}; give one with --auth-token-file FILE, or TIDINGS_AUTH_TOKEN")
-    if statuses and statuses[0] >= 500:  # as a proxy says while there is no server behind it
-        return Unreachable(f"{url} answered {statuses[0]}; it is not served for now")
-    if statuses and statuses[0] >= 400:
-        return TidingsError(f"{url} answered {statuses[0]}: it is no MCP endpoint; its path is as a rule /mcp")
+def _explain(url: str, error: Exception, status: int | None, *, has_token: bool) -> TidingsError:
+    if status in (401, 403):
+        refusal = "does not accept this token" if has_token else "requires a token"
+        return TidingsError(f"{url} {refusal}; give one with --auth-token-file FILE, or {TOKEN_VARIABLE}")
+    if status is not None and status >= 500:  # for example a proxy whose server is down
+        return Unreachable(f"{url} answered {status}; the server is not available at the moment")
+    if status is not None and status >= 400:
+        return TidingsError(f"{url} answered {status}: this is not an MCP endpoint; the usual path is /mcp")
     return Unreachable(f"{url} can't be reached: {error}")
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def _flatten(error: BaseException) -> Iterator[BaseException]:
+    """Return the errors in an exception group, or the error itself."""
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
-            yield from _leaves(each)
+            yield from _flatten(each)
     else:
         yield error

@@ -1,4 +1,4 @@
-"""`tidings run-tool DIR NAME`: one tool, called the way a client calls it."""
+"""`tidings run-tool DIR NAME`: call one tool as a client does."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import difflib
 import json
 import logging
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from tidings.cli.argument import Folder
 from tidings.cli.folder import open_workspace
-from tidings.cli.output import fail, print_json, print_text, say, stdout_is_set_aside
+from tidings.cli.options import Folder
+from tidings.cli.output import fail, print_json, print_stderr, print_stdout, redirect_stdout_to_stderr
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult
@@ -24,7 +25,7 @@ __all__ = ["run_tool"]
 
 def run_tool(
     folder: Folder,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The tool, by the name that clients see.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the tool.")],
     args: Annotated[
         str | None,
         typer.Option(help="The arguments as one JSON object; - reads it from standard input.", metavar="JSON"),
@@ -32,16 +33,17 @@ def run_tool(
     arg: Annotated[
         list[str] | None,
         typer.Option(
-            help="One argument. Taken as JSON unless the tool wants a text. May be repeated.", metavar="NAME=VALUE"
+            help="One argument. The value is JSON unless the tool expects a string. May be repeated.",
+            metavar="NAME=VALUE",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
 ) -> None:
-    """Try one tool, through the same path that a client's call takes.
+    """Call one tool in the same way as a client does, and print its text.
 
-    Its text is printed; progress goes to standard error. Ends with status 1 if the tool failed.
+    Progress goes to standard error. The exit status is 1 if the tool failed.
     """
-    arguments = _object(args)
+    arguments = _parse_object(args)
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     workspace = open_workspace(folder, poll=0)
     import asyncio
@@ -51,33 +53,34 @@ def run_tool(
     tools = {str(tool["name"]): tool for tool in workspace.list_now(Feature.TOOLS)}
     if name not in tools:
         _fail_unknown(workspace, name, sorted(tools))
-    arguments |= _named(arg or [], tools[name].get("inputSchema", {}))
-    with stdout_is_set_aside():
+    arguments |= _parse_pairs(arg or [], tools[name].get("inputSchema", {}))
+    with redirect_stdout_to_stderr():
         result = asyncio.run(_call(workspace, name, arguments))
     if isinstance(result, Exception):
         fail(f"{name}: {result}", 1)
     if as_json:
         print_json(result.model_dump(by_alias=True, mode="json", exclude_none=True))
     else:
+        # A script that reads standard output must not take an error for a result.
+        print_content = print_stderr if result.is_error else print_stdout
         for content in result.content:
-            text = _shown(content)
-            # An error is no result: a script that reads the output must not take it for one.
-            say(text) if result.is_error else print_text(text)
+            print_content(_format_content(content))
     raise typer.Exit(1 if result.is_error else 0)
 
 
 async def _call(workspace: Workspace, name: str, arguments: dict[str, Any]) -> CallToolResult | Exception:
-    """The result, or what the client made of the answer: raised in here, it would come out wrapped in groups."""
+    """Return the result or the error. The client would wrap an error that is raised here in exception groups."""
     from mcp import MCPError
     from mcp.client.client import Client
     from mcp_types import CallToolResult, LoggingMessageNotificationParams
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         done = f"{progress:g}" if total is None else f"{progress:g}/{total:g}"
-        say(f"{done} {message}" if message else done)
+        print_stderr(f"{done} {message}" if message else done)
 
     async def on_log(params: LoggingMessageNotificationParams) -> None:
-        say(f"{params.level}: {params.data if isinstance(params.data, str) else json.dumps(params.data)}")
+        data = params.data if isinstance(params.data, str) else json.dumps(params.data)
+        print_stderr(f"{params.level}: {data}")
 
     async with Client(workspace.server, logging_callback=on_log, log_level="info") as client:
         try:
@@ -88,51 +91,48 @@ async def _call(workspace: Workspace, name: str, arguments: dict[str, Any]) -> C
     return result
 
 
-def _object(args: str | None) -> dict[str, Any]:
+def _parse_object(args: str | None) -> dict[str, Any]:
     if args is None:
         return {}
     try:
-        found = json.loads(sys.stdin.read() if args == "-" else args)
+        value = json.loads(sys.stdin.read() if args == "-" else args)
     except ValueError as error:
         fail(f"--args is not JSON: {error}")
-    if not isinstance(found, dict):
-        fail('--args must be one JSON object, as {"name": "World"} is')
-    return found
+    if not isinstance(value, dict):
+        fail('--args must be one JSON object, for example {"name": "World"}')
+    return value
 
 
-def _named(given: list[str], schema: dict[str, Any]) -> dict[str, Any]:
-    """`name=value` pairs: a text where the tool wants one, and JSON wherever else it can be read as such."""
+def _parse_pairs(pairs: list[str], schema: dict[str, Any]) -> dict[str, Any]:
+    """Parse `name=value` pairs. A value is a string if the tool expects one, else JSON, else a string."""
     properties = schema.get("properties", {})
-    found: dict[str, Any] = {}
-    for each in given:
-        key, equals, value = each.partition("=")
+    arguments: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
         if not key or not equals:
-            fail(f"--arg {each}: give it as NAME=VALUE")
-        wanted = properties.get(key)
-        found[key] = value
-        if not (isinstance(wanted, dict) and wanted.get("type") == "string"):
-            try:
-                found[key] = json.loads(value)
-            except ValueError:
-                pass  # a text after all
-    return found
+            fail(f"--arg {pair}: give it as NAME=VALUE")
+        arguments[key] = value
+        expected = properties.get(key)
+        if not (isinstance(expected, dict) and expected.get("type") == "string"):
+            with suppress(ValueError):
+                arguments[key] = json.loads(value)
+    return arguments
 
 
 def _fail_unknown(workspace: Workspace, name: str, names: list[str]) -> NoReturn:
-    near = difflib.get_close_matches(name, names, n=5) or names[:20]
-    more = ", …" if not set(names) <= set(near) else ""
-    there = f"there is {', '.join(near)}{more}" if names else "there is none at all"
     for problem in workspace.problems:
-        say(str(problem))  # a tool that is missing is as often as not one that could not be loaded
-    fail(f"no tool {name!r} in {workspace.root}; {there}")
+        print_stderr(str(problem))  # the file of the missing tool is often one that could not be loaded
+    similar = difflib.get_close_matches(name, names, n=5) or names[:20]
+    more = ", …" if not set(names) <= set(similar) else ""
+    available = f"there is {', '.join(similar)}{more}" if names else "it has no tools"
+    fail(f"no tool {name!r} in {workspace.root}; {available}")
 
 
-def _shown(content: Any) -> str:
+def _format_content(content: Any) -> str:
     text = getattr(content, "text", None)
     if isinstance(text, str):
         return text
-    kind = getattr(content, "mime_type", None)
     size = len(getattr(content, "data", "") or "") * 3 // 4
-    uri = getattr(content, "uri", None)
-    described = [str(each) for each in (kind, f"{size} bytes" if size else None, uri) if each]
-    return f"[{content.type}{': ' if described else ''}{', '.join(described)}]"
+    details = (getattr(content, "mime_type", None), f"{size} bytes" if size else None, getattr(content, "uri", None))
+    described = ", ".join(str(detail) for detail in details if detail)
+    return f"[{content.type}: {described}]" if described else f"[{content.type}]"

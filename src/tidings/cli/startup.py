@@ -1,8 +1,8 @@
-"""Starting and ending fast.
+"""Fast start and exit.
 
-What a command imports is there to stay: some hundred thousand objects of the SDK's and pydantic's. The garbage
-collector would look through them several times while they are made, at every full collection that a server makes later,
-and once more at the end, which takes longest of all.
+The modules that a command imports are some hundred thousand objects that live until the process ends. The garbage
+collector would scan them several times during the import, in every full collection of a server, and once more at exit,
+which takes longest.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["made_to_stay"]
+__all__ = ["without_gc"]
 
 
 @contextmanager
-def made_to_stay() -> Iterator[None]:
-    """Keep the garbage collector from everything that is made meanwhile, and was before."""
+def without_gc() -> Iterator[None]:
+    """Disable the garbage collector in this block, and exempt all objects that exist at its end from collection."""
     if not gc.isenabled():
-        yield  # inside another one
+        yield  # a nested block
         return
     gc.disable()
     try:

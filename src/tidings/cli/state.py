@@ -7,37 +7,37 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidings.cli.folder import check_folder, state_file
+from tidings.cli.folder import check_folder, default_state_file
 from tidings.cli.output import fail
 
 if TYPE_CHECKING:
     from tidings.store import Batch, State
     from tidings.store.durable import Durables
 
-__all__ = ["durables_of", "edited", "find_state", "look"]
+__all__ = ["edit_state", "find_state", "read_state", "restore_durables"]
 
 
 def find_state(target: Path) -> Path:
-    """The file itself if it is named, else the one of a workspace."""
+    """Return the state file: the target itself if it is a file, else the default file of a workspace."""
     if target.is_file():
         return target
     check_folder(target)
-    path = state_file(target)
+    path = default_state_file(target)
     if not path.exists():
-        fail(f"{target} remembers nothing yet: {path} is not there; `tidings serve {target}` begins it")
+        fail(f"{target} has no state yet: {path} does not exist; `tidings serve {target}` creates it")
     return path
 
 
-def look(path: Path) -> State:
-    """What is in it, whether or not a server has it."""
+def read_state(path: Path) -> State:
+    """Return the stored state, whether or not a server uses the file."""
     from tidings.store.sqlite import peek
 
     return peek(path)
 
 
 @contextmanager
-def edited(path: Path) -> Iterator[tuple[State, Batch]]:
-    """What is in it, and a batch that is written at the end. Not while a server has it."""
+def edit_state(path: Path) -> Iterator[tuple[State, Batch]]:
+    """Yield the stored state and a batch that is written at the end. Fail if a server uses the file."""
     from tidings.store import Batch, StoreBusy
     from tidings.store.sqlite import SQLiteStore
 
@@ -48,13 +48,13 @@ def edited(path: Path) -> Iterator[tuple[State, Batch]]:
         if batch:
             store.write(batch)
     except StoreBusy:
-        fail(f"a server is running with {path}; give its URL in place of the folder, or stop it first")
+        fail(f"a server is running with {path}; give its URL instead of the folder, or stop it first")
     finally:
         store.close()
 
 
-def durables_of(state: State) -> Durables:
-    """The durable subscriptions in it, as a server that has just been started with it knows them."""
+def restore_durables(state: State) -> Durables:
+    """Return the durable subscriptions as a server has them that starts with this state."""
     from tidings.core.catalog import Catalog
     from tidings.core.hub import Hub
     from tidings.core.journal import Journal

@@ -1,7 +1,6 @@
-"""What `serve` shows while it serves: on a terminal a small panel that changes in place, elsewhere plain lines.
+"""The status that `serve` shows: a panel that is updated in place on a terminal, log lines elsewhere.
 
-A thread of its own looks at what there is to say, so that nobody who publishes waits for a terminal. It reads; it never
-touches what is served.
+A thread of its own reads and shows it, so that a slow terminal never delays a publisher.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tidings.cli.output import counted
+from tidings.cli.logs import LogOptions
+from tidings.cli.output import pluralize
 from tidings.core.model import Change, Feature, Operation
 from tidings.core.redact import change_name, plain, topic_name
 from tidings.workspace.problems import Problem
@@ -28,128 +28,127 @@ if TYPE_CHECKING:
     from tidings.live import Live
     from tidings.workspace.source import Workspace
 
-__all__ = ["items_of", "shown"]
+__all__ = ["Panel", "Snapshot", "count_items", "show_status"]
 
 logger = logging.getLogger("tidings.serve")
 
-_LOOK = 1.0
-"""Seconds between two looks at who is connected, which nobody tells us of."""
+_POLL = 1.0
+"""Seconds between two looks at the connected clients, which cause no event."""
 
-_BREATH = 0.1
-"""Seconds between two drawings: faster than that is flicker."""
+_MIN_INTERVAL = 0.1
+"""Seconds between two updates of the screen: a faster one flickers."""
 
-_SHOWN = 6
-"""Changes, and problems, on a terminal: the last ones, in a part of the screen that leaves room for log lines."""
+_ROWS = 6
+"""Rows of changes, and of problems: the panel leaves most of the screen to log lines."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Snapshot:
-    items: tuple[tuple[Feature, int], ...]
-    modern: int
-    legacy: int
-    changes: tuple[tuple[Change, str], ...]
-    problems: tuple[Problem, ...]
-    unsaved: str | None
-    """Why the state is in memory only, if it was to be saved and is not."""
+class Snapshot:
+    items: tuple[tuple[Feature, int], ...] = ()
+    modern: int = 0
+    legacy: int = 0
+    changes: tuple[tuple[Change, str], ...] = ()
+    """The changes since the last snapshot, with their descriptions."""
+    problems: tuple[Problem, ...] = ()
+    store_problem: str | None = None
+    """Why the state is kept only in memory, although there is a state file."""
 
 
-def items_of(live: Live) -> dict[Feature, int]:
-    """How many items each list has, without those that Tidings itself puts there."""
+def count_items(live: Live) -> dict[Feature, int]:
+    """Count the items of each list, without the resource that Tidings adds."""
     counts = {feature: len(live.catalog.items(feature)) for feature in Feature}
     counts[Feature.RESOURCES] -= ERRORS in live.catalog.items(Feature.RESOURCES)
     return counts
 
 
 @contextmanager
-def shown(
-    live: Live, workspace: Workspace, *, title: str | None = None, is_quiet: bool = False, in_detail: bool = False
-) -> Iterator[None]:
-    """Show the status meanwhile. With a title it may take the terminal, if there is one. `in_detail` leaves it to the
-    log to tell of each change of a list, and how many were told: one of the two says it, never both."""
-    if is_quiet:
+def show_status(live: Live, workspace: Workspace, logs: LogOptions, *, title: str | None = None) -> Iterator[None]:
+    """Show the status in this block: with a title and a terminal as a panel, otherwise as lines."""
+    if logs.is_quiet:
         yield
         return
-    display: _Panel | _Lines
+    display: Panel | _Lines
     if title is not None and sys.stderr.isatty():
         from rich.console import Console
 
-        display = _Panel(Console(stderr=True), title)
+        display = Panel(Console(stderr=True), title)
     else:
-        display = _Lines(in_detail)
-        if in_detail:
+        display = _Lines(logs.is_detailed)
+        if logs.is_detailed:
             live.hub.observer.level_unwatched = logging.INFO
-    handler_filter = _NotTwice(in_detail)
+    duplicates = _DropDuplicates(logs.is_detailed)
     for handler in logging.getLogger().handlers:
-        handler.addFilter(handler_filter)
-    status = _Status(live, workspace, display)
-    with display.open(), status.running():
+        handler.addFilter(duplicates)
+    with display.open(), _Updater(live, workspace, display).run():
         yield
 
 
-class _NotTwice(logging.Filter):
-    """Problems, and changes unless the log tells of them in detail, are the status's to show."""
+class _DropDuplicates(logging.Filter):
+    """Drops the log records that the status shows: problems, and changes unless the log is detailed."""
 
-    def __init__(self, in_detail: bool) -> None:
+    def __init__(self, is_detailed: bool) -> None:
         super().__init__()
-        self._in_detail = in_detail
+        self._is_detailed = is_detailed
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple) and record.args and isinstance(record.args[0], Problem):
             return False
-        return self._in_detail or getattr(record, "tidings", {}).get("event") != "told"
+        return self._is_detailed or getattr(record, "tidings", {}).get("event") != "told"
 
 
-class _Status:
-    def __init__(self, live: Live, workspace: Workspace, display: _Panel | _Lines) -> None:
+class _Updater:
+    """The thread that takes snapshots and shows them."""
+
+    def __init__(self, live: Live, workspace: Workspace, display: Panel | _Lines) -> None:
         self._live = live
         self._workspace = workspace
         self._display = display
         self._changes: deque[tuple[Change, str]] = deque(maxlen=1000)
-        self._roused = threading.Event()
-        self._is_over = threading.Event()
-        live.catalog.follow(self._take)
+        self._changed = threading.Event()
+        self._stopped = threading.Event()
+        live.catalog.follow(self._on_changes)
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._run, name="status", daemon=True)
+    def run(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._loop, name="status", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            self._is_over.set()
-            self._roused.set()
-            thread.join(1)  # a terminal that takes nothing must not keep the process
+            self._stopped.set()
+            self._changed.set()
+            thread.join(1)  # a terminal that blocks must not delay the exit
 
-    def _take(self, changes: tuple[Change, ...]) -> None:
-        """Called by whoever changes the catalog, with its lock held: only note it."""
-        self._changes.extend((change, described) for change in changes if (described := _described(change)))
-        self._roused.set()
+    def _on_changes(self, changes: tuple[Change, ...]) -> None:
+        """Called with the catalog's lock held, so it must be fast."""
+        self._changes.extend((change, text) for change in changes if (text := _describe(change)))
+        self._changed.set()
 
-    def _run(self) -> None:
-        while not self._is_over.is_set():
-            self._display.show(self._look())
-            self._roused.wait(_LOOK)
-            self._roused.clear()
-            self._is_over.wait(_BREATH)
-        self._display.show(self._look())  # what happened last, too
+    def _loop(self) -> None:
+        while not self._stopped.is_set():
+            self._display.show(self._snapshot())
+            self._changed.wait(_POLL)
+            self._changed.clear()
+            self._stopped.wait(_MIN_INTERVAL)
+        self._display.show(self._snapshot())
 
-    def _look(self) -> _Snapshot:
-        taken = []
+    def _snapshot(self) -> Snapshot:
+        changes = []
         while self._changes:
-            taken.append(self._changes.popleft())
+            changes.append(self._changes.popleft())
         live = self._live
         modern = len(live.listen)
-        return _Snapshot(
-            tuple(items_of(live).items()),
+        return Snapshot(
+            tuple(count_items(live).items()),
             modern,
             max(0, len(live.hub) - modern),
-            tuple(taken),
+            tuple(changes),
             self._workspace.problems,
             live.keeper.problem,
         )
 
 
-def _described(change: Change) -> str | None:
+def _describe(change: Change) -> str | None:
     if isinstance(change.topic, Feature):
         return f"{change.topic.singular} {change_name(change)} {change.operation}"
     if change.topic == ERRORS or change.operation is Operation.DELETED:
@@ -158,62 +157,52 @@ def _described(change: Change) -> str | None:
 
 
 class _Lines:
-    """For logs: what happened, one line each."""
+    """Logs each change and each problem."""
 
-    def __init__(self, in_detail: bool) -> None:
-        self._in_detail = in_detail
+    def __init__(self, is_detailed: bool) -> None:
+        self._is_detailed = is_detailed
         self._problems: frozenset[Problem] = frozenset()
 
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        yield
+    def open(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
-    def show(self, snapshot: _Snapshot) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         for change, text in snapshot.changes:
-            if not (self._in_detail and isinstance(change.topic, Feature)):
+            if not (self._is_detailed and isinstance(change.topic, Feature)):  # a detailed log has it already
                 logger.info("%s", text)
-        now = frozenset(snapshot.problems)
-        for problem in sorted(now - self._problems, key=str):
+        problems = frozenset(snapshot.problems)
+        for problem in sorted(problems - self._problems, key=str):
             logger.warning("%s", str(problem))
-        still = {problem.path for problem in now}
-        for path in sorted({problem.path for problem in self._problems - now} - still):
-            logger.info("%s is in order again", path)
-        self._problems = now
+        solved = {problem.path for problem in self._problems} - {problem.path for problem in problems}
+        for path in sorted(solved):
+            logger.info("%s has no problem any more", path)
+        self._problems = problems
 
 
-class _Panel:
-    """For a terminal: how things are, in place."""
+class Panel:
+    """Shows the current status on a terminal, in place."""
 
     def __init__(self, console: Console, title: str) -> None:
         from rich.live import Live as Display
 
         self._console = console
         self._title = title
-        self._changes: deque[tuple[Change, str]] = deque(maxlen=_SHOWN)
-        self._last: tuple[object, ...] = ()
+        self._changes: deque[tuple[Change, str]] = deque(maxlen=_ROWS)
+        self._last: object = None
         self._display = Display(console=console, auto_refresh=False, transient=True)
 
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        with self._display:
-            yield
+    def open(self) -> AbstractContextManager[object]:
+        return self._display
 
-    def show(self, snapshot: _Snapshot) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         self._changes.extend(snapshot.changes)
-        state = (
-            snapshot.items,
-            snapshot.modern,
-            snapshot.legacy,
-            snapshot.problems,
-            snapshot.unsaved,
-            tuple(self._changes),
-            self._console.size,
-        )
-        if state != self._last:
-            self._last = state
-            self._display.update(self._draw(snapshot), refresh=True)
+        snapshot = replace(snapshot, changes=tuple(self._changes))
+        current = (snapshot, self._console.size)
+        if current != self._last:
+            self._last = current
+            self._display.update(self._render(snapshot), refresh=True)
 
-    def _draw(self, snapshot: _Snapshot) -> RenderableType:
+    def _render(self, snapshot: Snapshot) -> RenderableType:
         from rich.console import Group
         from rich.rule import Rule
         from rich.table import Table
@@ -222,16 +211,16 @@ class _Panel:
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(overflow="ellipsis", no_wrap=True)
-        grid.add_row("items", ", ".join(counted(number, feature.singular) for feature, number in snapshot.items))
-        modern, legacy = counted(snapshot.modern, "modern stream"), counted(snapshot.legacy, "legacy session")
+        grid.add_row("items", ", ".join(pluralize(number, feature.singular) for feature, number in snapshot.items))
+        modern, legacy = pluralize(snapshot.modern, "modern stream"), pluralize(snapshot.legacy, "legacy session")
         grid.add_row("clients", f"{modern}, {legacy}")
-        if snapshot.unsaved is not None:
-            grid.add_row("state", Text(f"in memory only: {snapshot.unsaved}", style="red"))
-        for number, (change, text) in enumerate(reversed(self._changes)):
+        if snapshot.store_problem is not None:
+            grid.add_row("state", Text(f"only in memory: {snapshot.store_problem}", style="red"))
+        for number, (change, text) in enumerate(reversed(snapshot.changes)):
             clock = time.strftime("%H:%M:%S", time.localtime(change.time))
             grid.add_row("" if number else "changes", Text(f"{clock}  {text}"))
-        for number, problem in enumerate(snapshot.problems[:_SHOWN]):
+        for number, problem in enumerate(snapshot.problems[:_ROWS]):
             grid.add_row("" if number else "problems", Text(plain(str(problem)), style="red"))
-        if len(snapshot.problems) > _SHOWN:
-            grid.add_row("", f"and {len(snapshot.problems) - _SHOWN} more")
+        if len(snapshot.problems) > _ROWS:
+            grid.add_row("", f"and {len(snapshot.problems) - _ROWS} more")
         return Group(Rule(Text(self._title, style="bold"), align="left", style="dim"), grid)

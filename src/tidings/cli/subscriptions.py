@@ -1,4 +1,4 @@
-"""`tidings subscriptions URL|DIR`: who is to be told of changes also when not there, and how webhooks fare."""
+"""`tidings subscriptions URL|DIR`: list and edit durable subscriptions, and show the state of webhooks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidings.cli.output import fail, print_line, say
-from tidings.cli.remote import Target, Token, TokenFile, connected, is_url, run, token_of
+from tidings.cli.auth import read_secret, read_token
+from tidings.cli.options import Target, Token, TokenFile
+from tidings.cli.output import fail, print_json_lines, print_stderr, print_stdout, print_table
+from tidings.cli.remote import connect, is_url, run
 from tidings.core.model import Feature
 from tidings.core.redact import plain
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["subscriptions"]
 
 _METHOD = "dev.tidings/subscriptions"
+_TITLES = ("name", "owner", "topics", "state", "delivered to", "until", "remarks")
+_STYLES = {"dead": "red", "retrying": "yellow", "": "green"}
 
 
 class _Action(StrEnum):
@@ -34,12 +38,15 @@ class _Action(StrEnum):
 def subscriptions(
     target: Target = ".",
     action: Annotated[
-        _Action, typer.Argument(help="What to do; revive tries a webhook again that was given up.")
+        _Action, typer.Argument(help="The action; revive resumes deliveries to a webhook that is dead.")
     ] = _Action.LIST,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which subscription.", show_default=False)] = None,
-    webhook: Annotated[str | None, typer.Option(help="add: where changes are delivered to.", metavar="URL")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="The name of the subscription.", show_default=False)
+    ] = None,
+    webhook: Annotated[str | None, typer.Option(help="add: the URL to deliver changes to.", metavar="URL")] = None,
     feature: Annotated[
-        list[Feature] | None, typer.Option(help="add: a list to watch. May be repeated; all of them without any.")
+        list[Feature] | None,
+        typer.Option(help="add: a list to watch. May be repeated; the default is all lists, or none with --uri."),
     ] = None,
     uri: Annotated[
         list[str] | None,
@@ -48,15 +55,15 @@ def subscriptions(
     secret_file: Annotated[
         Path | None,
         typer.Option(
-            help="add: the secret that signs deliveries, read from a file; several while one replaces another. "
-            "Without it, one is made, and shown once.",
+            help="add: the file with the secret that signs deliveries; several while you replace one by another. "
+            "Without it, a new secret is created and shown once.",
             metavar="FILE",
             readable=False,
         ),
     ] = None,
     owner: Annotated[
         str | None,
-        typer.Option(help="In a folder: whose, where several callers use a name.", metavar="CLIENT[/SUBJECT]"),
+        typer.Option(help="For a folder: the owner, if several callers use the same name.", metavar="CLIENT[/SUBJECT]"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     auth_token: Token = None,
@@ -64,189 +71,173 @@ def subscriptions(
 ) -> None:
     """List durable subscriptions; add a webhook, remove a subscription, revive a webhook.
 
-    Of a URL, the caller's own. Of a folder, all that its state file holds; they can be changed there while no server
-    has it.
+    For a URL, the caller's own subscriptions. For a folder, all subscriptions in its state file, which can be edited
+    while no server uses it.
     """
     if (name is None) != (action is _Action.LIST):
-        fail(f"{action} needs the NAME of a subscription" if name is None else "list takes no name")
-    show = _print_json if as_json else _print
+        fail(f"{action} requires the NAME of a subscription" if name is None else "list takes no name")
+    params: dict[str, Any] = {} if name is None else {"name": name}
     if action is _Action.ADD:
         if webhook is None:
-            fail("add needs --webhook URL; other subscriptions are made by their clients, who come to be told")
-        chosen = [each.value for each in feature or ([] if uri else Feature)]
-        params = _wanted(str(name), webhook, chosen, uri or [], secret_file)
-    else:
-        params = {"name": name} if name is not None else {}
+            fail("add requires --webhook URL; clients create other durable subscriptions themselves")
+        features = [each.value for each in feature or ([] if uri else Feature)]
+        params |= _put_params(webhook, features, uri or [], secret_file)
     if is_url(target):
-        answer = run(_ask(target, token_of(auth_token, auth_token_file), action, params))
+        answer = run(_request(target, read_token(auth_token, auth_token_file), action, params))
     else:
         answer = _edit(Path(target), action, params, owner)
     if action is _Action.REMOVE:
         if not answer["removed"]:
-            fail(f"there is no {name!r} of this caller's" if is_url(target) else f"there is no {name!r}", 1)
-        say(f"Removed {name}.")
+            fail(f"this caller has no subscription {name!r}" if is_url(target) else f"there is no {name!r}", 1)
+        print_stderr(f"Removed {name}.")
         return
+    show = print_json_lines if as_json else _print
     show(answer["subscriptions"] if action is _Action.LIST else [answer["subscription"]])
     if "secret" in answer:
         if as_json:
-            print_line({"name": name, "secret": answer["secret"]})
+            print_json_lines([{"name": name, "secret": answer["secret"]}])
         else:
-            typer.echo(f"The secret that signs its deliveries, shown this once: {answer['secret']}")
+            print_stdout(f"The secret that signs its deliveries, shown only now: {answer['secret']}")
 
 
-def _wanted(name: str, url: str, features: list[str], uris: list[str], secret_file: Path | None) -> dict[str, Any]:
-    """What `put` is given."""
+def _put_params(url: str, features: list[str], uris: list[str], secret_file: Path | None) -> dict[str, Any]:
+    """Return the params of `dev.tidings/subscriptions/put`, without the name."""
     notifications: dict[str, Any] = {f"{feature}ListChanged": True for feature in features}
     if "" in uris:
-        fail("a --uri is empty; give the URI of a resource, or a pattern as board://*")
+        fail("--uri is empty; give the URI of a resource, or a pattern like board://*")
     if uris:
         notifications["resourceSubscriptions"] = uris
-    hook = {"url": url}
+    webhook = {"url": url}
     if secret_file is not None:
-        try:
-            hook["secret"] = secret = " ".join(secret_file.read_text("utf-8").split())
-        except (OSError, UnicodeDecodeError) as error:
-            fail(f"the secret in {secret_file} can't be read: {getattr(error, 'strerror', None) or 'not UTF-8'}")
+        webhook["secret"] = secret = " ".join(read_secret("secret", secret_file).split())
         if not secret:
-            fail(f"there is no secret in {secret_file}; leave --secret-file out to be given one")
-    return {"name": name, "notifications": notifications, "webhook": hook}
+            fail(f"{secret_file} contains no secret; without --secret-file, a new one is created")
+    return {"notifications": notifications, "webhook": webhook}
 
 
-# Of a server
+# On a server
 
 
-async def _ask(url: str, token: str | None, action: _Action, params: dict[str, Any]) -> dict[str, Any]:
+async def _request(url: str, token: str | None, action: _Action, params: dict[str, Any]) -> dict[str, Any]:
     method = {_Action.LIST: "list", _Action.REMOVE: "remove"}.get(action, "put")
-    async with connected(url, token) as remote:
+    async with connect(url, token) as remote:
         if action is _Action.REVIVE:
-            there = (await remote.ask(f"{_METHOD}/list"))["subscriptions"]
-            if params["name"] not in {each["name"] for each in there if "webhook" in each}:
-                fail(f"there is no webhook {params['name']!r} of this caller's", 1)
-        return await remote.ask(f"{_METHOD}/{method}", **params)
+            known = (await remote.request(f"{_METHOD}/list"))["subscriptions"]
+            if params["name"] not in {each["name"] for each in known if "webhook" in each}:
+                fail(f"this caller has no webhook {params['name']!r}", 1)
+        return await remote.request(f"{_METHOD}/{method}", **params)
 
 
-# Of a folder
+# In a folder
 
 
 def _edit(folder: Path, action: _Action, params: dict[str, Any], owner: str | None) -> dict[str, Any]:
     from msgspec import structs
 
-    from tidings.cli.state import edited, find_state, look
+    from tidings.cli.state import edit_state, find_state, read_state
 
     path = find_state(folder)
     if action is _Action.LIST:
-        return {"subscriptions": [_described(each) for each in look(path).durables.values() if _is(each, owner)]}
-    with edited(path) as (state, batch):
+        durables = read_state(path).durables.values()
+        return {"subscriptions": [_describe(durable) for durable in durables if _has_owner(durable, owner)]}
+    with edit_state(path) as (state, batch):
         if action is _Action.ADD:
-            durable, secret = _made(state, params)
+            durable, new_secret = _put_webhook(state, params)
             batch.durables[durable.key] = durable
-            return {"subscription": _described(durable)} | secret
-        found = _found(state, params["name"], owner)
+            return {"subscription": _describe(durable)} | new_secret
+        key = _find(state, params["name"], owner)
         if action is _Action.REMOVE:
-            for key in found:
+            if key is not None:
                 batch.durables[key] = None
-            return {"removed": bool(found)}
-        known = state.durables[found[0]] if found else None
+            return {"removed": key is not None}
+        known = state.durables[key] if key is not None else None
         if known is None or known.webhook is None:
             fail(f"there is no webhook {params['name']!r}", 1)
         revived = structs.replace(known, expires=None, webhook=known.webhook.revived())
         batch.durables[revived.key] = revived
-        return {"subscription": _described(revived)}
+        return {"subscription": _describe(revived)}
 
 
-def _found(state: State, name: str, owner: str | None) -> list[Key]:
-    found = [key for key, each in state.durables.items() if each.name == name and _is(each, owner)]
-    if len(found) > 1:
-        owners = ", ".join(_owner(key[0]) or "nobody" for key in found)
-        fail(f"{name!r} is the name of several subscriptions, of {owners}; say whose with --owner")
-    return found
+def _find(state: State, name: str, owner: str | None) -> Key | None:
+    keys = [key for key, each in state.durables.items() if each.name == name and _has_owner(each, owner)]
+    if len(keys) > 1:
+        owners = ", ".join(_format_owner(key[0]) or "no owner" for key in keys)
+        fail(f"several subscriptions have the name {name!r} ({owners}); choose one with --owner")
+    return keys[0] if keys else None
 
 
-def _made(state: State, params: dict[str, Any]) -> tuple[Durable, dict[str, str]]:
-    """A webhook that knows everything as of now, or what the one that has its name was told."""
-    from tidings.cli.state import durables_of
+def _put_webhook(state: State, params: dict[str, Any]) -> tuple[Durable, dict[str, str]]:
+    """Create or replace a webhook. A new one counts as told of the current versions; a replaced one keeps its own."""
+    from tidings.cli.state import restore_durables
     from tidings.store.durable import SERVER, Durable, Webhook
     from tidings.webhooks.http_client import check_url
     from tidings.webhooks.signature import check_secret, new_secret
 
-    hook, wanted = params["webhook"], params["notifications"]
-    check_url(hook["url"], allow_loopback=True)
-    durables = durables_of(state)
+    webhook, notifications = params["webhook"], params["notifications"]
+    check_url(webhook["url"], allow_loopback=True)
+    durables = restore_durables(state)
     known = durables.get((SERVER, params["name"]))
-    secret = hook.get("secret") or (known.webhook.secret if known and known.webhook else None)
-    shown = {} if secret else {"secret": new_secret()}
+    secret = webhook.get("secret") or (known.webhook.secret if known and known.webhook else None)
+    created = {} if secret else {"secret": new_secret()}
     durable = Durable(
         name=params["name"],
         owner=SERVER,
-        features=tuple(feature for feature in Feature if f"{feature.value}ListChanged" in wanted),
-        uris=tuple(wanted.get("resourceSubscriptions", ())),
+        features=tuple(feature for feature in Feature if f"{feature.value}ListChanged" in notifications),
+        uris=tuple(notifications.get("resourceSubscriptions", ())),
         ttl=durables.hub.policy.durable_ttl,
-        webhook=Webhook(url=hook["url"], secret=check_secret(secret or shown["secret"])),
+        webhook=Webhook(url=webhook["url"], secret=check_secret(secret or created["secret"])),
     )
-    return durables.put(durable), shown
+    return durables.put(durable), created
 
 
-def _described(durable: Durable) -> dict[str, Any]:
+def _describe(durable: Durable) -> dict[str, Any]:
     from tidings.store.durable_json import as_json
 
     described = as_json(durable, is_connected=durable.expires is None)
-    return {"name": described.pop("name"), "owner": _owner(durable.owner), **described}
+    return {"name": described.pop("name"), "owner": _format_owner(durable.owner), **described}
 
 
-def _owner(owner: Owner) -> str | None:
-    return None if owner is None else "/".join(each for each in owner if each is not None)
+def _format_owner(owner: Owner) -> str | None:
+    return None if owner is None else "/".join(part for part in owner if part is not None)
 
 
-def _is(durable: Durable, owner: str | None) -> bool:
-    return owner is None or _owner(durable.owner) == owner
+def _has_owner(durable: Durable, owner: str | None) -> bool:
+    return owner is None or _format_owner(durable.owner) == owner
 
 
-# What is printed
-
-
-def _print_json(found: Sequence[dict[str, Any]]) -> None:
-    for each in found:
-        print_line(each)
+# Printing
 
 
 def _print(found: Sequence[dict[str, Any]]) -> None:
     if not found:
-        say("There are no durable subscriptions.")
+        print_stderr("There are no durable subscriptions.")
     elif sys.stdout.isatty():
-        _print_table(found)
+        print_table(_TITLES, map(_cells, found), _TITLES.index("state"), _STYLES)
     else:
         for each in found:
-            typer.echo("  ".join(cell for cell in _cells(each) if cell))
+            print_stdout("  ".join(cell for cell in _cells(each) if cell))
 
 
-def _print_table(found: Sequence[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("name", "owner", "watches", "state", "told by", "until", "remarks"):
-        table.add_column(title, overflow="fold")
-    for each in found:
-        cells = list(map(Text, _cells(each)))
-        cells[3].stylize({"dead": "red", "retrying": "yellow"}.get(str(cells[3]), "green"))
-        table.add_row(*cells)
-    Console().print(table)
-
-
-def _cells(each: dict[str, Any]) -> tuple[str, ...]:
-    watched = [name.removesuffix("ListChanged") for name in each["notifications"] if name.endswith("ListChanged")]
-    watched += each["notifications"].get("resourceSubscriptions", [])
-    hook = each.get("webhook", {})
-    state = hook.get("state") or ("connected" if each["connected"] else "away")
-    until = f"tried again {hook['nextAttempt']}" if "nextAttempt" in hook else ""
-    if each["expires"] is not None:
-        until = f"kept until {each['expires']}"
-    remarks = [f"{hook['lastError']} ({hook['attempts']} attempts)"] if hook.get("attempts") else []
-    if "refetch" in hook:
-        remarks.append(f"missed too much, and has yet to be told to refetch {', '.join(hook['refetch'])}")
-    elif "lastRefetch" in hook:
-        remarks.append(f"missed too much, and was told to refetch at {hook['lastRefetch']}")
-    by = hook.get("url", "a stream")
-    cells = (each["name"], each.get("owner") or "", ", ".join(watched), state, by, until, "; ".join(remarks))
-    return tuple(map(plain, cells))  # names are their clients': nothing in them may command a terminal
+def _cells(described: dict[str, Any]) -> tuple[str, ...]:
+    notifications, webhook = described["notifications"], described.get("webhook", {})
+    topics = [name.removesuffix("ListChanged") for name in notifications if name.endswith("ListChanged")]
+    topics += notifications.get("resourceSubscriptions", [])
+    state = webhook.get("state") or ("connected" if described["connected"] else "disconnected")
+    until = f"next attempt {webhook['nextAttempt']}" if "nextAttempt" in webhook else ""
+    if described["expires"] is not None:
+        until = f"kept until {described['expires']}"
+    remarks = [f"{webhook['lastError']} ({webhook['attempts']} attempts)"] if webhook.get("attempts") else []
+    if "refetch" in webhook:
+        remarks.append(f"missed too many changes; will be told to refetch {', '.join(webhook['refetch'])}")
+    elif "lastRefetch" in webhook:
+        remarks.append(f"missed too many changes; was told to refetch at {webhook['lastRefetch']}")
+    cells = (
+        described["name"],
+        described.get("owner") or "",
+        ", ".join(topics),
+        state,
+        webhook.get("url", "a stream"),
+        until,
+        "; ".join(remarks),
+    )
+    return tuple(map(plain, cells))  # a client's text must not control the terminal

@@ -1,4 +1,4 @@
-"""`tidings validate DIR`: what is wrong with which file, before a client finds out."""
+"""`tidings validate DIR`: report the problems of a workspace before a client meets them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidings.cli.argument import Folder
 from tidings.cli.folder import open_workspace
-from tidings.cli.output import counted, print_json
+from tidings.cli.options import Folder
+from tidings.cli.output import pluralize, print_json
 
 if TYPE_CHECKING:
     from tidings.workspace.problems import Problem
@@ -22,54 +22,50 @@ __all__ = ["validate"]
 
 def validate(
     folder: Folder = Path(),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Load everything as a server would, and print what is wrong as FILE:LINE: MESSAGE.
+    """Load all files as a server does, and print each problem as FILE:LINE: MESSAGE.
 
-    Python files and registration scripts are run for it, tools are not. Ends with status 1 if anything is wrong.
+    It runs Python files and registration scripts, but no tools. The exit status is 1 if there is a problem.
     """
-    logging.basicConfig(level=logging.CRITICAL)  # what is logged meanwhile is what is printed below
+    logging.basicConfig(level=logging.CRITICAL)  # the log would only repeat the problems
     workspace = open_workspace(folder, poll=0)
     problems = [*workspace.problems, *_not_executable(workspace)]
-    items = _counts(workspace)
+    items = _count_items(workspace)
     if as_json:
-        found = [{"path": each.path, "line": each.line, "message": each.message} for each in problems]
+        found = [{"path": problem.path, "line": problem.line, "message": problem.message} for problem in problems]
         print_json({"workspace": str(workspace.root), "items": items, "problems": found})
     else:
         from rich.console import Console
         from rich.text import Text
 
         console = Console(soft_wrap=True, highlight=False)
-        for each in problems:
-            # Line 1 where no line is known: editors and CI systems look for FILE:LINE.
-            place = f"{folder / each.path}:{each.line or 1}:"
-            console.print(Text.assemble((place, "bold"), " ", each.message))
-        summary = ", ".join(counted(number, kind.removesuffix("s")) for kind, number in items.items())
-        if problems:
-            console.print(Text(f"{counted(len(problems), 'problem')}; {summary}", style="red"))
-        else:
-            console.print(Text(f"All is well: {summary}", style="green"))
+        for problem in problems:
+            # Editors and CI systems look for FILE:LINE, so an unknown line is line 1.
+            place = f"{folder / problem.path}:{problem.line or 1}:"
+            console.print(Text.assemble((place, "bold"), " ", problem.message))
+        result = pluralize(len(problems), "problem") if problems else "No problems"
+        summary = ", ".join(pluralize(number, kind.removesuffix("s")) for kind, number in items.items())
+        console.print(Text(f"{result}; {summary}", style="red" if problems else "green"))
     raise typer.Exit(1 if problems else 0)
 
 
-def _counts(workspace: Workspace) -> dict[str, int]:
+def _count_items(workspace: Workspace) -> dict[str, int]:
     from tidings.core.model import Feature
     from tidings.workspace.source import ERRORS
 
-    listed = {feature.value: workspace.list_now(feature) for feature in Feature}
-    return {name: sum(item.get("uri") != ERRORS for item in items) for name, items in listed.items()}
+    lists = {feature.value: workspace.list_now(feature) for feature in Feature}
+    return {name: sum(item.get("uri") != ERRORS for item in items) for name, items in lists.items()}
 
 
 def _not_executable(workspace: Workspace) -> list[Problem]:
-    """Scripts that begin with `#!` but can't be run: served as nothing, and without a word."""
+    """Find scripts that start with `#!` but are not executable: a server ignores them silently."""
     from tidings.workspace.metadata import META_SUFFIX
     from tidings.workspace.problems import Problem
 
     tools = workspace.root / "tools"
-    if not tools.is_dir():
-        return []
     found = []
-    for path in sorted(tools.iterdir()):
+    for path in sorted(tools.iterdir()) if tools.is_dir() else ():
         if (
             path.is_file()
             and path.suffix != ".py"
@@ -82,6 +78,6 @@ def _not_executable(workspace: Workspace) -> list[Problem]:
             except OSError:
                 continue
             if is_script:
-                message = "a script that can't be run, and so no tool: chmod +x makes it one"
+                message = "the script is not executable and therefore not a tool; `chmod +x` makes it one"
                 found.append(Problem(f"tools/{path.name}", 1, message))
     return found

@@ -1,4 +1,4 @@
-"""The command itself, as others may call it: a client that starts it, or a person who types it."""
+"""The command line that starts `tidings`: for a client's settings, and for hints that a person types."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import shutil
 import sys
 from pathlib import Path
 
-__all__ = ["as_called", "command"]
+__all__ = ["absolute_command", "shell_command"]
 
 
-def command() -> list[str]:
-    """What starts `tidings` from anywhere, by absolute paths: a client has a PATH of its own."""
+def absolute_command() -> list[str]:
+    """Return a command with an absolute path: a client that runs it may have another PATH."""
     called = Path(sys.argv[0])
-    beside = Path(sys.executable).with_name("tidings")
-    for path in (called, beside):
+    sibling = Path(sys.executable).with_name("tidings")
+    for path in (called, sibling):
         if path.stem == "tidings" and path.is_absolute() and path.is_file():
             return [str(path)]
     if called.stem == "tidings" and (found := shutil.which(str(called))):
@@ -23,13 +23,14 @@ def command() -> list[str]:
     return [sys.executable, "-m", "tidings"]
 
 
-def as_called() -> str:
-    """What to type here, in the shell's terms and as short as it works."""
-    words = command()
+def shell_command() -> str:
+    """Return the shortest command that works in this shell and folder."""
+    words = absolute_command()
     if len(words) == 1:
         found = shutil.which("tidings")
         if found is not None and Path(found).absolute() == Path(words[0]):
             return "tidings"
     relative = os.path.relpath(words[0])
-    words[0] = relative if len(relative) < len(words[0]) and not relative.startswith("..") else words[0]
+    if len(relative) < len(words[0]) and not relative.startswith(".."):
+        words[0] = relative
     return shlex.join(words)

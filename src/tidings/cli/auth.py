@@ -1,0 +1,117 @@
+"""Who may call a served workspace: the bearer token, the bind address, and the Host and Origin headers.
+
+A caller runs the tools of the workspace. It is therefore local by default, and requires a token for any other address.
+This is one token for all callers, not an authorization server.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from tidings.errors import TidingsError
+
+if TYPE_CHECKING:
+    from mcp.server.auth.provider import AccessToken
+    from mcp.server.mcpserver import MCPServer
+    from mcp.server.transport_security import TransportSecuritySettings
+
+__all__ = ["allow_origins", "is_local", "read_secret", "read_token", "require_token", "transport_security"]
+
+_LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+
+
+def is_local(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_secret(name: str, file: Path) -> str:
+    """Return the text of a file that holds a secret. `name` is for the error."""
+    try:
+        return file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise TidingsError(f"the {name} in {file} can't be read: {reason}") from None
+
+
+def read_token(token: str | None, file: Path | None) -> str | None:
+    """Return the token of the file, if there is one, or else the one that was given."""
+    if file is not None:
+        token = read_secret("token", file)
+    if token is not None and not re.fullmatch(r"[\x21-\x7e]+", token):
+        raise TidingsError("a token is one word of printable ASCII, for example the output of `openssl rand -hex 32`")
+    return token
+
+
+class _TokenVerifier:
+    """Implements the SDK's `TokenVerifier` for one fixed token."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        from mcp.server.auth.provider import AccessToken
+
+        # In constant time, so that a caller can't guess the token one character at a time.
+        if not hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._token):
+            return None
+        return AccessToken(token=token, client_id="token", scopes=[])
+
+
+def require_token(server: MCPServer[Any], token: str, url: str) -> None:
+    """Refuse requests without the token. Call this before the server's app is built."""
+    from mcp.server.auth.settings import AuthSettings
+
+    from tidings.server import internals
+
+    # The SDK requires an issuer. There is none here, and no client sees this one.
+    settings = AuthSettings.model_validate({"issuer_url": url, "resource_server_url": None})
+    internals.set_auth(server, settings, _TokenVerifier(token))
+
+
+def transport_security(host: str, hosts: Sequence[str], origins: Sequence[str]) -> TransportSecuritySettings | None:
+    """Return which Host and Origin headers to accept, or None for the SDK's default, which protects local addresses."""
+    for origin in origins:
+        split = urlsplit(origin)
+        if split.scheme not in ("http", "https") or not split.netloc or split.path or "*" in split.netloc:
+            raise TidingsError(f"--allow-origin {origin}: an origin looks like https://app.example.com")
+    for name in hosts:
+        if "/" in name or "*" in name:
+            raise TidingsError(f"--allow-host {name}: give a name, or a name and a port")
+    if not hosts and (not origins or not is_local(host)):
+        return None
+    from mcp.server.transport_security import TransportSecuritySettings
+
+    return TransportSecuritySettings(
+        allowed_hosts=[pattern for name in (*_LOCAL_HOSTS, *hosts) for pattern in _host_patterns(name)],
+        allowed_origins=[*(f"http://{name}:*" for name in _LOCAL_HOSTS), *origins],
+    )
+
+
+def _host_patterns(host: str) -> list[str]:
+    """A name without a port matches every port, and the default port, which the header does not contain."""
+    return [host] if re.search(r":\d+$", host) else [host, f"{host}:*"]
+
+
+def allow_origins(app: Any, origins: Sequence[str]) -> None:
+    """Answer the preflight requests of browsers for these origins, which carry no token."""
+    from starlette.middleware.cors import CORSMiddleware
+
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["Mcp-Session-Id", "Mcp-Protocol-Version", "WWW-Authenticate"],
+    )

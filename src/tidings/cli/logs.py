@@ -1,0 +1,133 @@
+"""Log lines of `tidings serve` on standard error: as text for people, or as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import threading
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+__all__ = ["JsonFormatter", "LogFormat", "LogLevel", "LogOptions", "TextFormatter", "set_up_logging"]
+
+_SESSION_ID = re.compile(r"(session(?: id)?:? )(\w{32,})", re.IGNORECASE)
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogOptions(NamedTuple):
+    level: LogLevel = LogLevel.INFO
+    format: LogFormat = LogFormat.TEXT
+    is_quiet: bool = False
+
+    @property
+    def effective_level(self) -> LogLevel:
+        return max(self.level, LogLevel.WARNING, key=list(LogLevel).index) if self.is_quiet else self.level
+
+    @property
+    def is_detailed(self) -> bool:
+        """Whether a log line has all details of a change, instead of the few words that people like to read."""
+        return self.format is LogFormat.JSON or self.level is LogLevel.DEBUG
+
+
+def set_up_logging(options: LogOptions) -> None:
+    """Configure logging. Call it before a server is created: the SDK's server configures logging if nothing else has.
+
+    Libraries log each request at `info`, so their lines appear from `warning` on, or with `debug`.
+    """
+    level = logging.getLevelNamesMapping()[options.effective_level.upper()]
+    is_json = options.format is LogFormat.JSON
+    handler = _StderrHandler()
+    handler.setFormatter(JsonFormatter() if is_json else TextFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.addFilter(_hide_session_ids)
+    root_level = logging.INFO if level == logging.DEBUG else max(level, logging.WARNING)
+    logging.basicConfig(level=root_level, handlers=[handler])
+    logging.getLogger("tidings").setLevel(level)
+    logging.getLogger("uvicorn.error").addFilter(_is_not_cancellation)
+    if is_json:
+        # Python itself would write these to standard error as several lines of text.
+        logging.captureWarnings(True)
+        threading.excepthook = _log_thread_exception
+
+
+def _log_thread_exception(arguments: threading.ExceptHookArgs) -> None:
+    if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
+        name = arguments.thread.name if arguments.thread is not None else "a thread"
+        logging.getLogger("tidings.serve").error("%s ended with an exception", name, exc_info=arguments.exc_value)
+
+
+def _is_not_cancellation(record: logging.LogRecord) -> bool:
+    """A call that the end of the server cancels is not a failure and needs no traceback."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or kind.__name__ != "CancelledError"
+
+
+def _hide_session_ids(record: logging.LogRecord) -> bool:
+    """Replace session ids, which the SDK logs. A session id is enough to send requests in that session."""
+    if record.name.startswith("mcp."):
+        from tidings.core.redact import nickname
+
+        record.msg = _SESSION_ID.sub(lambda found: found[1] + nickname(found[2]), record.getMessage())
+        record.args = ()
+    return True
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to `sys.stderr` as it is at that moment: the status panel replaces it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:  # as every handler of logging does
+            self.handleError(record)
+
+
+class TextFormatter(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's own name
+        from tidings.core.redact import plain
+
+        record.message = plain(record.message)
+        if record.levelno >= logging.WARNING:
+            record.message = f"{record.levelname.lower()}: {record.message}"
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  # likewise
+        """Indent each line: an exception may contain client input, which must not look like a log line of its own."""
+        from tidings.core.redact import plain
+
+        return "\n".join(f"  {plain(line)}" for line in super().formatException(ei).split("\n"))
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line: time, level, logger, message, its details, and the trace it belongs to."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        from opentelemetry import trace
+
+        details: dict[str, Any] = getattr(record, "tidings", {})
+        line = details | {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        context = trace.get_current_span().get_span_context()
+        if context.is_valid:
+            line |= {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)

@@ -1,0 +1,26 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["TOKEN_VARIABLE", "Folder", "Target", "Token", "TokenFile"]
+
+TOKEN_VARIABLE = "TIDINGS_AUTH_TOKEN"
+
+# `readable=False`: Tidings reports an unreadable path itself, in one line.
+Folder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR", help="The workspace: the folder that contains tools/, resources/, prompts/.", readable=False
+    ),
+]
+Target = Annotated[str, typer.Argument(metavar="URL|DIR", help="A running server, or the folder of a workspace.")]
+Token = Annotated[
+    str | None,
+    typer.Option(help="The bearer token that the server requires.", envvar=TOKEN_VARIABLE, show_envvar=True),
+]
+TokenFile = Annotated[Path | None, typer.Option(help="Read the token from this file.", metavar="FILE", readable=False)]

@@ -1,0 +1,191 @@
+"""Export of traces and metrics to a collector, if the environment names one and the extra `otlp` is installed.
+
+OpenTelemetry's own variables configure each of the two signals (`OTEL_EXPORTER_OTLP_ENDPOINT`, `…_TRACES_ENDPOINT`,
+`…_PROTOCOL`, `OTEL_METRICS_EXPORTER`, `OTEL_SERVICE_NAME`, …). A process that already has providers keeps them, for
+example under `opentelemetry-instrument`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from tidings.cli.startup import without_gc
+from tidings.stdio.process_exit import meanwhile
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+
+__all__ = ["CollectorErrors", "build_resource", "endpoint_of", "export_telemetry", "protocol_of", "without_secrets"]
+
+logger = logging.getLogger("tidings.serve")
+
+SHUTDOWN_TIMEOUT = 0.3
+"""Seconds for the last export when the server stops: an unreachable collector must not delay the exit."""
+_OUTAGE = 300.0
+"""Seconds without an error after which the next one counts as a new outage and is logged again."""
+_EXPORT_LOGGERS = ("opentelemetry.exporter", "opentelemetry.sdk")
+_HEADER_LOGGER = "opentelemetry.util.re"
+"""Logs each header of the environment that it can't parse. Such a header often contains a token."""
+
+
+@contextmanager
+def export_telemetry(service: str, failures: Counter[str]) -> Iterator[None]:
+    """Export traces and metrics in this block. `service` is the service name if the environment has none.
+
+    Errors of the collector are counted in `failures["telemetry"]`.
+    """
+    # Filters of handlers, because a filter of a logger does not see the records of its children.
+    handlers = list(logging.getLogger().handlers)
+    for handler in handlers:
+        handler.addFilter(_hide_header)
+    with without_gc():
+        shutdowns = _set_up(service)
+    errors = CollectorErrors(failures)
+    for handler in handlers:
+        handler.removeFilter(_hide_header)
+        if shutdowns:  # otherwise the exporters, and their errors, are the user's own
+            handler.addFilter(errors)
+    flush = partial(_shut_down, shutdowns)
+    try:
+        with meanwhile(flush):
+            yield
+    finally:
+        flush()
+        for handler in handlers:
+            handler.removeFilter(errors)
+
+
+def _shut_down(shutdowns: list[Callable[[], object]]) -> None:
+    """Export the rest, once. Threads do it, and are abandoned after the timeout."""
+    threads = [threading.Thread(target=shutdown, daemon=True) for shutdown in shutdowns]
+    shutdowns.clear()
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + SHUTDOWN_TIMEOUT
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+
+
+def _hide_header(record: logging.LogRecord) -> bool:
+    if record.name == _HEADER_LOGGER:
+        record.msg = "a header for the collector is not URL-encoded name=value and is not sent (OTEL_…_HEADERS)"
+        record.args = ()
+    return True
+
+
+class CollectorErrors(logging.Filter):
+    """Counts the errors of exporters, and logs the first of each outage without their text, which contains the endpoint
+    and its secrets."""
+
+    def __init__(self, failures: Counter[str]) -> None:
+        super().__init__()
+        self._failures = failures
+        self._last = -_OUTAGE
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(_EXPORT_LOGGERS) or record.levelno < logging.WARNING:
+            return True
+        self._failures["telemetry"] += 1
+        now = time.monotonic()
+        is_new, self._last = now - self._last >= _OUTAGE, now
+        record.msg = "the collector does not accept telemetry; this is logged once per outage"
+        record.args = ()
+        record.exc_info = record.exc_text = None
+        return is_new
+
+
+def _set_up(service: str) -> list[Callable[[], object]]:
+    """Install the providers, and return the functions that shut them down."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return []
+    endpoints = {signal: endpoint for signal in ("TRACES", "METRICS") if (endpoint := endpoint_of(signal)) is not None}
+    if not endpoints:
+        return []
+    destination = " and ".join(sorted({without_secrets(endpoint) for endpoint in endpoints.values()}))
+    try:
+        from opentelemetry import metrics, trace
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        exporters: dict[str, Any] = {signal: _exporter(signal) for signal in endpoints}
+    except ImportError as error:
+        logger.warning("telemetry is not sent to %s: %s; install tidings[otlp]", destination, error)
+        return []
+    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        logger.info("telemetry uses the providers that this process already has")
+        return []
+    shutdowns: list[Callable[[], object]] = []
+    tracers: TracerProvider | None = None
+    meters: MeterProvider | None = None
+    try:
+        resource = build_resource(service)
+        if "TRACES" in exporters:
+            tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+            tracers.add_span_processor(BatchSpanProcessor(exporters["TRACES"]()))
+            shutdowns.append(tracers.shutdown)
+        if "METRICS" in exporters:
+            reader = PeriodicExportingMetricReader(exporters["METRICS"]())
+            meters = MeterProvider([reader], resource, shutdown_on_exit=False)
+            shutdowns.append(meters.shutdown)
+    except Exception as error:  # an exporter rejects its settings; the server works without it
+        logger.warning("telemetry is not sent to %s: %s", destination, error)
+        return shutdowns
+    if tracers is not None:
+        trace.set_tracer_provider(tracers)
+    if meters is not None:
+        metrics.set_meter_provider(meters)
+    logger.info("telemetry is sent to %s", destination)
+    return shutdowns
+
+
+def build_resource(service: str) -> Resource:
+    """Describe this process: by the service name of the environment, or else by the name of the server."""
+    from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+
+    is_named = SERVICE_NAME in OTELResourceDetector().detect().attributes
+    return Resource.create({} if is_named else {SERVICE_NAME: service})
+
+
+def endpoint_of(signal: str) -> str | None:
+    """Return the endpoint of a signal, or None if it is not configured or is disabled."""
+    if os.environ.get(f"OTEL_{signal}_EXPORTER", "").strip().lower() == "none":
+        return None
+    return _variable(signal, "ENDPOINT") or None
+
+
+def _exporter(signal: str) -> Any:
+    module, name = {"TRACES": ("trace", "Span"), "METRICS": ("metric", "Metric")}[signal]
+    package = import_module(f"opentelemetry.exporter.otlp.proto.{protocol_of(signal)}.{module}_exporter")
+    return getattr(package, f"OTLP{name}Exporter")
+
+
+def protocol_of(signal: str) -> str:
+    """Return "grpc" or "http", which are also the names of the exporters' packages."""
+    return "grpc" if _variable(signal, "PROTOCOL").strip().lower() == "grpc" else "http"
+
+
+def _variable(signal: str, name: str) -> str:
+    """Return the variable of one signal, or else the common one."""
+    own = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_{name}", "")
+    return own or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}", "")
+
+
+def without_secrets(endpoint: str) -> str:
+    """Return an endpoint without user, password, path and query."""
+    try:
+        split = urlsplit(endpoint)
+    except ValueError:
+        return "an invalid endpoint"
+    return f"{split.scheme}://{split.netloc.rpartition('@')[2]}" if split.netloc else endpoint.partition("?")[0]
