@@ -7,8 +7,10 @@ module that skips itself while it is collected. Elsewhere a missing service may 
 
 import os
 import random
+import shutil
 import signal
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -69,6 +71,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def anyio_backend() -> str:
     """``@pytest.mark.anyio`` means asyncio: uvicorn and NATS know no other loop. A fixture of a module may need it."""
     return "asyncio"
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Path:
+    """A copy of the example workspace, which a test may change."""
+    example = Path(__file__).parents[1] / "examples" / "workspace"
+    return Path(shutil.copytree(example, tmp_path / "board"))
 
 
 # tryfirst makes a wrapper the outermost: it sees the report after pytest's own plugins have made a skip or an

@@ -16,21 +16,19 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.support.command import DEADLINE, HELLO, INITIALIZE, board, drop, line_with
+from tests.support.command import DEADLINE, HELLO, INITIALIZE, line_with, replace_file
 from tests.support.otlp_collector import Collector, collecting
 from tests.support.waiting import until
 from tidings.store import State, StoreBusy
 from tidings.store.sqlite import SQLiteStore
 
-__all__ = ["board"]
-
 pytestmark = pytest.mark.anyio
 
 PATIENT = """
 from tidings.stdio import process_exit as leaving
-from tidings.cli import export, main
+from tidings.cli import main, otlp
 from tidings.store import writer as keeper
-leaving._MOMENT = export._FAREWELL = 3600  # as long as it takes, on however busy a machine
+leaving._MOMENT = otlp.SHUTDOWN_TIMEOUT = 3600  # as long as it takes, on however busy a machine
 keeper._GAP = 3600  # nothing is written before the end
 main()
 """
@@ -87,7 +85,7 @@ async def test_a_collector_that_never_answers_takes_no_time_from_the_store(board
     with collecting() as collector:
         collector.answers.clear()
         async with serving_patiently(board, collector) as process:
-            drop(board / "tools" / "hello.py", HELLO)
+            replace_file(board / "tools" / "hello.py", HELLO)
             await line_with(process.stdout, "notifications/tools/list_changed")
             process.send_signal(signal.SIGTERM)
             await asyncio.to_thread(collector.received.get, timeout=DEADLINE)

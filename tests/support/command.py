@@ -1,26 +1,22 @@
-"""The command `tidings`, in this process or in one of its own, and what its clients are told."""
+"""Run the command `tidings`: in this process, or as a process with clients."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
-import pytest
-from typer.testing import CliRunner, Result
-
-from tidings import TidingsError
-from tidings.cli.commands import app
+from tidings.cli import main
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "workspace"
@@ -28,27 +24,44 @@ TIDINGS = str(Path(sys.executable).with_name("tidings"))
 HELLO = 'def hello() -> str:\n    """Say hello."""\n    return "hello"\n'
 TOKEN = "correct-horse-battery-staple"
 DEADLINE = 120
-"""Seconds for all that a test does with its processes, however slowly they start."""
+"""Seconds for everything that a test does with its processes. They start slowly on a busy machine."""
 GRACE = 60.0
-"""Seconds for the end of a server, met only by one that does not end. How soon it does: test_live_stopping."""
+"""Seconds for a server to exit. Only a server that hangs reaches it; test_live_stopping checks how fast one exits."""
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}},
+}
 
 
-def tidings(*arguments: object, stdin: str | None = None) -> Result:
-    """The command in this process: for what needs no process of its own."""
-    return CliRunner().invoke(app, [str(each) for each in arguments], input=stdin)
+class Result(NamedTuple):
+    status: int
+    stdout: str
+    stderr: str
 
 
-async def ran(*arguments: object, token: str | None = None) -> tuple[int, str, str]:
-    """A command to its end: status, standard output, standard error. Through the same entry as the process has, without
-    the second that a process needs to import the SDK."""
-    env = {"TIDINGS_AUTH_TOKEN": token}
-    invoke = partial(CliRunner().invoke, app, [str(each) for each in arguments], env=env)
+def tidings(*arguments: object, stdin: str = "", token: str | None = None) -> Result:
+    """Run a command in this process, without the second that a process needs to import the SDK."""
+    stdout, stderr, status = io.StringIO(), io.StringIO(), 0
+    environment = {name: value for name, value in os.environ.items() if name != "TIDINGS_AUTH_TOKEN"}
+    with (
+        patch.dict(os.environ, environment | ({"TIDINGS_AUTH_TOKEN": token} if token else {}), clear=True),
+        patch("sys.stdin", io.StringIO(stdin)),
+        redirect_stdout(stdout),
+        redirect_stderr(stderr),
+    ):
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as error:
+            status = int(error.code or 0)
+    return Result(status, stdout.getvalue(), stderr.getvalue())
+
+
+async def run_command(*arguments: object, token: str | None = None) -> Result:
+    """Run a command in this process while the event loop of the test continues."""
     async with asyncio.timeout(DEADLINE):
-        result = await asyncio.to_thread(invoke)
-    if isinstance(result.exception, TidingsError):
-        return 2, result.stdout, f"tidings: {result.exception}\n"  # as main() has it
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.stdout, result.stderr
+        return await asyncio.to_thread(tidings, *arguments, token=token)
 
 
 @dataclass
@@ -60,24 +73,31 @@ class Served:
     async def line_with(self, text: str) -> str:
         return await line_with(self.process.stderr, text)
 
-    async def end(self, number: signal.Signals) -> int:
-        """Send a signal; returns the exit status, if it comes in time."""
-        self.process.send_signal(number)
-        return await asyncio.wait_for(self.process.wait(), GRACE)
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> str:
+        """Send a signal unless the server has exited, check that its status is 0, and return the rest of its log."""
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        assert await asyncio.wait_for(self.process.wait(), GRACE) == 0
+        assert self.process.stderr is not None
+        log = (await self.process.stderr.read()).decode()
+        assert "Traceback" not in log
+        return log
 
 
 async def line_with(stream: asyncio.StreamReader | None, text: str) -> str:
+    """Return the next line that contains a text."""
     assert stream is not None
-    read: list[str] = []
+    lines: list[str] = []
     while line := (await stream.readline()).decode():
-        read.append(line)
+        lines.append(line)
         if text in line:
             return line
-    raise AssertionError(f"the process ended without saying {text!r}, but {read}")
+    raise AssertionError(f"the process ended without printing {text!r}, but printed {lines}")
 
 
 @asynccontextmanager
-async def started(*arguments: object, env: dict[str, str] | None = None, **pipes: Any) -> AsyncIterator[Any]:
+async def start_command(*arguments: object, env: dict[str, str] | None = None, **pipes: Any) -> AsyncIterator[Any]:
+    """Start a process, and kill it at the end of the block."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **pipes}
     environment = {**os.environ, **(env or {})}
     process = await asyncio.create_subprocess_exec(TIDINGS, *map(str, arguments), env=environment, **pipes)
@@ -91,12 +111,12 @@ async def started(*arguments: object, env: dict[str, str] | None = None, **pipes
 
 @asynccontextmanager
 async def serving(folder: Path, *options: object, env: dict[str, str] | None = None) -> AsyncIterator[Served]:
+    """Start `tidings serve`, and wait for its greeting."""
     async with (
         asyncio.timeout(DEADLINE),
-        started("serve", folder, "--port", 0, *options, env=env) as process,
+        start_command("serve", folder, "--port", 0, *options, env=env) as process,
     ):
-        first = await line_with(process.stderr, "Serving")
-        greeting = first
+        greeting = first = await line_with(process.stderr, "Serving")
         while "Ctrl-C" not in greeting:
             greeting += (await process.stderr.readline()).decode()
         found = re.search(r"http://\S+", first)
@@ -104,37 +124,23 @@ async def serving(folder: Path, *options: object, env: dict[str, str] | None = N
         yield Served(process, found[0], greeting)
 
 
-@pytest.fixture
-def board(tmp_path: Path) -> Path:
-    """A copy of the example that may be changed."""
-    return Path(shutil.copytree(EXAMPLE, tmp_path / "board"))
+def replace_file(path: Path, text: str) -> None:
+    """Write a file in one step, because a watcher may read it at any moment."""
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
-def drop(path: Path, text: str) -> None:
-    """Write a file in one step, as an editor saves it: whoever watches may look at any moment."""
-    spare = path.with_name(f".{path.name}")
-    spare.write_text(text)
-    spare.replace(path)
-
-
-class Told:
-    """What a client is told, in order."""
+class Notifications:
+    """A message handler that collects the methods of notifications."""
 
     def __init__(self) -> None:
-        self.messages: asyncio.Queue[str] = asyncio.Queue()
+        self._methods: asyncio.Queue[str] = asyncio.Queue()
 
     async def __call__(self, message: object) -> None:
         if (method := getattr(message, "method", None)) is not None:
-            self.messages.put_nowait(str(method))
+            self._methods.put_nowait(str(method))
 
     async def until(self, method: str) -> None:
-        while await self.messages.get() != method:
+        while await self._methods.get() != method:
             pass
-
-
-INITIALIZE = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}},
-}

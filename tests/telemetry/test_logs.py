@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,21 +15,15 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.support.command import DEADLINE, HELLO, TOKEN, board, drop, serving, started
+from tests.support.command import DEADLINE, HELLO, TOKEN, replace_file, serving, start_command
 from tests.support.otlp_collector import SECRET, collecting
 from tests.support.wire_clients import LegacyWire
 from tidings import Catalog, Feature, Hub, Reason
-from tidings.cli.export import _Complaints as Complaints
-from tidings.cli.export import _endpoint as endpoint
-from tidings.cli.export import _package as package
-from tidings.cli.export import _place as place
-from tidings.cli.export import _resource as resource
-from tidings.cli.output import _Plain
+from tidings.cli.logs import TextFormatter
+from tidings.cli.otlp import CollectorErrors, build_resource, endpoint_of, protocol_of, without_secrets
 from tidings.core.redact import plain, shown
 from tidings.server.authorization import Gate
 from tidings.telemetry.metrics import METRICS
-
-__all__ = ["board"]
 
 pytestmark = pytest.mark.anyio
 
@@ -169,7 +162,7 @@ def test_no_character_ends_a_line_turns_it_round_or_breaks_its_encoding(characte
 
 def test_a_logged_line_is_one_line_whoever_said_it() -> None:
     record = logging.LogRecord("other", logging.INFO, "", 0, "two\nlines \u001b[2J", (), None)
-    assert _Plain("%(message)s").format(record) == r"two\nlines \x1b[2J"
+    assert TextFormatter("%(message)s").format(record) == r"two\nlines \x1b[2J"
 
 
 def test_no_secret_of_a_uri_is_in_what_is_logged_of_a_failure(caplog: pytest.LogCaptureFixture) -> None:
@@ -203,7 +196,7 @@ async def test_json_lines_tell_the_life_of_a_server_without_a_secret(board: Path
     options = ("--log-format", "json", "--log-level", "debug", "--json", "--port", 0)
     env = {"TIDINGS_AUTH_TOKEN": TOKEN}
     (board / "tools" / "secretive.py").write_text(HELLO.replace("Say hello.", SECRET))
-    async with asyncio.timeout(DEADLINE), started("serve", board, *options, env=env) as process:
+    async with asyncio.timeout(DEADLINE), start_command("serve", board, *options, env=env) as process:
         url = json.loads(await process.stdout.readline())["url"]
         async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}, timeout=DEADLINE) as http:
             session = LegacyWire(url, http)
@@ -237,17 +230,17 @@ async def test_json_lines_tell_the_life_of_a_server_without_a_secret(board: Path
 
 @pytest.mark.parametrize("options", [(), ("--log-format", "json")], ids=["text", "json"])
 async def test_a_change_in_a_served_folder_is_said_once_watched_or_not(board: Path, options: tuple[str, ...]) -> None:
-    async with asyncio.timeout(DEADLINE), started("serve", board, "--json", "--port", 0, *options) as process:
+    async with asyncio.timeout(DEADLINE), start_command("serve", board, "--json", "--port", 0, *options) as process:
         url = json.loads(await process.stdout.readline())["url"]
         async with httpx2.AsyncClient(timeout=DEADLINE) as http:
             session = LegacyWire(url, http)
             await session.shake_hands()
             async with session.stream() as stream:
-                drop(board / "tools" / "watched.py", HELLO.replace("hello()", "watched()"))
+                replace_file(board / "tools" / "watched.py", HELLO.replace("hello()", "watched()"))
                 while "watched" not in (await stream.heard()).gist:
                     pass
             await session.end()
-        drop(board / "tools" / "lonely.py", HELLO.replace("hello()", "lonely()"))
+        replace_file(board / "tools" / "lonely.py", HELLO.replace("hello()", "lonely()"))
         said: list[str] = []
         while not said or "lonely" not in said[-1]:
             said.append((await process.stderr.readline()).decode())
@@ -278,7 +271,7 @@ async def test_a_served_folder_sends_its_traces_and_metrics_to_a_collector(board
             "OTEL_RESOURCE_ATTRIBUTES": "service.name=mine",
         }
         async with serving(board, env=env) as server:
-            line = await server.line_with("telemetry goes to")
+            line = await server.line_with("telemetry is sent to")
             assert f"http://127.0.0.1:{collector.server_address[1]}" in line
             assert SECRET not in line
             (board / "tools" / "late.py").write_text(HELLO.replace("hello()", "late()"))
@@ -298,7 +291,7 @@ async def test_a_served_folder_sends_its_traces_and_metrics_to_a_collector(board
                 else:
                     for reading in ExportMetricsServiceRequest.FromString(body).resource_metrics:
                         metrics |= {metric.name for scope in reading.scope_metrics for metric in scope.metrics}
-            assert await server.end(signal.SIGTERM) == 0
+            await server.stop()
     assert services == {"mine"}
     # The change's span lies in that of the look through the folder which found it.
     assert spans["change_notifier.notify_list_changed"][1] == spans["workspace.scan"][0]
@@ -307,10 +300,10 @@ async def test_a_served_folder_sends_its_traces_and_metrics_to_a_collector(board
 async def test_a_collector_that_is_away_keeps_nobody(board: Path) -> None:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_BSP_SCHEDULE_DELAY": "50"}
     async with serving(board, env=env) as server:
-        await server.line_with("telemetry goes to")
+        await server.line_with("telemetry is sent to")
         (board / "tools" / "late.py").write_text(HELLO.replace("hello()", "late()"))
         await server.line_with("tool late added")
-        assert await server.end(signal.SIGTERM) == 0
+        await server.stop()
 
 
 async def test_a_collector_that_is_away_is_mentioned_once_and_counted_each_time(board: Path) -> None:
@@ -327,11 +320,9 @@ async def test_a_collector_that_is_away_is_mentioned_once_and_counted_each_time(
                 (board / "tools" / "late.py").write_text(HELLO.replace("Say hello.", f"Say {number}."))
                 text = (await http.get(server.url.replace("/mcp", "/metrics"))).text
                 failed = float(text.partition('tidings_failures_total{what="telemetry"} ')[2].split()[0])
-        assert await server.end(signal.SIGTERM) == 0
-        assert server.process.stderr is not None
-        said = (await server.process.stderr.read()).decode()
+        said = await server.stop()
     assert SECRET not in said
-    assert said.count("the collector does not take what it is sent") == 1
+    assert said.count("the collector does not accept telemetry") == 1
 
 
 @pytest.mark.parametrize(
@@ -352,7 +343,7 @@ def test_each_signal_goes_where_its_own_variables_say(
 ) -> None:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert {each: package(each) for each in ("TRACES", "METRICS") if endpoint(each) is not None} == sent
+    assert {each: protocol_of(each) for each in ("TRACES", "METRICS") if endpoint_of(each) is not None} == sent
 
 
 @pytest.mark.parametrize(
@@ -369,7 +360,7 @@ def test_a_server_goes_by_its_own_name_unless_the_environment_has_one(
 ) -> None:
     for key, value in env.items():
         monkeypatch.setenv(key, value)
-    assert resource("board").attributes["service.name"] == name
+    assert build_resource("board").attributes["service.name"] == name
 
 
 @pytest.mark.parametrize(
@@ -377,16 +368,16 @@ def test_a_server_goes_by_its_own_name_unless_the_environment_has_one(
     [
         (f"https://user:{SECRET}@collector:4318/v1?key={SECRET}", "https://collector:4318"),
         (f"collector:4317?key={SECRET}", "collector:4317"),
-        (f"http://[{SECRET}", "an endpoint that is no URL"),
+        (f"http://[{SECRET}", "an invalid endpoint"),
     ],
 )
 def test_no_secret_of_an_endpoint_is_said(endpoint: str, said: str) -> None:
-    assert place(endpoint) == said
+    assert without_secrets(endpoint) == said
 
 
 def test_what_an_exporter_raised_is_not_said_in_its_own_words() -> None:
     failures: Counter[str] = Counter()
-    complaints = Complaints(failures)
+    errors = CollectorErrors(failures)
     try:
         raise RuntimeError(SECRET)
     except RuntimeError:
@@ -394,9 +385,9 @@ def test_what_an_exporter_raised_is_not_said_in_its_own_words() -> None:
 
     def said(name: str, level: int) -> str | None:
         record = logging.LogRecord(name, level, "", 0, "failed: %s", (SECRET,), raised)
-        return logging.Formatter().format(record) if complaints.filter(record) else None
+        return logging.Formatter().format(record) if errors.filter(record) else None
 
-    ours = "the collector does not take what it is sent; this is not said again while it goes on"
+    ours = "the collector does not accept telemetry; this is logged once per outage"
     assert said("opentelemetry.exporter.otlp", logging.ERROR) == ours
     assert said("opentelemetry.sdk.trace.export", logging.WARNING) is None
     assert failures == {"telemetry": 2}

@@ -15,14 +15,12 @@ import pytest
 from mcp import Client
 from rich.console import Console
 
-from tests.support.command import DEADLINE, GRACE, board, drop, line_with, started
+from tests.support.command import DEADLINE, GRACE, line_with, replace_file, start_command
 from tests.support.otlp_collector import SECRET
-from tidings.cli.output import _Plain
-from tidings.cli.status import _Panel, _Snapshot
+from tidings.cli.logs import TextFormatter
+from tidings.cli.status import Panel, Snapshot
 from tidings.server.authorization import Principal
 from tidings.workspace.problems import Problem
-
-__all__ = ["board"]
 
 pytestmark = pytest.mark.anyio
 
@@ -35,10 +33,10 @@ async def test_what_people_hide_in_the_uri_of_a_file_is_not_said(board: Path, op
     uri = f"https://me:{SECRET}@host/hidden?token={SECRET}"
     added = "added https://host/hidden" if options else "resource https://host/hidden added"
     wanted, said = ("content of https://host/hidden updated", added), ""
-    async with asyncio.timeout(DEADLINE), started("serve", board, "--json", "--port", 0, *options) as process:
+    async with asyncio.timeout(DEADLINE), start_command("serve", board, "--json", "--port", 0, *options) as process:
         await process.stdout.readline()
-        drop(board / "resources" / "hidden.meta.json", json.dumps({"uri": uri}))
-        drop(board / "resources" / "hidden.md", "first")
+        replace_file(board / "resources" / "hidden.meta.json", json.dumps({"uri": uri}))
+        replace_file(board / "resources" / "hidden.md", "first")
         while not all(each in said for each in wanted):
             line = await process.stderr.readline()
             assert line, said
@@ -54,7 +52,7 @@ def test_no_line_of_a_traceback_can_be_taken_for_one_of_the_log() -> None:
         raise ValueError(f"no such name: {TITLE}\n12:00:00 all is well")
     except ValueError:
         record = logging.LogRecord("tidings", logging.ERROR, "", 0, "a tool failed", (), sys.exc_info())
-    first, *rest = _Plain("%(asctime)s %(message)s", "%H:%M:%S").format(record).split("\n")
+    first, *rest = TextFormatter("%(asctime)s %(message)s", "%H:%M:%S").format(record).split("\n")
     assert first.endswith("error: a tool failed")
     assert rest[-2:] == [r"  ValueError: no such name: \x1b]0;forged\x07", "  12:00:00 all is well"]
     assert all(line.startswith("  ") for line in rest)
@@ -62,10 +60,10 @@ def test_no_line_of_a_traceback_can_be_taken_for_one_of_the_log() -> None:
 
 def test_no_problem_of_a_file_commands_the_terminal() -> None:
     terminal = io.StringIO()
-    panel = _Panel(Console(file=terminal, force_terminal=True, width=120), "board")
+    panel = Panel(Console(file=terminal, force_terminal=True, width=120), "board")
     problem = Problem("tools/bad.py", 1, f"ValueError: {TITLE}")
     with panel.open():
-        panel.show(_Snapshot((), 0, 0, (), (problem,), None))
+        panel.show(Snapshot(problems=(problem,)))
     assert r"\x1b]0;forged" in terminal.getvalue()
     assert TITLE[:-1] not in terminal.getvalue()
 
@@ -85,7 +83,7 @@ async def test_a_header_for_the_collector_that_is_none_is_not_shown(board: Path)
     }
     # What is wrong with other settings is said as it is.
     wanted, said = ("nonsense", "a header for the collector is not name=value"), ""
-    async with asyncio.timeout(DEADLINE), started("serve", board, "--json", "--port", 0, env=env) as process:
+    async with asyncio.timeout(DEADLINE), start_command("serve", board, "--json", "--port", 0, env=env) as process:
         await process.stdout.readline()
         while not all(each in said for each in wanted):
             line = await process.stderr.readline()
@@ -102,12 +100,12 @@ import logging
 from collections import Counter
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
-from tidings.cli.export import exported
+from tidings.cli.otlp import export_telemetry
 
 trace.set_tracer_provider(TracerProvider())
 logging.basicConfig(format="%(message)s")
 failures = Counter()
-with exported("board", failures):
+with export_telemetry("board", failures):
     logging.getLogger("opentelemetry.exporter.mine").warning("in its own words")
 print(dict(failures))
 """
@@ -128,7 +126,7 @@ async def test_the_last_word_about_calls_that_hang_is_json_too(board: Path) -> N
     stuck = f"import sys, time\n\ndef stuck() -> None:\n    {begun}\n    time.sleep(600)\n"
     (board / "tools" / "stuck.py").write_text(stuck)
     options = ("--log-format", "json", "--json", "--port", 0)
-    async with asyncio.timeout(DEADLINE), started("serve", board, *options) as process:
+    async with asyncio.timeout(DEADLINE), start_command("serve", board, *options) as process:
         url = json.loads(await process.stdout.readline())["url"]
         async with Client(url) as client:
             call = asyncio.create_task(client.call_tool("stuck"))
@@ -149,7 +147,7 @@ async def test_what_python_says_of_a_tools_warnings_and_threads_is_json_too(boar
     )
     (board / "tools" / "careless.py").write_text("\n".join(careless))
     options = ("--log-format", "json", "--json", "--port", 0)
-    async with asyncio.timeout(DEADLINE), started("serve", board, *options) as process:
+    async with asyncio.timeout(DEADLINE), start_command("serve", board, *options) as process:
         async with Client(json.loads(await process.stdout.readline())["url"]) as client:
             await client.call_tool("careless")
         said = [json.loads(await process.stderr.readline())]

@@ -11,7 +11,7 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from msgspec.structs import replace
 
-from tests.support.command import ran
+from tests.support.command import run_command
 from tests.support.hooks import lively, nothing, open_webhook, webhook
 from tests.support.receiver import Delivery, Receiver, receiving, verify
 from tests.support.waiting import DEADLINE, until
@@ -205,7 +205,7 @@ async def test_who_has_to_refetch_is_listed_so_until_it_knows(tmp_path: Path) ->
             await until(lambda: webhook(live).is_dead)
         listed = as_json(peek(path).durables[SERVER, "hook"])["webhook"]
         assert (listed["state"], listed["refetch"]) == ("dead", ["board://*", "board://named"])
-        assert "has yet to be told to refetch board://*, board://named" in (await ran("subscriptions", path))[1]
+        assert "has yet to be told to refetch board://*, board://named" in (await run_command("subscriptions", path))[1]
 
         receiver.answers(204)
         async with lively(path) as live:
@@ -214,7 +214,7 @@ async def test_who_has_to_refetch_is_listed_so_until_it_knows(tmp_path: Path) ->
         listed = as_json(peek(path).durables[SERVER, "hook"])["webhook"]
         assert "refetch" not in listed
         assert listed["lastRefetch"] <= listed["lastSuccess"]  # the call was a success, whose time is taken next
-        assert f"was told to refetch at {listed['lastRefetch']}" in (await ran("subscriptions", path))[1]
+        assert f"was told to refetch at {listed['lastRefetch']}" in (await run_command("subscriptions", path))[1]
 
 
 @pytest.mark.parametrize("status", [500, 204])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import DEADLINE, GRACE, board, serving, started
+from tests.support.command import DEADLINE, GRACE, serving, start_command
 from tests.support.waiting import until
 from tests.support.workspaces import call, write
 from tests.workspace.test_source import NEVER, Watcher, watching
@@ -22,8 +22,6 @@ from tidings.workspace import resources
 from tidings.workspace import watcher as watch
 from tidings.workspace.source import Workspace
 from tidings.workspace.watcher import logger
-
-__all__ = ["board"]
 
 SCRIPT = "#!/bin/sh\n# @describe {}\necho hi\n"
 
@@ -248,7 +246,7 @@ async def test_a_registration_that_hangs_does_not_outlive_its_server(
             assert await asyncio.wait_for(server.process.wait(), GRACE) == 0
             await until(lambda: not _is_running(int(pid.read_text())))
         pid.unlink()
-        async with started("serve", board, "--port", 0) as process:
+        async with start_command("serve", board, "--port", 0) as process:
             await until(pid.exists)
             process.send_signal(number)
             assert await asyncio.wait_for(process.wait(), GRACE) == 0

@@ -139,6 +139,6 @@ async def _name_of(root: Path) -> str:
 
 @pytest.mark.parametrize("name", ["😀 all", "a\x7fb", "q\"u'o", "-dash", "ünï"])
 def test_a_new_workspace_is_valid_whatever_its_name(tmp_path: Path, name: str) -> None:
-    assert tidings("new", tmp_path / name).exit_code == 0
+    assert tidings("new", tmp_path / name).status == 0
     workspace = Workspace(tmp_path / name)
     assert (workspace.problems, workspace.settings.name) == ((), name)

@@ -25,7 +25,15 @@ from tidings.stdio.process_exit import meanwhile
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
-__all__ = ["CollectorErrors", "build_resource", "endpoint_of", "export_telemetry", "protocol_of", "without_secrets"]
+__all__ = [
+    "SHUTDOWN_TIMEOUT",
+    "CollectorErrors",
+    "build_resource",
+    "endpoint_of",
+    "export_telemetry",
+    "protocol_of",
+    "without_secrets",
+]
 
 logger = logging.getLogger("tidings.serve")
 
@@ -78,7 +86,7 @@ def _shut_down(shutdowns: list[Callable[[], object]]) -> None:
 
 def _hide_header(record: logging.LogRecord) -> bool:
     if record.name == _HEADER_LOGGER:
-        record.msg = "a header for the collector is not URL-encoded name=value and is not sent (OTEL_…_HEADERS)"
+        record.msg = "a header for the collector is not name=value, URL-encoded, and is not sent (OTEL_…_HEADERS)"
         record.args = ()
     return True
 

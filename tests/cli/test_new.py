@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+
+from tests.support.command import DEADLINE, HELLO, Notifications, tidings
+
+
+@pytest.mark.anyio
+async def test_new_workspace_is_valid_and_its_client_is_notified_of_changes(tmp_path: Path) -> None:
+    folder = tmp_path / "my server"
+    created = tidings("new", folder, "--json")
+    assert created.status == 0
+    expected = {"tidings.toml", "tools/greet.py", "tools/today.sh", "tools/report/tool.sh", "prompts/review.md"}
+    assert expected <= set(json.loads(created.stdout)["files"])
+
+    validated = tidings("validate", folder, "--json")
+    assert json.loads(validated.stdout) == {
+        "workspace": str(folder),
+        "items": {"tools": 3, "prompts": 1, "resources": 3},
+        "problems": [],
+    }
+    assert validated.status == 0
+
+    settings = tidings("config", folder, "--client", "claude-code")
+    server = json.loads(settings.stdout)["mcpServers"]["my-server"]
+    assert Path(server["command"]).is_absolute()
+    notifications = Notifications()
+    parameters = StdioServerParameters(command=server["command"], args=server["args"])
+    async with asyncio.timeout(DEADLINE), Client(stdio_client(parameters), message_handler=notifications) as client:
+        names = {tool.name for tool in (await client.list_tools()).tools}
+        assert names == {"greet", "today", "report"}
+        report = await client.call_tool("report")
+        size = sum(path.stat().st_size for path in (folder / "resources").rglob("*") if path.is_file())
+        assert report.structured_content == {"files": 3, "bytes": size}
+        note = await client.read_resource("notes://first")
+        assert "first note" in str(note.contents[0])
+        prompt = await client.get_prompt("review", {"diff": "+1"})
+        assert "+1" in str(prompt.messages[0].content)
+        async with client.listen(tools_list_changed=True):
+            (folder / "tools" / "hello.py").write_text(HELLO)
+            await notifications.until("notifications/tools/list_changed")
+            assert "hello" in {tool.name for tool in (await client.list_tools(cache_mode="bypass")).tools}
+
+
+def test_new_overwrites_nothing_and_names_the_files_that_exist(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "greet.py").write_text("mine")
+    (tmp_path / "README.md").write_text("mine too")
+
+    refused = tidings("new", tmp_path)
+
+    assert refused.status == 2
+    assert str(tmp_path / "tools/greet.py") in refused.stderr
+    assert str(tmp_path / "README.md") in refused.stderr
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["README.md", "greet.py", "tools"]
+    assert (tmp_path / "tools" / "greet.py").read_text() == "mine"
+
+
+def test_new_fills_a_folder_that_has_other_files(tmp_path: Path) -> None:
+    (tmp_path / "LICENSE").write_text("mine")
+
+    assert tidings("new", tmp_path).status == 0
+    assert tidings("validate", tmp_path).status == 0

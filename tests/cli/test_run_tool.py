@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import tidings
+
+
+def test_run_tool_prints_the_text_on_stdout_and_progress_on_stderr(tmp_path: Path) -> None:
+    tidings("new", tmp_path)
+
+    assert tidings("run-tool", tmp_path, "greet", "--arg", "name=42", "--arg", "excited=true").stdout == "Hello, 42!\n"
+    assert tidings("run-tool", tmp_path, "greet", "--args", '{"name": "Ada"}').stdout == "Hello, Ada.\n"
+    assert tidings("run-tool", tmp_path, "greet", "--args", "-", stdin='{"name": "Eve"}').stdout == "Hello, Eve.\n"
+    report = tidings("run-tool", tmp_path, "report", "--json")
+    assert json.loads(report.stdout)["structuredContent"]["files"] == 3
+    assert report.stderr == "1/2 counting files\n2/2 counting bytes\n"
+
+
+def test_run_tool_exits_with_1_if_the_tool_fails(board: Path) -> None:
+    (board / "tools" / "fail.sh").write_text("#!/bin/sh\necho half; echo 'no such board' >&2; exit 3\n")
+    (board / "tools" / "fail.sh").chmod(0o755)
+
+    failed = tidings("run-tool", board, "fail")
+
+    assert (failed.status, failed.stdout) == (1, "")
+    assert "no such board" in failed.stderr
+    assert json.loads(tidings("run-tool", board, "fail", "--json").stdout)["isError"] is True
+    assert tidings("run-tool", board, "add_task").status == 1  # an argument is missing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["add_tsk"], "there is add_task"),
+        (["add_task", "--args", "{"], "not JSON"),
+        (["add_task", "--args", "[]"], "one JSON object"),
+        (["add_task", "--arg", "title"], "NAME=VALUE"),
+        (["deploy"], "tools/deploy.py:1: deploy: parameter 'target'"),  # the reason why this tool is missing
+    ],
+)
+def test_run_tool_exits_with_2_if_the_call_is_wrong(board: Path, arguments: list[str], message: str) -> None:
+    (board / "tools" / "deploy.py").write_text("def deploy(target) -> str:\n    return target\n")
+
+    refused = tidings("run-tool", board, *arguments)
+
+    assert (refused.status, refused.stdout) == (2, "")
+    assert message in refused.stderr

@@ -1,0 +1,140 @@
+"""`tidings serve --stdio`: it starts fast, and writes only protocol messages to standard output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.command import DEADLINE, GRACE, HELLO, INITIALIZE, replace_file, start_command
+from tidings.cli.logs import LogFormat, LogLevel, LogOptions
+from tidings.cli.serve_stdio import StdioOptions, parse_arguments
+
+BARE = """
+from mcp.server.mcpserver import MCPServer
+MCPServer("bare").run("stdio")
+"""
+
+ENVELOPE = {
+    "_meta": {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+}
+DISCOVER = {"jsonrpc": "2.0", "id": 1, "method": "server/discover", "params": ENVELOPE}
+LIST = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": ENVELOPE}
+STARTS: list[list[dict[str, Any]]] = [[INITIALIZE], [DISCOVER, LIST]]
+
+
+@pytest.mark.parametrize("requests", STARTS, ids=["legacy", "modern"])
+def test_first_answer_imports_only_the_sdk_and_tidings(tmp_path: Path, requests: list[dict[str, Any]]) -> None:
+    """A bare server of the SDK is the baseline."""
+    (tmp_path / "tools").mkdir()
+    script = tmp_path / "tools" / "hello.sh"
+    script.write_text("#!/bin/sh\n# @describe Say hello\n# @arg name:string! To whom\necho hello\n")
+    script.chmod(0o755)
+
+    def imported(*command: str) -> set[str]:
+        with (
+            (tmp_path / "imports").open("w+") as log,
+            subprocess.Popen(
+                [sys.executable, "-X", "importtime", *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            ) as process,
+        ):
+            assert process.stdin is not None
+            assert process.stdout is not None
+            for request in requests:
+                process.stdin.write(json.dumps(request).encode() + b"\n")
+                process.stdin.flush()
+                assert json.loads(process.stdout.readline())["id"] == request["id"]
+            process.kill()
+            log.seek(0)
+            names = re.findall(r"^import time:.*\|\s+(\S+)$", log.read(), re.MULTILINE)
+        return {name.split(".")[0] for name in names}
+
+    ours = imported("-m", "tidings", "serve", str(tmp_path), "--stdio")
+    allowed = {"tidings", "msgspec", "sqlite3", "_sqlite3", "gc", "runpy"}
+    # uvloop costs 5 ms once, and saves 10 % per message.
+    assert ours - imported("-c", BARE) <= allowed | {"uvloop"}
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("serve --stdio", StdioOptions()),
+        ("serve DIR --stdio", StdioOptions(Path("DIR"))),
+        (
+            "serve --stdio -q DIR --poll 2.5 --log-level=debug --state none --log-format json",
+            StdioOptions(Path("DIR"), 2.5, "none", LogOptions(LogLevel.DEBUG, LogFormat.JSON, True)),
+        ),
+    ],
+)
+def test_fast_parser_understands_every_option_for_stdio(line: str, options: StdioOptions) -> None:
+    assert parse_arguments(line.split()) == options
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "serve DIR",
+        "serve DIR OTHER --stdio",
+        "serve DIR --stdio --port 1",
+        "serve DIR --stdio --poll never",
+        "serve DIR --stdio --poll -1",
+        "serve DIR --stdio --poll nan",
+        "serve DIR --stdio --poll",
+        "serve DIR --stdio --log-level loud",
+        "serve DIR --stdio --help",
+        "serve --stdio=yes DIR",
+        "new --stdio",
+        "",
+    ],
+)
+def test_fast_parser_leaves_everything_else_to_the_full_parser(line: str) -> None:
+    assert parse_arguments(line.split()) is None
+
+
+@pytest.mark.anyio
+async def test_stdout_contains_only_protocol_messages(board: Path) -> None:
+    noise = 'import os\nprint("noise")\nos.write(1, b"noise")\nos.system("echo noise")\n'
+    (board / "tools" / "noisy.py").write_text(noise + HELLO.replace("return", 'print("noise"); return'))
+    async with (
+        asyncio.timeout(DEADLINE),
+        start_command("serve", board, "--stdio", stdin=subprocess.PIPE) as process,
+    ):
+        requests = [
+            INITIALIZE,
+            {"jsonrpc": "2.0", "method": "notifications/initialized"},
+            {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "hello", "arguments": {}}},
+        ]
+        for request in requests:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+        answers: list[dict[str, Any]] = []
+        while not any(answer.get("id") == 2 for answer in answers):
+            answers.append(json.loads(await process.stdout.readline()))
+        assert [answer["result"] for answer in answers if "id" in answer][1]["content"][0]["text"] == "hello"
+        replace_file(board / "tools" / "noisy.py", noise + HELLO.replace("hello", "hi"))
+        while True:
+            answer = json.loads(await process.stdout.readline())
+            changes = answer.get("params", {}).get("changes", [])
+            if {change["tool"]["name"]: change["operation"] for change in changes} == {
+                "hello": "removed",
+                "hi": "added",
+            }:
+                break
+        process.stdin.close()
+        assert await asyncio.wait_for(process.wait(), GRACE) == 0
+        assert await process.stdout.read() == b""
+        log = (await process.stderr.read()).decode()
+        assert "noise" in log
+        assert "tool hi added" in log
