@@ -39,11 +39,11 @@ from bench.measuring import (
     written,
 )
 from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Reason, Subscriber
-from tidings.core.frames import Shape, encode_tag, write
+from tidings.core.frames import FrameFormat, encode_tag, write
 from tidings.server.uri_templates import read_template
 
 FEATURES = ("tools", "prompts", "resources")
-LISTEN = Shape(is_sse=True, is_tagged=True)
+LISTEN = FrameFormat(is_sse=True, is_tagged=True)
 """What a listen stream gets."""
 
 # What is measured

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # as a script, 
 
 from bench.measuring import Row, middle, no_collections, ratio, row
 from tidings import Feature, Notification, Policy
-from tidings.core.frames import Shape, render
+from tidings.core.frames import FrameFormat, render
 from tidings.live import Live
 from tidings.store import Batch, Store
 from tidings.store.sqlite import SQLiteStore, peek
@@ -39,7 +39,7 @@ DURABLES = 300
 """Durable readers, where they are what is measured."""
 MOST_EACH = 3.0
 """Microseconds that each of them may add to a change."""
-SHAPE = Shape(is_sse=True, is_tagged=True)
+SHAPE = FrameFormat(is_sse=True, is_tagged=True)
 
 Times = list[tuple[float, float]]
 

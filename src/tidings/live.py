@@ -24,7 +24,7 @@ from tidings.core.catalog import Catalog
 from tidings.core.cursor import Cursor
 from tidings.core.filters import Terms
 from tidings.core.frames import EXTENSION
-from tidings.core.history import Past, recall
+from tidings.core.history import ChangeHistory, recall
 from tidings.core.hub import Hub
 from tidings.core.journal import Journal
 from tidings.core.model import Change, Feature, Topic, Version
@@ -32,26 +32,26 @@ from tidings.core.patterns import is_pattern
 from tidings.core.spans import READ_LIST
 from tidings.core.subscriber import Subscriber
 from tidings.errors import InvalidItem, TidingsError
-from tidings.http.legacy import SpliceLane
-from tidings.http.listen import ListenLane
-from tidings.http.lists import ListsLane
+from tidings.http.legacy import LegacyStreams
+from tidings.http.listen import ListenStreams
+from tidings.http.lists import ListCache
 from tidings.policy import Policy
 from tidings.server import list_reader as inquiry
 from tidings.server.adapters import Attached, attach
-from tidings.server.authorization import Authorize, Gate, Principal
+from tidings.server.authorization import Authorization, Authorize, Principal
 from tidings.server.definitions import distinct
-from tidings.server.extension import ExtensionLane
+from tidings.server.extension import ExtensionMethods
 from tidings.server.heartbeat import Bookmarks
 from tidings.server.items import LiveItems, LiveResources
 from tidings.server.loop_bridge import Alarm
 from tidings.server.sessions import SessionLane
-from tidings.server.tool_calls import ToolRuns
+from tidings.server.tool_calls import ToolCallMiddleware
 from tidings.server.uri_templates import read_template
 from tidings.store import State, Store
-from tidings.store.durable import Durables
-from tidings.store.writer import Keeper, keeper_of
+from tidings.store.durable import DurableSubscriptions
+from tidings.store.writer import StoreWriter, writer_for
 from tidings.telemetry import MeasuredServer, Telemetry, observe
-from tidings.webhooks.delivery import WebhookLane
+from tidings.webhooks.delivery import Webhooks
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -86,7 +86,7 @@ class Live:
         first: Callable[[Topic], None] | None = None,
         last: Callable[[Topic], None] | None = None,
         terms: Callable[[Principal | None], Terms | None] | None = None,
-        store: Keeper | Store | str | os.PathLike[str] | None = None,
+        store: StoreWriter | Store | str | os.PathLike[str] | None = None,
     ) -> None:
         """`shared_lists` says that every caller is shown the same lists, so that they may be encoded once for all. It
         is known for an `MCPServer`; a low-level server and FastMCP may show each caller something else. `terms` says
@@ -99,7 +99,7 @@ class Live:
         if EXTENSION in self.lowlevel.extensions:
             raise TidingsError(f"{self.lowlevel.name!r} is live already; keep the first Live() and use that")
         # Only now: what is refused must not hold a file that the next one needs.
-        self.keeper = keeper_of(store)
+        self.keeper = writer_for(store)
         """Writes the state down; says in `problem` why, if it does not."""
         state = self.keeper.state or State(secrets.token_hex(4), 0)
         self.epoch = state.epoch
@@ -130,9 +130,9 @@ class Live:
             last=last,
             follow=False,
         )
-        self.durables = Durables(self.hub, state.durables.values(), rouse=self.keeper.rouse)
+        self.durables = DurableSubscriptions(self.hub, state.durables.values(), rouse=self.keeper.rouse)
         """Subscriptions that outlive their connections."""
-        self.gate = Gate(self.policy, authorize)
+        self.gate = Authorization(self.policy, authorize)
         self._terms = terms
         self.tools = LiveItems(self, Feature.TOOLS)
         self.prompts = LiveItems(self, Feature.PROMPTS)
@@ -165,13 +165,13 @@ class Live:
         self.keeper.follow(self.catalog, journal, self.durables, self.failures)
         self.catalog.follow(self._publish)
         self.bookmarks = Bookmarks(self.policy.keep_alive)
-        self.splice: SpliceLane = SpliceLane(self)
-        self.listen: ListenLane = ListenLane(self)
-        self.lists = ListsLane(self)
+        self.splice: LegacyStreams = LegacyStreams(self)
+        self.listen: ListenStreams = ListenStreams(self)
+        self.lists = ListCache(self)
         self._sessions = SessionLane(self)
-        self._runs = ToolRuns(self)
-        self.webhooks = WebhookLane(self)
-        self.extension = ExtensionLane(self)
+        self._runs = ToolCallMiddleware(self)
+        self.webhooks = Webhooks(self)
+        self.extension = ExtensionMethods(self)
         self.source.watch(self.catalog, self.wake)
         for feature in Feature:
             self.wake(feature)
@@ -297,18 +297,20 @@ class Live:
         """Where a client stands that has just been shown these topics, or was last `told` something else. Patterns have
         no version: who watches any knows what they cover as of a revision."""
         known: dict[Topic, Version | None] = {
-            topic: self.hub.news.version(topic)
+            topic: self.hub.notifications.version(topic)
             for topic in topics
             if isinstance(topic, Feature) or not is_pattern(topic)
         }
         for topic, version in (told or {}).items():
-            if version is None or version.digest != self.hub.news.version(topic).digest:
+            if version is None or version.digest != self.hub.notifications.version(topic).digest:
                 known[topic] = version if version is not None and version.revision >= 0 else None
         return Cursor(self.epoch, known, as_of).as_json()
 
     def cursor_of(self, subscriber: Subscriber) -> Cursor:
         """Where a subscriber stands: bookmarks say it."""
-        return Cursor(self.epoch, self.hub.known(subscriber), self.hub.news.revision if subscriber.uris else None)
+        return Cursor(
+            self.epoch, self.hub.known(subscriber), self.hub.notifications.revision if subscriber.uris else None
+        )
 
     def terms_of(self, principal: Principal | None) -> Terms | None:
         """What this server itself sets for a caller."""
@@ -329,7 +331,7 @@ class Live:
         uri: str | None = None,
         since: int | Cursor | None = None,
         limit: int | None = None,
-    ) -> Past:
+    ) -> ChangeHistory:
         """What changed after a revision, as far as it is remembered: of one list, of one resource's content, or of all.
         Since a cursor, of what is in the cursor. With a limit, the newest so many."""
         if feature is not None and uri is not None:

@@ -20,7 +20,7 @@ from tests.support.stores import Server, written
 from tests.support.terminal import run_on_terminal
 from tidings import Feature
 from tidings.store import State
-from tidings.store.durable import SERVER, Durable
+from tidings.store.durable import SERVER, DurableSubscription
 from tidings.store.sqlite import SQLiteStore, peek
 
 pytestmark = pytest.mark.anyio
@@ -196,7 +196,7 @@ def test_names_are_printed_in_full_and_cannot_control_the_terminal(tmp_path: Pat
     server = Server(SQLiteStore(path))
     server.catalog.resources.updated("a://long/" + "x" * 100 + "\x1b]0;owned\x07\n")
     name = "laptop\x1b[2J\nphone"
-    server.write({(None, name): Durable(name=name, features=(Feature.TOOLS,), expires=time.time() + 3600)})
+    server.write({(None, name): DurableSubscription(name=name, features=(Feature.TOOLS,), expires=time.time() + 3600)})
     server.store.close()
     for command, expected in (
         ("history", r"a://long/" + "x" * 100 + r"\x1b]0;owned\x07\n"),

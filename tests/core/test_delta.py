@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tidings.core.catalog import Catalog
 from tidings.core.delta import Copy, apply_patch, merge_patch
 from tidings.core.digest import canonical
-from tidings.core.frames import CHANGE_KEY, Shape, write
+from tidings.core.frames import CHANGE_KEY, FrameFormat, write
 from tidings.core.hub import Hub
 from tidings.core.model import Feature
 
@@ -84,7 +84,7 @@ def test_patches_are_applied_as_the_rfc_says(target: object, patch: object, resu
 
 def summary_of(notification: Any) -> dict[str, Any]:
     """What a client finds in `_meta`."""
-    params = msgspec.json.decode(write(notification, Shape(detail="delta", most=1_000)))["params"]
+    params = msgspec.json.decode(write(notification, FrameFormat(detail="delta", most=1_000)))["params"]
     assert params.keys() == {"_meta"}, "the item is not there a second time"
     summary: dict[str, Any] = params["_meta"][CHANGE_KEY]
     return summary

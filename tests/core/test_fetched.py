@@ -16,7 +16,7 @@ from tests.support.promises.machine import Machine
 from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Topic, Version
 from tidings.core import fetched as shown_module
-from tidings.core.fetched import Shown
+from tidings.core.fetched import FetchedVersions
 from tidings.testing import (
     Changed,
     Event,
@@ -30,7 +30,7 @@ from tidings.testing import (
     check_resumable,
     check_unique,
 )
-from tidings.testing import Shown as ShownEvent
+from tidings.testing import Fetched as ShownEvent
 
 TOOLS, URI = Feature.TOOLS, "a://p"
 A, B, A_AGAIN = Version(1, "a"), Version(2, "b"), Version(3, "a")
@@ -52,7 +52,7 @@ class Place:
         self.catalog.resources.updated(URI, etag="a")
         self.hub = Hub(self.catalog, clock=self.clock)
         self.recorder = Recorder(self.hub)
-        self.shown = self.hub.news.shown
+        self.shown = self.hub.notifications.fetched
         self.heard: list[Notification] = []
         self.muted: set[Topic] = set()
         policies = {"quiet gap": Policy(quiet_gap=1.0, longest_wait=10.0), "rate": Policy(min_interval=1.0)}
@@ -243,7 +243,7 @@ def test_a_subscriber_ahead_of_what_was_published_is_told_too() -> None:
     catalog.tools.add({"name": "b"})
     catalog.tools.remove("b")
     hub.subscribe(heard.append, "tools", told={TOOLS: cursor})
-    hub.news.shown.note(TOOLS, Version(2, "b"))
+    hub.notifications.fetched.note(TOOLS, Version(2, "b"))
     for changes in commits:
         hub.publish(changes)
 
@@ -253,7 +253,7 @@ def test_a_subscriber_ahead_of_what_was_published_is_told_too() -> None:
 def test_what_was_shown_of_contents_is_bounded_and_in_doubt_it_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shown_module, "_MOST_CONTENTS", 3)
     catalog = Catalog()
-    shown = Shown(catalog.lock)
+    shown = FetchedVersions(catalog.lock)
     for revision in range(1, 8):
         shown.note(f"a://{revision}", Version(revision, str(revision)))
         shown.note(TOOLS, Version(revision, str(revision)))
@@ -268,7 +268,7 @@ def test_what_was_shown_of_contents_is_bounded_and_in_doubt_it_was_shown(monkeyp
 
 def test_of_a_content_that_is_known_only_what_was_shown_of_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shown_module, "_MOST_CONTENTS", 2)
-    shown = Shown(Catalog().lock)
+    shown = FetchedVersions(Catalog().lock)
     shown.note(URI, Version(1, "a"))
     for revision in (2, 9):
         shown.note(f"a://{revision}", Version(revision, "x"))
@@ -282,7 +282,7 @@ def test_of_a_content_that_is_known_only_what_was_shown_of_it_counts(monkeypatch
 
 def test_what_was_forgotten_of_a_content_counts_when_it_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shown_module, "_MOST_CONTENTS", 1)
-    shown = Shown(Catalog().lock)
+    shown = FetchedVersions(Catalog().lock)
     shown.note(URI, Version(5, "b"))
     shown.note("a://other", Version(6, "x"))
     shown.note(URI, Version(9, "a"))
@@ -338,7 +338,7 @@ class Curious(Machine):
 
     @rule(topic=topics)
     def look(self, topic: Topic) -> None:
-        self.hub.news.shown.note(topic, self.catalog.version(topic))
+        self.hub.notifications.fetched.note(topic, self.catalog.version(topic))
 
     @precondition(lambda self: self.watched & {*Feature, *URIS})
     @rule(
@@ -375,7 +375,7 @@ class Curious(Machine):
     def begin_to_look(self, topic: Topic) -> None:
         before = self.catalog.version(topic)
         self.looking = [*self.being_looked_at, (topic, before)]
-        self.hub.news.shown.begin(topic, before.revision)
+        self.hub.notifications.fetched.begin(topic, before.revision)
 
     @precondition(lambda self: self.being_looked_at)
     @rule(is_answered=st.booleans())
@@ -383,8 +383,8 @@ class Curious(Machine):
         topic, before = self.looking.pop(0)
         after = self.catalog.version(topic)
         if is_answered:
-            self.hub.news.shown.note(topic, after if after == before else Version(after.revision, ""))
-        self.hub.news.shown.end(topic, before.revision)
+            self.hub.notifications.fetched.note(topic, after if after == before else Version(after.revision, ""))
+        self.hub.notifications.fetched.end(topic, before.revision)
 
     @property
     def being_looked_at(self) -> list[tuple[Topic, Version]]:
@@ -397,27 +397,27 @@ def test_the_core_keeps_its_promises_to_those_who_look() -> None:
 
 
 def look_away(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Shown, "has_other", lambda self, topic, now, since: False)
+    patch.setattr(FetchedVersions, "has_other", lambda self, topic, now, since: False)
 
 
 def see_other_things_everywhere(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Shown, "has_other", lambda self, topic, now, since: True)
+    patch.setattr(FetchedVersions, "has_other", lambda self, topic, now, since: True)
 
 
 def forget_who_is_being_answered(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Shown, "begin", lambda self, topic, revision: None)
-    patch.setattr(Shown, "end", lambda self, topic, revision: None)
+    patch.setattr(FetchedVersions, "begin", lambda self, topic, revision: None)
+    patch.setattr(FetchedVersions, "end", lambda self, topic, revision: None)
 
 
 def remember_only_the_last_that_was_shown(patch: pytest.MonkeyPatch) -> None:
-    note = Shown.note
+    note = FetchedVersions.note
 
-    def note_alone(self: Shown, topic: Topic, version: Version) -> None:
+    def note_alone(self: FetchedVersions, topic: Topic, version: Version) -> None:
         self._lists.pop(topic, None)
         self._contents.pop(topic, None)
         note(self, topic, version)
 
-    patch.setattr(Shown, "note", note_alone)
+    patch.setattr(FetchedVersions, "note", note_alone)
 
 
 def play() -> History:
@@ -427,7 +427,7 @@ def play() -> History:
     catalog.resources.updated(URI, etag="1")
     hub = Hub(catalog)
     recorder = Recorder(hub)
-    shown = hub.news.shown
+    shown = hub.notifications.fetched
     slow = hub.open(lambda _: BUSY, label="slow")
     slow.subscribe("tools", "prompts", uris=[URI])
     catalog.prompts.add({"name": "told of, and busy since"})

@@ -20,8 +20,8 @@ from tidings.core.frames import (
     DELETED_METHOD,
     KEEP_ALIVE,
     SUBSCRIPTION_KEY,
-    Press,
-    Shape,
+    FrameEncoder,
+    FrameFormat,
     acknowledgement,
     encode_tag,
     listen_result,
@@ -83,7 +83,7 @@ CASES: dict[str, Callable[[], Notification]] = {
     "content deleted": lambda: notification_of(lambda catalog: catalog.resources.deleted("file:///a")),
     "content incomplete": lambda: Notification("file:///a", Version(9, "d9"), (), since=-1, complete=False),
 }
-SHAPES = [Shape(*given) for given in product(DETAILS, (64, 2), (True, False), (True, False), (True, False))]
+SHAPES = [FrameFormat(*given) for given in product(DETAILS, (64, 2), (True, False), (True, False), (True, False))]
 
 
 def read_events(frames: bytes) -> list[tuple[str, str]]:
@@ -105,7 +105,7 @@ def read_events(frames: bytes) -> list[tuple[str, str]]:
     return events
 
 
-def read(frame: bytes, shape: Shape) -> dict[str, Any]:
+def read(frame: bytes, shape: FrameFormat) -> dict[str, Any]:
     """The one message of a frame, whichever way it is framed."""
     if shape.is_sse:
         [(kind, text)] = read_events(frame)
@@ -121,7 +121,7 @@ def read(frame: bytes, shape: Shape) -> dict[str, Any]:
 
 def told(notification: Notification, **shape: Any) -> dict[str, Any]:
     """The params of the plain frame of a notification."""
-    params: dict[str, Any] = read(write(notification, Shape(**shape)), Shape(**shape))["params"]
+    params: dict[str, Any] = read(write(notification, FrameFormat(**shape)), FrameFormat(**shape))["params"]
     return params
 
 
@@ -216,7 +216,7 @@ def test_no_detail_is_the_plain_specification(case: str) -> None:
     expected = {} if isinstance(notification.topic, Feature) else {"uri": "file:///a"}
 
     assert told(notification, detail="none") == expected
-    tagged = Shape("none", is_tagged=True)
+    tagged = FrameFormat("none", is_tagged=True)
     assert read(write(notification, tagged, encode_tag(7)), tagged)["params"] == {
         **expected,
         "_meta": {SUBSCRIPTION_KEY: 7},
@@ -277,7 +277,8 @@ def test_a_content_carries_its_uri_and_the_metadata_that_the_server_gave() -> No
 
 def test_a_deletion_is_an_update_to_most_and_a_deletion_to_those_who_asked() -> None:
     plain, extended = (
-        json.loads(write(CASES["content deleted"](), Shape(is_extended=is_extended))) for is_extended in (False, True)
+        json.loads(write(CASES["content deleted"](), FrameFormat(is_extended=is_extended)))
+        for is_extended in (False, True)
     )
 
     assert plain["method"] == "notifications/resources/updated"
@@ -323,7 +324,7 @@ def test_any_unicode_survives_in_names_contents_and_subscription_ids(name: str, 
     content = notification_of(lambda catalog: catalog.resources.updated(name, note=text))
 
     for is_sse in (True, False):
-        shape = Shape(is_sse=is_sse, is_tagged=True)
+        shape = FrameFormat(is_sse=is_sse, is_tagged=True)
         params = read(write(listed, shape, encode_tag(tag)), shape)["params"]
         assert params["prompt"] == {"name": name, "description": text}
         assert params["_meta"][CHANGE_KEY]["name"] == name
@@ -334,7 +335,7 @@ def test_any_unicode_survives_in_names_contents_and_subscription_ids(name: str, 
 
 
 def test_frames_that_follow_one_another_are_read_as_one_event_each() -> None:
-    shape = Shape(is_sse=True, is_tagged=True)
+    shape = FrameFormat(is_sse=True, is_tagged=True)
     frames = [write(CASES[case](), shape, encode_tag(case)) for case in CASES]
 
     events = read_events(KEEP_ALIVE + KEEP_ALIVE.join(frames))
@@ -344,8 +345,8 @@ def test_frames_that_follow_one_another_are_read_as_one_event_each() -> None:
 
 @pytest.mark.parametrize("tag", [b"7", b"1234567", '"名前"'.encode()])
 def test_a_press_makes_chunks_that_are_as_long_as_they_say_and_turns_with_the_news(tag: bytes) -> None:
-    shape = Shape(is_sse=True, is_tagged=True)
-    press, plain = Press(shape, len(tag)), Press(shape)
+    shape = FrameFormat(is_sse=True, is_tagged=True)
+    press, plain = FrameEncoder(shape, len(tag)), FrameEncoder(shape)
     for notification in (CASES["several tools"](), CASES["several tools"]()):
         frame = write(notification, shape, tag)
         press.turn_to(notification)
@@ -361,7 +362,7 @@ def test_a_frame_is_encoded_once_and_shared(is_tagged: bool) -> None:
     notification = CASES["several tools"]()
     for shape in (shape for shape in SHAPES if shape.is_tagged is is_tagged):
         head, tail = render(notification, shape)
-        again = render(notification, Shape(*shape))
+        again = render(notification, FrameFormat(*shape))
         assert again[0] is head
         assert again[1] is tail
         if is_tagged:
@@ -375,7 +376,7 @@ def test_a_frame_is_encoded_once_and_shared(is_tagged: bool) -> None:
 def test_a_listen_stream_begins_and_ends_with_frames_of_the_schema_under_its_own_id(tag: str | int) -> None:
     honoured = {"toolsListChanged": True, "resourceSubscriptions": [NASTY]}
     cursor = {"tools": {"revision": 7, "digest": "d7"}}
-    sse = Shape(is_sse=True)
+    sse = FrameFormat(is_sse=True)
     begin = read(acknowledgement(honoured, {CURSOR_KEY: cursor}, encode_tag(tag)), sse)
     end = read(listen_result({"com.example/why": NASTY}, encode_tag(tag)), sse)
 

@@ -18,7 +18,7 @@ from tidings import BUSY, Catalog, Change, Feature, Filter, Hub, Notification, P
 from tidings.core.index import WatchIndex
 from tidings.core.journal import Journal
 from tidings.core.mailbox import Entry, Mailbox
-from tidings.core.notifications import News
+from tidings.core.notifications import Notifications
 from tidings.testing import PROMISES, History, PromiseBroken, Recorder, check_all
 
 
@@ -175,11 +175,11 @@ def resume_from_the_last_change_only(patch: pytest.MonkeyPatch) -> None:
         return found[-1:] if found else found
 
     patch.setattr(Journal, "since", only_the_last)
-    patch.setattr(News, "since", lambda self, topic, version: self.missed(topic, version.revision))
+    patch.setattr(Notifications, "since", lambda self, topic, version: self.missed(topic, version.revision))
 
 
 def believe_any_cursor(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(News, "since", lambda self, topic, version: self.missed(topic, version.revision))
+    patch.setattr(Notifications, "since", lambda self, topic, version: self.missed(topic, version.revision))
 
 
 def test_a_sound_core_passes() -> None:

@@ -30,7 +30,7 @@ class Server:
 
     def cursor(self, versions: dict[Topic, Version | None] | None = None, epoch: str = EPOCH) -> dict[str, Any]:
         """Of one who knows everything as of now."""
-        return Cursor(epoch, versions or {}, self.hub.news.revision).as_json()
+        return Cursor(epoch, versions or {}, self.hub.notifications.revision).as_json()
 
     def back(self, cursor: Any, *topics: Topic, may: Callable[[str], bool] | None = None) -> Resumed:
         return resumed(cursor, EPOCH, self.hub, topics, may)
@@ -71,7 +71,7 @@ def test_what_the_cursor_names_it_knows_better() -> None:
     cursor = Cursor.parse(server.cursor())
     assert cursor is not None
     server.change("board://1", "board://2")
-    heard = cursor.then(Cursor(EPOCH, {"board://1": server.hub.news.version("board://1")}))
+    heard = cursor.then(Cursor(EPOCH, {"board://1": server.hub.notifications.version("board://1")}))
 
     assert [each.topic for each in server.told(heard.as_json(), "board://*")] == ["board://2"]
 
@@ -117,7 +117,7 @@ def test_a_revision_that_cannot_be_or_is_yet_to_come_says_refetch(as_of: Any) ->
 def test_another_epoch_or_garbage_says_refetch_and_takes_no_pattern_for_a_resource() -> None:
     server = Server()
     server.change("board://7")
-    known: dict[Topic, Version | None] = {"board://7": server.hub.news.version("board://7")}
+    known: dict[Topic, Version | None] = {"board://7": server.hub.notifications.version("board://7")}
 
     for cursor in ("garbage", server.cursor(known, epoch="elsewhere")):
         assert server.back(cursor, *PATTERNS) == ({"board://7": None}, ("board://*", "board://{number}"))
@@ -138,14 +138,14 @@ def test_where_contents_were_forgotten_it_says_refetch() -> None:
 
 def test_nothing_known_then_and_nothing_known_now_is_no_answer_where_something_was_in_between() -> None:
     server = Server(max_contents=2)
-    unknown = server.hub.news.version("board://1")
+    unknown = server.hub.notifications.version("board://1")
     cursor = server.cursor({"board://1": unknown})
     server.change("board://5", "board://6")
     assert server.told(cursor, "board://1") == [], "nothing is forgotten yet"
     server.change("board://1", "board://2", "board://3")
 
     for watched in ("board://1", "board://*"):
-        heard = server.told({**cursor, "asOf": server.hub.news.revision}, watched)
+        heard = server.told({**cursor, "asOf": server.hub.notifications.revision}, watched)
         assert [(each.topic, each.complete) for each in heard] == [("board://1", False)]
         assert server.told(server.cursor({"board://1": heard[0].version}), watched) == [], "once"
 

@@ -52,8 +52,8 @@ URIS = [f"board://{folder}/{number}" for folder in ("sprint", "notes") for numbe
 SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
 QUIET_WITHIN = 60.0
 
-Kind = Literal["legacy", "modern"]
-MODES: dict[Kind, str] = {"legacy": "legacy", "modern": MODERN}
+ConnectionKind = Literal["legacy", "modern"]
+MODES: dict[ConnectionKind, str] = {"legacy": "legacy", "modern": MODERN}
 Note: TypeAlias = MessageHandlerFnT
 Connection: TypeAlias = AbstractAsyncContextManager[Client]
 
@@ -247,7 +247,12 @@ class Player:
     """A client that does as it is told, one thing after another, and notes what it hears."""
 
     def __init__(
-        self, name: str, kind: Kind, server: Server, connect: Callable[[Note], Connection], dice: random.Random
+        self,
+        name: str,
+        kind: ConnectionKind,
+        server: Server,
+        connect: Callable[[Note], Connection],
+        dice: random.Random,
     ) -> None:
         self.name = name
         self.kind = kind
@@ -413,7 +418,7 @@ async def test_all_promises_hold_for_fifty_clients_during_two_thousand_changes(
     async with serve("uvicorn") as process, asyncio.TaskGroup() as tasks:
         servers = [play_over_http(process, random.Random(seed), tasks)]
         for number in range(1, 5):
-            kind: Kind = "modern" if number % 2 else "legacy"
+            kind: ConnectionKind = "modern" if number % 2 else "legacy"
             servers.append(play_over_stdio(kind, number, random.Random(seed + number), tasks))
     for server in servers:
         server.check()
@@ -442,7 +447,7 @@ def play_over_http(process: Process, dice: random.Random, tasks: asyncio.TaskGro
     server = Server(lambda operations: process.change(*operations), record, pending, has_streams=True)
     players: list[Player] = []
     for number in range(46):
-        kind: Kind = "modern" if number % 3 else "legacy"
+        kind: ConnectionKind = "modern" if number % 3 else "legacy"
         player = Player(f"http-{kind}-{number}", kind, server, partial(over_http, url, MODES[kind], dice), dice)
         players.append(player)
         tasks.create_task(player.play())
@@ -450,7 +455,7 @@ def play_over_http(process: Process, dice: random.Random, tasks: asyncio.TaskGro
     return server
 
 
-def play_over_stdio(kind: Kind, number: int, dice: random.Random, tasks: asyncio.TaskGroup) -> Server:
+def play_over_stdio(kind: ConnectionKind, number: int, dice: random.Random, tasks: asyncio.TaskGroup) -> Server:
     async def change(operations: list[dict[str, Any]]) -> None:
         assert player.client is not None
         result = await player.client.call_tool("change", {"operations": operations})

@@ -20,7 +20,7 @@ from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Hub, Notification, Policy, Version
 from tidings.core.cursor import Cursor
 from tidings.core.filters import Terms
-from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, Shape, write
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, FrameFormat, write
 from tidings.core.mailbox import Filter
 from tidings.core.model import Feature
 from tidings.core.resume import resumed
@@ -127,7 +127,7 @@ class Client:
     def fetch(self) -> None:
         server = self.server
         version = server.catalog.version(TOOLS)
-        server.hub.news.shown.note(TOOLS, version)
+        server.hub.notifications.fetched.note(TOOLS, version)
         self.copy = {item["name"]: item for item in server.catalog.tools if self.sees(item["name"])}
         self.cursor = self.cursor.then(Cursor(server.epoch, {TOOLS: version}))
         self.has_to_fetch, self.has_looked = False, True
@@ -156,7 +156,7 @@ class Client:
             self.cursor = self.cursor.then(Cursor(self.server.epoch, self.server.hub.known(self.subscriber)))
 
     def deliver(self, notification: Notification) -> object:
-        shape = Shape(detail="delta", most=self.server.policy.max_changes_per_frame, epoch=self.server.epoch)
+        shape = FrameFormat(detail="delta", most=self.server.policy.max_changes_per_frame, epoch=self.server.epoch)
         meta = json.loads(write(notification, shape))["params"]["_meta"]
         said, cursor = meta[CHANGE_KEY], Cursor.parse(meta[CURSOR_KEY])
         assert cursor is not None
@@ -240,7 +240,7 @@ def test_who_is_filtered_and_looked_at_what_is_undone_since_is_told_to_refetch(l
     reader.pause()
     catalog.tools.add({"name": "a1"})
     if looks:
-        hub.news.shown.note(TOOLS, catalog.version(TOOLS))
+        hub.notifications.fetched.note(TOOLS, catalog.version(TOOLS))
     catalog.tools.add({"name": "a2"})
     catalog.tools.remove("a1")
     hub.wake(reader)

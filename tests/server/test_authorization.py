@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 import pytest
 
 from tidings import Catalog, Feature, Hub, LimitReached, Notification, Policy, Principal, Topic
-from tidings.server.authorization import Gate
+from tidings.server.authorization import Authorization
 
 ADA, BOB = Principal("ada", scopes=("admin",)), Principal("bob")
 
@@ -21,7 +21,7 @@ async def authorize_later(principal: Principal | None, topic: Topic) -> bool:
     return authorize(principal, topic)
 
 
-def watch(principal: Principal, gate: Gate, *uris: str) -> tuple[Catalog, list[str]]:
+def watch(principal: Principal, gate: Authorization, *uris: str) -> tuple[Catalog, list[str]]:
     catalog, told = Catalog(), []
     hub = Hub(catalog)
 
@@ -36,7 +36,7 @@ def watch(principal: Principal, gate: Gate, *uris: str) -> tuple[Catalog, list[s
 
 @pytest.mark.parametrize("uri", ["board://**", "board://*", "board://secre*", "board://"])
 def test_a_pattern_covers_nothing_that_its_subscriber_may_not_watch(uri: str) -> None:
-    gate = Gate(Policy(), authorize)
+    gate = Authorization(Policy(), authorize)
     for principal, expected in ((BOB, ["board://open"]), (ADA, ["board://secret", "board://open"])):
         catalog, told = watch(principal, gate, uri)
         catalog.resources.updated("board://secret")
@@ -45,7 +45,7 @@ def test_a_pattern_covers_nothing_that_its_subscriber_may_not_watch(uri: str) ->
 
 
 def test_a_part_of_a_resource_is_asked_for_by_itself() -> None:
-    gate = Gate(Policy(), lambda principal, topic: topic == "board://a")
+    gate = Authorization(Policy(), lambda principal, topic: topic == "board://a")
     catalog, told = watch(BOB, gate, "board://a")
     catalog.resources.updated("board://a/b")
     catalog.resources.updated("board://a")
@@ -53,7 +53,7 @@ def test_a_part_of_a_resource_is_asked_for_by_itself() -> None:
 
 
 def test_one_that_must_be_awaited_can_not_decide_on_patterns() -> None:
-    gate = Gate(Policy(), authorize_later)
+    gate = Authorization(Policy(), authorize_later)
     assert not gate.knows_patterns
     may = gate.predicate(ADA)
     assert may is not None
@@ -74,13 +74,13 @@ def test_one_that_turns_out_to_be_awaited_can_not_decide_on_patterns_either() ->
         return authorize_later(principal, topic)
 
     for authorize in (Later(), handed_on):
-        gate = Gate(Policy(), authorize)
+        gate = Authorization(Policy(), authorize)
         topics: list[Topic] = [Feature.TOOLS, "board://**", "board://{name}", "board://open"]
         assert asyncio.run(gate.allowed(ADA, topics)) == [Feature.TOOLS, "board://open"]
 
 
 def test_what_is_not_a_bool_but_counts_as_true_counts_for_patterns_too() -> None:
-    gate = Gate(Policy(), lambda principal, topic: {"read"} if topic != "board://secret" else set())  # type: ignore[arg-type, return-value]  # a common slip
+    gate = Authorization(Policy(), lambda principal, topic: {"read"} if topic != "board://secret" else set())  # type: ignore[arg-type, return-value]  # a common slip
     assert asyncio.run(gate.allowed(ADA, ["board://**", "board://secret"])) == ["board://**"]
     catalog, told = watch(ADA, gate, "board://**")
     catalog.resources.updated("board://secret")
@@ -92,7 +92,7 @@ def test_one_that_fails_lets_nobody_in() -> None:
     def broken(principal: Principal | None, topic: Topic) -> bool:
         raise RuntimeError("broken")
 
-    gate = Gate(Policy(), broken)
+    gate = Authorization(Policy(), broken)
     may = gate.predicate(ADA)
     assert may is not None
     assert not may("board://open")
@@ -100,7 +100,7 @@ def test_one_that_fails_lets_nobody_in() -> None:
 
 
 def test_streams_are_counted_for_a_caller_whatever_its_token_allows() -> None:
-    gate = Gate(Policy(max_streams_per_principal=1))
+    gate = Authorization(Policy(max_streams_per_principal=1))
     ticket = gate.enter(Principal("ada", scopes=("read",)), None)
     with pytest.raises(LimitReached, match="max_streams_per_principal"):
         gate.enter(ADA, None)

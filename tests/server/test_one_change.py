@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from tidings import Live
 from tidings.core.catalog import Catalog
-from tidings.core.frames import Shape, render, write
+from tidings.core.frames import FrameFormat, render, write
 from tidings.core.model import Change, Feature, Item, Notification, Operation, Version
 from tidings.errors import InvalidItem
 from tidings.policy import Detail
@@ -216,11 +216,13 @@ def key_in(definition: dict[str, Any]) -> str:
 
 
 DETAILS: tuple[Detail, ...] = ("full", "summary", "delta", "none")
-SHAPES = [Shape(*each) for each in product(DETAILS, (1, 64), (False, True), (False, True), (False, True), ("", "e1"))]
+SHAPES = [
+    FrameFormat(*each) for each in product(DETAILS, (1, 64), (False, True), (False, True), (False, True), ("", "e1"))
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_frame_that_was_filled_in_says_what_one_that_was_written_says(shape: Shape) -> None:
+def test_a_frame_that_was_filled_in_says_what_one_that_was_written_says(shape: FrameFormat) -> None:
     """A trace has every frame written anew: but for that, it must be the same."""
     version = Version(1 << 40, "0" * 31 + "f")
     for feature, operation in product(Feature, (Operation.ADDED, Operation.REMOVED, Operation.UPDATED)):
@@ -251,7 +253,7 @@ def test_a_frame_that_was_filled_in_says_what_one_that_was_written_says(shape: S
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_change_of_which_no_item_is_known_is_told_as_json_all_the_same(shape: Shape) -> None:
+def test_a_change_of_which_no_item_is_known_is_told_as_json_all_the_same(shape: FrameFormat) -> None:
     version = Version(5, "d")
     change = Change(Feature.TOOLS, Operation.REMOVED, "a", version, Version(4, "c"), 0.0, "local")
     frame = write(Notification(Feature.TOOLS, version, (change,), since=4), shape, b"7" if shape.is_tagged else b"")

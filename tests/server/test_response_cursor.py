@@ -15,7 +15,7 @@ from mcp.server.mcpserver import MCPServer
 from tests.support.sdk_clients import MODERN
 from tidings import Live
 from tidings.core.delta import Copy
-from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, Shape, write
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, FrameFormat, write
 from tidings.core.model import Feature, Notification
 from tidings.core.resume import resumed
 from tidings.server.internals import Watched, registries_of
@@ -45,7 +45,7 @@ async def test_a_list_that_is_not_published_yet_says_which_one_it_is() -> None:
     await live.attend(None)
     before = live.catalog.tools.version
     elsewhere(lambda: server.add_tool(lambda: "", name="new"))
-    assert live.hub.news.version(Feature.TOOLS) == before
+    assert live.hub.notifications.version(Feature.TOOLS) == before
 
     result = await live.answered("tools/list", MODERN)
 
@@ -171,7 +171,7 @@ async def test_a_copy_of_a_folders_resources_is_what_the_cursor_says_and_stays_s
         elsewhere(lambda path=path: workspace.rescan([path]))  # type: ignore[misc]
         live._drain()
     for notification in heard:
-        frame = msgspec.json.decode(write(notification, Shape(detail="delta")))
+        frame = msgspec.json.decode(write(notification, FrameFormat(detail="delta")))
         assert copy.apply(frame["params"]["_meta"][CHANGE_KEY])
     assert len(heard) == 2, "another size alone is another content, and no other list"
     again, cursor = await resources_of(live)

@@ -12,7 +12,7 @@ from msgspec import structs
 from tests.support.stores import Server, shown_in
 from tidings import Feature, Policy, Version
 from tidings.store import StoreError, sqlite
-from tidings.store.durable import Durable
+from tidings.store.durable import DurableSubscription
 from tidings.store.sqlite import SQLiteStore, peek
 
 TOOLS = Feature.TOOLS
@@ -73,7 +73,9 @@ def test_the_log_is_no_larger_for_durable_subscriptions(path: Path, share: int) 
     """All of them are told each time, or a few that lie far apart."""
     server = Server(SQLiteStore(path))
     log = path.with_name("state.db-wal")
-    durables = [Durable(name=f"client {number}", features=(TOOLS,), ttl=3600.0) for number in range(1000 * share)]
+    durables = [
+        DurableSubscription(name=f"client {number}", features=(TOOLS,), ttl=3600.0) for number in range(1000 * share)
+    ]
     server.write({durable.key: durable for durable in durables})
     sizes = []
     for number in range(60):

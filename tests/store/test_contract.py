@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.support.stores import Server, die, fill
 from tidings import Catalog, Feature, Policy, Version
 from tidings.store import Batch, State, Store, StoreBusy
-from tidings.store.durable import Durable, Webhook
+from tidings.store.durable import DurableSubscription, Webhook
 from tidings.store.memory import MemoryStore
 from tidings.store.sqlite import SQLiteStore
 
@@ -139,7 +139,7 @@ def test_only_one_server_has_a_file_by_whatever_name(tmp_path: Path) -> None:
 
 
 def test_durable_subscriptions_are_kept_and_removed(make: Callable[[], Store]) -> None:
-    durable = Durable(
+    durable = DurableSubscription(
         name="laptop",
         owner=("client", None),
         features=(TOOLS, RESOURCES),
@@ -153,7 +153,7 @@ def test_durable_subscriptions_are_kept_and_removed(make: Callable[[], Store]) -
         expires=61.0,
         webhook=Webhook(url="https://example.com/", secret="whsec_x", attempts=2, last_error="503"),
     )
-    other = Durable(name="laptop", owner=None)
+    other = DurableSubscription(name="laptop", owner=None)
     server = Server(make())
     server.write({durable.key: durable, other.key: other})
     server.store.close()
@@ -256,7 +256,7 @@ class Twins(RuleBasedStateMachine):
     @rule(name=names, as_of=st.none() | st.integers(0, 9))
     def subscribe(self, name: str, as_of: int | None) -> None:
         for server in self.servers:
-            server.batch.durables[None, name] = None if as_of is None else Durable(name=name, as_of=as_of)
+            server.batch.durables[None, name] = None if as_of is None else DurableSubscription(name=name, as_of=as_of)
 
     @rule()
     def write(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.durables import KEY, Client, Place, add
 from tidings import Feature, LimitReached, TidingsError
-from tidings.store.durable import SERVER, Durable, Durables, Owner, Webhook
+from tidings.store.durable import SERVER, DurableSubscription, DurableSubscriptions, Owner, Webhook
 
 TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
 HALF = {"name": "\ud800"}  # half of a surrogate pair, which JSON can say and UTF-8 can't
@@ -82,7 +82,7 @@ def test_what_is_no_name_makes_nothing_durable(place: Place, asked: Any) -> None
 def test_what_could_not_be_written_down_makes_nothing_durable(place: Place, uris: list[str], terms: Any) -> None:
     assert place.durables.enter({"name": "laptop"}, None, [TOOLS], uris, terms, lambda: None) is None
     with pytest.raises(TidingsError):
-        place.durables.put(Durable(name="laptop", uris=tuple(uris), terms=terms))
+        place.durables.put(DurableSubscription(name="laptop", uris=tuple(uris), terms=terms))
     assert len(place.durables) == 0
 
 
@@ -100,7 +100,7 @@ def test_what_could_not_be_written_down_makes_nothing_durable(place: Place, uris
 def test_what_can_not_be_is_refused_in_words(name: str, uris: tuple[str, ...], said: str) -> None:
     place = Place(max_uris=3)
     with pytest.raises(TidingsError, match=said):
-        place.durables.put(Durable(name=name, features=(TOOLS,), uris=uris))
+        place.durables.put(DurableSubscription(name=name, features=(TOOLS,), uris=uris))
     assert len(place.durables) == 0
 
 
@@ -111,9 +111,11 @@ def test_there_are_limits_in_all_and_for_each_owner() -> None:
     others = [Client(place, name=name).visit for name in "abcd"]
     assert [visit is not None for visit in others] == [True, True, True, False]
     with pytest.raises(LimitReached, match=r"there are 5 durable subscriptions; Policy\.max_durables allows 5"):
-        place.durables.put(Durable(name="z"))
+        place.durables.put(DurableSubscription(name="z"))
     assert place.durables.remove((None, "a"))
-    assert place.durables.put(Durable(name="z", features=(TOOLS,), ttl=5)).lists[TOOLS] == place.catalog.version(TOOLS)
+    assert place.durables.put(DurableSubscription(name="z", features=(TOOLS,), ttl=5)).lists[
+        TOOLS
+    ] == place.catalog.version(TOOLS)
     assert Client(place, name="a", owner=("me", None)).visit is not None, "one that is there may come back"
 
 
@@ -121,7 +123,7 @@ def test_one_that_is_removed_is_ended_and_forgotten(place: Place) -> None:
     seen: list[Any] = []
     stop = place.durables.follow(lambda key, durable: seen.append((key, durable and durable.name)))
     client = Client(place)
-    place.durables.put(Durable(name="other", ttl=9))
+    place.durables.put(DurableSubscription(name="other", ttl=9))
 
     assert place.durables.remove(KEY)
     assert not place.durables.remove(KEY)
@@ -139,7 +141,7 @@ def test_who_watches_something_else_than_what_is_put_is_ended_and_does_not_undo_
     place.settle()
     add(place, "a")
     place.settle()
-    place.durables.put(Durable(name="laptop", features=(TOOLS, PROMPTS), uris=("b://1",), ttl=9))
+    place.durables.put(DurableSubscription(name="laptop", features=(TOOLS, PROMPTS), uris=("b://1",), ttl=9))
     assert client.is_ended
     client.leave()
     place.save()
@@ -154,7 +156,7 @@ def test_who_watches_something_else_than_what_is_put_is_ended_and_does_not_undo_
 
 def test_who_watches_what_is_put_stays(place: Place) -> None:
     client = Client(place, TOOLS, PROMPTS)
-    place.durables.put(Durable(name="laptop", features=(PROMPTS, TOOLS), ttl=9))
+    place.durables.put(DurableSubscription(name="laptop", features=(PROMPTS, TOOLS), ttl=9))
     assert not client.is_ended
     assert place.durables.is_connected(KEY)
     client.leave()
@@ -165,10 +167,10 @@ def test_who_watches_what_is_put_stays(place: Place) -> None:
 
 def test_contents_that_are_no_longer_watched_are_forgotten(place: Place) -> None:
     uris: tuple[str, ...] = ()
-    kept = Durable(name="laptop")
+    kept = DurableSubscription(name="laptop")
     for number in range(3):
         uris = ("b://1", *(f"a://{number}/{each}" for each in range(50)))
-        kept = place.durables.put(Durable(name="laptop", uris=uris, ttl=9, expires=place.now + 9))
+        kept = place.durables.put(DurableSubscription(name="laptop", uris=uris, ttl=9, expires=place.now + 9))
         for uri in uris:
             place.catalog.resources.updated(uri)
     assert list(kept.contents) == ["b://1"]
@@ -177,16 +179,16 @@ def test_contents_that_are_no_longer_watched_are_forgotten(place: Place) -> None
 def test_several_of_one_name_can_be_listed(place: Place) -> None:
     owners: list[Owner] = [("me", None), None, ("me", "x"), SERVER]
     for owner in owners:
-        place.durables.put(Durable(name="laptop", owner=owner, ttl=9))
+        place.durables.put(DurableSubscription(name="laptop", owner=owner, ttl=9))
     assert {each.owner for each in place.durables.all()} == set(owners)
 
 
 def test_without_a_store_nothing_is_noted_for_it(place: Place) -> None:
-    durables = Durables(place.hub)
-    durables.put(Durable(name="laptop", ttl=9))
+    durables = DurableSubscriptions(place.hub)
+    durables.put(DurableSubscription(name="laptop", ttl=9))
     assert not durables.is_waiting
-    durables = Durables(place.hub, rouse=lambda: False)
-    durables.put(Durable(name="laptop", ttl=9))
+    durables = DurableSubscriptions(place.hub, rouse=lambda: False)
+    durables.put(DurableSubscription(name="laptop", ttl=9))
     assert not durables.is_waiting
 
 
@@ -194,10 +196,10 @@ def test_without_a_store_nothing_is_noted_for_it(place: Place) -> None:
 def test_the_time_of_a_webhook_runs_only_when_it_was_given_up(place: Place, expires: float | None) -> None:
     tried = Webhook(url="https://a.example/", secret="s", attempts=3, next_attempt=9000.0)
     dead = Webhook(url="https://a.example/", secret="s", is_dead=True)
-    kept = [Durable(name="tried", ttl=5, expires=expires, webhook=tried)]
-    kept.append(Durable(name="dead", ttl=5, expires=expires, webhook=dead))
+    kept = [DurableSubscription(name="tried", ttl=5, expires=expires, webhook=tried)]
+    kept.append(DurableSubscription(name="dead", ttl=5, expires=expires, webhook=dead))
     place.now += 0.5
-    durables = Durables(place.hub, kept)
+    durables = DurableSubscriptions(place.hub, kept)
     ends = {each.name: each.expires for each in durables.all()}
     assert ends == {"tried": None, "dead": 1005.5 if expires is None else expires}
     place.now += 10
@@ -250,15 +252,15 @@ def test_nobody_waits_long_for_those_who_watch_much(place: Place) -> None:
 
 def test_names_that_come_and_go_while_nothing_can_be_written_leave_nothing(place: Place) -> None:
     durables = place.durables
-    durables.put(Durable(name="stays", ttl=9))
-    durables.put(Durable(name="was written", ttl=9))
+    durables.put(DurableSubscription(name="stays", ttl=9))
+    durables.put(DurableSubscription(name="was written", ttl=9))
     place.save()
     durables.remove((None, "was written"))
     for number in range(100):
-        durables.put(Durable(name=f"collected {number}", ttl=9))
+        durables.put(DurableSubscription(name=f"collected {number}", ttl=9))
         durables.collect()
         durables.remove((None, f"collected {number}"))
-        durables.put(Durable(name=f"marked {number}", ttl=9))
+        durables.put(DurableSubscription(name=f"marked {number}", ttl=9))
         durables.remove((None, f"marked {number}"))
 
     assert dict(durables.collect()) == {(None, "was written"): None}
@@ -268,7 +270,7 @@ def test_names_that_come_and_go_while_nothing_can_be_written_leave_nothing(place
 
 
 def test_a_name_that_is_removed_while_it_is_written_is_gone(place: Place) -> None:
-    place.durables.put(Durable(name="laptop", ttl=9))
+    place.durables.put(DurableSubscription(name="laptop", ttl=9))
     place.batch.durables.update(place.durables.collect())
     place.durables.remove(KEY)
     place.store.write(place.batch)

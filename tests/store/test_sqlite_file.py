@@ -16,7 +16,7 @@ from tidings import Feature
 from tidings.store import Batch, StoreBroken, StoreBusy, StoreError, sqlite
 from tidings.store import file_lock as lock
 from tidings.store import rows as packed
-from tidings.store.durable import Durable
+from tidings.store.durable import DurableSubscription
 from tidings.store.sqlite import SCHEMA, SQLiteStore, peek
 
 TOOLS = Feature.TOOLS
@@ -42,12 +42,12 @@ def test_one_subscription_that_has_no_written_form_holds_back_nobody(
 ) -> None:
     server = Server(SQLiteStore(path))
     fill(server)
-    fine = Durable(name="laptop")
+    fine = DurableSubscription(name="laptop")
     bad = [
-        Durable(name="\ud800"),
-        Durable(name="uri", uris=("a://\ud800",)),
-        Durable(name="terms", terms={"names": ["\ud800"]}),
-        Durable(name="owner", owner=("\ud800", None)),
+        DurableSubscription(name="\ud800"),
+        DurableSubscription(name="uri", uris=("a://\ud800",)),
+        DurableSubscription(name="terms", terms={"names": ["\ud800"]}),
+        DurableSubscription(name="owner", owner=("\ud800", None)),
     ]
     server.write({(None, "\udfff"): None, **{each.key: each for each in (*bad, fine)}})
     shown = server.shown()
@@ -80,7 +80,7 @@ def test_a_folder_of_its_own_is_made_and_kept_out_of_version_control(tmp_path: P
 def test_a_file_can_be_read_while_a_server_has_it_and_while_none_has(path: Path) -> None:
     server = Server(SQLiteStore(path))
     fill(server)
-    server.write({(None, "x"): Durable(name="x")})
+    server.write({(None, "x"): DurableSubscription(name="x")})
 
     while_open = peek(path)
     assert while_open.journal == server.journal.since(0)

@@ -24,7 +24,7 @@ from tidings import Feature, Policy
 from tidings.live import Live
 from tidings.store import Batch, State, StoreBroken, StoreError
 from tidings.store import writer as keeper
-from tidings.store.durable import Durable
+from tidings.store.durable import DurableSubscription
 from tidings.store.memory import MemoryStore
 from tidings.store.sqlite import peek
 
@@ -181,12 +181,12 @@ def test_for_a_store_that_is_gone_for_good_nothing_is_noted() -> None:
     store = Moody()
     with living(store) as live:
         store.failures.append(StoreBroken("it is damaged"))
-        live.durables.put(Durable(name="laptop", ttl=9))
+        live.durables.put(DurableSubscription(name="laptop", ttl=9))
         until(lambda: live.keeper.problem, "the store to fail")
-        live.durables.put(Durable(name="other", ttl=9))
+        live.durables.put(DurableSubscription(name="other", ttl=9))
         assert not live.durables.is_waiting
     with living() as live:
-        live.durables.put(Durable(name="laptop", ttl=9))
+        live.durables.put(DurableSubscription(name="laptop", ttl=9))
         assert not live.durables.is_waiting
 
 
@@ -195,11 +195,11 @@ def test_names_that_come_and_go_during_an_outage_leave_nothing(monkeypatch: pyte
     monkeypatch.setattr(keeper, "_LONGEST_RETRY", 0.001)
     store = Moody()
     with living(store) as live:
-        live.durables.put(Durable(name="kept", ttl=9))
+        live.durables.put(DurableSubscription(name="kept", ttl=9))
         live.keeper.flush(DEADLINE)
         store.failures = [StoreError("state.db: the disk is full; make room")] * 10_000
         for number in range(200):
-            live.durables.put(Durable(name=f"n{number}", ttl=9))
+            live.durables.put(DurableSubscription(name=f"n{number}", ttl=9))
             live.keeper.flush(DEADLINE)
             live.durables.remove((None, f"n{number}"))
         live.keeper.flush(DEADLINE)

@@ -9,8 +9,8 @@ from tidings import Catalog, Feature, Hub, Journal, Notification, Policy, Versio
 from tidings.core.subscriber import Subscriber
 from tidings.server.uri_templates import read_template
 from tidings.store import Batch
-from tidings.store.durable import Durable, Durables, Key, Owner
-from tidings.store.durable_connection import Visit
+from tidings.store.durable import DurableSubscription, DurableSubscriptions, Key, Owner
+from tidings.store.durable_connection import DurableConnection
 from tidings.store.memory import MemoryStore
 
 TOOLS = Feature.TOOLS
@@ -35,9 +35,9 @@ class Place:
         self.batch = Batch()
         self.catalog.follow(self.batch.take)
         self.hub = Hub(self.catalog, journal=journal, clock=lambda: self.now, templates=read_template)
-        self.durables = Durables(self.hub, state.durables.values(), rouse=lambda: True)
+        self.durables = DurableSubscriptions(self.hub, state.durables.values(), rouse=lambda: True)
 
-    def collect(self) -> Mapping[Key, Durable | None]:
+    def collect(self) -> Mapping[Key, DurableSubscription | None]:
         """What there is to write, written."""
         found = self.durables.collect()
         self.durables.written()
@@ -81,7 +81,7 @@ class Client:
         ttl: Any = None,
         resume: dict[Any, Version | None] | None = None,
         **options: Any,
-    ) -> Visit | None:
+    ) -> DurableConnection | None:
         hub, durables = self.place.hub, self.place.durables
         visit = durables.enter({"name": name, "ttl": ttl}, owner, features, uris, {}, self._end)
         self.subscriber = hub.open(self._deliver, **options)

@@ -12,7 +12,7 @@ from mcp.server.mcpserver import MCPServer
 from tests.support.receiver import Receiver
 from tests.support.waiting import DEADLINE, until
 from tidings import Live, Policy
-from tidings.store.durable import SERVER, Durable, Webhook
+from tidings.store.durable import SERVER, DurableSubscription, Webhook
 
 
 def nothing() -> None:
@@ -39,7 +39,7 @@ def webhook(live: Live, name: str = "hook") -> Webhook:
     return durable.webhook
 
 
-async def open_webhook(live: Live, receiver: Receiver, *features: str, **options: Any) -> Durable:
+async def open_webhook(live: Live, receiver: Receiver, *features: str, **options: Any) -> DurableSubscription:
     """A webhook that listens."""
     name = options.pop("name", "hook")
     durable = live.webhooks.put(name, receiver.url, *features, **options)

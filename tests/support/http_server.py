@@ -24,7 +24,7 @@ from tests.support.sdk_clients import DEADLINE, MODERN
 from tests.support.waiting import until
 from tidings import Live, Policy
 from tidings.http.parking import ParkingProtocol
-from tidings.http.router import Front
+from tidings.http.router import Router
 
 __all__ = ["FRONTS", "Answer", "Door", "Line", "modern", "open_door", "some_server"]
 
@@ -151,9 +151,9 @@ class Door:
     server: uvicorn.Server = None  # type: ignore[assignment]  # set as soon as there is one
 
     @property
-    def front(self) -> Front:
+    def front(self) -> Router:
         front = self.live.server.session_manager.asgi_app
-        assert isinstance(front, Front)
+        assert isinstance(front, Router)
         return front
 
     @asynccontextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 from tidings import Catalog, Feature, Journal, Policy
 from tidings.store import Batch, Store
-from tidings.store.durable import Durable
+from tidings.store.durable import DurableSubscription
 from tidings.store.sqlite import SQLiteStore
 
 
@@ -30,7 +30,7 @@ class Server:
         self.catalog.follow(self.batch.take)
         self.catalog.follow(self.journal.append)
 
-    def write(self, durables: dict[Any, Durable | None] | None = None) -> None:
+    def write(self, durables: dict[Any, DurableSubscription | None] | None = None) -> None:
         self.batch.durables.update(durables or {})
         self.batch.forget(self.journal.floors(), self.catalog.resources.forgotten)
         self.store.write(self.batch)

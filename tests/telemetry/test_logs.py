@@ -22,7 +22,7 @@ from tidings import Catalog, Feature, Hub, Reason
 from tidings.cli.logs import TextFormatter
 from tidings.cli.otlp import CollectorErrors, build_resource, endpoint_of, protocol_of, without_secrets
 from tidings.core.redact import plain, shown
-from tidings.server.authorization import Gate
+from tidings.server.authorization import Authorization
 from tidings.telemetry.metrics import METRICS
 
 pytestmark = pytest.mark.anyio
@@ -181,7 +181,7 @@ def test_no_secret_of_a_uri_is_in_what_is_logged_of_a_failure(caplog: pytest.Log
     catalog.resources.add({"uri": uri, "name": "x"})
     for each in hub:
         each.close()
-    gate = Gate(hub.policy, authorize=fail)
+    gate = Authorization(hub.policy, authorize=fail)
     assert asyncio.run(gate.allowed(None, [uri])) == []
     may = gate.predicate(None)
     assert may is not None

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.sdk_clients import DEADLINE, MUTED, serving
 from tests.support.wire_clients import LegacyWire, Stream, Wire
 from tidings import Catalog, Hub, Live, Policy
-from tidings.core.counts import BOUNDS, Latency, Why
+from tidings.core.counts import BOUNDS, Latency, SuppressionReason
 from tidings.core.mailbox import Filter
 from tidings.core.subscriber import BUSY
 from tidings.telemetry.metrics import METRICS, render
@@ -431,7 +431,7 @@ def test_subscriber_closed_during_a_delivery_to_all_is_counted() -> None:
     other = hub.open(accept)
     other.subscribe("tools")
     catalog.tools.add({"name": "a"})
-    assert (hub.counts.sent.total(), dict(hub.counts.suppressed)) == (1, {Why.UNSUBSCRIBED: 1})
+    assert (hub.counts.sent.total(), dict(hub.counts.suppressed)) == (1, {SuppressionReason.UNSUBSCRIBED: 1})
 
 
 def test_scrape_counts_subscriptions_without_waiting_for_the_lock() -> None:

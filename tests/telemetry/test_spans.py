@@ -14,7 +14,7 @@ from opentelemetry import trace
 from tests.support.sdk_clients import DEADLINE
 from tests.support.telemetry import RecordedTelemetry
 from tidings import BUSY, Feature, Live, Notification, Policy
-from tidings.store.durable import Durable
+from tidings.store.durable import DurableSubscription
 from tidings.telemetry import Telemetry, context_of
 
 pytestmark = pytest.mark.anyio
@@ -123,7 +123,7 @@ def test_unsubscribing_from_a_topic_without_a_subscription_has_no_span(recorded:
 
 def test_expired_durable_subscription_has_a_span(recorded: RecordedTelemetry) -> None:
     live = make_live(recorded)
-    live.durables.put(Durable(name="laptop", features=(Feature.TOOLS,), expires=live.catalog.now() - 1))
+    live.durables.put(DurableSubscription(name="laptop", features=(Feature.TOOLS,), expires=live.catalog.now() - 1))
     assert len(live.durables.collect()) == 0
     [span] = recorded.spans(UNSUBSCRIBE)
     assert span["attributes"].items() >= {"tidings.outcome": "expired", "tidings.client": "laptop"}.items()

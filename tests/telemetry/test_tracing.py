@@ -27,7 +27,7 @@ from tests.support.sdk_clients import (
 from tests.support.telemetry import BROKEN, RecordedTelemetry
 from tests.support.wire_clients import LegacyWire, http
 from tidings import Catalog, Feature, Hub, Notification
-from tidings.core.frames import Shape, write
+from tidings.core.frames import FrameFormat, write
 from tidings.core.spans import SPANS
 from tidings.telemetry import context_of
 from tidings.telemetry.metrics import METRICS
@@ -215,7 +215,13 @@ def test_notification_carries_the_trace_with_every_detail_setting() -> None:
     told: list[Notification] = []
     Hub(catalog).subscribe(told.append, Feature.TOOLS)
     catalog.tools.add({"name": "a"})
-    for shape in (Shape(), Shape("none"), Shape(is_tagged=True), Shape("none", is_tagged=True), Shape("summary")):
+    for shape in (
+        FrameFormat(),
+        FrameFormat("none"),
+        FrameFormat(is_tagged=True),
+        FrameFormat("none", is_tagged=True),
+        FrameFormat("summary"),
+    ):
         frame = write(told[0], shape, b"1" if shape.is_tagged else b"")
         assert trace_of.items() <= msgspec.json.decode(frame)["params"]["_meta"].items()
 

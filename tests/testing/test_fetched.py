@@ -12,10 +12,10 @@ from tidings.testing import (
     Answering,
     Changed,
     Event,
+    Fetched,
     History,
     PromiseBroken,
     Recorder,
-    Shown,
     Subscribed,
     Told,
     check_all,
@@ -43,18 +43,18 @@ UNTIL_THE_THIRD = [*changed(C_AGAIN, B_AT_LAST), told(B_AT_LAST)]
 
 CAUGHT: dict[str, list[Event]] = {
     "nothing was shown": [*START, *UNTIL_THE_SECOND],
-    "something, before it was told": [Shown(TOOLS), *START, *UNTIL_THE_SECOND],
-    "something, after all": [*START, *UNTIL_THE_SECOND, Shown(TOOLS)],
-    "something, and that was told of": [*START, Shown(TOOLS), *UNTIL_THE_SECOND, *UNTIL_THE_THIRD],
-    "something of another topic": [*START, Shown(PROMPTS), Answering(PROMPTS, 1), *UNTIL_THE_SECOND],
-    "another one, but later": [*START, *UNTIL_THE_SECOND, Shown(TOOLS, C)],
+    "something, before it was told": [Fetched(TOOLS), *START, *UNTIL_THE_SECOND],
+    "something, after all": [*START, *UNTIL_THE_SECOND, Fetched(TOOLS)],
+    "something, and that was told of": [*START, Fetched(TOOLS), *UNTIL_THE_SECOND, *UNTIL_THE_THIRD],
+    "something of another topic": [*START, Fetched(PROMPTS), Answering(PROMPTS, 1), *UNTIL_THE_SECOND],
+    "another one, but later": [*START, *UNTIL_THE_SECOND, Fetched(TOOLS, C)],
     "an answer that was over before": [Answering(TOOLS, 0), Answered(TOOLS, 0), *START, *UNTIL_THE_SECOND],
     "an answer that was begun later": [*START, *UNTIL_THE_SECOND, Answering(TOOLS, 3)],
     "an answer that can show nothing older": [*START, *changed(C, B_AGAIN), Answering(TOOLS, 4), told(B_AGAIN)],
     "an answer that showed the same": [
         *START,
         Answering(TOOLS, 2),
-        Shown(TOOLS, B),
+        Fetched(TOOLS, B),
         Answered(TOOLS, 2),
         *UNTIL_THE_SECOND,
     ],
@@ -63,15 +63,15 @@ CAUGHT: dict[str, list[Event]] = {
         *START,
         Answering(TOOLS, 2),
         *UNTIL_THE_SECOND,
-        Shown(TOOLS, B_AGAIN),
+        Fetched(TOOLS, B_AGAIN),
         Answered(TOOLS, 2),
         *UNTIL_THE_THIRD,
     ],
 }
 PERMITTED: dict[str, list[Event]] = {
-    "something, nobody knows what": [*START, *changed(C), Shown(TOOLS), *changed(B_AGAIN), told(B_AGAIN)],
-    "another one": [*START, *changed(C), Shown(TOOLS, C), *changed(B_AGAIN), told(B_AGAIN)],
-    "any one until then": [*START, *changed(C, B_AGAIN), Shown(TOOLS, Version(4, "")), told(B_AGAIN)],
+    "something, nobody knows what": [*START, *changed(C), Fetched(TOOLS), *changed(B_AGAIN), told(B_AGAIN)],
+    "another one": [*START, *changed(C), Fetched(TOOLS, C), *changed(B_AGAIN), told(B_AGAIN)],
+    "any one until then": [*START, *changed(C, B_AGAIN), Fetched(TOOLS, Version(4, "")), told(B_AGAIN)],
     "an answer under way": [*START, Answering(TOOLS, 2), *UNTIL_THE_SECOND, Answered(TOOLS, 2)],
     "an answer under way all the time": [Answering(TOOLS), *START, *UNTIL_THE_SECOND, *UNTIL_THE_THIRD],
     "one of two that began together": [
@@ -105,18 +105,18 @@ def test_where_something_else_may_have_been_shown_it_may_be_told_again(events: l
 def test_answers_that_a_server_gives_are_recorded_from_their_begin_to_their_end() -> None:
     catalog = Catalog()
     hub = Hub(catalog)
-    hub.news.shown.begin(PROMPTS, 0)
+    hub.notifications.fetched.begin(PROMPTS, 0)
     history = Recorder(hub).history
     begun = len(history)
-    hub.news.shown.begin(TOOLS, 0)
+    hub.notifications.fetched.begin(TOOLS, 0)
     catalog.tools.add({"name": "a"})
-    hub.news.shown.note(TOOLS, catalog.tools.version)
-    hub.news.shown.end(TOOLS, 0)
-    hub.news.shown.end(PROMPTS, 0)
+    hub.notifications.fetched.note(TOOLS, catalog.tools.version)
+    hub.notifications.fetched.end(TOOLS, 0)
+    hub.notifications.fetched.end(PROMPTS, 0)
 
     assert history.events[begun - 1] == Answering(PROMPTS, 0), "it was under way already"
-    assert [type(each) for each in history.events[begun:]] == [Answering, Changed, Shown, Answered, Answered]
-    assert not hub.news.shown._under_way
+    assert [type(each) for each in history.events[begun:]] == [Answering, Changed, Fetched, Answered, Answered]
+    assert not hub.notifications.fetched._under_way
 
 
 @pytest.mark.parametrize("is_sound", [True, False])

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Feature, Filter, Hub, LimitReached, Notification, Operation, Policy, Topic, Version
-from tidings.core.frames import Shape, write
+from tidings.core.frames import FrameFormat, write
 from tidings.testing import (
     PROMISES,
     Changed,
@@ -52,7 +52,7 @@ def notifications() -> list[Notification]:
 @pytest.mark.parametrize("is_extended", [False, True])
 @pytest.mark.parametrize("detail", ["full", "summary"])
 def test_what_is_on_the_wire_is_read(detail: str, is_extended: bool) -> None:
-    shape = Shape(detail=detail, is_extended=is_extended)  # type: ignore[arg-type]
+    shape = FrameFormat(detail=detail, is_extended=is_extended)  # type: ignore[arg-type]
     for notification in notifications():
         read = Told.from_message("s", json.loads(write(notification, shape)))
         changes = tuple((change.operation, change.key) for change in notification.changes)
@@ -61,7 +61,7 @@ def test_what_is_on_the_wire_is_read(detail: str, is_extended: bool) -> None:
 
 def test_what_is_not_on_the_wire_stays_unknown() -> None:
     for notification in notifications():
-        read = Told.from_message("s", json.loads(write(notification, Shape(detail="none"))))
+        read = Told.from_message("s", json.loads(write(notification, FrameFormat(detail="none"))))
         assert read == Told("s", notification.topic, None, None)
     assert Told.from_message("s", {"method": "notifications/message", "params": {"level": "info"}}) is None
     assert Told.from_message("s", {"id": 1, "result": {}}) is None

@@ -13,7 +13,7 @@ from tests.support.hooks import lively, marked, nothing, open_webhook, webhook
 from tests.support.receiver import Delivery, receiving, verify
 from tests.support.waiting import until
 from tidings import Feature, LimitReached, Principal, TidingsError
-from tidings.store.durable import SERVER, Durable, Webhook
+from tidings.store.durable import SERVER, DurableSubscription, Webhook
 from tidings.webhooks.signature import new_secret
 
 pytestmark = pytest.mark.anyio
@@ -220,7 +220,9 @@ async def test_who_may_no_longer_watch_is_no_longer_told() -> None:
     async with receiving() as receiver, lively(authorize=authorize, webhook_attempts=2, webhook_private=True) as live:
         alice = Principal("alice", None, ("read",))
         hook = Webhook(url=receiver.url, secret=new_secret(), scopes=alice.scopes)
-        live.durables.put(Durable(name="hook", owner=alice.who, features=(Feature.TOOLS,), ttl=60.0, webhook=hook))
+        live.durables.put(
+            DurableSubscription(name="hook", owner=alice.who, features=(Feature.TOOLS,), ttl=60.0, webhook=hook)
+        )
         await until(lambda: live.durables.is_connected((alice.who, "hook")))
         assert asked[-1][0] == alice  # with her scopes
         allowed.clear()

@@ -23,7 +23,7 @@ from tests.support.receiver import DEADLINE, Delivery, receiving, verify
 from tests.support.waiting import until
 from tidings import TidingsError
 from tidings.webhooks import http_client as courier_module
-from tidings.webhooks.http_client import Courier, check_url, why_not_public
+from tidings.webhooks.http_client import WebhookClient, check_url, why_not_public
 from tidings.webhooks.signature import check_secret, new_secret, sign
 
 pytestmark = pytest.mark.anyio
@@ -49,7 +49,7 @@ async def test_no_request_goes_to_an_address_that_is_not_public(address: str, ca
     async def resolve(host: str, port: int) -> list[str]:
         return ["93.184.215.14", address]
 
-    outcome = await Courier(timeout=DEADLINE, resolve=resolve).post("https://receiver.example/", {}, b"")
+    outcome = await WebhookClient(timeout=DEADLINE, resolve=resolve).post("https://receiver.example/", {}, b"")
     assert address in caplog.text
     assert address not in str(outcome.error), "whoever put the webhook is to learn nothing of our network"
     assert "nothing was sent" in str(outcome.error)
@@ -123,7 +123,7 @@ def test_this_machine_is_fine_where_it_is_allowed(url: str) -> None:
 async def test_other_ways_to_write_this_machine_lead_nowhere(host: str) -> None:
     async with receiving() as receiver:
         url = receiver.url.replace("127.0.0.1", host)
-        outcome = await Courier(timeout=DEADLINE).post(url, {}, b"")
+        outcome = await WebhookClient(timeout=DEADLINE).post(url, {}, b"")
         assert outcome.error is not None
         assert receiver.connections == 0
 
@@ -143,7 +143,7 @@ async def test_a_name_that_changes_its_address_after_the_check_is_asked_only_onc
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     async with receiving(certificate, "receiver.example") as receiver:
         # The first answer is private here, and allowed, so that there is somebody to connect to.
-        courier = Courier(timeout=DEADLINE, allow_private=True, resolve=resolve)
+        courier = WebhookClient(timeout=DEADLINE, allow_private=True, resolve=resolve)
         outcome = await courier.post(receiver.url, {}, b"hello")
         assert outcome.error is None
         assert asked == ["receiver.example"]
@@ -151,7 +151,7 @@ async def test_a_name_that_changes_its_address_after_the_check_is_asked_only_onc
         # The connection went to the address, and the request to the name.
         assert delivery.headers["host"] == receiver.url.split("/")[2]
 
-    strict = Courier(timeout=DEADLINE, resolve=resolve)
+    strict = WebhookClient(timeout=DEADLINE, resolve=resolve)
     outcome = await strict.post(receiver.url, {}, b"hello")
     assert "receiver.example leads to an address that is not public" in str(outcome.error)
 
@@ -164,10 +164,10 @@ async def test_a_certificate_of_somebody_else_or_of_an_unknown_authority_is_refu
 
     authority, certificate = make_certificates(tmp_path, "somebody.example")
     async with receiving(certificate, "receiver.example") as receiver:
-        unknown = await Courier(timeout=DEADLINE, allow_private=True, resolve=resolve).post(receiver.url, {}, b"")
+        unknown = await WebhookClient(timeout=DEADLINE, allow_private=True, resolve=resolve).post(receiver.url, {}, b"")
         assert "CERTIFICATE_VERIFY_FAILED" in str(unknown.error)
         monkeypatch.setenv("SSL_CERT_FILE", str(authority))
-        other = await Courier(timeout=DEADLINE, allow_private=True, resolve=resolve).post(receiver.url, {}, b"")
+        other = await WebhookClient(timeout=DEADLINE, allow_private=True, resolve=resolve).post(receiver.url, {}, b"")
         assert "receiver.example" in str(other.error)
         assert receiver.came.empty()
 
@@ -180,7 +180,7 @@ async def test_names_that_nobody_answers_for_take_no_thread_from_others(monkeypa
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", never)
-    courier = Courier(timeout=0.01)
+    courier = WebhookClient(timeout=0.01)
     try:
         # More of them than the loop's own pool has threads.
         outcomes = await asyncio.gather(*(courier.post(f"https://{n}.example/", {}, b"") for n in range(40)))
@@ -203,7 +203,7 @@ async def test_names_that_nobody_answers_for_are_no_more_threads_than_so_many(mo
     monkeypatch.setattr(socket, "getaddrinfo", late)
     monkeypatch.setattr(courier_module, "_MOST_LOOKUPS", 2)
     async with receiving(host="receiver.example") as receiver:
-        courier = Courier(timeout=DEADLINE, allow_private=True)
+        courier = WebhookClient(timeout=DEADLINE, allow_private=True)
         waiting = [asyncio.create_task(courier.post(receiver.url, {}, b"")) for _ in range(2)]
         try:
             for _ in waiting:
@@ -230,7 +230,7 @@ async def test_a_thread_that_can_not_be_started_is_a_delivery_that_failed(monkey
 
     monkeypatch.setattr(threading.Thread, "start", start)
     monkeypatch.setattr(courier_module, "_MOST_LOOKUPS", 1)
-    courier = Courier(timeout=DEADLINE)
+    courier = WebhookClient(timeout=DEADLINE)
     for _ in range(2):  # and it counts for nothing
         outcome = await courier.post("https://receiver.example/", {}, b"")
         assert outcome.error == "RuntimeError: can't start new thread"
@@ -242,14 +242,14 @@ async def test_the_next_address_is_tried_when_one_is_not_there() -> None:
         async def resolve(host: str, port: int) -> list[str]:
             return ["::1", "127.0.0.1"]
 
-        outcome = await Courier(timeout=DEADLINE, resolve=resolve).post(receiver.url, {}, b"")
+        outcome = await WebhookClient(timeout=DEADLINE, resolve=resolve).post(receiver.url, {}, b"")
         assert outcome.error is None
 
 
 async def test_a_redirect_is_not_followed() -> None:
     async with receiving() as receiver, receiving() as other:
         receiver.answer = lambda delivery: (307, {"location": other.url})
-        outcome = await Courier(timeout=DEADLINE).post(receiver.url, {}, b"")
+        outcome = await WebhookClient(timeout=DEADLINE).post(receiver.url, {}, b"")
         assert (outcome.status, outcome.error) == (307, "answered 307; redirects are not followed")
         assert other.connections == 0
 
@@ -258,10 +258,10 @@ async def test_an_answer_without_end_or_without_beginning_holds_nobody_up() -> N
     async with receiving() as receiver:
         receiver.body = None
         async with asyncio.timeout(DEADLINE / 2):
-            outcome = await Courier(timeout=DEADLINE).post(receiver.url, {}, b"")
+            outcome = await WebhookClient(timeout=DEADLINE).post(receiver.url, {}, b"")
         assert outcome.error is None  # its head was all we wanted
         receiver.gate.clear()
-        outcome = await Courier(timeout=0.2).post(receiver.url, {}, b"")
+        outcome = await WebhookClient(timeout=0.2).post(receiver.url, {}, b"")
         assert outcome.error == "no answer within 0.2 s"
 
 
@@ -269,7 +269,7 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
     async with receiving() as receiver, receiving() as proxy:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.url.rsplit("/", 1)[0])
-        outcome = await Courier(timeout=DEADLINE).post(receiver.url, {}, b"")
+        outcome = await WebhookClient(timeout=DEADLINE).post(receiver.url, {}, b"")
         assert outcome.error is None
         assert proxy.connections == 0
 
@@ -278,7 +278,7 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
 async def test_retry_after_in_seconds(value: str, least: float | None, most: float | None) -> None:
     async with receiving() as receiver:
         receiver.answer = lambda delivery: (503, {"retry-after": value})
-        outcome = await Courier(timeout=DEADLINE).post(receiver.url, {}, b"")
+        outcome = await WebhookClient(timeout=DEADLINE).post(receiver.url, {}, b"")
         assert outcome.retry_after == least == most
 
 
@@ -286,14 +286,14 @@ async def test_retry_after_of_no_time_at_all() -> None:
     async with receiving() as receiver:
         zone = "+99999999999999999999"
         receiver.answer = lambda delivery: (503, {"retry-after": f"Mon, 01 Jan 2024 00:00:00 {zone}"})
-        outcome = await Courier(timeout=DEADLINE).post(receiver.url, {}, b"")
+        outcome = await WebhookClient(timeout=DEADLINE).post(receiver.url, {}, b"")
         assert (outcome.status, outcome.retry_after) == (503, None)
 
 
 async def test_the_url_of_a_delivery_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with receiving() as receiver, httpx2.AsyncClient(timeout=DEADLINE) as client:
-        assert (await Courier(timeout=DEADLINE).post(f"{receiver.url}&token=SECRET", {}, b"")).error is None
+        assert (await WebhookClient(timeout=DEADLINE).post(f"{receiver.url}&token=SECRET", {}, b"")).error is None
         assert "SECRET" not in caplog.text
         await client.post(f"{receiver.url}&mine", content=b"")
         assert "mine" in caplog.text, "those of others are"
@@ -304,7 +304,7 @@ async def test_retry_after_as_a_date() -> None:
 
     async with receiving() as receiver:
         receiver.answer = lambda delivery: (429, {"retry-after": formatdate(time.time() + 60, usegmt=True)})
-        outcome = await Courier(timeout=DEADLINE).post(receiver.url, {}, b"")
+        outcome = await WebhookClient(timeout=DEADLINE).post(receiver.url, {}, b"")
         assert outcome.retry_after is not None
         assert 30 < outcome.retry_after <= 61
 

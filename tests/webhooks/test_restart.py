@@ -16,11 +16,11 @@ from tests.support.hooks import lively, nothing, open_webhook, webhook
 from tests.support.receiver import Delivery, Receiver, receiving, verify
 from tests.support.waiting import DEADLINE, until
 from tidings import Feature, Live, Policy
-from tidings.store.durable import SERVER, Durable, Webhook
+from tidings.store.durable import SERVER, DurableSubscription, Webhook
 from tidings.store.durable_json import as_json
 from tidings.store.sqlite import peek
 from tidings.webhooks.delivery import _Post
-from tidings.webhooks.http_client import Courier, Outcome
+from tidings.webhooks.http_client import Outcome, WebhookClient
 from tidings.webhooks.signature import new_secret
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,9 @@ async def test_what_a_policy_no_longer_allows_is_given_up_at_the_next_start(
     async with receiving() as receiver, receiving() as own:
         async with lively(path, webhooks="anyone", webhook_private=True) as live:
             hook = Webhook(url=receiver.url, secret=new_secret())
-            live.durables.put(Durable(name="hook", owner=owner, features=(Feature.TOOLS,), ttl=60.0, webhook=hook))
+            live.durables.put(
+                DurableSubscription(name="hook", owner=owner, features=(Feature.TOOLS,), ttl=60.0, webhook=hook)
+            )
             await open_webhook(live, own, "tools", name="own")
         async with lively(path, **knobs) as live:
             live.tools.add(nothing, name="one")
@@ -183,7 +185,7 @@ async def test_who_missed_more_than_anybody_knows_is_told_to_refetch_first(tmp_p
             assert again.envelope["type"] == "resources.refetch"
             meta = again.envelope["data"]["_meta"]
             assert meta["dev.tidings/refetch"] == ["board://*", "board://named"]
-            assert meta["dev.tidings/cursor"]["asOf"] == live.hub.news.revision
+            assert meta["dev.tidings/cursor"]["asOf"] == live.hub.notifications.revision
             await until(lambda: live.durables.is_connected((SERVER, "hook")))
 
             before = webhook(live).last_success
@@ -266,7 +268,7 @@ def _post(live: Live) -> _Post:
     return live.webhooks._posts[SERVER, "hook"]
 
 
-class Meddling(Courier):
+class Meddling(WebhookClient):
     """Whose deliveries something else happens after, before anybody has looked at the answer."""
 
     then: Callable[[], object] | None = None

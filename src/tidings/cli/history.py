@@ -22,7 +22,7 @@ from tidings.core.redact import plain
 
 if TYPE_CHECKING:
     from tidings.cli.remote import Remote
-    from tidings.core.history import Past
+    from tidings.core.history import ChangeHistory
     from tidings.store import State
 
 __all__ = ["history"]
@@ -202,10 +202,10 @@ def _file_versions(path: Path) -> list[tuple[int, int]]:
     return versions
 
 
-def _select(state: State, query: _Query) -> Past:
+def _select(state: State, query: _Query) -> ChangeHistory:
     from tidings.core.catalog import UNKNOWN
     from tidings.core.cursor import Cursor
-    from tidings.core.history import Past, since_told
+    from tidings.core.history import ChangeHistory, since_told
     from tidings.core.model import Topic, Version
 
     topic: Topic | None = query.feature or query.uri
@@ -222,7 +222,7 @@ def _select(state: State, query: _Query) -> Past:
         changes = tuple(change for change in state.journal if change.revision > since and topic in (None, change.topic))
         journals = (None, *Feature) if topic is None else (topic if isinstance(topic, Feature) else None,)
         is_complete = all(since >= state.floors.get(journal, 0) for journal in journals)
-        past = Past(changes, is_complete and not isinstance(query.since, dict))
+        past = ChangeHistory(changes, is_complete and not isinstance(query.since, dict))
     return past if query.limit is None else past.newest(query.limit)
 
 

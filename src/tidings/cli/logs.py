@@ -78,9 +78,9 @@ def _is_not_cancellation(record: logging.LogRecord) -> bool:
 def _hide_session_ids(record: logging.LogRecord) -> bool:
     """Replace session ids, which the SDK logs. A session id is enough to send requests in that session."""
     if record.name.startswith("mcp."):
-        from tidings.core.redact import nickname
+        from tidings.core.redact import short_id
 
-        record.msg = _SESSION_ID.sub(lambda found: found[1] + nickname(found[2]), record.getMessage())
+        record.msg = _SESSION_ID.sub(lambda found: found[1] + short_id(found[2]), record.getMessage())
         record.args = ()
     return True
 

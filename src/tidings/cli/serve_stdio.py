@@ -12,7 +12,7 @@ from tidings.cli.startup import without_gc
 
 if TYPE_CHECKING:
     from tidings.live import Live
-    from tidings.store.writer import Keeper
+    from tidings.store.writer import StoreWriter
     from tidings.workspace.source import Workspace
 
 __all__ = ["DEFAULT_POLL", "StdioOptions", "make_live", "parse_arguments", "serve_stdio"]
@@ -87,11 +87,11 @@ def make_live(workspace: Workspace, state: str | None) -> Live:
         return Live(workspace, policy=workspace.settings.policy, store=_open_store(workspace.root, state))
 
 
-def _open_store(root: Path, state: str | None) -> Keeper | None:
+def _open_store(root: Path, state: str | None) -> StoreWriter | None:
     if state == "none":
         return None
     from tidings.store.sqlite import SQLiteStore
-    from tidings.store.writer import Keeper
+    from tidings.store.writer import StoreWriter
 
     # Each stdio client starts a process of its own, so a default file that another process uses needs no warning.
-    return Keeper(SQLiteStore(state or default_state_file(root)), is_expected=state is not None)
+    return StoreWriter(SQLiteStore(state or default_state_file(root)), is_expected=state is not None)

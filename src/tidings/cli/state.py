@@ -12,7 +12,7 @@ from tidings.cli.output import fail
 
 if TYPE_CHECKING:
     from tidings.store import Batch, State
-    from tidings.store.durable import Durables
+    from tidings.store.durable import DurableSubscriptions
 
 __all__ = ["edit_state", "find_state", "read_state", "restore_durables"]
 
@@ -53,15 +53,15 @@ def edit_state(path: Path) -> Iterator[tuple[State, Batch]]:
         store.close()
 
 
-def restore_durables(state: State) -> Durables:
+def restore_durables(state: State) -> DurableSubscriptions:
     """Return the durable subscriptions as a server has them that starts with this state."""
     from tidings.core.catalog import Catalog
     from tidings.core.hub import Hub
     from tidings.core.journal import Journal
     from tidings.server.uri_templates import read_template
-    from tidings.store.durable import Durables
+    from tidings.store.durable import DurableSubscriptions
 
     catalog, journal = Catalog(), Journal()
     catalog.restore(state.items, state.versions, state.contents, state.life << 32, state.forgotten)
     journal.restore(state.journal, state.floors)
-    return Durables(Hub(catalog, journal=journal, templates=read_template), state.durables.values())
+    return DurableSubscriptions(Hub(catalog, journal=journal, templates=read_template), state.durables.values())

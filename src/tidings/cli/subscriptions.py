@@ -19,7 +19,7 @@ from tidings.core.redact import plain
 
 if TYPE_CHECKING:
     from tidings.store import State
-    from tidings.store.durable import Durable, Key, Owner
+    from tidings.store.durable import DurableSubscription, Key, Owner
 
 __all__ = ["subscriptions"]
 
@@ -166,10 +166,10 @@ def _find(state: State, name: str, owner: str | None) -> Key | None:
     return keys[0] if keys else None
 
 
-def _put_webhook(state: State, params: dict[str, Any]) -> tuple[Durable, dict[str, str]]:
+def _put_webhook(state: State, params: dict[str, Any]) -> tuple[DurableSubscription, dict[str, str]]:
     """Create or replace a webhook. A new one counts as told of the current versions; a replaced one keeps its own."""
     from tidings.cli.state import restore_durables
-    from tidings.store.durable import SERVER, Durable, Webhook
+    from tidings.store.durable import SERVER, DurableSubscription, Webhook
     from tidings.webhooks.http_client import check_url
     from tidings.webhooks.signature import check_secret, new_secret
 
@@ -179,7 +179,7 @@ def _put_webhook(state: State, params: dict[str, Any]) -> tuple[Durable, dict[st
     known = durables.get((SERVER, params["name"]))
     secret = webhook.get("secret") or (known.webhook.secret if known and known.webhook else None)
     created = {} if secret else {"secret": new_secret()}
-    durable = Durable(
+    durable = DurableSubscription(
         name=params["name"],
         owner=SERVER,
         features=tuple(feature for feature in Feature if f"{feature.value}ListChanged" in notifications),
@@ -190,7 +190,7 @@ def _put_webhook(state: State, params: dict[str, Any]) -> tuple[Durable, dict[st
     return durables.put(durable), created
 
 
-def _describe(durable: Durable) -> dict[str, Any]:
+def _describe(durable: DurableSubscription) -> dict[str, Any]:
     from tidings.store.durable_json import as_json
 
     described = as_json(durable, is_connected=durable.expires is None)
@@ -201,7 +201,7 @@ def _format_owner(owner: Owner) -> str | None:
     return None if owner is None else "/".join(part for part in owner if part is not None)
 
 
-def _has_owner(durable: Durable, owner: str | None) -> bool:
+def _has_owner(durable: DurableSubscription, owner: str | None) -> bool:
     return owner is None or _format_owner(durable.owner) == owner
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from tidings.core.model import Feature, Topic
 
-__all__ = ["BOUNDS", "Counts", "Latency", "Why", "batches", "kind_of"]
+__all__ = ["BOUNDS", "Counts", "Latency", "SuppressionReason", "batches", "kind_of"]
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ _BATCH = 64
 is overstated by more than it takes to write to so many streams: well below a millisecond."""
 
 
-class Why(StrEnum):
+class SuppressionReason(StrEnum):
     """Why a subscriber was not told of a change by a notification of its own."""
 
     SAME_DIGEST = "same_digest"
@@ -67,7 +67,7 @@ class Counts:
         """By kind of topic and operation."""
         self.sent: Counter[str] = Counter()
         """Notifications handed to subscribers, by kind of topic."""
-        self.suppressed: Counter[Why] = Counter()
+        self.suppressed: Counter[SuppressionReason] = Counter()
         self.coalesced = 0
         """Changes that were told together with a later one, because their reader was not ready."""
         self.bytes = 0
@@ -87,7 +87,7 @@ class Counts:
         self.aside = 0
         """Those of fan-outs who were not told there and then. Who counts a batch takes off those that were added."""
 
-    def set_aside(self, why: Why | None = None) -> None:
+    def set_aside(self, why: SuppressionReason | None = None) -> None:
         self.aside += 1
         if why is not None:
             self.suppressed[why] += 1
@@ -98,7 +98,7 @@ class Counts:
             self.sent[kind_of(topic)] += count
             self.latency.add(seconds, count)
 
-    def suppress(self, why: Why, count: int = 1) -> None:
+    def suppress(self, why: SuppressionReason, count: int = 1) -> None:
         if count:
             self.suppressed[why] += count
 

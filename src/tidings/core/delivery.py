@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidings.core.counts import Why, batches
+from tidings.core.counts import SuppressionReason, batches
 from tidings.core.index import WatchIndex
 from tidings.core.model import Change, Feature, Notification, Operation, Reason, Topic, Version
 from tidings.core.subscriber import Busy, Subscriber
@@ -43,7 +43,7 @@ class FanOut:
     def publish(self, changes: tuple[Change, ...]) -> None:
         """Tell some changes of one topic."""
         hub = self._hub
-        notification, previous = hub.news.publish(changes), changes[0].previous
+        notification, previous = hub.notifications.publish(changes), changes[0].previous
         paths = self._index.paths(notification.topic)
         asked = tuple(self._index.watching(paths))
         telling = hub.observer.telling(notification, len(asked))
@@ -74,7 +74,7 @@ class FanOut:
             for subscriber in batch:
                 # A callback may have closed or unsubscribed others meanwhile.
                 if edits != index.edits and not index.is_watching(subscriber, paths):
-                    hub.counts.set_aside(Why.UNSUBSCRIBED)
+                    hub.counts.set_aside(SuppressionReason.UNSUBSCRIBED)
                     continue
                 said = notification
                 if not subscriber.is_plain:
@@ -116,7 +116,7 @@ class FanOut:
             return None
         if not isinstance(notification.topic, Feature):
             return notification  # filters are of lists
-        said = self._hub.news.missed(notification.topic, notification.since, subscriber.filter)
+        said = self._hub.notifications.missed(notification.topic, notification.since, subscriber.filter)
         return said if said.changes else None
 
 

@@ -16,13 +16,13 @@ from typing import Any
 
 from tidings.core.model import Feature, Topic, Version
 
-__all__ = ["Shown"]
+__all__ = ["FetchedVersions"]
 
 _MOST_CONTENTS = 4096
 """Contents of which it is known what was shown. Of those forgotten, it is taken that anything was."""
 
 
-class Shown:
+class FetchedVersions:
     def __init__(self, lock: AbstractContextManager[Any], begun: Mapping[Topic, int] | None = None) -> None:
         """What was shown before the revisions that this life has `begun` with, nobody knows."""
         self._lock = lock

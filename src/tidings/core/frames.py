@@ -30,8 +30,8 @@ __all__ = [
     "REFETCH_KEY",
     "RESUME_KEY",
     "SUBSCRIPTION_KEY",
-    "Press",
-    "Shape",
+    "FrameEncoder",
+    "FrameFormat",
     "acknowledgement",
     "bookmark",
     "encode_tag",
@@ -64,7 +64,7 @@ BOOKMARK_METHOD = "notifications/dev.tidings/bookmark"
 _SSE_HEAD, _SSE_TAIL = b"event: message\r\ndata: ", b"\r\n\r\n"
 
 
-class Shape(NamedTuple):
+class FrameFormat(NamedTuple):
     """All that makes one client's frame differ from another's, but for the subscription id."""
 
     detail: Detail = "full"
@@ -92,12 +92,12 @@ class Shape(NamedTuple):
         return (self.is_extended and not self.is_brief) or self.detail == "delta"
 
 
-class Press:
+class FrameEncoder:
     """Makes the frames of one shape, and has the newest at hand for the next of all those who are told it."""
 
     __slots__ = ("__weakref__", "_shape", "_tag_length", "head", "length", "notification", "tail")
 
-    def __init__(self, shape: Shape, tag_length: int | None = None) -> None:
+    def __init__(self, shape: FrameFormat, tag_length: int | None = None) -> None:
         """For tags of one length, each frame is made a chunk of HTTP/1.1, which begins with its length."""
         self._shape = shape
         self._tag_length = tag_length
@@ -115,13 +115,13 @@ class Press:
         self.head, self.tail, self.notification = head, tail, notification
 
 
-def write(notification: Notification, shape: Shape, tag: bytes = b"") -> bytes:
+def write(notification: Notification, shape: FrameFormat, tag: bytes = b"") -> bytes:
     """The frame for one subscriber. `tag` is its `encode_tag(id)` if the shape is tagged."""
     head, tail = render(notification, shape)
     return head + tag + tail
 
 
-def write_alone(notification: Notification, shape: Shape) -> bytes:
+def write_alone(notification: Notification, shape: FrameFormat) -> bytes:
     """The same without a tag, for the only one who is told in this shape: nothing is kept for others."""
     return _render(notification, shape)[0]
 
@@ -155,7 +155,7 @@ def listen_result(meta: dict[str, Any], tag: bytes) -> bytes:
     )
 
 
-def render(notification: Notification, shape: Shape) -> tuple[bytes, bytes]:
+def render(notification: Notification, shape: FrameFormat) -> tuple[bytes, bytes]:
     """What stands before the subscription id, and after it. Without an id, all of it stands before."""
     frame = notification.frames.get(shape)
     if frame is None:
@@ -163,7 +163,7 @@ def render(notification: Notification, shape: Shape) -> tuple[bytes, bytes]:
     return frame
 
 
-def _render(notification: Notification, shape: Shape) -> tuple[bytes, bytes]:
+def _render(notification: Notification, shape: FrameFormat) -> tuple[bytes, bytes]:
     text = _filled(notification, shape) or _text(notification, shape)
     head, _, tail = text.partition(_TAG)
     before, after = (_SSE_HEAD, _SSE_TAIL) if shape.is_sse else (b"", b"\n")
@@ -175,7 +175,7 @@ _TAG, _KEY, _REVISION, _DIGEST, _ITEM = b"\0", b"\1", b"\2", b"\3", b"\4"
 _RAW_TAG = msgspec.Raw(_TAG)
 
 
-def _filled(notification: Notification, shape: Shape) -> bytes | None:
+def _filled(notification: Notification, shape: FrameFormat) -> bytes | None:
     """The text of a notification of one change that says no more of it than which item is how, or which version a
     content has: most of them by far, and all but for that the same."""
     if len(notification.changes) != 1 or not notification.complete or notification.trace is not None:
@@ -193,7 +193,7 @@ def _filled(notification: Notification, shape: Shape) -> bytes | None:
 
 
 @lru_cache(256)  # clients choose some of the shapes
-def _mold(shape: Shape, feature: Feature | None, operation: Operation) -> bytes:
+def _mold(shape: FrameFormat, feature: Feature | None, operation: Operation) -> bytes:
     """Such a text without its values: taken from one whose values are found again in it."""
     key, version = "\1", Version(1 << 62, "\3")
     item = None if feature is None else Item(feature, key, _ITEM, b"")
@@ -204,7 +204,7 @@ def _mold(shape: Shape, feature: Feature | None, operation: Operation) -> bytes:
     return text
 
 
-def _text(notification: Notification, shape: Shape) -> bytes:
+def _text(notification: Notification, shape: FrameFormat) -> bytes:
     topic, trace = notification.topic, notification.trace
     method = notification.method
     params: dict[str, Any] = {}
@@ -228,7 +228,7 @@ def _text(notification: Notification, shape: Shape) -> bytes:
     return _escape(msgspec.json.encode({"jsonrpc": "2.0", "method": method, "params": params}))
 
 
-def _members(notification: Notification, shape: Shape) -> dict[str, Any]:
+def _members(notification: Notification, shape: FrameFormat) -> dict[str, Any]:
     """The unofficial members of `params`, for those who look at the message itself."""
     described = [_described(change) for change in notification.changes[: shape.most]]
     if len(notification.changes) > shape.most:
@@ -254,7 +254,7 @@ def _add_metadata(params: dict[str, Any], notification: Notification) -> None:
         params["metadata"] = msgspec.Raw(safe_json(metadata))
 
 
-def _summary(notification: Notification, shape: Shape) -> dict[str, Any]:
+def _summary(notification: Notification, shape: FrameFormat) -> dict[str, Any]:
     """What rides in `_meta`."""
     changes = notification.changes
     summary = _summarized(changes[0], shape) if len(changes) == 1 else {}
@@ -269,7 +269,7 @@ def _summary(notification: Notification, shape: Shape) -> dict[str, Any]:
     return summary
 
 
-def _summarized(change: Change, shape: Shape) -> dict[str, Any]:
+def _summarized(change: Change, shape: FrameFormat) -> dict[str, Any]:
     if not isinstance(change.topic, Feature):
         return {"operation": change.operation, "uri": change.key}
     summary: dict[str, Any] = {"operation": change.operation, change.topic.key_field: change.key}

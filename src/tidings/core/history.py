@@ -14,31 +14,31 @@ from tidings.core.cursor import Cursor
 from tidings.core.hub import Hub
 from tidings.core.model import Change, Feature, Topic, Version
 
-__all__ = ["Past", "as_json", "moment", "recall", "since_told"]
+__all__ = ["ChangeHistory", "as_json", "moment", "recall", "since_told"]
 
 
-class Past(NamedTuple):
+class ChangeHistory(NamedTuple):
     """Changes, the oldest first."""
 
     changes: tuple[Change, ...]
     complete: bool
     """Whether these are all that was asked for: nothing of it is forgotten, or was cut off by a limit."""
 
-    def newest(self, limit: int) -> Past:
+    def newest(self, limit: int) -> ChangeHistory:
         if len(self.changes) <= limit:
             return self
-        return Past(self.changes[len(self.changes) - limit :], complete=False)
+        return ChangeHistory(self.changes[len(self.changes) - limit :], complete=False)
 
 
-def recall(hub: Hub, epoch: str, topic: Topic | None, since: int | Cursor | None) -> Past:
+def recall(hub: Hub, epoch: str, topic: Topic | None, since: int | Cursor | None) -> ChangeHistory:
     """What is remembered of one topic, or of all, after a revision or since a cursor."""
     with hub.catalog.lock:
         journal = hub.journal
         journal.expire(hub.catalog.now())
         if isinstance(since, Cursor):
-            return since_told(journal.after(0)[0], hub.news.version, since.told(epoch), topic)
+            return since_told(journal.after(0)[0], hub.notifications.version, since.told(epoch), topic)
         found, is_whole = journal.after(since or 0, topic)
-        return Past(tuple(found), is_whole)
+        return ChangeHistory(tuple(found), is_whole)
 
 
 def since_told(
@@ -46,7 +46,7 @@ def since_told(
     current: Callable[[Topic], Version],
     told: Mapping[Topic, Version | None],
     topic: Topic | None = None,
-) -> Past:
+) -> ChangeHistory:
     """Of the changes that are remembered, those of one topic, or of all, since each was told in the version given.
 
     None stands for a version that nobody knows. A topic that is not in `told` counts as known.
@@ -60,7 +60,7 @@ def since_told(
         version is not None and version.digest == known.get(each, current(each)).digest
         for each, version in wanted.items()
     )
-    return Past(changes, complete)
+    return ChangeHistory(changes, complete)
 
 
 def _begin(told: Version | None, current: Version) -> float:

@@ -20,18 +20,18 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from tidings.core.catalog import Catalog
-from tidings.core.counts import Counts, Why
+from tidings.core.counts import Counts, SuppressionReason
 from tidings.core.delivery import FanOut
 from tidings.core.index import WatchIndex, check_limit
 from tidings.core.journal import Journal
 from tidings.core.mailbox import NEVER, Entry, Filter, IsMuted, Mailbox
 from tidings.core.model import Change, Feature, Notification, Operation, Reason, Topic, Version, topic_named
-from tidings.core.notifications import News, by_topic
+from tidings.core.notifications import Notifications, by_topic
 from tidings.core.observer import Observer
 from tidings.core.patterns import Templates, is_pattern
 from tidings.core.redact import shown
-from tidings.core.subscriber import BUSY, LOCAL, Callbacks, Deliver, Kind, OnClose, Subscriber, check_callback
-from tidings.core.timers import Agenda
+from tidings.core.subscriber import BUSY, LOCAL, Callbacks, ConnectionKind, Deliver, OnClose, Subscriber, check_callback
+from tidings.core.timers import Timers
 from tidings.policy import Policy
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Hub:
         """With `follow`, every commit of the catalog is published at once, in the thread that made it."""
         self.catalog = catalog
         self.policy = policy or catalog.policy
-        self.news = News(catalog, self.policy, journal)
+        self.notifications = Notifications(catalog, self.policy, journal)
         self.counts: Counts = Counts()
         self.observer: Observer = Observer(self.counts)
         self.failures = self.counts.failures
@@ -79,7 +79,7 @@ class Hub:
         self._callbacks = Callbacks()
         self.templates = templates
         self._index = WatchIndex(templates, self.policy.subresources)
-        self._agenda = Agenda()
+        self._agenda = Timers()
         self._outbox: deque[tuple[Change, ...]] = deque()
         self._publishing = False
         self._started: set[Topic] = set()
@@ -97,7 +97,7 @@ class Hub:
         deliver: Deliver,
         *,
         label: str = "",
-        kind: Kind = LOCAL,
+        kind: ConnectionKind = LOCAL,
         policy: Policy | None = None,
         filter: Filter | None = None,
         is_muted: IsMuted | None = None,
@@ -204,7 +204,7 @@ class Hub:
 
     @property
     def journal(self) -> Journal:
-        return self.news.journal
+        return self.notifications.journal
 
     # Asking
 
@@ -227,7 +227,7 @@ class Hub:
     def told(self, subscriber: Subscriber, topic: Topic) -> Version | None:
         """The version that a subscriber was last told, or knew when it came; None if it was never told."""
         entry = subscriber.mailbox.entries.get(topic) if subscriber.mailbox else None
-        return entry.told if entry else self.news.version(topic)
+        return entry.told if entry else self.notifications.version(topic)
 
     def __iter__(self) -> Iterator[Subscriber]:
         return iter(tuple(self._subscribers))
@@ -237,7 +237,7 @@ class Hub:
         Patterns have no version; what they match is in it while it waits."""
         with self._lock:
             exact = (topic for topic in subscriber.watched if isinstance(topic, Feature) or not is_pattern(topic))
-            known: dict[Topic, Version | None] = {topic: self.news.version(topic) for topic in exact}
+            known: dict[Topic, Version | None] = {topic: self.notifications.version(topic) for topic in exact}
             return known | self.owed(subscriber)
 
     def owed(self, subscriber: Subscriber) -> dict[Topic, Version | None]:
@@ -332,7 +332,7 @@ class Hub:
         collapses = subscriber.collapses and Feature.RESOURCES in subscriber.features
         waiting = subscriber.waiting + 1
         if collapses:
-            mailbox.collapse(self.news.missed(Feature.RESOURCES, -1), subscriber.policy, self._clock())
+            mailbox.collapse(self.notifications.missed(Feature.RESOURCES, -1), subscriber.policy, self._clock())
         self.observer.overflowed(subscriber, waiting - subscriber.waiting, is_closed=not collapses)
         if not collapses:
             self.close(subscriber, Reason.OVERFLOW)
@@ -360,8 +360,8 @@ class Hub:
     def _tell(self, subscriber: Subscriber, topic: Topic, entry: Entry, now: float) -> None:
         mailbox = subscriber.mailbox
         assert mailbox is not None
-        notification = self.news.owed(topic, entry, subscriber.filter)
-        if isinstance(notification, Why):
+        notification = self.notifications.owed(topic, entry, subscriber.filter)
+        if isinstance(notification, SuppressionReason):
             self.counts.suppress(notification)
             mailbox.skip(topic, entry, now)
             return
@@ -389,13 +389,13 @@ class Hub:
             if not mailbox.has_room(topic, subscriber.policy):
                 self._overflow(subscriber, mailbox)
                 return
-            published, current = self.news.version(topic), self.catalog.version(topic)
+            published, current = self.notifications.version(topic), self.catalog.version(topic)
             if version is not None and version.revision > published.revision and current != published:
                 mailbox.expect(topic, version, current.revision)
             elif version is not None and version.digest == published.digest:
                 mailbox.forgive(topic, published)
             else:
-                mailbox.owe(self.news.since(topic, version), version, subscriber.policy, now)
+                mailbox.owe(self.notifications.since(topic, version), version, subscriber.policy, now)
         subscriber.settle()
 
     # Keeping the index
@@ -431,7 +431,9 @@ class Hub:
         if subscriber.mailbox is not None:
             for topic in list(subscriber.mailbox.entries):
                 if not self._index.is_watching(subscriber, self._index.paths(topic)):
-                    self.counts.suppress(Why.UNSUBSCRIBED, subscriber.mailbox.is_waiting(topic, subscriber.is_muted))
+                    self.counts.suppress(
+                        SuppressionReason.UNSUBSCRIBED, subscriber.mailbox.is_waiting(topic, subscriber.is_muted)
+                    )
                     subscriber.mailbox.drop(topic)
             if not subscriber.mailbox.entries:
                 subscriber.mailbox = None

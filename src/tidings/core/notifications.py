@@ -10,20 +10,20 @@ from itertools import groupby, takewhile
 from operator import attrgetter
 
 from tidings.core.catalog import UNKNOWN, Catalog
-from tidings.core.counts import Why
-from tidings.core.fetched import Shown
+from tidings.core.counts import SuppressionReason
+from tidings.core.fetched import FetchedVersions
 from tidings.core.journal import Journal, net
 from tidings.core.mailbox import Entry, Filter
 from tidings.core.model import Change, Feature, Notification, Topic, Version
 from tidings.policy import Policy
 
-__all__ = ["News", "by_topic"]
+__all__ = ["Notifications", "by_topic"]
 
 _MOST_BUILT = 256
 """Notifications kept per list: readers that fell behind at the same time share one, and there are few such times."""
 
 
-class News:
+class Notifications:
     def __init__(self, catalog: Catalog, policy: Policy, journal: Journal | None = None) -> None:
         # An empty journal is falsy, and still the one that was given.
         self.journal = Journal(policy, since=catalog.revision) if journal is None else journal
@@ -34,7 +34,7 @@ class News:
         self._contents = catalog.resources.contents()
         begun: dict[Topic, int] = {topic: version.revision for topic, version in self._contents.items()}
         begun.update((feature, version.revision) for feature, version in self._versions.items())
-        self.shown = Shown(catalog.lock, begun)
+        self.fetched = FetchedVersions(catalog.lock, begun)
         self._built: dict[Feature, dict[tuple[int, Filter | None], Notification]] = {feature: {} for feature in Feature}
         """By the revision as of which a list is known, and the filter."""
         self._hides: dict[Feature, dict[tuple[int, Filter], bool]] = {feature: {} for feature in Feature}
@@ -86,27 +86,27 @@ class News:
     def held(self, told: Mapping[Topic, Version | None]) -> dict[Topic, Version | None]:
         """What somebody holds who was away, and by our own books was told this last: None where that is true again, but
         was not all the time, and it may have looked then."""
-        misleads = self.shown.may_mislead
+        misleads = self.fetched.may_mislead
         return {
             topic: None if version is not None and misleads(topic, version, self.version(topic)) else version
             for topic, version in told.items()
         }
 
-    def owed(self, topic: Topic, entry: Entry, filter: Filter | None) -> Notification | Why:
+    def owed(self, topic: Topic, entry: Entry, filter: Filter | None) -> Notification | SuppressionReason:
         """Return what to tell a subscriber in whose mailbox this waits, or why there is nothing to tell."""
         told, latest = entry.told, entry.latest
-        if told and entry.is_true_still and not self.shown.has_other(topic, latest, told.revision):
-            return Why.SAME_DIGEST
+        if told and entry.is_true_still and not self.fetched.has_other(topic, latest, told.revision):
+            return SuppressionReason.SAME_DIGEST
         notification = entry.content or self.missed(topic, entry.since, filter)
         if entry.content is not None or not notification.complete or (notification.changes and filter is None):
             return notification
         # Of what came and went nothing is left, seen at once; but somebody has seen it one by one. Where something else
         # is left, the digest says so, unless a filter hides what it is of.
-        if self.shown.has_other(topic, latest, entry.since) and self._hides_any(
+        if self.fetched.has_other(topic, latest, entry.since) and self._hides_any(
             topic, entry.since, filter, notification
         ):
             return self.missed(topic, -1)
-        return notification if notification.changes else Why.FILTERED
+        return notification if notification.changes else SuppressionReason.FILTERED
 
     def _hides_any(self, topic: Topic, since: int, filter: Filter | None, left: Notification) -> bool:
         """Whether any item changed after a revision, in a way that a filter lets pass, and nothing of that is left."""

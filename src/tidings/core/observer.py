@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tidings.core.counts import Counts, Why, kind_of
+from tidings.core.counts import Counts, SuppressionReason, kind_of
 from tidings.core.mailbox import NEVER, is_silent
 from tidings.core.model import Feature, Notification, Reason, Topic
 from tidings.core.redact import LONGEST, change_name, plain, topic_name
@@ -103,7 +103,7 @@ class Observer:
         if reason in CUT_OFF:
             counts.cut_off[reason] += 1
         waiting = subscriber.waiting
-        counts.suppress(Why.UNSUBSCRIBED, waiting)
+        counts.suppress(SuppressionReason.UNSUBSCRIBED, waiting)
         level = logging.INFO if reason in CUT_OFF else logging.DEBUG
         if logger.isEnabledFor(level):
             watched = len(subscriber.features) + len(subscriber.uris or ())
@@ -117,15 +117,15 @@ class Observer:
         if due == NEVER:
             entry = subscriber.mailbox.entries.get(topic)
             is_known = entry is None or entry.awaits or entry.is_true_still
-            counts.suppress(Why.SAME_DIGEST if is_known else Why.FILTERED)
+            counts.suppress(SuppressionReason.SAME_DIGEST if is_known else SuppressionReason.FILTERED)
         elif is_silent(subscriber.is_muted, topic):
-            counts.suppress(Why.MUTED)
+            counts.suppress(SuppressionReason.MUTED)
         elif (
             was_waiting and filter and isinstance(topic, Feature) and not any(map(filter.passes, notification.changes))
         ):
-            counts.suppress(Why.FILTERED)
+            counts.suppress(SuppressionReason.FILTERED)
         elif was_waiting and subscriber.is_ready and subscriber.policy.paces:
-            counts.suppress(Why.RATE)
+            counts.suppress(SuppressionReason.RATE)
         elif was_waiting:
             counts.coalesced += 1
 
@@ -133,7 +133,7 @@ class Observer:
         """More topics wait for it than the policy allows. It is closed for it, or told to refetch all resources, which
         says as much as so many notifications more."""
         if is_closed:
-            self.counts.suppress(Why.UNSUBSCRIBED)
+            self.counts.suppress(SuppressionReason.UNSUBSCRIBED)
         else:
             self.counts.coalesced += merged
         what = "closing it" if is_closed else "it will be told to refetch all resources"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidings.core.model import Change, Topic
 
-__all__ = ["change_name", "nickname", "plain", "shown", "topic_name"]
+__all__ = ["change_name", "plain", "short_id", "shown", "topic_name"]
 
 LONGEST = 128
 """Characters of a label or a name: no request should be able to fill a log."""
@@ -47,6 +47,6 @@ def change_name(change: Change) -> str:
     return plain(change.key, LONGEST) if is_named else shown(change.key)
 
 
-def nickname(secret: str) -> str:
+def short_id(secret: str) -> str:
     """What a session is called: whoever knows its id may speak for it, so the id itself is in no log."""
     return hashlib.sha256(secret.encode()).hexdigest()[:8]

@@ -62,7 +62,7 @@ def remembered(
     """Where one stands that by our own books was told this last, and knows all else as of a revision. What it was told
     is not what it holds: that only a cursor says."""
     known, refetch = settled(missed(hub, uris, as_of, may), told, uris)
-    return Resumed(hub.news.held(known), refetch)
+    return Resumed(hub.notifications.held(known), refetch)
 
 
 def missed(
@@ -72,10 +72,10 @@ def missed(
     then (None where the journal does not reach). None if nobody knows, or they are more than may wait."""
     if not uris:
         return {}
-    if not hub.catalog.resources.forgotten <= as_of <= hub.news.revision:
+    if not hub.catalog.resources.forgotten <= as_of <= hub.notifications.revision:
         return None
     is_watched = watched_by(uris, hub, may)
-    changed = [uri for uri in hub.news.contents_since(as_of) if is_watched(uri)]
+    changed = [uri for uri in hub.notifications.contents_since(as_of) if is_watched(uri)]
     if len(changed) > hub.policy.max_pending:
         return None
     before: dict[str, Version] = {}

@@ -16,16 +16,16 @@ from tidings.policy import Policy
 
 if TYPE_CHECKING:
     from tidings.core.hub import Hub
-    from tidings.core.timers import Date
+    from tidings.core.timers import Timer
 
 __all__ = [
     "BUSY",
     "LOCAL",
-    "UNDER_WAY",
+    "PENDING",
     "Busy",
     "Callbacks",
+    "ConnectionKind",
     "Deliver",
-    "Kind",
     "OnClose",
     "Subscriber",
     "WeakMethod",
@@ -41,7 +41,7 @@ class Busy:
         self.is_told = is_told
 
     def __repr__(self) -> str:
-        return "BUSY" if self.is_told else "UNDER_WAY"
+        return "BUSY" if self.is_told else "PENDING"
 
 
 BUSY: Final = Busy(is_told=True)
@@ -51,11 +51,11 @@ An object of its own: a callback that happens to return False or None must not f
 """
 
 
-UNDER_WAY: Final = Busy(is_told=False)
+PENDING: Final = Busy(is_told=False)
 """The same of one that learns later whether what it took has arrived, and counts it then."""
 
 
-class Kind(NamedTuple):
+class ConnectionKind(NamedTuple):
     """How a subscriber is connected."""
 
     era: str
@@ -64,7 +64,7 @@ class Kind(NamedTuple):
     """`http`, `stdio`, `webhook`, or `process` for one in this very process."""
 
 
-LOCAL: Final = Kind("none", "process")
+LOCAL: Final = ConnectionKind("none", "process")
 
 Deliver: TypeAlias = Callable[[Notification], object]
 OnClose: TypeAlias = Callable[[Reason], None]
@@ -110,7 +110,7 @@ class Subscriber:
         serial: int = 0,
         *,
         label: str = "",
-        kind: Kind = LOCAL,
+        kind: ConnectionKind = LOCAL,
         filter: Filter | None = None,
         is_muted: IsMuted | None = None,
         on_close: OnClose | None = None,
@@ -140,7 +140,7 @@ class Subscriber:
         self.expiries: dict[Topic, float] | None = None
         self.mailbox: Mailbox | None = None
         """None while it knows the newest version of all that it watches."""
-        self.date: Date | None = None
+        self.date: Timer | None = None
         self.is_ready = True
         self.is_closed = False
         self.is_plain = True

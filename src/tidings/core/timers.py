@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-__all__ = ["Agenda", "Date"]
+__all__ = ["Timer", "Timers"]
 
 
-class Date:
+class Timer:
     """One entry of the agenda. It is cancelled by forgetting whom it is for."""
 
     __slots__ = ("serial", "when", "who")
@@ -18,23 +18,23 @@ class Date:
         self.serial = serial
         self.who = who
 
-    def __lt__(self, other: Date) -> bool:
+    def __lt__(self, other: Timer) -> bool:
         return (self.when, self.serial) < (other.when, other.serial)
 
 
-class Agenda:
+class Timers:
     def __init__(self) -> None:
-        self._heap: list[Date] = []
+        self._heap: list[Timer] = []
         self._serial = 0
         self._cancelled = 0
 
-    def add(self, when: float, who: Any) -> Date:
+    def add(self, when: float, who: Any) -> Timer:
         self._serial += 1
-        date = Date(when, self._serial, who)
+        date = Timer(when, self._serial, who)
         heapq.heappush(self._heap, date)
         return date
 
-    def cancel(self, date: Date) -> None:
+    def cancel(self, date: Timer) -> None:
         date.who = None
         self._cancelled += 1
         # Half of the heap at most is waste, and each date is moved a constant number of times.

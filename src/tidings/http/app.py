@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from tidings.http.disconnects import leave_word
-from tidings.http.router import Front
+from tidings.http.router import Router
 from tidings.http.stream import Receive, Scope, Send
 from tidings.server import internals as seams
 from tidings.server.garbage_collection import spare, sparing
@@ -39,7 +39,7 @@ def build_app(live: Live, options: dict[str, Any]) -> Any:
     if hasattr(server, "streamable_http_app"):
         app = server.streamable_http_app(**options)
         manager = server.session_manager
-        manager.asgi_app = Front(live, manager)
+        manager.asgi_app = Router(live, manager)
 
         def take_place() -> Any:
             return manager
@@ -50,7 +50,7 @@ def build_app(live: Live, options: dict[str, Any]) -> Any:
         def take_place() -> Any:
             # FastMCP makes a session manager with every start of the app.
             manager = endpoint.session_manager
-            manager.asgi_app = Front(live, manager)
+            manager.asgi_app = Router(live, manager)
             return manager
 
     build_stack = app.build_middleware_stack

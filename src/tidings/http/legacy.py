@@ -15,24 +15,24 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from tidings.core.frames import Shape, bookmark, render
+from tidings.core.frames import FrameFormat, bookmark, render
 from tidings.core.mailbox import IsMuted
 from tidings.core.model import Notification, Reason
-from tidings.core.subscriber import BUSY, Kind, Subscriber
+from tidings.core.subscriber import BUSY, ConnectionKind, Subscriber
 from tidings.errors import LimitReached
 from tidings.http.disconnects import tell_if_gone
 from tidings.http.sent_events import Sent
 from tidings.http.stream import Channel, Message, Receive, Scope, Send, dismiss
-from tidings.server.listen_options import Wish
+from tidings.server.listen_options import ListenOptions
 
 if TYPE_CHECKING:
     from tidings.live import Live
 
-__all__ = ["SpliceLane", "SplicedSession"]
+__all__ = ["LegacyStreams", "SplicedSession"]
 
 logger = logging.getLogger(__name__)
 
-_KIND = Kind("legacy", "http")
+_KIND = ConnectionKind("legacy", "http")
 
 _PRIMED_SINCE = "2025-11-25"
 """Clients of older versions take an event without data for a broken message."""
@@ -54,7 +54,7 @@ class SplicedSession:
         """How many events there were when the newest stream began."""
         self._read: int | None = None
         """How many of them were read for sure, after a stream was cut off."""
-        self.shape = Shape(is_sse=True)
+        self.shape = FrameFormat(is_sse=True)
         self.channels: list[Channel] = []
         """Its open streams; the last one is written to."""
         self.subscriber: Subscriber | None = None
@@ -65,7 +65,7 @@ class SplicedSession:
     def channel(self) -> Channel | None:
         return self.channels[-1] if self.channels else None
 
-    def open(self, wish: Wish, label: str, is_muted: IsMuted | None) -> Subscriber:
+    def open(self, wish: ListenOptions, label: str, is_muted: IsMuted | None) -> Subscriber:
         """The handshake is over: from now on there is something to tell."""
         self.shape = wish.shape(is_sse=True)
         self._sent.forget_all()  # this may be the second handshake, and what came before it is void
@@ -108,7 +108,7 @@ class SplicedSession:
             told, ended = self._sent.missed(read)
             try:
                 # What it was told, and not what it holds: it may have looked while it could hear nothing.
-                held = self._live.hub.news.held(told)
+                held = self._live.hub.notifications.held(told)
                 self._live.hub.subscribe(self.subscriber, uris=ended, told=held)
             except LimitReached as error:  # its client has subscribed to others since
                 logger.warning("a legacy session can't be told of what it missed: %s", error)
@@ -143,7 +143,7 @@ class SplicedSession:
         logger.warning("a legacy stream was not read for %s s; cutting it off", self._live.policy.write_deadline)
 
 
-class SpliceLane:
+class LegacyStreams:
     def __init__(self, live: Live) -> None:
         self._live = live
         self._sessions: dict[str, SplicedSession] = {}

@@ -20,23 +20,31 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from tidings.core.frames import KEEP_ALIVE, Press, Shape, acknowledgement, bookmark, encode_tag, listen_result
+from tidings.core.frames import (
+    KEEP_ALIVE,
+    FrameEncoder,
+    FrameFormat,
+    acknowledgement,
+    bookmark,
+    encode_tag,
+    listen_result,
+)
 from tidings.core.model import Feature, Reason
-from tidings.core.subscriber import Kind, Subscriber
+from tidings.core.subscriber import ConnectionKind, Subscriber
 from tidings.errors import LimitReached
 from tidings.http.disconnects import tell_if_gone
 from tidings.http.stream import NOWHERE, PARK, UVICORN, Channel, Outlet, Receive, Scope, Send, dismiss
 from tidings.policy import Policy
 from tidings.server.authorization import Principal, Ticket
-from tidings.server.granted_topics import Honoured, honour
-from tidings.server.listen_options import Wish
+from tidings.server.granted_topics import GrantedTopics, honour
+from tidings.server.listen_options import ListenOptions
 
 if TYPE_CHECKING:
     from tidings.http.parking import Witness
     from tidings.http.request_checks import ListenRequest
     from tidings.live import Live
 
-__all__ = ["ListenLane", "ListenStream"]
+__all__ = ["ListenStream", "ListenStreams"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +54,7 @@ _STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 
-_KIND = Kind("modern", "http")
+_KIND = ConnectionKind("modern", "http")
 
 _SLOTS = 16
 """Streams get their keep-alives in so many groups, one after the other, so that nobody waits for all of them."""
@@ -56,7 +64,7 @@ _MARK = encode_tag(f"tag {secrets.token_hex(8)}")
 """Stands where a stream's own id will be."""
 
 
-class ListenLane:
+class ListenStreams:
     """All listen streams of one server over HTTP."""
 
     def __init__(self, live: Live) -> None:
@@ -68,7 +76,7 @@ class ListenLane:
         self._slot = 0
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._presses: WeakValueDictionary[tuple[Shape, int | None], Press] = WeakValueDictionary()
+        self._presses: WeakValueDictionary[tuple[FrameFormat, int | None], FrameEncoder] = WeakValueDictionary()
         self._acknowledged: dict[tuple[Feature, ...], tuple[Hashable, bytes, bytes]] = {}
 
     async def serve(
@@ -77,7 +85,7 @@ class ListenLane:
         """Open a stream. Returns it if the request has to wait for its end: `await stream.until_lost(receive)`."""
         live = self.live
         address = scope["client"][0] if scope.get("client") else None
-        wish = Wish(live, request.meta, request.capabilities, principal)
+        wish = ListenOptions(live, request.meta, request.capabilities, principal)
         try:
             ticket = live.gate.enter(principal, address)
         except LimitReached as error:
@@ -105,8 +113,8 @@ class ListenLane:
         scope: Scope,
         receive: Receive,
         send: Send,
-        honoured: Honoured,
-        wish: Wish,
+        honoured: GrantedTopics,
+        wish: ListenOptions,
         label: str,
     ) -> bool:
         """Acknowledge, subscribe, and park the stream where that is offered. False if it is over already."""
@@ -136,12 +144,12 @@ class ListenLane:
             channel.guard(scope, receive, stream.end)
         return True
 
-    def _acknowledgement(self, honoured: Honoured, wish: Wish, tag: bytes) -> bytes:
+    def _acknowledgement(self, honoured: GrantedTopics, wish: ListenOptions, tag: bytes) -> bytes:
         """Encoded once for all who ask for the same lists and for nothing else, as long as nothing changes."""
         if honoured.uris or wish.is_special:
             return acknowledgement(honoured.as_filter(), wish.acknowledged(honoured.topics), tag)
-        features, news = tuple(honoured.features), self.live.hub.news
-        state = (self.live.epoch, *map(news.version, features))
+        features, notifications = tuple(honoured.features), self.live.hub.notifications
+        state = (self.live.epoch, *map(notifications.version, features))
         kept = self._acknowledged.get(features)
         if kept is None or kept[0] != state:
             whole = acknowledgement(honoured.as_filter(), wish.acknowledged(features), _MARK)
@@ -191,11 +199,11 @@ class ListenLane:
         ours = sum(stream.channel.is_busy for streams in self._streams for stream in tuple(streams))
         return ours + sum(channel.is_busy for channel in tuple(self._carried))
 
-    def press(self, shape: Shape, tag_length: int | None = None) -> Press:
+    def press(self, shape: FrameFormat, tag_length: int | None = None) -> FrameEncoder:
         """One for all who are told the same."""
         found = self._presses.get((shape, tag_length))
         if found is None:
-            found = self._presses[shape, tag_length] = Press(shape, tag_length)
+            found = self._presses[shape, tag_length] = FrameEncoder(shape, tag_length)
         return found
 
     def leave(self, stream: ListenStream) -> None:
@@ -228,7 +236,7 @@ class ListenStream:
 
     __slots__ = ("_has_bookmarks", "_lane", "_ticket", "channel", "slot", "subscriber", "tag")
 
-    def __init__(self, lane: ListenLane, ticket: Ticket, tag: bytes, *, has_bookmarks: bool) -> None:
+    def __init__(self, lane: ListenStreams, ticket: Ticket, tag: bytes, *, has_bookmarks: bool) -> None:
         self._lane = lane
         self._ticket: Ticket | None = ticket
         self._has_bookmarks = has_bookmarks
@@ -237,7 +245,7 @@ class ListenStream:
         self.channel: Outlet = NOWHERE
         self.subscriber: Subscriber | None = None
 
-    def listen(self, honoured: Honoured, wish: Wish, label: str) -> None:
+    def listen(self, honoured: GrantedTopics, wish: ListenOptions, label: str) -> None:
         hub, tag, channel = self._lane.live.hub, self.tag, self.channel
         shape = wish.shape(is_sse=True, is_tagged=True)
         press = self._lane.press(shape, len(tag) if channel.frames_chunks else None)

@@ -27,7 +27,7 @@ from tidings.http.stream import Message, Receive, Scope, Send
 if TYPE_CHECKING:
     from tidings.live import Live
 
-__all__ = ["Kept", "ListsLane"]
+__all__ = ["Kept", "ListCache"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Kept:
         await send({"type": "http.response.body", "body": body})
 
 
-class ListsLane:
+class ListCache:
     def __init__(self, live: Live) -> None:
         self._live = live
         self._kept: dict[tuple[str, str], Kept] = {}
@@ -102,7 +102,7 @@ class ListsLane:
         if not kept.is_used:
             kept.is_used = True
             if isinstance(kept.state, Version):
-                self._live.hub.news.shown.note(_FEATURES[method], kept.state)
+                self._live.hub.notifications.fetched.note(_FEATURES[method], kept.state)
         return kept
 
     def knows(self, method: str) -> bool:

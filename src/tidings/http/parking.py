@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tidings.core.counts import Counts
-from tidings.core.frames import Press
+from tidings.core.frames import FrameEncoder
 from tidings.core.model import Notification
 from tidings.core.subscriber import BUSY, Deliver
 from tidings.http.stream import PARK, Owner, Receive
@@ -59,7 +59,7 @@ class Parked(asyncio.Protocol):
                  "is_cut", "is_gone", "is_over")  # fmt: skip
     frames_chunks = True
     _counts: Counts
-    _press: Press
+    _press: FrameEncoder
     _tag: bytes
 
     def __init__(
@@ -87,7 +87,7 @@ class Parked(asyncio.Protocol):
             self._transport.write(_framed(chunk))
         return not self.is_busy
 
-    def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
+    def teller(self, tag: bytes, press: FrameEncoder, counts: Counts) -> Deliver:
         self._tag, self._press, self._counts = tag, press, counts
         return self._tell
 

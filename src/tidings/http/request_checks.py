@@ -22,7 +22,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from tidings.server.granted_topics import Wanted
+from tidings.server.granted_topics import RequestedTopics
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -85,7 +85,7 @@ class ListenRequest(NamedTuple):
     """What a client wants to listen to, and says of itself."""
 
     id: str | int
-    wanted: Wanted
+    wanted: RequestedTopics
     meta: dict[str, Any]
     """Shared by all who sent the same, as are the capabilities: only to be read."""
     capabilities: Any
@@ -126,7 +126,7 @@ class Verdicts:
         """The Host and Origin rules by which the claims were made."""
         self._claims: dict[Form, Claim] = {}
         self._plain: dict[tuple[str, str, Hashable], bool] = {}
-        self._wanted: dict[tuple[str, bytes], tuple[Wanted, dict[str, Any], Any]] = {}
+        self._wanted: dict[tuple[str, bytes], tuple[RequestedTopics, dict[str, Any], Any]] = {}
 
     def known(self, form: Form) -> Claim | None:
         """The claim, if these headers have been looked at before and the rules are still the same."""
@@ -233,14 +233,14 @@ def _is_plain(params_type: type[BaseModel], method: str, version: str, raw: byte
     return "progressToken" not in ((params or {}).get("_meta") or {})
 
 
-def _read_params(version: str, raw: bytes) -> tuple[Wanted, dict[str, Any], Any]:
+def _read_params(version: str, raw: bytes) -> tuple[RequestedTopics, dict[str, Any], Any]:
     """What listen params want, and what their client says of itself. Raises if the SDK would not take them."""
     params = msgspec.json.decode(raw, type=dict[str, Any])
     headers = {"mcp-protocol-version": version, "mcp-method": LISTEN}
     route = classify_inbound_request({"method": LISTEN, "params": params}, headers=headers)
     if not isinstance(route, InboundModernRoute):
         raise msgspec.ValidationError(route.message)
-    return msgspec.convert(params.get("notifications"), Wanted), params["_meta"], route.client_capabilities
+    return msgspec.convert(params.get("notifications"), RequestedTopics), params["_meta"], route.client_capabilities
 
 
 def _untraced(params: bytes) -> Hashable:

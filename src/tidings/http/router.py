@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from tidings.live import Live
 
-__all__ = ["Front", "principal_of"]
+__all__ = ["Router", "principal_of"]
 
 
-class Front:
+class Router:
     def __init__(self, live: Live, manager: StreamableHTTPSessionManager) -> None:
         self._live = live
         self._manager = manager

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from tidings.core.counts import Counts
-from tidings.core.frames import Press
+from tidings.core.frames import FrameEncoder
 from tidings.core.model import Notification
 from tidings.core.subscriber import BUSY, Deliver
 from tidings.http.disconnects import End, Guard, guard
@@ -92,12 +92,12 @@ class Outlet(Protocol):
 
     @property
     def frames_chunks(self) -> bool:
-        """Whether it is here that a chunk is given its length, and not in the server: `Press` can do so for many."""
+        """Whether chunks get their length here and not in the server; `FrameEncoder` can add it for many streams."""
 
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
         """Write a chunk, unless busy or over. False if the reader has to be waited for: `on_free` is called then."""
 
-    def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
+    def teller(self, tag: bytes, press: FrameEncoder, counts: Counts) -> Deliver:
         """The shortest way for notifications. Not for use while the outlet is busy or over."""
 
     def abort(self) -> None:
@@ -125,7 +125,7 @@ class Channel:
     )
     frames_chunks = False
     _counts: Counts
-    _press: Press
+    _press: FrameEncoder
     _tag: bytes
 
     def __init__(self, send: Send, receive: Receive, policy: Policy, loop: asyncio.AbstractEventLoop) -> None:
@@ -183,7 +183,7 @@ class Channel:
         self._deadline = self._loop.call_later(self._limit, self._give_up, context=contextvars.Context())
         return False
 
-    def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
+    def teller(self, tag: bytes, press: FrameEncoder, counts: Counts) -> Deliver:
         self._tag, self._press, self._counts = tag, press, counts
         return self._tell
 
@@ -259,7 +259,7 @@ class _Nowhere:
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
         return False
 
-    def teller(self, tag: bytes, press: Press, counts: Counts) -> Deliver:
+    def teller(self, tag: bytes, press: FrameEncoder, counts: Counts) -> Deliver:
         return lambda notification: None
 
     def abort(self) -> None:

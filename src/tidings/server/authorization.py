@@ -18,7 +18,7 @@ from tidings.core.redact import shown, topic_name
 from tidings.errors import LimitReached
 from tidings.policy import Policy
 
-__all__ = ["Authorize", "Gate", "Principal", "Ticket"]
+__all__ = ["Authorization", "Authorize", "Principal", "Ticket"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Ticket(NamedTuple):
     address: str | None
 
 
-class Gate:
+class Authorization:
     def __init__(self, policy: Policy, authorize: Authorize | None = None) -> None:
         self._policy = policy
         self._authorize = authorize

@@ -21,13 +21,13 @@ from pydantic import ConfigDict
 from tidings.core.cursor import Cursor
 from tidings.core.filters import Terms
 from tidings.core.frames import EXTENSION
-from tidings.core.history import Past, as_json
+from tidings.core.history import ChangeHistory, as_json
 from tidings.core.model import Change, Topic
 from tidings.errors import TidingsError
 from tidings.http.router import principal_of
 from tidings.server.authorization import Principal
-from tidings.server.granted_topics import Wanted, honour
-from tidings.store.durable import Durable, Owner, Webhook
+from tidings.server.granted_topics import RequestedTopics, honour
+from tidings.store.durable import DurableSubscription, Owner, Webhook
 from tidings.store.durable_json import as_json as as_subscription
 from tidings.webhooks.http_client import check_url
 from tidings.webhooks.signature import check_secret, new_secret
@@ -35,7 +35,7 @@ from tidings.webhooks.signature import check_secret, new_secret
 if TYPE_CHECKING:
     from tidings.live import Live
 
-__all__ = ["HISTORY", "SUBSCRIPTIONS", "ExtensionLane"]
+__all__ = ["HISTORY", "SUBSCRIPTIONS", "ExtensionMethods"]
 
 HISTORY = "dev.tidings/history"
 SUBSCRIPTIONS = "dev.tidings/subscriptions"
@@ -84,13 +84,13 @@ class _WebhookParams(msgspec.Struct, forbid_unknown_fields=True):
 
 class _PutParams(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-    notifications: Wanted | None = None
+    notifications: RequestedTopics | None = None
     filter: dict[str, Any] | None = None
     ttl: Annotated[float, msgspec.Meta(ge=0)] | None = None
     webhook: _WebhookParams | None = None
 
 
-class ExtensionLane:
+class ExtensionMethods:
     def __init__(self, live: Live) -> None:
         self._live = live
         self._serve(HISTORY, _HistoryParams, self._history)
@@ -130,7 +130,7 @@ class ExtensionLane:
             answer["nextCursor"] = f"{live.epoch}.{following}"
         return answer
 
-    def _past(self, params: _HistoryParams) -> Past:
+    def _past(self, params: _HistoryParams) -> ChangeHistory:
         since = Cursor.parse(params.since) if isinstance(params.since, dict) else params.since
         past = self._live.history(params.feature, uri=params.uri, since=since)
         if since is None and params.since is not None:
@@ -167,7 +167,7 @@ class ExtensionLane:
             raise TidingsError("this server has no webhooks for this caller (Policy.webhooks)")
         if params.notifications is None and known is None:
             raise TidingsError(f"there is no {params.name!r}; a new one says in `notifications` what it watches")
-        durable = known or Durable(name=params.name, owner=_owner(principal), ttl=live.policy.durable_ttl)
+        durable = known or DurableSubscription(name=params.name, owner=_owner(principal), ttl=live.policy.durable_ttl)
         if params.notifications is not None:
             honoured = await honour(live, params.notifications, principal)
             if not honoured:
@@ -226,15 +226,15 @@ class _Sight:
         return known
 
 
-async def _newest(past: Past, limit: int, seen: _Sight) -> tuple[Past, bool]:
+async def _newest(past: ChangeHistory, limit: int, seen: _Sight) -> tuple[ChangeHistory, bool]:
     """The newest that the caller may see, and whether there may be more of them before."""
     found: list[Change] = []
     for change in reversed(past.changes):
         if len(found) >= limit or seen.is_tired_of(change):
-            return Past(tuple(reversed(found)), past.complete), True
+            return ChangeHistory(tuple(reversed(found)), past.complete), True
         if await seen.reaches(change):
             found.append(change)
-    return Past(tuple(reversed(found)), past.complete), False
+    return ChangeHistory(tuple(reversed(found)), past.complete), False
 
 
 async def _first(changes: Iterable[Change], is_full: bool, seen: _Sight) -> tuple[list[dict[str, Any]], int | None]:

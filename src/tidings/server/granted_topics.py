@@ -15,10 +15,10 @@ from tidings.server.authorization import Principal
 if TYPE_CHECKING:
     from tidings.live import Live
 
-__all__ = ["Honoured", "Wanted", "honour"]
+__all__ = ["GrantedTopics", "RequestedTopics", "honour"]
 
 
-class Wanted(msgspec.Struct, rename="camel"):
+class RequestedTopics(msgspec.Struct, rename="camel"):
     """What a client asks for, and in the acknowledgement what it gets."""
 
     tools_list_changed: bool | None = None
@@ -36,7 +36,7 @@ _FEATURES = (Feature.TOOLS, Feature.PROMPTS, Feature.RESOURCES)
 _MEMBERS = {feature: f"{feature.value}ListChanged" for feature in Feature}
 
 
-class Honoured:
+class GrantedTopics:
     """What of a listen request is served."""
 
     __slots__ = ("features", "uris")
@@ -57,7 +57,7 @@ class Honoured:
         return chosen | ({"resourceSubscriptions": self.uris} if self.uris else {})
 
 
-async def honour(live: Live, wanted: Wanted, principal: Principal | None) -> Honoured:
+async def honour(live: Live, wanted: RequestedTopics, principal: Principal | None) -> GrantedTopics:
     """What this server can send of what is wanted, and this caller may watch."""
     topics: list[Topic] = [feature for feature in wanted.features if live.serves(feature)]
     if wanted.resource_subscriptions:
@@ -66,7 +66,7 @@ async def honour(live: Live, wanted: Wanted, principal: Principal | None) -> Hon
         check_limit(live.policy, None, uris)
         if live.serves(Feature.RESOURCES):
             topics += [uri for uri in uris if _can_be_matched(uri, live)]
-    return Honoured(await live.gate.allowed(principal, topics))
+    return GrantedTopics(await live.gate.allowed(principal, topics))
 
 
 def _can_be_matched(uri: str, live: Live) -> bool:

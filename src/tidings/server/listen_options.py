@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 from tidings.core.cursor import Cursor
 from tidings.core.filters import Terms
-from tidings.core.frames import CURSOR_KEY, DURABLE_KEY, EXTENSION, FILTER_KEY, REFETCH_KEY, RESUME_KEY, Shape
+from tidings.core.frames import CURSOR_KEY, DURABLE_KEY, EXTENSION, FILTER_KEY, REFETCH_KEY, RESUME_KEY, FrameFormat
 from tidings.core.model import Feature, Topic, Version
 from tidings.core.resume import Resumed, resumed, watched_by
 from tidings.core.subscriber import Subscriber
 from tidings.store.durable import Owner
-from tidings.store.durable_connection import Visit
+from tidings.store.durable_connection import DurableConnection
 
 if TYPE_CHECKING:
     from tidings.live import Live
     from tidings.server.authorization import Principal
 
-__all__ = ["Wish", "from_any_thread"]
+__all__ = ["ListenOptions", "from_any_thread"]
 
 _ABSENT: Any = object()
 _NO_TERMS = Terms()
 
 
-class Wish:
+class ListenOptions:
     """What one client asks for, as far as it is honoured."""
 
     __slots__ = (
@@ -63,7 +63,7 @@ class Wish:
         self._resume = asked.get(RESUME_KEY, (settings or {}).get("resume", _ABSENT))
         self._durable = asked.get(DURABLE_KEY, (settings or {}).get("durable", _ABSENT))
         self._owner: Owner = principal.who if principal is not None else None
-        self._visit: Visit | None = None
+        self._visit: DurableConnection | None = None
         kept = live.durables.terms(self._durable, self._owner) or _ABSENT
         wanted = asked.get(FILTER_KEY, (settings or {}).get("filter", kept))
         bounds = live.terms_of(principal)
@@ -79,10 +79,10 @@ class Wish:
             self.terms = self.terms.within(bounds, live.policy)
         self.policy = self.terms.policy(live.policy)
 
-    def shape(self, *, is_sse: bool = False, is_tagged: bool = False) -> Shape:
+    def shape(self, *, is_sse: bool = False, is_tagged: bool = False) -> FrameFormat:
         policy, is_brief = self.policy, self.terms.detail in ("summary", "none")
         most, epoch = policy.max_changes_per_frame, self._live.epoch
-        return Shape(policy.detail, most, is_sse, is_tagged, self.is_extended, epoch, is_brief)
+        return FrameFormat(policy.detail, most, is_sse, is_tagged, self.is_extended, epoch, is_brief)
 
     @property
     def is_special(self) -> bool:
@@ -154,11 +154,15 @@ class Wish:
 
     def _as_of(self, topics: list[Topic], is_session: bool) -> int | None:
         if not is_session:
-            return None if all(isinstance(topic, Feature) for topic in topics) else self._live.hub.news.revision
+            return (
+                None if all(isinstance(topic, Feature) for topic in topics) else self._live.hub.notifications.revision
+            )
         # It comes to what it watches only later, and may leave before.
         cursor = Cursor.parse(self._resume)
         is_ours = cursor is not None and cursor.epoch == self._live.epoch
-        return cursor.as_of if cursor and is_ours and cursor.as_of is not None else self._live.hub.news.revision
+        return (
+            cursor.as_of if cursor and is_ours and cursor.as_of is not None else self._live.hub.notifications.revision
+        )
 
     def _resumed(self, topics: Iterable[Topic]) -> Resumed:
         """By the cursor, and else by what is remembered under the durable name."""

@@ -28,7 +28,7 @@ class Sight:
     def __init__(self, live: Live, topics: Collection[Topic], *, is_for_us: bool = False) -> None:
         """`is_for_us`: nobody is shown this answer yet."""
         self._live = live
-        self._shown = None if is_for_us else live.hub.news.shown
+        self._shown = None if is_for_us else live.hub.notifications.fetched
         self._before = self._look(topics)
 
     def __enter__(self) -> Self:

@@ -25,7 +25,7 @@ from tidings.core.frames import (
     EXTENSION,
     REFETCH_KEY,
     SUBSCRIPTION_KEY,
-    Shape,
+    FrameFormat,
     encode_tag,
     write,
     write_alone,
@@ -33,15 +33,15 @@ from tidings.core.frames import (
 from tidings.core.mailbox import IsMuted
 from tidings.core.model import Feature, Notification, Reason, Topic, Version, is_unicode
 from tidings.core.patterns import is_pattern
-from tidings.core.redact import nickname
-from tidings.core.subscriber import BUSY, Kind, Subscriber
+from tidings.core.redact import short_id
+from tidings.core.subscriber import BUSY, ConnectionKind, Subscriber
 from tidings.errors import InvalidPattern, LimitReached
 from tidings.http.legacy import SplicedSession
 from tidings.http.router import principal_of
 from tidings.server import internals as seams
 from tidings.server.authorization import Principal
-from tidings.server.granted_topics import Honoured, Wanted, honour
-from tidings.server.listen_options import Wish
+from tidings.server.granted_topics import GrantedTopics, RequestedTopics, honour
+from tidings.server.listen_options import ListenOptions
 from tidings.server.response_cursor import Sight
 from tidings.stdio.transport import Wire
 
@@ -174,7 +174,7 @@ class SessionLane:
         live = self._live
         principal = _principal(ctx)
         params = ctx.params or {}
-        wish = Wish(live, params.get("_meta"), params.get("capabilities"), principal)
+        wish = ListenOptions(live, params.get("_meta"), params.get("capabilities"), principal)
         features = [feature for feature in Feature if live.serves(feature)]
         allowed = await live.gate.allowed(principal, [*features, *wish.kept_uris])
         try:
@@ -191,7 +191,7 @@ class SessionLane:
             subscriber = session.open(wish, "pipe", is_muted)
         else:
             session = live.splice.session(session_id)
-            subscriber = session.open(wish, f"session {nickname(session_id)}", is_muted)
+            subscriber = session.open(wish, f"session {short_id(session_id)}", is_muted)
             session.version = version
         subscriber.collapses = True
         subscriber.may = live.gate.predicate(principal)
@@ -215,7 +215,7 @@ class SessionLane:
         wish.watch(subscriber)
         acknowledged = wish.acknowledged(allowed, is_session=True) if wish.is_special else {}
         told = wish.told(allowed)
-        chosen = Honoured(allowed)
+        chosen = GrantedTopics(allowed)
         if live.policy.announce:
             announced: dict[Topic, Version | None] = dict.fromkeys(chosen.features)
             told = announced | (told or {})
@@ -234,7 +234,7 @@ class SessionLane:
         if session is None:
             why = state.get(_REFUSED, "this connection has no stream on which it could be told")
             raise MCPError(types.INTERNAL_ERROR, f"No subscription: {why}", {"uri": uri})
-        wish: Wish = state[_WISH]
+        wish: ListenOptions = state[_WISH]
         told, refetch = wish.told_once(uri, session.subscriber)
         said: dict[str, Any] = {CURSOR_KEY: self._live.cursor([uri], told)}
         if refetch:
@@ -264,7 +264,7 @@ class SessionLane:
         if ctx.request_id is None:
             raise MCPError(types.INVALID_REQUEST, "subscriptions/listen requires a request id")
         wanted = msgspec.convert(
-            params.notifications.model_dump(by_alias=True, include=_KNOWN_KINDS), Wanted, strict=False
+            params.notifications.model_dump(by_alias=True, include=_KNOWN_KINDS), RequestedTopics, strict=False
         )
         meta: dict[str, Any] = {SUBSCRIPTION_KEY: ctx.request_id}
         principal = _principal(ctx)
@@ -276,7 +276,7 @@ class SessionLane:
             honoured = await honour(live, wanted, principal)
             capabilities = ctx.session.client_capabilities
             declared = capabilities.model_dump(by_alias=True, exclude_none=True) if capabilities else None
-            wish = Wish(live, (ctx.params or {}).get("_meta"), declared, principal)
+            wish = ListenOptions(live, (ctx.params or {}).get("_meta"), declared, principal)
             pump = _Pump(live, ctx, wish)
             if honoured:
                 wish.enter(honoured.topics, pump.close)
@@ -312,15 +312,15 @@ class _Pipe:
         self._counts = live.hub.counts
         self._connection = connection
         self._wire = _wire_of(connection)
-        self._shape = Shape()
+        self._shape = FrameFormat()
         self._task: asyncio.Task[None] | None = None
         self.subscriber: Subscriber | None = None
 
-    def open(self, wish: Wish, label: str, is_muted: IsMuted | None) -> Subscriber:
+    def open(self, wish: ListenOptions, label: str, is_muted: IsMuted | None) -> Subscriber:
         self._shape = wish.shape()
         if self._wire is not None:
             self._wire.renew()
-        kind = Kind("legacy", "stdio")
+        kind = ConnectionKind("legacy", "stdio")
         self.subscriber = self._live.hub.open(
             self._deliver, label=label, kind=kind, policy=wish.policy, filter=wish.filter, is_muted=is_muted
         )
@@ -369,7 +369,7 @@ class _Pump:
     """One listen stream inside the SDK: its own request's task writes, and sleeps in between. Where the pipe is ours,
     notifications need no task."""
 
-    def __init__(self, live: Live, ctx: Ctx, wish: Wish) -> None:
+    def __init__(self, live: Live, ctx: Ctx, wish: ListenOptions) -> None:
         self._live = live
         self._ctx = ctx
         self._wire = _wire_of(seams.connection_of(ctx.session))
@@ -381,11 +381,11 @@ class _Pump:
         self._owes_bookmark = False
         self._subscriber: Subscriber | None = None
 
-    def open(self, honoured: Honoured, wish: Wish, may: Callable[[str], bool] | None) -> None:
+    def open(self, honoured: GrantedTopics, wish: ListenOptions, may: Callable[[str], bool] | None) -> None:
         self._subscriber = self._live.hub.open(
             self._deliver,
             label=f"listen {self._ctx.request_id}",
-            kind=Kind("modern", "stdio" if self._ctx.request is None else "http"),
+            kind=ConnectionKind("modern", "stdio" if self._ctx.request is None else "http"),
             policy=wish.policy,
             filter=wish.filter,
             on_close=lambda reason: self.close(),

@@ -16,10 +16,10 @@ from tidings.core.spans import RUN_TOOL
 if TYPE_CHECKING:
     from tidings.live import Live
 
-__all__ = ["ToolRuns"]
+__all__ = ["ToolCallMiddleware"]
 
 
-class ToolRuns:
+class ToolCallMiddleware:
     def __init__(self, live: Live) -> None:
         self._live = live
         live.lowlevel.middleware.append(self._middleware)

@@ -1,7 +1,7 @@
 """Where a server's state survives it: the catalog, the journal and the durable subscriptions.
 
 A store is told of batches and gives back, once at a start, all that it was told. It is called from one thread at a
-time, may block, and knows no event loop: `Keeper` stands between it and the server. What is in a batch becomes lasting
+time, may block, and knows no event loop: `StoreWriter` calls it from its own thread. What is in a batch becomes lasting
 altogether or not at all.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 from tidings.core.model import Change, Feature, Item, Version
 from tidings.errors import TidingsError
-from tidings.store.durable import Durable, Key
+from tidings.store.durable import DurableSubscription, Key
 
 __all__ = ["Batch", "History", "State", "Store", "StoreBroken", "StoreBusy", "StoreError", "history_of"]
 
@@ -52,7 +52,7 @@ class State:
     """In the order of their revisions."""
     floors: dict[History, int] = field(default_factory=dict)
     """Of what was until this revision, the journal has forgotten some."""
-    durables: dict[Key, Durable] = field(default_factory=dict)
+    durables: dict[Key, DurableSubscription] = field(default_factory=dict)
 
 
 class Batch:
@@ -71,7 +71,7 @@ class Batch:
         self.changes: list[Change] = []
         self.floors: dict[History, int] = {}
         """Changes up to and with this revision are to be forgotten."""
-        self.durables: dict[Key, Durable | None] = {}
+        self.durables: dict[Key, DurableSubscription | None] = {}
 
     def take(self, changes: Iterable[Change]) -> None:
         """Fold in changes that came after all that it holds."""

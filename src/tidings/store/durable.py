@@ -25,9 +25,9 @@ from tidings.errors import LimitReached, TidingsError
 
 if TYPE_CHECKING:
     from tidings.core.hub import Hub
-    from tidings.store.durable_connection import Visit
+    from tidings.store.durable_connection import DurableConnection
 
-__all__ = ["MOST_CONTENTS", "SERVER", "Durable", "Durables", "Key", "Owner", "Webhook"]
+__all__ = ["MOST_CONTENTS", "SERVER", "DurableSubscription", "DurableSubscriptions", "Key", "Owner", "Webhook"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return structs.replace(self, attempts=0, next_attempt=None, is_dead=False)
 
 
-class Durable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DurableSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One durable subscription as it is kept. Times are the catalog's, in seconds since 1970."""
 
     name: str
@@ -111,32 +111,36 @@ _MOST_BYTES = 1 << 20
 _SLICE = 20_000
 """Topics of subscriptions that are looked at without letting others at the hub: about a millisecond."""
 
-Sink: TypeAlias = Callable[[Key, Durable | None], None]
+Sink: TypeAlias = Callable[[Key, DurableSubscription | None], None]
 
 
-class Durables:
+class DurableSubscriptions:
     """The durable subscriptions of one hub, connected or not. Shares its lock, so it may be used from any thread."""
 
-    def __init__(self, hub: Hub, kept: Iterable[Durable] = (), *, rouse: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self, hub: Hub, kept: Iterable[DurableSubscription] = (), *, rouse: Callable[[], bool] | None = None
+    ) -> None:
         """`kept` is what an earlier life left; `rouse` is called when there is something to `collect`, and says whether
         somebody will."""
         self.hub = hub
         self.rouse = rouse
         self._lock = hub.catalog.lock
         self._now = hub.catalog.now
-        self._kept: dict[Key, Durable] = {}
+        self._kept: dict[Key, DurableSubscription] = {}
         self._owned: Counter[Owner] = Counter()
-        self._visits: dict[Key, Visit] = {}
+        self._visits: dict[Key, DurableConnection] = {}
         self._sinks: list[Sink] = []
         self._marked: dict[Key, bool] = {}
         """What is to be collected: for sure, or (False) if it is another one by then."""
-        self._expected: dict[Visit, None] = {}
+        self._expected: dict[DurableConnection, None] = {}
         """Who was told something, which counts as read only after a while. Until then there is nothing to write: if the
         server died, all that changed after the last writing would be in doubt in any case."""
         self._next_turn = self._next_expiry = 0.0
         self._stored: set[Key] = set()  # whom the store knows
-        self._unwritten: dict[Key, Durable | None] = {}  # what was collected since the last that was written
-        self._given: dict[Key, Durable | None] = {}  # what was collected last
+        self._unwritten: dict[
+            Key, DurableSubscription | None
+        ] = {}  # what was collected since the last that was written
+        self._given: dict[Key, DurableSubscription | None] = {}  # what was collected last
         for durable in kept:
             self._stored.add(durable.key)
             if durable.expires is None:
@@ -145,14 +149,14 @@ class Durables:
 
     # Asking
 
-    def all(self, owner: Owner | EllipsisType = ...) -> list[Durable]:
+    def all(self, owner: Owner | EllipsisType = ...) -> list[DurableSubscription]:
         """Those of one owner, or of all, in the order of their names."""
         with self._lock:
             self._expire()
             found = [each for each in self._kept.values() if owner is ... or each.owner == owner]
             return sorted(found, key=lambda each: (each.name, each.owner is not None, repr(each.owner)))
 
-    def get(self, key: Key) -> Durable | None:
+    def get(self, key: Key) -> DurableSubscription | None:
         with self._lock:
             self._expire()
             return self._kept.get(key)
@@ -164,7 +168,7 @@ class Durables:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def expiry(self, durable: Durable) -> float | None:
+    def expiry(self, durable: DurableSubscription) -> float | None:
         """When one is forgotten whose client leaves now. A webhook that is still tried is not: its receiver comes to
         nobody."""
         is_tried = durable.webhook is not None and not durable.webhook.is_dead
@@ -177,7 +181,7 @@ class Durables:
 
     # Changing
 
-    def put(self, durable: Durable) -> Durable:
+    def put(self, durable: DurableSubscription) -> DurableSubscription:
         """Set one, new or not. A new one knows everything as of now. Whoever is here under the name, and watches
         something else, is ended. Raises `TidingsError` for one that can't be."""
         with self._lock:
@@ -200,7 +204,7 @@ class Durables:
             former.end()
         return durable
 
-    def change(self, key: Key, **fields: Any) -> Durable | None:
+    def change(self, key: Key, **fields: Any) -> DurableSubscription | None:
         """Change some fields of one that is there."""
         with self._lock:
             known = self._kept.get(key)
@@ -242,10 +246,10 @@ class Durables:
         uris: Iterable[str],
         terms: Mapping[str, Any],
         end: Callable[[], None],
-    ) -> Visit | None:
+    ) -> DurableConnection | None:
         """A client is here, and asks (`{"name": …, "ttl": …}`, or anything at all) for its durable subscription; None
         if there can't be one. Whoever was here under the name before is ended: the newer connection has it."""
-        from tidings.store.durable_connection import Visit
+        from tidings.store.durable_connection import DurableConnection
 
         name = asked.get("name") if isinstance(asked, Mapping) else None
         if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
@@ -261,7 +265,7 @@ class Durables:
             "expires": None,
         }
         key = (owner, name)
-        if (reason := _why_not_kept(Durable(name=name, owner=owner, **fields))) is not None:
+        if (reason := _why_not_kept(DurableSubscription(name=name, owner=owner, **fields))) is not None:
             logger.warning("%r is not made durable: %s", name, reason)
             return None
         with self._lock:
@@ -277,11 +281,11 @@ class Durables:
                 except LimitReached as error:
                     logger.warning("%r is not made durable: %s", name, error)
                     return None
-                durable = self._begun(Durable(name=name, owner=owner, **fields))
+                durable = self._begun(DurableSubscription(name=name, owner=owner, **fields))
             else:
                 durable = self._carried_on(known, structs.replace(known, **fields))
             self._set(durable)
-            visit = self._visits[key] = Visit(self, durable, known, end)
+            visit = self._visits[key] = DurableConnection(self, durable, known, end)
             self._mark(key)
         if former is not None:
             former.end()
@@ -290,7 +294,7 @@ class Durables:
     def missed(self, key: Key) -> Resumed:
         """Where one stands that nobody is here for."""
         with self._lock:
-            durable = self._kept.get(key) or Durable(name=key[1])
+            durable = self._kept.get(key) or DurableSubscription(name=key[1])
             return remembered(self.hub, durable.told, durable.uris, durable.as_of)
 
     def refetched(self, key: Key, as_of: int) -> None:
@@ -303,7 +307,7 @@ class Durables:
 
     # For a store
 
-    def collect(self, pause: Callable[[], object] | None = None) -> Mapping[Key, Durable | None]:
+    def collect(self, pause: Callable[[], object] | None = None) -> Mapping[Key, DurableSubscription | None]:
         """What changed since the last time that it was `written`; None for what was removed. On any thread, and never
         long at a time: `pause` is called in between, for whoever waits for the hub."""
         with self._lock:
@@ -338,7 +342,7 @@ class Durables:
 
     # Inside
 
-    def _expect(self, visit: Visit) -> None:
+    def _expect(self, visit: DurableConnection) -> None:
         """There will be something to collect. Who looks for others then need not be roused."""
         if self._expected or (self.rouse is not None and self.rouse()):
             self._expected[visit] = None
@@ -364,7 +368,9 @@ class Durables:
                     return True
         return False
 
-    def _taken_over(self, known: Durable, durable: Durable) -> tuple[Visit | None, Durable]:
+    def _taken_over(
+        self, known: DurableSubscription, durable: DurableSubscription
+    ) -> tuple[DurableConnection | None, DurableSubscription]:
         """Who has to go because the one it is here for becomes another; and what it was told until now."""
         former = self._visits.get(known.key)
         if former is None:
@@ -378,18 +384,18 @@ class Durables:
         former.let_go()
         return self._visits.pop(known.key), known
 
-    def _begun(self, durable: Durable) -> Durable:
+    def _begun(self, durable: DurableSubscription) -> DurableSubscription:
         """As one that knows everything as of now."""
-        news = self.hub.news
+        notifications = self.hub.notifications
         return structs.replace(
             durable,
-            as_of=news.revision,
-            lists={feature: news.version(feature) for feature in durable.features},
+            as_of=notifications.revision,
+            lists={feature: notifications.version(feature) for feature in durable.features},
             contents={},
             created=durable.created or self._now(),
         )
 
-    def _restored(self, durable: Durable) -> Durable:
+    def _restored(self, durable: DurableSubscription) -> DurableSubscription:
         """As it begins in this life."""
         if durable.webhook is None:
             return durable if durable.expires is not None else self._orphaned(durable)
@@ -398,39 +404,43 @@ class Durables:
         # What it was told, it has confirmed.
         return structs.replace(durable, expires=self.expiry(durable))
 
-    def _orphaned(self, durable: Durable) -> Durable:
+    def _orphaned(self, durable: DurableSubscription) -> DurableSubscription:
         """Return a subscription whose client was connected when the server was killed, with its whole `ttl` left.
 
         The client may know of anything that changed after this was written, or not, even if all is now as it was: it
         has to refetch that. It may also hold a version that was never written, so no delta is sure to fit.
         """
-        news = self.hub.news
+        notifications = self.hub.notifications
         lists = {
-            feature: Version(news.revision, told.digest)  # no change begins at this version, so there is no delta
-            if told and told.digest == (now := news.version(feature)).digest and told.revision >= now.revision
+            feature: Version(
+                notifications.revision, told.digest
+            )  # no change begins at this version, so there is no delta
+            if told and told.digest == (now := notifications.version(feature)).digest and told.revision >= now.revision
             else None
             for feature, told in durable.lists.items()
         }
-        contents = {uri: version if version == news.version(uri) else None for uri, version in durable.contents.items()}
+        contents = {
+            uri: version if version == notifications.version(uri) else None for uri, version in durable.contents.items()
+        }
         is_watched = watched_by(durable.uris, self.hub)
-        newer = [uri for uri in news.contents_since(durable.as_of) if is_watched(uri)] if durable.uris else []
+        newer = [uri for uri in notifications.contents_since(durable.as_of) if is_watched(uri)] if durable.uris else []
         contents |= dict.fromkeys(newer)
         return structs.replace(durable, lists=lists, contents=contents, expires=self.expiry(durable))
 
-    def _carried_on(self, known: Durable, durable: Durable) -> Durable:
+    def _carried_on(self, known: DurableSubscription, durable: DurableSubscription) -> DurableSubscription:
         """With what the former one was told; what that did not watch is known as of now."""
-        news = self.hub.news
-        lists = {feature: known.lists.get(feature, news.version(feature)) for feature in durable.features}
+        notifications = self.hub.notifications
+        lists = {feature: known.lists.get(feature, notifications.version(feature)) for feature in durable.features}
         as_of, contents = known.as_of, known.contents
         if not set(durable.uris) <= set(known.uris):
             since = missed(self.hub, known.uris, as_of)
             if since is not None:  # else it has to refetch in any case
-                as_of, contents = news.revision, {**since, **contents}
+                as_of, contents = notifications.revision, {**since, **contents}
         is_watched = watched_by(durable.uris, self.hub)
         contents = {uri: version for uri, version in contents.items() if is_watched(uri)}
         return structs.replace(durable, as_of=as_of, lists=lists, contents=contents, created=known.created)
 
-    def _set(self, durable: Durable) -> None:
+    def _set(self, durable: DurableSubscription) -> None:
         if durable.key not in self._kept:
             self._owned[durable.owner] += 1
         self._kept[durable.key] = durable
@@ -450,14 +460,14 @@ class Durables:
             self._marked.pop(key, None)
             self._unwritten.pop(key, None)
 
-    def _tell(self, key: Key, durable: Durable | None) -> None:
+    def _tell(self, key: Key, durable: DurableSubscription | None) -> None:
         for sink in tuple(self._sinks):
             try:
                 sink(key, durable)
             except Exception:  # as a sink of the catalog
                 logger.exception("a sink of the durable subscriptions failed; going on")
 
-    def _check(self, durable: Durable) -> None:
+    def _check(self, durable: DurableSubscription) -> None:
         if not 0 < len(durable.name) <= _MOST_NAME:
             raise TidingsError(f"the name of a subscription has 1 to {_MOST_NAME} characters, not {len(durable.name)}")
         check_limit(self.hub.policy, None, list(durable.uris))
@@ -489,7 +499,7 @@ class Durables:
         self._next_expiry = min(ends, default=0.0)
 
 
-def _why_not_kept(durable: Durable) -> str | None:
+def _why_not_kept(durable: DurableSubscription) -> str | None:
     """Why a store could not write it; None if it could. Whatever a client says ends up in it."""
     try:
         size = len(msgspec.json.encode(durable))

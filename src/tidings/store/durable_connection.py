@@ -19,17 +19,23 @@ from tidings.core.patterns import is_pattern
 from tidings.core.redact import topic_name
 from tidings.core.resume import Resumed, remembered
 from tidings.core.subscriber import Subscriber
-from tidings.store.durable import MOST_CONTENTS, Durable, Durables
+from tidings.store.durable import MOST_CONTENTS, DurableSubscription, DurableSubscriptions
 
-__all__ = ["Visit"]
+__all__ = ["DurableConnection"]
 
 logger = logging.getLogger(__name__)
 
 
-class Visit:
+class DurableConnection:
     """One connection under a durable name."""
 
-    def __init__(self, durables: Durables, durable: Durable, known: Durable | None, end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        durables: DurableSubscriptions,
+        durable: DurableSubscription,
+        known: DurableSubscription | None,
+        end: Callable[[], None],
+    ) -> None:
         self.key = durable.key
         self.ack = {"name": durable.name, "ttl": durable.ttl, "isNew": known is None}
         self.end = end
@@ -119,11 +125,11 @@ class Visit:
         waiting = hub.owed(subscriber)
         contents: dict[str, Version | None] = {}
         for uri in islice(filterfalse(is_pattern, subscriber.uris or ()), MOST_CONTENTS):
-            if (version := waiting.get(uri, hub.news.version(uri))) is None or version.revision > 0:
+            if (version := waiting.get(uri, hub.notifications.version(uri))) is None or version.revision > 0:
                 contents[uri] = version
         contents |= {topic: version for topic, version in waiting.items() if not isinstance(topic, Feature)}
         watched = [feature for feature in Feature if feature in subscriber.features]
-        lists = {feature: waiting.get(feature, hub.news.version(feature)) for feature in watched}
+        lists = {feature: waiting.get(feature, hub.notifications.version(feature)) for feature in watched}
         self._turn()
         doubted = self._doubted | self._older
         if (topic := hub.delivering_to(subscriber)) is not None:  # a callback ended this subscription meanwhile
@@ -141,7 +147,7 @@ class Visit:
                 durable,
                 features=tuple(lists),
                 uris=(*uris, *(uri for uri in durable.uris if uri in gone)) if gone else tuple(uris),
-                as_of=hub.news.revision,
+                as_of=hub.notifications.revision,
                 lists=lists,
                 contents=contents,
             )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tidings.core.history import moment
-from tidings.store.durable import Durable, Webhook
+from tidings.store.durable import DurableSubscription, Webhook
 
 __all__ = ["as_json"]
 
 
-def as_json(durable: Durable, *, is_connected: bool = False) -> dict[str, Any]:
+def as_json(durable: DurableSubscription, *, is_connected: bool = False) -> dict[str, Any]:
     watched: dict[str, Any] = {f"{feature.value}ListChanged": True for feature in durable.features}
     if durable.uris:
         watched["resourceSubscriptions"] = list(durable.uris)

@@ -25,7 +25,7 @@ import msgspec
 from tidings.core.digest import EMPTY, ListDigest
 from tidings.core.model import Change, Feature, Item, Version
 from tidings.store import Batch, History, State, StoreBroken, StoreError, history_of
-from tidings.store.durable import Durable
+from tidings.store.durable import DurableSubscription
 from tidings.store.errors import NOT_ALLOWED, explained, primary_code
 from tidings.store.file_lock import FileLock, identity
 from tidings.store.rows import packed, unpacked
@@ -71,7 +71,7 @@ CREATE TABLE durables (owner TEXT, name TEXT, state TEXT, PRIMARY KEY (owner, na
 """
 
 
-_decode_durable = msgspec.json.Decoder(Durable).decode
+_decode_durable = msgspec.json.Decoder(DurableSubscription).decode
 
 
 class SQLiteStore:

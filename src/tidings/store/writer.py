@@ -22,13 +22,13 @@ from tidings.core.model import Change, Feature
 from tidings.core.observer import Observer
 from tidings.core.spans import WRITE
 from tidings.store import Batch, History, State, Store, StoreBroken, StoreBusy, StoreError
-from tidings.store.durable import Durable, Key
+from tidings.store.durable import DurableSubscription, Key
 
 if TYPE_CHECKING:
     from tidings.core.catalog import Catalog
     from tidings.core.journal import Journal
 
-__all__ = ["Keeper", "keeper_of"]
+__all__ = ["StoreWriter", "writer_for"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ _FAREWELL = 2.0
 class Notes(Protocol):
     """Who else has something to write, asked just before a batch is made: the durable subscriptions."""
 
-    def collect(self, pause: Callable[[], object]) -> Mapping[Key, Durable | None]:
+    def collect(self, pause: Callable[[], object]) -> Mapping[Key, DurableSubscription | None]:
         """All that was not `written` yet. `pause` lets others in, and is called often enough for nobody to notice."""
 
     def written(self) -> None:
@@ -69,7 +69,7 @@ class Notes(Protocol):
         """Whether there is, or will be, something to collect."""
 
 
-class Keeper:
+class StoreWriter:
     """Keeps one server's state in a store for as long as both are there."""
 
     def __init__(self, store: Store | None, *, is_expected: bool = True) -> None:
@@ -281,12 +281,12 @@ class Keeper:
             logger.error("%s. What changes now is in memory only, until that is mended", error)
 
 
-def keeper_of(given: Keeper | Store | str | os.PathLike[str] | None) -> Keeper:
+def writer_for(given: StoreWriter | Store | str | os.PathLike[str] | None) -> StoreWriter:
     """For a store, for the path of a file, or for none at all."""
-    if isinstance(given, Keeper):
+    if isinstance(given, StoreWriter):
         return given
     if not isinstance(given, str | os.PathLike):
-        return Keeper(given)
+        return StoreWriter(given)
     from tidings.store.sqlite import SQLiteStore
 
-    return Keeper(SQLiteStore(os.fspath(given)))
+    return StoreWriter(SQLiteStore(os.fspath(given)))

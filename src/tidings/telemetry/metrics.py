@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from tidings.core.counts import BOUNDS, Counts, Latency, Why, kind_of
+from tidings.core.counts import BOUNDS, Counts, Latency, SuppressionReason, kind_of
 from tidings.core.hub import Hub
 from tidings.core.model import Feature, Operation, Reason
 from tidings.core.observer import CUT_OFF
@@ -136,7 +136,7 @@ METRICS = (
         "{notification}",
         "Notifications that a subscriber did not get, by reason.",
         ("reason",),
-        _counters(lambda counters: counters.counts.suppressed, *Why),
+        _counters(lambda counters: counters.counts.suppressed, *SuppressionReason),
     ),
     Metric(
         "tidings.notifications.coalesced",

@@ -16,12 +16,12 @@ from tidings.testing.history import (
     Changed,
     Closed,
     Event,
+    Fetched,
     Held,
     History,
     Muted,
     OfTopic,
     PromiseBroken,
-    Shown,
     Subscribed,
     Told,
     Unmuted,
@@ -123,7 +123,7 @@ class Showings:
         self._answers: dict[Topic, list[_Answer]] = {}
         for index, event in enumerate(history):
             match event:
-                case Shown():
+                case Fetched():
                     self._shown.setdefault(event.topic, []).append((index, event.version))
                 case Answering():
                     self._answers.setdefault(event.topic, []).append(_Answer(event.revision, index))
@@ -196,7 +196,7 @@ def knowledge(
             if event.topic in asked_only:
                 # It is taken to know what was there when its wish was granted: any of these.
                 knows[event.topic] += (event.version,)
-        elif isinstance(event, Shown):
+        elif isinstance(event, Fetched):
             if event.version is not None and event.topic in knows and event.topic not in asked_only:
                 seen.setdefault(event.topic, []).append(event.version)
         elif isinstance(event, OfTopic) or event.subscriber != subscriber:

@@ -17,12 +17,12 @@ __all__ = [
     "Changed",
     "Closed",
     "Event",
+    "Fetched",
     "Held",
     "History",
     "Muted",
     "OfTopic",
     "PromiseBroken",
-    "Shown",
     "Subscribed",
     "Told",
     "Unmuted",
@@ -95,7 +95,7 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Fetched:
     """Somebody was shown a version of a topic: in a list, or in what was read of a resource. Who does not matter: any
     subscriber may hold it from then on, and is then told of the last version, even if that is what it was told before.
     """
@@ -109,7 +109,7 @@ class Shown:
 @dataclass(frozen=True, slots=True)
 class Answering:
     """An answer is being made that will show what a topic is. Until `Answered` it may be any version from now on; what
-    it was in the end is recorded as `Shown`, before that."""
+    it was in the end is recorded as `Fetched`, before that."""
 
     topic: Topic
     revision: int = 0
@@ -118,7 +118,7 @@ class Answering:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The end of `Answering`, given or not. Then only what was recorded as `Shown` counts; so a client, whom news
+    """The end of `Answering`, given or not. Then only what was recorded as `Fetched` counts; so a client, whom news
     may reach later than an answer that was given after them, records this when all that was told meanwhile has come."""
 
     topic: Topic
@@ -190,7 +190,7 @@ class Held:
     """`Policy.max_pending`, where it is known."""
 
 
-OfTopic: TypeAlias = Changed | Shown | Answering | Answered
+OfTopic: TypeAlias = Changed | Fetched | Answering | Answered
 """What happens to a topic, and to no subscriber."""
 
 Event: TypeAlias = OfTopic | Subscribed | Acknowledged | Unsubscribed | Told | Muted | Unmuted | Closed | Held

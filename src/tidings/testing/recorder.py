@@ -14,10 +14,10 @@ from tidings.testing.history import (
     Answering,
     Changed,
     Closed,
+    Fetched,
     Held,
     History,
     Muted,
-    Shown,
     Subscribed,
     Told,
     Unmuted,
@@ -48,7 +48,7 @@ class Recorder:
             hub.unsubscribe, hub.close = self._unsubscribe, self._close  # type: ignore[method-assign]
             self._journal_append = hub.journal.append
             hub.journal.append = self._append  # type: ignore[method-assign]
-            shown = hub.news.shown
+            shown = hub.notifications.fetched
             for topic, revisions in shown._under_way.items():
                 for revision in revisions:
                     self.history.record(Answering(topic, revision))
@@ -103,7 +103,7 @@ class Recorder:
         self.history.record(Answered(topic, revision))
 
     def _show(self, topic: Topic, version: Version) -> None:
-        self.history.record(Shown(topic, version))
+        self.history.record(Fetched(topic, version))
         self._shown_note(topic, version)
 
     def _told(self, subscriber: Subscriber, name: str, notification: Notification) -> None:

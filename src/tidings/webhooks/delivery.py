@@ -21,27 +21,27 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import structs
 
-from tidings.core.frames import CURSOR_KEY, FILTER_KEY, REFETCH_KEY, Shape, write
+from tidings.core.frames import CURSOR_KEY, FILTER_KEY, REFETCH_KEY, FrameFormat, write
 from tidings.core.history import moment
 from tidings.core.model import Feature, Notification, Reason, Topic
 from tidings.core.redact import topic_name
-from tidings.core.subscriber import UNDER_WAY, Kind, Subscriber
+from tidings.core.subscriber import PENDING, ConnectionKind, Subscriber
 from tidings.errors import TidingsError
 from tidings.server.authorization import Principal
-from tidings.server.listen_options import Wish, from_any_thread
-from tidings.store.durable import SERVER, Durable, Key, Owner, Webhook
-from tidings.store.durable_connection import Visit
-from tidings.webhooks.http_client import Courier, Outcome, check_url
+from tidings.server.listen_options import ListenOptions, from_any_thread
+from tidings.store.durable import SERVER, DurableSubscription, Key, Owner, Webhook
+from tidings.store.durable_connection import DurableConnection
+from tidings.webhooks.http_client import Outcome, WebhookClient, check_url
 from tidings.webhooks.signature import check_secret, new_secret, sign
 
 if TYPE_CHECKING:
     from tidings.live import Live
 
-__all__ = ["WebhookLane"]
+__all__ = ["Webhooks"]
 
 logger = logging.getLogger(__name__)
 
-_KIND = Kind("none", "webhook")
+_KIND = ConnectionKind("none", "webhook")
 
 _LONGEST_BACKOFF = 3600.0
 """Seconds between two attempts, at most, unless the receiver asks for more."""
@@ -57,19 +57,19 @@ _AGAIN = 15.0
 """Seconds until a name is tried again that a stream has taken over."""
 
 
-class WebhookLane:
+class Webhooks:
     """All webhooks of one server, from the moment that it has an event loop."""
 
     def __init__(
         self,
         live: Live,
         *,
-        courier: Courier | None = None,
+        courier: WebhookClient | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._live = live
         policy = live.policy
-        self.courier = courier or Courier(timeout=policy.webhook_timeout, allow_private=policy.webhook_private)
+        self.courier = courier or WebhookClient(timeout=policy.webhook_timeout, allow_private=policy.webhook_private)
         self.clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._posts: dict[Key, _Post] = {}
@@ -102,7 +102,7 @@ class WebhookLane:
         secret: str | None = None,
         terms: Mapping[str, Any] | None = None,
         ttl: float | None = None,
-    ) -> Durable:
+    ) -> DurableSubscription:
         """Have changes delivered to a URL from now on, for the server itself. Under a name that is there already, it
         takes that one's place and knows what that one was told. Without a secret it keeps the one it has, or is given
         one."""
@@ -113,7 +113,7 @@ class WebhookLane:
         if secret is None:
             secret = known.webhook.secret if known is not None and known.webhook is not None else new_secret()
         longest = self._live.policy.durable_ttl
-        durable = Durable(
+        durable = DurableSubscription(
             name=name,
             owner=SERVER,
             features=tuple(map(Feature, features)),
@@ -126,7 +126,7 @@ class WebhookLane:
             raise TidingsError("a webhook has a list or a URI to watch")
         return self._live.durables.put(durable)
 
-    def revive(self, name: str, owner: Owner = SERVER) -> Durable | None:
+    def revive(self, name: str, owner: Owner = SERVER) -> DurableSubscription | None:
         """Try again now, whether or not it was given up; None if there is no such webhook."""
         durable = self._live.durables.get((owner, name))
         if durable is None or durable.webhook is None:
@@ -140,7 +140,7 @@ class WebhookLane:
     def __len__(self) -> int:
         return len(self._posts)
 
-    def _changed(self, key: Key, durable: Durable | None) -> None:
+    def _changed(self, key: Key, durable: DurableSubscription | None) -> None:
         """Called by whoever puts or removes one, on any thread and with the hub's lock: only leave a note."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._look, key)
@@ -180,7 +180,12 @@ class _Post:
     """One webhook: waiting for its time, open, or with a request under way."""
 
     def __init__(
-        self, live: Live, lane: WebhookLane, durable: Durable, webhook: Webhook, loop: asyncio.AbstractEventLoop
+        self,
+        live: Live,
+        lane: Webhooks,
+        durable: DurableSubscription,
+        webhook: Webhook,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._live = live
         self._lane = lane
@@ -188,8 +193,8 @@ class _Post:
         self._webhook = webhook
         self._loop = loop
         self._subscriber: Subscriber | None = None
-        self._visit: Visit | None = None
-        self._shape = Shape()
+        self._visit: DurableConnection | None = None
+        self._shape = FrameFormat()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
@@ -242,7 +247,7 @@ class _Post:
             if live.durables.is_connected(self._key) or self._unless_another(durable) is None:
                 self._come_back()
                 return
-            wish = Wish(live, {FILTER_KEY: durable.terms} if durable.terms else None, None, principal)
+            wish = ListenOptions(live, {FILTER_KEY: durable.terms} if durable.terms else None, None, principal)
             self._shape = wish.shape()
             asked = {"name": durable.name, "ttl": durable.ttl}
             visit = live.durables.enter(
@@ -264,7 +269,7 @@ class _Post:
         visit.watch(subscriber, is_sure=True)
         live.hub.subscribe(subscriber, *durable.features, uris=durable.uris, told=visit.told())
 
-    async def _tell_to_refetch(self, durable: Durable) -> bool:
+    async def _tell_to_refetch(self, durable: DurableSubscription) -> bool:
         """Say first of what it missed more than anybody knows; whether it has taken that."""
         live = self._live
         for _ in range(_ROUNDS):
@@ -272,7 +277,7 @@ class _Post:
                 if (now := self._unless_another(durable)) is None:
                     self._come_back()
                     return False
-                as_of, newest = live.hub.news.revision, live.hub.news.newest_content
+                as_of, newest = live.hub.notifications.revision, live.hub.notifications.newest_content
                 told, refetch = live.durables.missed(self._key)
                 # These it is told of by themselves.
                 rest = {topic: None for topic, version in told.items() if version is None}
@@ -295,7 +300,7 @@ class _Post:
         self._again(max(live.policy.min_interval, live.policy.webhook_backoff))
         return False
 
-    def _unless_another(self, durable: Durable) -> Durable | None:
+    def _unless_another(self, durable: DurableSubscription) -> DurableSubscription | None:
         """As it is now, unless somebody has put something else under its name."""
         now = self._live.durables.get(self._key)
         return now if now is not None and _what_was_put(now) == _what_was_put(durable) else None
@@ -333,7 +338,7 @@ class _Post:
     def _deliver(self, notification: Notification) -> object:
         self._handed = self._live.catalog.now()
         self._task = self._spawn(partial(self._send, notification))
-        return UNDER_WAY
+        return PENDING
 
     async def _send(self, notification: Notification) -> None:
         told = (_name(notification.topic), notification.since, notification.version)
@@ -367,10 +372,10 @@ class _Post:
         kind = frame["method"].removeprefix("notifications/").replace("/", ".")
         return _encoded(kind, happened, frame["params"])
 
-    def _message_id(self, *news: object) -> str:
+    def _message_id(self, *notifications: object) -> str:
         """The same for the same news to the same subscriber, also after a restart: receivers may tell by it that they
         have it already."""
-        told = (self._live.epoch, self._key, *news)
+        told = (self._live.epoch, self._key, *notifications)
         return f"msg_{hashlib.sha256(repr(told).encode()).hexdigest()[:32]}"
 
     def _succeed(self, notification: Notification) -> None:
@@ -443,7 +448,7 @@ class _Post:
                 self._fail(Outcome(error=f"{type(error).__name__}: {error}"))
 
 
-def _what_was_put(durable: Durable) -> tuple[object, ...]:
+def _what_was_put(durable: DurableSubscription) -> tuple[object, ...]:
     webhook = durable.webhook
     to = (webhook.url, webhook.secret, webhook.scopes) if webhook is not None else None
     return durable.features, durable.uris, durable.terms, durable.ttl, to

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import httpx2
 
-__all__ = ["Courier", "Outcome", "Resolve", "check_url", "why_not_public"]
+__all__ = ["Outcome", "Resolve", "WebhookClient", "check_url", "why_not_public"]
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def why_not_public(address: Address) -> str | None:
     return f"an address of {_OF_PROVIDERS[address]}" if address in _OF_PROVIDERS else None
 
 
-class Courier:
+class WebhookClient:
     def __init__(self, *, timeout: float, allow_private: bool = False, resolve: Resolve | None = None) -> None:
         """`allow_private` lets requests go to any address at all."""
         self._timeout = timeout

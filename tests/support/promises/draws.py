@@ -63,7 +63,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Wish:
+class ListenOptions:
     """What to watch, for how long, and with which cursors."""
 
     topics: tuple[Topic, ...]
@@ -77,7 +77,7 @@ class Plan:
 
     kind: str
     step: Step
-    wish: Wish
+    wish: ListenOptions
     other: int
 
 
@@ -95,7 +95,7 @@ steps = st.builds(
     others=st.lists(st.tuples(st.sampled_from(NAMES), texts), max_size=3, unique_by=lambda other: other[0]).map(tuple),
 )
 wishes = st.builds(
-    Wish,
+    ListenOptions,
     topics=st.lists(st.sampled_from((*Feature, *URIS, *PATTERNS)), min_size=1, max_size=4, unique=True).map(tuple),
     ttl=st.none() | seconds,
     cursors=st.lists(

@@ -17,9 +17,9 @@ from tests.support.promises.draws import (
     MOST_URIS,
     PATTERNS,
     URIS,
+    ListenOptions,
     Plan,
     Step,
-    Wish,
     filters,
     plans,
     policies,
@@ -59,14 +59,14 @@ class Machine(World):
 
     @precondition(lambda self: len(self.readers) < 8)
     @rule(kind=st.sampled_from(("open", "function", "method")), policy=policies, filter=filters, wish=wishes)
-    def come(self, kind: str, policy: Policy, filter: Filter | None, wish: Wish) -> None:
+    def come(self, kind: str, policy: Policy, filter: Filter | None, wish: ListenOptions) -> None:
         reader = Reader(self, kind, policy, filter)
         self.readers.append(reader)
         self.subscribe(reader, wish)
 
     @precondition(lambda self: self.readers)
     @rule(number=st.integers(0, 9), wish=wishes)
-    def ask_for_more(self, number: int, wish: Wish) -> None:
+    def ask_for_more(self, number: int, wish: ListenOptions) -> None:
         self.subscribe(self.reader(number), wish)
 
     @precondition(lambda self: self.readers)
@@ -136,9 +136,9 @@ class Machine(World):
             return
         known = self.hub.known(reader.subscriber)
         self.a_bookmark_is_what_its_reader_knows(reader, known)
-        cursor = Cursor("here", known, self.hub.news.revision)
+        cursor = Cursor("here", known, self.hub.notifications.revision)
         assert Cursor.parse(cursor.as_json()) == cursor
-        held = {uri: known.get(uri, self.hub.news.version(uri)) for uri in URIS}
+        held = {uri: known.get(uri, self.hub.notifications.version(uri)) for uri in URIS}
         paths = tuple(reader.paths)
         self.close(reader)
         for step in meanwhile:
@@ -147,7 +147,7 @@ class Machine(World):
         self.nothing_is_missed(paths, held, told, refetch if epoch == "here" else URIS)
         successor = Reader(self, "open", reader.policy, reader.filter)
         self.readers.append(successor)
-        self.subscribe(successor, Wish(paths, None, ()), told)
+        self.subscribe(successor, ListenOptions(paths, None, ()), told)
 
     def nothing_is_missed(
         self,
@@ -161,7 +161,7 @@ class Machine(World):
         for path in paths:
             index.add(anyone, path, index.compiled([path] if isinstance(path, str) else []))
         for uri, version in held.items():
-            differs = version is None or version.digest != self.hub.news.version(uri).digest
+            differs = version is None or version.digest != self.hub.notifications.version(uri).digest
             if differs and not refetch and index.is_watching(anyone, index.paths(uri)):
                 assert uri in told, f"{uri} changed, and it is not told"
                 assert told[uri] is None or version is None or told[uri].digest == version.digest  # type: ignore[union-attr]

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
-from tests.support.promises.draws import ALIEN, URIS, Plan, Wish
+from tests.support.promises.draws import ALIEN, URIS, ListenOptions, Plan
 from tests.support.readers import Clock
 from tidings import (
     BUSY,
@@ -215,14 +215,16 @@ class World(RuleBasedStateMachine):
             case "subscribe other":
                 gone = {topic for ended, topic in self.ended if ended is other}
                 topics = tuple(topic for topic in plan.wish.topics if topic not in gone)
-                self.subscribe(other, Wish(topics, plan.wish.ttl, plan.wish.cursors))
+                self.subscribe(other, ListenOptions(topics, plan.wish.ttl, plan.wish.cursors))
             case "wake other":
                 self.wake(other)
             case "tick":
                 self.hub.tick()
         return None
 
-    def subscribe(self, reader: Reader, wish: Wish, cursor: Mapping[Topic, Version | None] | None = None) -> None:
+    def subscribe(
+        self, reader: Reader, wish: ListenOptions, cursor: Mapping[Topic, Version | None] | None = None
+    ) -> None:
         if reader.closed is not None:
             return
         told = dict(cursor or {})
@@ -235,7 +237,7 @@ class World(RuleBasedStateMachine):
                 known = version is not None and version.digest in self.snapshots
                 reader.lists[feature] = dict(self.snapshots[version.digest]) if version is not None and known else None
             elif feature in wish.topics and feature not in watching:
-                reader.lists[feature] = dict(self.snapshots[self.hub.news.version(feature).digest])
+                reader.lists[feature] = dict(self.snapshots[self.hub.notifications.version(feature).digest])
         for topic in wish.topics:
             reader.paths[topic] = None if wish.ttl is None else self.clock.now + wish.ttl
         features = [topic for topic in wish.topics if isinstance(topic, Feature)]
