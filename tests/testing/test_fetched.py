@@ -124,7 +124,7 @@ def test_a_server_whose_clients_list_all_the_time_is_checked_all_the_same(
     monkeypatch: pytest.MonkeyPatch, is_sound: bool
 ) -> None:
     if not is_sound:
-        monkeypatch.setattr("tidings.core.fetched.Shown.has_other", lambda self, topic, now, since: True)
+        monkeypatch.setattr("tidings.core.fetched.FetchedVersions.has_other", lambda self, topic, now, since: True)
     live = Live(MCPServer("lists"))
     recorder = Recorder(live.hub)
     reader = live.hub.open(lambda _: BUSY, label="slow")
