@@ -1,11 +1,11 @@
-"""The core's figures, each against what it is compared with, in one run: `make bench`.
+"""Measure the core, as ratios and against its targets: `make bench`.
 
-CPU time of this thread, not wall time: the machines are shared, and what is asked is the cost. Both sides of a ratio
-take turns within each round, in alternating order, so that a slow moment of the machine hits both; a figure is the
-ratio of the medians, its spread the middle half of the rounds. Collections of garbage are held off while a ratio is
-taken (as `timeit` does) and left on for rates and times, which a user would see with them.
+It measures CPU time of this thread, not wall time, because machines are shared. Both sides of a ratio take turns in
+each round, in alternating order, so that slow phases of the machine affect both. A figure is the ratio of the medians;
+its spread is the middle half of the rounds. For ratios, the garbage collector is off, as in `timeit`. For rates and
+times it is on, as for a user.
 
-Not a load test: nothing here touches a socket.
+This is not a load test: it uses no socket.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from time import perf_counter, thread_time
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # as a script, it is not in its package
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `bench` and `tidings`, when run as a script
 
 from bench.measuring import (
     Row,
@@ -44,9 +44,9 @@ from tidings.server.uri_templates import read_template
 
 FEATURES = ("tools", "prompts", "resources")
 LISTEN = FrameFormat(is_sse=True, is_tagged=True)
-"""What a listen stream gets."""
+"""The form of notifications on a listen stream."""
 
-# What is measured
+# Figures
 
 
 def tool(number: int) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def callbacks(number: int) -> list[Callable[[Notification], object]]:
 
 
 def writers(number: int) -> list[Callable[[Notification], object]]:
-    """Callbacks that each put their own frame where a lane would send it: the encoded parts, and the id between."""
+    """Return callbacks that each write a frame with their own id, as a transport does."""
     wire: deque[bytes] = deque(maxlen=1)
 
     def one(tag: bytes, send: Callable[[bytes], None] = wire.append) -> Callable[[Notification], object]:
@@ -85,7 +85,7 @@ def writers(number: int) -> list[Callable[[Notification], object]]:
 
 
 def add_costs(scale: Scale) -> Iterator[Row]:
-    """A catalog of tools that ten subscribers watch, at two sizes."""
+    """Measure a catalog of tools with ten subscribers, at two sizes."""
     serial = count(1_000_000)
     catalogs = []
     for size in (100, scale.of(10_000)):
@@ -94,7 +94,7 @@ def add_costs(scale: Scale) -> Iterator[Row]:
         for callback in callbacks(10):
             hub.subscribe(callback, *FEATURES)
         catalog.tools.replace(tool(number) for number in range(size))
-        # The journals are full on both sides, or else only the larger would pay for forgetting.
+        # Fill the journals of both sides; otherwise only the larger would pay for dropping changes.
         while len(hub.journal) < hub.policy.journal_changes:
             catalog.tools.remove(catalog.tools.add(tool(next(serial)))[0].key)
         catalogs.append(catalog)
@@ -126,7 +126,7 @@ def add_costs(scale: Scale) -> Iterator[Row]:
 
 
 def watched(uris: Iterable[str], uri: str) -> Catalog:
-    """A catalog with subscriptions to all of `uris`, a thousand to a subscriber, and one to `uri`."""
+    """Return a catalog with subscriptions to all of `uris`, a thousand per subscriber, and one to `uri`."""
     catalog = Catalog()
     hub = Hub(catalog, templates=read_template)
     names = list(uris)
@@ -157,15 +157,15 @@ FAMILIES = {
     "board://b#/{task}{?page}": "board://b/7?page=1",
     "board://{sprint}/t#{?page}": "board://7/t?page=1",
     "files://{+path}/x#": "files://a/b/x",
-    # Texts of many lengths, at one end or at both.
+    # Literal texts of many lengths, at one end or at both.
     "file:///logs/@-*.log": "file:///logs/nn-x.log",
     "file:///**/@.log": "file:///logs/nn.log",
     "file:///logs/@-*-@.log": "file:///logs/nn-x-nn.log",
-    # Told apart only by what stands between two wildcards.
+    # They differ only between two wildcards.
     "log://*-#-*": "log://a-b-c",
     "log://**/x#/**": "log://a/x/b",
 }
-"""Patterns and a URI that nearly matches all of them and matches none. `#` stands for a number, `@` for a name of 1 to
+"""Patterns, each with a URI that nearly matches them and matches none. `#` stands for a number, `@` for a name of 1 to
 30 letters with a number."""
 
 
@@ -173,7 +173,7 @@ def patterns(family: str, size: int) -> list[str]:
     def name(number: int) -> str:
         return "n" * (number % 30 + 1) + str(number)
 
-    # The second name has a length of its own, or there would be only 30 pairs of lengths.
+    # The second name has another length; otherwise there would be only 30 pairs of lengths.
     return [
         family.replace("#", str(number)).replace("@", name(number), 1).replace("@", name(number // 30))
         for number in range(size)
@@ -203,9 +203,9 @@ def update_costs(scale: Scale) -> Iterator[Row]:
 
 
 def subscribe_costs(scale: Scale) -> Iterator[Row]:
-    """One more callback comes and goes."""
+    """Measure subscribing and unsubscribing a callback."""
 
-    def come_and_go(hub: Hub, number: int = 200) -> Sample:
+    def subscribe_and_unsubscribe(hub: Hub, number: int = 200) -> Sample:
         newcomers = callbacks(number)
 
         def sample() -> float:
@@ -225,7 +225,7 @@ def subscribe_costs(scale: Scale) -> Iterator[Row]:
             hub.subscribe(callback, *FEATURES)
         hubs.append(hub)
     few, many = hubs
-    values, note = compare(scale, come_and_go(few), come_and_go(many))
+    values, note = compare(scale, subscribe_and_unsubscribe(few), subscribe_and_unsubscribe(many))
     figure = f"subscribe and unsubscribe, {len(many):,} subscribers over {len(few)}"
     yield row("subscribe", figure, values, note=note, most=1.5)
 
@@ -267,9 +267,9 @@ def subscriber_memory(scale: Scale) -> Iterator[Row]:
 
 
 def mailbox_memory(scale: Scale) -> Iterator[Row]:
-    """One subscriber that takes a single notification and then no more, while thirteen topics change in turn."""
+    """Measure the mailbox of a subscriber that takes one notification and no more, while thirteen topics change."""
     total = scale.of(1_000_000)
-    catalog = Catalog(Policy(journal_changes=10))  # full before the first look, so that its filling is no growth
+    catalog = Catalog(Policy(journal_changes=10))  # full before the first measurement, so that it does not grow
     hub = Hub(catalog)
     uris = [f"board://sprint/{number:02}" for number in range(10)]
     subscriber = hub.subscribe(lambda notification: BUSY, *FEATURES, uris=uris)
@@ -302,7 +302,7 @@ def allocated() -> int:
 
 
 def size_of(root: object) -> int:
-    """All that hangs off an object, but for what the hub, types and modules have anyway."""
+    """Return the bytes of an object and everything that it refers to, except the hub, types and modules."""
     seen: dict[int, object] = {}
     waiting: list[object] = [root]
     while waiting:
@@ -386,7 +386,7 @@ def removal(scale: Scale) -> Iterator[Row]:
         return thread_time() - start
 
     def bare() -> float:
-        """What no bookkeeping could do without: the entries of three features and of the list of subscribers."""
+        """Delete the entries of three features and of the list of subscribers: the least that any hub has to do."""
         keys = callbacks(number)
         indexes = [dict.fromkeys(keys) for _ in range(4)]
         start = thread_time()
@@ -411,8 +411,8 @@ FIGURES = (add_costs, update_costs, subscribe_costs, subscriber_memory, mailbox_
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Measure the core, as ratios and against its targets.")
-    parser.add_argument("--rounds", type=int, help="how often both sides of a figure take turns (15)")
-    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: whether it works, not how fast")
+    parser.add_argument("--rounds", type=int, help="number of rounds (15)")
+    parser.add_argument("--quick", action="store_true", help="check that it works; the figures mean nothing")
     parser.add_argument("--json", action="store_true", help="for scripts")
     options = parser.parse_args(arguments)
     if options.rounds is not None and options.rounds < 1:
@@ -426,7 +426,7 @@ def main(arguments: list[str] | None = None) -> None:
         built = "with PGO" if about["pgo"] else "without PGO"
         print(f"{about['python']} ({built}), {about['system']}, {about['cores']} cores; {scale.rounds} rounds")
         if options.quick:
-            print("A quick run: sizes are not those that the targets are about.")
+            print("A quick run: the sizes are smaller than those of the targets.")
         print(f"{'figure':<55} {'median':>13}  {'middle half':<21} target")
     for figure in FIGURES:
         for found in figure(scale):

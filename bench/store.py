@@ -1,10 +1,9 @@
-"""What it costs to remember: a change with the store on and off, side by side, and the file after a million changes.
+"""Compare a change with and without the store, and measure the file over a million changes.
 
     python bench/store.py [--quick] [--changes N] [--json]
 
-CPU of the whole process, the thread that writes included: what is asked is the cost, wherever it falls. The sides take
-turns. The clock of a round ends when the last batch is written. Every row prints the ratio, with its spread over the
-rounds.
+It measures CPU of the whole process, including the writer thread. The sides take turns. A round ends when its last
+batch is written. Each row has the ratio, with its spread over the rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any
 
 from mcp.server import MCPServer
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # as a script, it is not in its package
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `bench` and `tidings`, when run as a script
 
 from bench.measuring import Row, middle, no_collections, ratio, row
 from tidings import Feature, Notification, Policy
@@ -36,7 +35,7 @@ from tidings.store.sqlite import SQLiteStore, peek
 
 TARGET = 1.3
 DURABLES = 300
-"""Durable readers, where they are what is measured."""
+"""Number of durable subscribers, for their figures."""
 MOST_EACH = 3.0
 """Microseconds that each of them may add to a change."""
 SHAPE = FrameFormat(is_sse=True, is_tagged=True)
@@ -57,7 +56,7 @@ def definition(number: int, edition: int) -> dict[str, Any]:
 
 
 class Side:
-    """A live server with so many readers, durable or not, and a store or none."""
+    """A live server with subscribers, durable or not, and with or without a store."""
 
     def __init__(self, store: Store | Path | None, readers: int, *, is_durable: bool = False, **policy: Any) -> None:
         self.live = Live(MCPServer("bench", log_level="ERROR"), store=store, policy=Policy(**policy))
@@ -103,8 +102,8 @@ class Side:
             resources.updated(f"file:///notes/{number % 1000}.md", etag=str(next(edition)))
 
     def timed(self, work: Callable[[int], None], changes: int, batch: int | None = None) -> tuple[float, float]:
-        """CPU of the process and of this thread, in seconds for one change. So many are written at a time, at least:
-        the thread that writes may come before."""
+        """Return the CPU seconds of the process and of this thread, per change. At most `batch` changes are written at
+        a time; the writer thread may write earlier."""
         start, here = process_time(), 0.0
         for done in range(0, changes, batch or changes):
             began = thread_time()
@@ -115,7 +114,7 @@ class Side:
 
 
 def in_turns(sides: list[Side], name: str, rounds: int, changes: int, batch: int | None = None) -> list[Times]:
-    """What one change took in each round, for each side."""
+    """Return the CPU of one change in each round, for each side."""
     works = [getattr(side, f"change_{name}") for side in sides]
     times: list[Times] = [[] for _ in sides]
     with no_collections():
@@ -188,8 +187,8 @@ class MeasuredStore(SQLiteStore):
 
 
 def many(folder: Path, changes: int, durables: int = 0) -> list[Row]:
-    """The bounds of journal and file over very many changes, with the policy's own defaults but for the time. With
-    durable readers, it is also written what they were told: every tenth of a second, in place of every half minute."""
+    """Measure journal and file over very many changes. With durable subscribers, what they were told is written every
+    tenth of a second instead of every half minute."""
     path = folder / f"many-{durables}.db"
     store = MeasuredStore(path)
     side = Side(store, durables, is_durable=True, journal_changes=2_000, write_deadline=0.05, keep_alive=0.05)
@@ -213,7 +212,7 @@ def many(folder: Path, changes: int, durables: int = 0) -> list[Row]:
     kept = len(peek(path).journal)
     rate = f"{changes:,} changes in {took:.1f} s"
     largest, growth = max(halves), halves[1] / halves[0]
-    is_telling = changes >= (100_000 if durables else 200_000)  # else the log is not full in the first half
+    is_telling = changes >= (100_000 if durables else 200_000)  # with fewer, the log is not full in the first half
     key, who = (
         ("store_durable", f"{changes:,} changes, {durables} durable readers")
         if durables
@@ -232,7 +231,7 @@ def many(folder: Path, changes: int, durables: int = 0) -> list[Row]:
 
 
 def lone(folder: Path, times: int) -> Row:
-    """What one change by itself costs, since it is a transaction by itself."""
+    """Measure one change alone, which is one transaction."""
     side = Side(folder / "lone.db", 0)
     side.live.keeper.flush(60)
     taken = [side.timed(side.change_tools, 1)[0] for _ in range(times)]
@@ -243,11 +242,11 @@ def lone(folder: Path, times: int) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, and 40,000 changes in place of a million")
-    parser.add_argument("--changes", type=int, help="for the bounds; 1,000,000 unless told")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, and 40,000 changes instead of a million")
+    parser.add_argument("--changes", type=int, help="number of changes for the size of the file (1,000,000)")
     parser.add_argument("--json", action="store_true", dest="as_json")
     options = parser.parse_args()
-    logging.basicConfig(level=logging.ERROR)  # or the SDK sets up its own, which would be what is measured
+    logging.basicConfig(level=logging.ERROR)  # otherwise the SDK sets up its own handler, which is slow
     rounds, changes = (5, 4_000) if options.quick else (15, 10_000)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,17 +1,17 @@
-"""What it costs to be seen: one delivery with telemetry over one without, side by side: `python bench/telemetry.py`.
+"""Compare the cost of a delivery with and without telemetry: `python bench/telemetry.py`.
 
-Four servers in one process, each with as many listen streams, opened through its whole ASGI app; each stream's bytes
-go through a real TCP socket. CPU time of this thread, the ratio of the medians. Without uvicorn, whose part is the same
-for all and would only make the ratios smaller.
+Four servers run in one process, with the same number of listen streams, opened through the whole ASGI app. The bytes of
+each stream go through a real TCP socket. The figure is the ratio of the medians of the CPU time of this thread. There
+is no uvicorn: its cost is the same for all servers, and would only make the ratios smaller.
 
-Sockets that were just written to cost more to write to again, so who runs after whom matters by more than what is
-measured. The servers take turns in an order in which each runs in each place, and after each other one, equally often;
-and one of them is there twice, to show what the ratio of the same with the same is.
+Writing to a socket again soon after a write costs more. So the order of the servers matters more than telemetry does:
+each server runs in each position, and after each other server, equally often. One of them is there twice; the ratio of
+the two shows the precision.
 
-* *without*: the same source with every line taken out that counts or observes, and telemetry switched off; twice;
-* *counted*: as it comes, with no SDK of OpenTelemetry in the process;
-* *exported*: with one, spans and metrics serialized as for a collector. What a collection of metrics costs, which
-  happens once a minute, stands by itself.
+* *without*: the same source without the lines that count or observe, and with telemetry off; twice;
+* *counted*: the normal server, without an OpenTelemetry SDK in the process;
+* *exported*: with an SDK; spans and metrics are serialized as for a collector. A collection of metrics, which happens
+  once a minute, has its own figure.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # as a script, it is not in its package
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `bench` and `tidings`, when run as a script
 
 from bench.measuring import Row, Scale, machine, middle, no_collections, ratio, row, written
 from tidings import Live
@@ -48,11 +48,11 @@ from tidings.core.delivery import FanOut
 from tidings.telemetry import Telemetry
 
 ORDERS = ((0, 1, 3, 2), (1, 2, 0, 3), (2, 3, 1, 0), (3, 0, 2, 1))
-"""Each in each place once, and after each other one once."""
+"""Orders in which each server runs once in each position, and once after each other server."""
 
 
 class Encoding(SpanExporter):
-    """What an exporter does, up to the network."""
+    """Encode spans as an exporter does, and send nothing."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         encode_spans(spans).SerializeToString()
@@ -102,7 +102,7 @@ class Seen:
                 pass
 
     def sample(self) -> float:
-        """The CPU time of a change, and of telling everybody. One at a time, so that all have the same bad moments."""
+        """Return the CPU time of one change and its delivery."""
         start = thread_time()
         self._round += 1
         self.live.tools.update("note", description=f"The {self._round}th.")
@@ -113,7 +113,7 @@ class Seen:
         return taken
 
     def strip(self) -> None:
-        """Take out what counts and observes, of what a fan-out runs through."""
+        """Remove the lines that count and observe from the functions of a fan-out."""
         fan_out: Any = self.live.hub._fan_out
         for name in ("publish", "_hand_round"):
             setattr(fan_out, name, MethodType(stripped(getattr(FanOut, name)), fan_out))
@@ -182,7 +182,7 @@ def _sees(node: ast.AST) -> bool:
 
 
 def stripped(function: FunctionType) -> FunctionType:
-    """The same function without the lines that count or observe, made from its own source."""
+    """Return the function without the lines that count or observe, compiled from its source."""
     tree = _Stripper().visit(ast.parse(textwrap.dedent(inspect.getsource(function))))
     assert not _sees(tree), ast.unparse(tree)
     scope = dict(function.__globals__)
@@ -232,7 +232,7 @@ async def measure(scale: Scale) -> list[Row]:
                 0 if server in (servers[0], servers[3]) else server._round * streams
             )
     finally:
-        for server in reversed(servers):  # one lifespan is inside the other
+        for server in reversed(servers):  # the lifespans are nested
             await server.close()
         provider.shutdown()
     return rows
@@ -240,10 +240,8 @@ async def measure(scale: Scale) -> list[Row]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="What telemetry adds to the cost of a delivery.")
-    parser.add_argument(
-        "--rounds", type=int, default=0, help="how often the servers take turns, a multiple of four (400)"
-    )
-    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: whether it works, not how fast")
+    parser.add_argument("--rounds", type=int, default=0, help="number of rounds, a multiple of four (400)")
+    parser.add_argument("--quick", action="store_true", help="check that it works; the figures mean nothing")
     parser.add_argument("--json", action="store_true", help="for scripts")
     options = parser.parse_args(arguments)
     scale = Scale(rounds=options.rounds or (3 if options.quick else 400), part=50 if options.quick else 1)

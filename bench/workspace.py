@@ -1,7 +1,7 @@
-"""How soon a folder's changes are heard, and what they cost: `python bench/workspace.py [--json] [--quick]`.
+"""Measure the folder server: `python bench/workspace.py [--json] [--quick]`.
 
-Real `tidings serve` processes, real clients. The figures of the shell framework that folders were served with before
-are those of its own machine, from the requirements; everything else is measured here, in one run.
+It runs real `tidings serve` processes with real clients. The figures of the shell framework come from the requirements
+and from another machine; everything else is measured here, in one run.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ async def served(root: Path) -> AsyncIterator[tuple[str, int]]:
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds of CPU that a process has used."""
+    """Return the CPU seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def latencies(url: str, root: Path, rounds: int, *, is_busy: bool) -> list[float]:
-    """Milliseconds from a file's change to the notification at a client that does nothing but listen."""
+    """Return the milliseconds from file changes to their notifications, at a client that only listens."""
     heard: asyncio.Queue[float] = asyncio.Queue()
 
     async def on_message(message: Any) -> None:
@@ -101,7 +101,7 @@ async def latencies(url: str, root: Path, rounds: int, *, is_busy: bool) -> list
 
 
 async def heard_times(rounds: int) -> float:
-    """The median of `latencies` with 1,000 tools, while another client lists."""
+    """Return the median of `latencies` with 1,000 tools, while another client requests lists."""
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         fill(root, 1000)
@@ -110,7 +110,7 @@ async def heard_times(rounds: int) -> float:
 
 
 async def cost_of_a_change(tools: int, rounds: int) -> float:
-    """Milliseconds of the server's CPU for one change."""
+    """Return the milliseconds of server CPU per change."""
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         fill(root, tools)
@@ -122,7 +122,7 @@ async def cost_of_a_change(tools: int, rounds: int) -> float:
 
 
 class Pipe:
-    """A legacy session on a process's standard input and output."""
+    """A legacy session over stdio."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -140,7 +140,7 @@ class Pipe:
         return result
 
     async def look(self) -> None:
-        """What a client of the modern era does first."""
+        """Send the first request of a modern client."""
         meta = {
             "io.modelcontextprotocol/protocolVersion": "2026-07-28",
             "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
@@ -175,20 +175,20 @@ async def piped(*command: str, env: dict[str, str] | None = None) -> AsyncIterat
 
 
 def bytecode_in(place: str) -> dict[str, str]:
-    """An environment in which both have their bytecode, as whatever is installed has it: from a folder of this run."""
+    """Return an environment in which both servers have cached bytecode, as installed packages have."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return env | {"PYTHONPYCACHEPREFIX": place}
 
 
 def children_cpu() -> float:
-    """Milliseconds of CPU of all processes that have ended."""
+    """Return the CPU milliseconds of all ended child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (used.ru_utime + used.ru_stime) * 1000
 
 
 async def start_times(rounds: int) -> dict[str, float]:
-    """Milliseconds from the start of a process to its first answers, and of CPU: ours, and a bare server of the SDK's.
-    In turns, so that a slow moment of the machine hits both; the first of each compiles, and does not count."""
+    """Return milliseconds from process start to the first responses, and CPU, of Tidings and of a bare SDK server. Both
+    take turns, so that slow phases of the machine affect both. The first run of each compiles and does not count."""
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory() as cache:
         fill(Path(place), 10)
@@ -260,10 +260,8 @@ async def rows(quick: bool, rounds: int) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument(
-        "--quick", action="store_true", help="fewer rounds and smaller folders; its figures mean nothing"
-    )
-    parser.add_argument("--rounds", type=int, help="how often each is measured (60)")
+    parser.add_argument("--quick", action="store_true", help="check that it works; the figures mean nothing")
+    parser.add_argument("--rounds", type=int, help="number of rounds (60)")
     options = parser.parse_args()
     found = asyncio.run(rows(options.quick, options.rounds or (10 if options.quick else 60)))
     if options.json:

@@ -73,7 +73,7 @@ def test_table_has_a_line_for_each_figure_and_says_that_a_quick_run_proves_nothi
     printed = capsys.readouterr().out
     for figure in ("add, ", "updated, ", "memory of ", "mailbox ", "fan-out ", "removing "):
         assert any(line.startswith(figure) for line in printed.splitlines()), figure
-    assert "sizes are not those that the targets are about" in printed
+    assert "the sizes are smaller than those of the targets" in printed
 
 
 def test_rounds_below_one_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
