@@ -14,7 +14,7 @@ import os
 import secrets
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -128,7 +128,6 @@ class Live:
             alarm=self._alarm.ring_at,
             first=first,
             last=last,
-            follow=False,
         )
         self.durables = DurableSubscriptions(self.hub, state.durables.values(), rouse=self.keeper.rouse)
         """Subscriptions that outlive their connections."""
@@ -160,10 +159,10 @@ class Live:
         """Whether a reading is under way that has already taken too long for anybody to wait for."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._left_out: set[str] = set()
-        self._outbox: deque[tuple[Change, ...]] = deque()
+        self._has_list_change = False
         self.keeper.observer = self.hub.observer
         self.keeper.follow(self.catalog, journal, self.durables, self.failures)
-        self.catalog.follow(self._publish)
+        self.catalog.publisher = self._publish
         self.bookmarks = Bookmarks(self.policy.keep_alive)
         self.splice: LegacyStreams = LegacyStreams(self)
         self.listen: ListenStreams = ListenStreams(self)
@@ -481,15 +480,15 @@ class Live:
 
     def _publish(self, changes: tuple[Change, ...]) -> None:
         """Hand a commit to the hub, on the thread of the event loop once there is one."""
-        self._outbox.append(changes)
+        self.hub.enqueue(changes)
+        self._has_list_change |= len(changes) > 1 or not isinstance(changes[0].topic, str)
         if threading.get_ident() == self._thread or self._loop is None or self._loop.is_closed():
             self._drain()
         else:
             self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
-        while self._outbox:
-            self.hub.publish(changes := self._outbox.popleft())
-            is_list = len(changes) > 1 or not isinstance(changes[0].topic, str)
-            if is_list and self._loop is not None and self._loop.is_running():
-                self.lists.changed()
+        self.hub.publish_queued()
+        if self._has_list_change and self._loop is not None and self._loop.is_running():
+            self._has_list_change = False
+            self.lists.changed()

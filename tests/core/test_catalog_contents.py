@@ -246,23 +246,6 @@ def test_a_sink_that_fails_is_logged_and_harms_neither_the_others_nor_the_caller
     assert "broken sink" in caplog.text
 
 
-def test_a_sink_that_changes_the_catalog_is_heard_by_all_in_the_same_order(catalog: Catalog) -> None:
-    before: Published = []
-    after: Published = []
-
-    def meddler(changes: tuple[Change, ...]) -> None:
-        if changes[0].key == "a":
-            catalog.tools.add({"name": "b"})
-
-    catalog.follow(before.append)
-    catalog.follow(meddler)
-    catalog.follow(after.append)
-    catalog.tools.add({"name": "a"})
-
-    assert before == after
-    assert [summary(changes) for changes in after] == [[(ADDED, "a")], [(ADDED, "b")]]
-
-
 def test_a_sink_that_was_stopped_hears_nothing_more(catalog: Catalog) -> None:
     heard: Published = []
     stop = catalog.follow(heard.append)

@@ -234,7 +234,8 @@ def test_a_filter_that_hides_all_of_it_stays_silent(kind: str) -> None:
 
 def test_a_subscriber_ahead_of_what_was_published_is_told_too() -> None:
     catalog = Catalog()
-    hub = Hub(catalog, follow=False)
+    hub = Hub(catalog)
+    catalog.publisher = None
     commits: list[Any] = []
     catalog.follow(commits.append)
     heard: list[Notification] = []

@@ -188,7 +188,8 @@ def test_too_many_uris_are_refused_whole_and_the_message_names_the_knob(catalog:
 
 
 def test_a_hub_that_does_not_follow_its_catalog_tells_what_is_published_to_it(catalog: Catalog, reader: Reader) -> None:
-    hub = Hub(catalog, follow=False)
+    hub = Hub(catalog)
+    catalog.publisher = None
     other = Reader()
 
     def publisher(notification: Notification) -> None:

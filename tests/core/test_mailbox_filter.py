@@ -125,7 +125,8 @@ def test_who_must_refetch_is_told_so_though_its_filter_rules_out_what_changed() 
     catalog = Catalog()
     unpublished: list[tuple[Change, ...]] = []
     catalog.follow(unpublished.append)
-    hub = Hub(catalog, follow=False)
+    hub = Hub(catalog)
+    catalog.publisher = None
     heard: list[Notification] = []
     catalog.tools.add({"name": "other"})
     subscriber = hub.open(heard.append, filter=Filter(names=["mine"]))

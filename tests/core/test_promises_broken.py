@@ -109,13 +109,13 @@ def tell_the_newest_commit_first(patch: pytest.MonkeyPatch) -> None:
         def popleft(self) -> Any:
             return self.pop()
 
-    begin = Catalog.__init__
+    begin = Hub.__init__
 
-    def begin_with_a_stack(self: Catalog, *args: Any, **options: Any) -> None:
+    def begin_with_a_stack(self: Hub, *args: Any, **options: Any) -> None:
         begin(self, *args, **options)
         self._outbox = Stack()
 
-    patch.setattr(Catalog, "__init__", begin_with_a_stack)
+    patch.setattr(Hub, "__init__", begin_with_a_stack)
 
 
 def not_remember_what_was_told(patch: pytest.MonkeyPatch) -> None:

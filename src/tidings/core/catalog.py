@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -52,6 +51,9 @@ class Catalog:
         self.life = life
         self.trace: Callable[[], Mapping[str, str] | None] | None = None
         """Asked at each commit which trace caused it; it must not raise."""
+        self.publisher: Sink | None = None
+        """Called with each commit after all followers: the hub, or the bridge that calls the hub on the event loop. It
+        may change the catalog in turn, and queues the commits that result from it."""
         self.lock = threading.RLock()
         self.tools = Items(self, Feature.TOOLS)
         self.prompts = Items(self, Feature.PROMPTS)
@@ -59,8 +61,6 @@ class Catalog:
         self._clock = clock
         self._revision = 0
         self._sinks: tuple[Sink, ...] = ()
-        self._outbox: deque[tuple[Change, ...]] = deque()
-        self._sending = False
         self._features: dict[Feature, Items] = {
             each.feature: each for each in (self.tools, self.prompts, self.resources)
         }
@@ -83,7 +83,9 @@ class Catalog:
         return self._clock()
 
     def follow(self, sink: Sink) -> Callable[[], None]:
-        """Call `sink` with the changes of every commit from now on; returns how to stop it."""
+        """Call `sink` with the changes of every commit from now on; return a function that stops this.
+
+        A sink must not change the catalog."""
         with self.lock:
             self._sinks += (sink,)
 
@@ -129,27 +131,14 @@ class Catalog:
         for items in self._features.values():
             if items.is_touched:
                 items._net(now, changes)
-        if changes:
-            self._outbox.append(tuple(changes))
-        # A sink may itself change the catalog. Its commit waits here, so that all sinks hear all in the same order.
-        if self._sending:
+        if not changes:
             return
-        self._sending = True
-        ending: BaseException | None = None
-        try:
-            while self._outbox:
-                published = self._outbox.popleft()
-                for sink in self._sinks:
-                    try:
-                        sink(published)
-                    except Exception:  # whoever changed the catalog must not pay for a sink's defect
-                        logger.exception("a sink of the catalog failed; going on")
-                    except BaseException as error:  # ends the program, once every sink has heard of every commit
-                        ending = error
-        finally:
-            self._sending = False
-        if ending is not None:
-            raise ending
+        published = tuple(changes)
+        for sink in self._sinks if self.publisher is None else (*self._sinks, self.publisher):
+            try:
+                sink(published)
+            except Exception:  # a defect of a sink must not fail the call that changed the catalog
+                logger.exception("a sink of the catalog failed; going on")
 
 
 class Batch:

@@ -56,9 +56,9 @@ class Hub:
         first: Callable[[Topic], None] | None = None,
         last: Callable[[Topic], None] | None = None,
         alarm: Callable[[float], None] | None = None,
-        follow: bool = True,
     ) -> None:
-        """With `follow`, every commit of the catalog is published at once, in the thread that made it."""
+        """Every commit of the catalog is published immediately, in the thread that made it, unless the catalog is given
+        another `publisher` afterwards."""
         self.catalog = catalog
         self.policy = policy or catalog.policy
         self.notifications = Notifications(catalog, self.policy, journal)
@@ -87,8 +87,7 @@ class Hub:
         self._woken: dict[Subscriber, None] = {}
         """Who can be told again, but only when all have heard of the change that is being told."""
         self._fan_out = FanOut(self, self._index)
-        if follow:
-            catalog.follow(self.publish)
+        catalog.publisher = self.publish
 
     # Subscribing
 
@@ -257,9 +256,18 @@ class Hub:
     # Telling
 
     def publish(self, changes: tuple[Change, ...]) -> None:
-        """Take in one commit of the catalog. A subscriber's own changes wait until all have heard of this one."""
+        """Deliver one commit of the catalog, after those that are queued."""
+        self.enqueue(changes)
+        self.publish_queued()
+
+    def enqueue(self, changes: tuple[Change, ...]) -> None:
+        """Queue one commit of the catalog. The caller then has `publish_queued` called on the thread of its choice."""
+        self._outbox.append(changes)
+
+    def publish_queued(self) -> None:
+        """Deliver the queued commits in order. Commits made by a subscriber meanwhile wait until all subscribers have
+        been notified of the present one."""
         with self._lock:
-            self._outbox.append(changes)
             if self._publishing:
                 return
             self._publishing = True

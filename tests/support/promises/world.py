@@ -154,7 +154,9 @@ class World(RuleBasedStateMachine):
         self.is_late = False
         """Whether time passed without a tick."""
         self.catalog.follow(self.committed)
-        self.hub = Hub(self.catalog, clock=self.clock, follow=follows, first=self.first, last=self.last)
+        self.hub = Hub(self.catalog, clock=self.clock, first=self.first, last=self.last)
+        if not follows:
+            self.catalog.publisher = None
         self.recorder = Recorder(self.hub)
 
     def committed(self, changes: tuple[Change, ...]) -> None:
