@@ -18,7 +18,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
-from tests.support.command import DEADLINE, HELLO, Told, drop, serving
+from tests.support.command import DEADLINE, HELLO, Notifications, replace_file, serving
 
 ROOT = Path(__file__).parent.parent
 
@@ -122,12 +122,12 @@ def test_serve_works_without_extras(environment: Path, tmp_path: Path, monkeypat
     subprocess.run([environment / "tidings", "new", folder], check=True, timeout=DEADLINE)
 
     async def scenario() -> None:
-        told = Told()
+        told = Notifications()
         async with serving(folder) as server, Client(server.url, message_handler=told) as client:
             assert {"greet", "today", "report"} <= {tool.name for tool in (await client.list_tools()).tools}
             assert not (await client.call_tool("today")).is_error
             async with client.listen(tools_list_changed=True):
-                drop(folder / "tools" / "hello.py", HELLO)
+                replace_file(folder / "tools" / "hello.py", HELLO)
                 await told.until("notifications/tools/list_changed")
             assert (await client.call_tool("hello")).content[0].text == "hello"  # type: ignore[union-attr]
 
@@ -141,7 +141,7 @@ def test_live_works_without_extras(environment: Path, tmp_path: Path, monkeypatc
     script.write_text(SERVER)
 
     async def scenario() -> None:
-        told = Told()
+        told = Notifications()
         server = StdioServerParameters(command=str(environment / "python"), args=[str(script)], cwd=tmp_path)
         async with asyncio.timeout(DEADLINE), Client(stdio_client(server), message_handler=told) as client:
             async with client.listen(tools_list_changed=True):

@@ -36,8 +36,8 @@ from tidings.testing import (
     Changed,
     Closed,
     Event,
-    Held,
     History,
+    MailboxSize,
     Subscribed,
     Told,
     Unsubscribed,
@@ -184,7 +184,7 @@ class Server:
         pending = await self._pending() if self._pending is not None else {}
         for each in self.subscriptions:
             if each.label in pending and not each.is_closed:
-                each.record(Held(each.name, pending[each.label]))
+                each.record(MailboxSize(each.name, pending[each.label]))
 
     async def quiet(self) -> None:
         """Nothing changes any more: wait until everybody was told, or had every chance."""

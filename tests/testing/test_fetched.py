@@ -8,11 +8,11 @@ from mcp.server.mcpserver import MCPServer
 from tidings import BUSY, Catalog, Feature, Hub, Live, Version
 from tidings.server.response_cursor import Sight
 from tidings.testing import (
-    Answered,
-    Answering,
     Changed,
     Event,
     Fetched,
+    FetchEnded,
+    FetchStarted,
     History,
     PromiseBroken,
     Recorder,
@@ -46,25 +46,31 @@ CAUGHT: dict[str, list[Event]] = {
     "something, before it was told": [Fetched(TOOLS), *START, *UNTIL_THE_SECOND],
     "something, after all": [*START, *UNTIL_THE_SECOND, Fetched(TOOLS)],
     "something, and that was told of": [*START, Fetched(TOOLS), *UNTIL_THE_SECOND, *UNTIL_THE_THIRD],
-    "something of another topic": [*START, Fetched(PROMPTS), Answering(PROMPTS, 1), *UNTIL_THE_SECOND],
+    "something of another topic": [*START, Fetched(PROMPTS), FetchStarted(PROMPTS, 1), *UNTIL_THE_SECOND],
     "another one, but later": [*START, *UNTIL_THE_SECOND, Fetched(TOOLS, C)],
-    "an answer that was over before": [Answering(TOOLS, 0), Answered(TOOLS, 0), *START, *UNTIL_THE_SECOND],
-    "an answer that was begun later": [*START, *UNTIL_THE_SECOND, Answering(TOOLS, 3)],
-    "an answer that can show nothing older": [*START, *changed(C, B_AGAIN), Answering(TOOLS, 4), told(B_AGAIN)],
+    "an answer that was over before": [FetchStarted(TOOLS, 0), FetchEnded(TOOLS, 0), *START, *UNTIL_THE_SECOND],
+    "an answer that was begun later": [*START, *UNTIL_THE_SECOND, FetchStarted(TOOLS, 3)],
+    "an answer that can show nothing older": [*START, *changed(C, B_AGAIN), FetchStarted(TOOLS, 4), told(B_AGAIN)],
     "an answer that showed the same": [
         *START,
-        Answering(TOOLS, 2),
+        FetchStarted(TOOLS, 2),
         Fetched(TOOLS, B),
-        Answered(TOOLS, 2),
+        FetchEnded(TOOLS, 2),
         *UNTIL_THE_SECOND,
     ],
-    "an answer that was never given": [*START, Answering(TOOLS, 2), *changed(C), Answered(TOOLS, 2), *UNTIL_THE_SECOND],
+    "an answer that was never given": [
+        *START,
+        FetchStarted(TOOLS, 2),
+        *changed(C),
+        FetchEnded(TOOLS, 2),
+        *UNTIL_THE_SECOND,
+    ],
     "an answer whose telling is over": [
         *START,
-        Answering(TOOLS, 2),
+        FetchStarted(TOOLS, 2),
         *UNTIL_THE_SECOND,
         Fetched(TOOLS, B_AGAIN),
-        Answered(TOOLS, 2),
+        FetchEnded(TOOLS, 2),
         *UNTIL_THE_THIRD,
     ],
 }
@@ -72,13 +78,13 @@ PERMITTED: dict[str, list[Event]] = {
     "something, nobody knows what": [*START, *changed(C), Fetched(TOOLS), *changed(B_AGAIN), told(B_AGAIN)],
     "another one": [*START, *changed(C), Fetched(TOOLS, C), *changed(B_AGAIN), told(B_AGAIN)],
     "any one until then": [*START, *changed(C, B_AGAIN), Fetched(TOOLS, Version(4, "")), told(B_AGAIN)],
-    "an answer under way": [*START, Answering(TOOLS, 2), *UNTIL_THE_SECOND, Answered(TOOLS, 2)],
-    "an answer under way all the time": [Answering(TOOLS), *START, *UNTIL_THE_SECOND, *UNTIL_THE_THIRD],
+    "an answer under way": [*START, FetchStarted(TOOLS, 2), *UNTIL_THE_SECOND, FetchEnded(TOOLS, 2)],
+    "an answer under way all the time": [FetchStarted(TOOLS), *START, *UNTIL_THE_SECOND, *UNTIL_THE_THIRD],
     "one of two that began together": [
         *START,
-        Answering(TOOLS, 2),
-        Answering(TOOLS, 2),
-        Answered(TOOLS, 2),
+        FetchStarted(TOOLS, 2),
+        FetchStarted(TOOLS, 2),
+        FetchEnded(TOOLS, 2),
         *UNTIL_THE_SECOND,
     ],
 }
@@ -114,8 +120,8 @@ def test_answers_that_a_server_gives_are_recorded_from_their_begin_to_their_end(
     hub.notifications.fetched.end(TOOLS, 0)
     hub.notifications.fetched.end(PROMPTS, 0)
 
-    assert history.events[begun - 1] == Answering(PROMPTS, 0), "it was under way already"
-    assert [type(each) for each in history.events[begun:]] == [Answering, Changed, Fetched, Answered, Answered]
+    assert history.events[begun - 1] == FetchStarted(PROMPTS, 0), "it was under way already"
+    assert [type(each) for each in history.events[begun:]] == [FetchStarted, Changed, Fetched, FetchEnded, FetchEnded]
     assert not hub.notifications.fetched._under_way
 
 

@@ -13,8 +13,8 @@ from tidings.testing import (
     Changed,
     Closed,
     Event,
-    Held,
     History,
+    MailboxSize,
     Muted,
     PromiseBroken,
     Subscribed,
@@ -230,10 +230,10 @@ GOOD: dict[str, list[Event]] = {
         subscribed(TOOLS, "a://**"),
         *changed(TOOLS, ONE),
         *changed("a://1", TWO),
-        Held("s", 2, 2),
+        MailboxSize("s", 2, 2),
         told(ONE),
         told(TWO, "a://1"),
-        Held("s", 0, 2),
+        MailboxSize("s", 0, 2),
     ],
 }
 
@@ -396,13 +396,17 @@ BAD: dict[str, tuple[str, Topic | None, list[Event]]] = {
             told(TWO, "a://p", (DELETED, "a://p")),
         ],
     ),
-    "more than it watches": ("Bounded", None, [subscribed(TOOLS), *changed(TOOLS, ONE, TWO), Held("s", 2)]),
+    "more than it watches": ("Bounded", None, [subscribed(TOOLS), *changed(TOOLS, ONE, TWO), MailboxSize("s", 2)]),
     "more than is allowed": (
         "Bounded",
         None,
-        [subscribed("a://**"), *changed("a://1", ONE), *changed("a://2", TWO), Held("s", 2, 1)],
+        [subscribed("a://**"), *changed("a://1", ONE), *changed("a://2", TWO), MailboxSize("s", 2, 1)],
     ),
-    "something for the closed": ("Bounded", None, [subscribed(TOOLS), *changed(TOOLS, ONE), Closed("s"), Held("s", 1)]),
+    "something for the closed": (
+        "Bounded",
+        None,
+        [subscribed(TOOLS), *changed(TOOLS, ONE), Closed("s"), MailboxSize("s", 1)],
+    ),
 }
 
 

@@ -15,8 +15,8 @@ from tidings.testing import (
     Changed,
     Closed,
     Event,
-    Held,
     History,
+    MailboxSize,
     Muted,
     Recorder,
     Subscribed,
@@ -119,7 +119,7 @@ def test_a_recorder_writes_down_all_that_happens() -> None:
         Unsubscribed(name, (PROMPTS,)),
         Closed(name, "unsubscribed"),
     ]
-    assert of(recorder.history, Held) == [Held(name, 1, 10_000), Held(name, 1, 10_000)]
+    assert of(recorder.history, MailboxSize) == [MailboxSize(name, 1, 10_000), MailboxSize(name, 1, 10_000)]
 
 
 def test_a_recorder_knows_who_and_what_was_there_before() -> None:
@@ -133,7 +133,7 @@ def test_a_recorder_knows_who_and_what_was_there_before() -> None:
     catalog.tools.add({"name": "q"})
     recorder.look()
     check_all(recorder.history)
-    assert [type(event) for event in recorder.history] == [Changed] * 4 + [Subscribed, Changed, Told, Held]
+    assert [type(event) for event in recorder.history] == [Changed] * 4 + [Subscribed, Changed, Told, MailboxSize]
 
 
 def test_recording_changes_nothing_for_a_callback() -> None:

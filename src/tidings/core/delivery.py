@@ -46,6 +46,8 @@ class FanOut:
         notification, previous = hub.notifications.publish(changes), changes[0].previous
         paths = self._index.paths(notification.topic)
         asked = tuple(self._index.watching(paths))
+        if hub.events is not None:
+            hub.events.published(changes)
         telling = hub.observer.telling(notification, len(asked))
         self.topic = notification.topic
         try:
@@ -65,7 +67,7 @@ class FanOut:
         began: float,
     ) -> list[Subscriber]:
         """Return the subscribers that were told of a deletion."""
-        hub, index = self._hub, self._index
+        hub, index, events = self._hub, self._index, self._hub.events
         topic, now, edits = notification.topic, hub._clock(), index.edits
         told: list[Subscriber] = []
         is_deletion = _is_deletion(notification)
@@ -83,6 +85,8 @@ class FanOut:
                         hub._note(subscriber, notification, previous, now)
                         continue
                     said = found
+                if events is not None:
+                    events.delivering(subscriber, said)
                 try:
                     taken = subscriber.deliver(said)
                     if taken is not None and isinstance(taken, Busy):

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidings.core.model import Feature, Topic, Version
+
+if TYPE_CHECKING:
+    from tidings.core.observer import EventSink
 
 __all__ = ["FetchedVersions"]
 
@@ -34,11 +37,21 @@ class FetchedVersions:
         """The revision until which something may have been shown of contents that are forgotten."""
         self._under_way: dict[Topic, list[int]] = {}
         """The revisions at which answers were begun that are not given yet: they may show anything since."""
+        self._events: EventSink | None = None
+
+    def record(self, events: EventSink) -> None:
+        """Send every event to a sink, beginning with the fetches that have started and not ended."""
+        self._events = events
+        for topic, revisions in self._under_way.items():
+            for revision in revisions:
+                events.fetch_started(topic, revision)
 
     def begin(self, topic: Topic, revision: int) -> None:
         """An answer is being made that will show what a topic is."""
         with self._lock:
             self._under_way.setdefault(topic, []).append(revision)
+            if self._events is not None:
+                self._events.fetch_started(topic, revision)
 
     def end(self, topic: Topic, revision: int) -> None:
         """It is made, or never will be."""
@@ -47,12 +60,16 @@ class FetchedVersions:
             begun.remove(revision)
             if not begun:
                 del self._under_way[topic]
+            if self._events is not None:
+                self._events.fetch_ended(topic, revision)
 
     def note(self, topic: Topic, version: Version) -> None:
         """Somebody is shown this version, or, with an empty digest, any one until its revision."""
         if not version.revision:
             return  # nobody was ever told less
         with self._lock:
+            if self._events is not None:
+                self._events.fetched(topic, version)
             shown = self._lists if isinstance(topic, Feature) else self._contents
             last, other = shown.get(topic) or (None, self._in_doubt(topic, version))
             if last == version:

@@ -27,7 +27,7 @@ from tidings.core.journal import Journal
 from tidings.core.mailbox import NEVER, Entry, Filter, IsMuted, Mailbox
 from tidings.core.model import Change, Feature, Notification, Operation, Reason, Topic, Version, topic_named
 from tidings.core.notifications import Notifications, by_topic
-from tidings.core.observer import Observer
+from tidings.core.observer import EventSink, Observer
 from tidings.core.patterns import Templates, is_pattern
 from tidings.core.redact import shown
 from tidings.core.subscriber import BUSY, LOCAL, Callbacks, ConnectionKind, Deliver, OnClose, Subscriber, check_callback
@@ -64,6 +64,8 @@ class Hub:
         self.notifications = Notifications(catalog, self.policy, journal)
         self.counts: Counts = Counts()
         self.observer: Observer = Observer(self.counts)
+        self.events: EventSink | None = None
+        """Set by `record`."""
         self.failures = self.counts.failures
         """How often something of a subscriber's or a user's failed, by what it was."""
         self.first = first
@@ -111,6 +113,8 @@ class Hub:
             )
             self._subscribers[subscriber] = None
             self.observer.opened(subscriber)
+            if self.events is not None:
+                self.events.opened(subscriber)
             return subscriber
 
     def subscribe(
@@ -144,6 +148,8 @@ class Hub:
             topics: list[Topic] = [*chosen, *paths]
             started = [topic for topic in topics if self._index.add(subscriber, topic, matches)]
             self.observer.subscribed(subscriber, topics)
+            if self.events is not None:
+                self.events.subscribed(subscriber, topics, told or {})
             now = self._clock()
             subscriber.end_at(topics, None if ttl is None else now + ttl)
             if ttl is not None:
@@ -178,6 +184,8 @@ class Hub:
             if subscriber is None or subscriber.is_closed:
                 return
             self.observer.closed(subscriber, reason)
+            if self.events is not None:
+                self.events.closed(subscriber, reason)
             if subscriber.keep_told is not None:
                 self._guarded(subscriber.keep_told, subscriber)
             subscriber.is_closed = True
@@ -200,6 +208,12 @@ class Hub:
         from tidings.server.local import Listener  # the core itself knows nothing that awaits
 
         return Listener(self, features, uris, options)
+
+    def record(self, events: EventSink) -> None:
+        """Send every event from now on to a sink. There is one sink at a time."""
+        with self._lock:
+            self.events = events
+            self.notifications.fetched.record(events)
 
     @property
     def journal(self) -> Journal:
@@ -375,6 +389,8 @@ class Hub:
             return
         # Remember before delivering: whatever `deliver` does, it does to a subscriber that has been told.
         mailbox.tell(topic, entry, subscriber.policy, now)
+        if self.events is not None:
+            self.events.delivering(subscriber, notification)
         try:
             is_told = subscriber.hand(notification)
         except BaseException as error:  # as in the fan-out
@@ -420,6 +436,8 @@ class Hub:
         ended = [(each, topic) for each in who for topic in topics if self._index.discard(each, topic)]
         for subscriber, topic in ended:
             subscriber.end_at([topic], None)
+            if self.events is not None:
+                self.events.unsubscribed(subscriber, topic)
             self._stop(topic)
         if ended:
             self.observer.unsubscribed(ended, reason, cause)

@@ -11,17 +11,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tidings.core.counts import Counts, SuppressionReason, kind_of
 from tidings.core.mailbox import NEVER, is_silent
-from tidings.core.model import Feature, Notification, Reason, Topic
+from tidings.core.model import Change, Feature, Notification, Reason, Topic, Version
 from tidings.core.redact import LONGEST, change_name, plain, topic_name
 
 if TYPE_CHECKING:
     from tidings.core.subscriber import Subscriber
 
-__all__ = ["CUT_OFF", "Observer", "Outcome", "distinct"]
+__all__ = ["CUT_OFF", "EventSink", "Observer", "Outcome", "distinct"]
 
 logger = logging.getLogger("tidings.subscriptions")
 
@@ -29,6 +29,31 @@ CUT_OFF = frozenset({Reason.OVERFLOW, Reason.SLOW})
 """Why a subscriber is closed that did nothing to be closed, and would be told more otherwise."""
 
 _MOST_SHOWN = 4
+
+
+class EventSink(Protocol):
+    """Receives every event of a hub, in order. The hub calls it with its lock held; it must not raise."""
+
+    def opened(self, subscriber: Subscriber) -> None: ...
+
+    def subscribed(self, subscriber: Subscriber, topics: list[Topic], told: Mapping[Topic, Version | None]) -> None:
+        """Called before anything of these topics is delivered."""
+
+    def unsubscribed(self, subscriber: Subscriber, topic: Topic) -> None: ...
+
+    def closed(self, subscriber: Subscriber, reason: Reason) -> None: ...
+
+    def published(self, changes: tuple[Change, ...]) -> None:
+        """Called with the changes of one topic, before they are delivered."""
+
+    def delivering(self, subscriber: Subscriber, notification: Notification) -> None:
+        """Called before each delivery."""
+
+    def fetch_started(self, topic: Topic, revision: int) -> None: ...
+
+    def fetched(self, topic: Topic, version: Version) -> None: ...
+
+    def fetch_ended(self, topic: Topic, revision: int) -> None: ...
 
 
 class Outcome:

@@ -11,14 +11,14 @@ from tidings.core.mailbox import Filter
 from tidings.core.model import Feature, Operation, Topic, Version
 from tidings.testing.history import (
     Acknowledged,
-    Answered,
-    Answering,
     Changed,
     Closed,
     Event,
     Fetched,
-    Held,
+    FetchEnded,
+    FetchStarted,
     History,
+    MailboxSize,
     Muted,
     OfTopic,
     PromiseBroken,
@@ -125,9 +125,9 @@ class Showings:
             match event:
                 case Fetched():
                     self._shown.setdefault(event.topic, []).append((index, event.version))
-                case Answering():
+                case FetchStarted():
                     self._answers.setdefault(event.topic, []).append(_Answer(event.revision, index))
-                case Answered():
+                case FetchEnded():
                     for answer in self._answers.get(event.topic, ()):
                         if answer.end is None and answer.revision == event.revision:
                             answer.end = index
@@ -340,6 +340,6 @@ def broken(promise: str, history: History, index: int, event: Told, why: str) ->
 def concerning(history: History, end: int, subscriber: str, topic: Topic | None) -> Iterator[tuple[int, Event]]:
     """The part of a history, up to a point, that one subscriber (and one topic) has to do with."""
     for index, event in enumerate(history.events[:end]):
-        is_noise = topic is not None and (isinstance(event, Held) or getattr(event, "topic", topic) != topic)
+        is_noise = topic is not None and (isinstance(event, MailboxSize) or getattr(event, "topic", topic) != topic)
         if not is_noise and (isinstance(event, OfTopic) or event.subscriber == subscriber):
             yield index, event

@@ -12,14 +12,14 @@ from tidings.errors import TidingsError
 
 __all__ = [
     "Acknowledged",
-    "Answered",
-    "Answering",
     "Changed",
     "Closed",
     "Event",
+    "FetchEnded",
+    "FetchStarted",
     "Fetched",
-    "Held",
     "History",
+    "MailboxSize",
     "Muted",
     "OfTopic",
     "PromiseBroken",
@@ -107,9 +107,9 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Answering:
-    """An answer is being made that will show what a topic is. Until `Answered` it may be any version from now on; what
-    it was in the end is recorded as `Fetched`, before that."""
+class FetchStarted:
+    """A fetch of a topic has started. Until `FetchEnded` it may return any version from this one on. The version that
+    it returned in the end is recorded as `Fetched` before that."""
 
     topic: Topic
     revision: int = 0
@@ -117,8 +117,8 @@ class Answering:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """The end of `Answering`, given or not. Then only what was recorded as `Fetched` counts; so a client, whom news
+class FetchEnded:
+    """The end of `FetchStarted`, given or not. Then only what was recorded as `Fetched` counts; so a client, whom news
     may reach later than an answer that was given after them, records this when all that was told meanwhile has come."""
 
     topic: Topic
@@ -181,7 +181,7 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class MailboxSize:
     """What a subscriber cost at that moment: the topics in its mailbox."""
 
     subscriber: str
@@ -190,10 +190,10 @@ class Held:
     """`Policy.max_pending`, where it is known."""
 
 
-OfTopic: TypeAlias = Changed | Fetched | Answering | Answered
+OfTopic: TypeAlias = Changed | Fetched | FetchStarted | FetchEnded
 """What happens to a topic, and to no subscriber."""
 
-Event: TypeAlias = OfTopic | Subscribed | Acknowledged | Unsubscribed | Told | Muted | Unmuted | Closed | Held
+Event: TypeAlias = OfTopic | Subscribed | Acknowledged | Unsubscribed | Told | Muted | Unmuted | Closed | MailboxSize
 
 
 class History:

@@ -21,8 +21,8 @@ from tidings.testing.checks import (
 from tidings.testing.history import (
     Changed,
     Closed,
-    Held,
     History,
+    MailboxSize,
     OfTopic,
     PromiseBroken,
     Subscribed,
@@ -172,7 +172,7 @@ def check_bounded(history: History) -> None:
         if isinstance(event, OfTopic):
             continue
         ear = ears.setdefault(event.subscriber, Ear())
-        if isinstance(event, Held):
+        if isinstance(event, MailboxSize):
             most = sum(ear.hears(topic) for topic in topics)
             if event.pending > most or (event.most is not None and event.pending > event.most):
                 allowed = most if event.most is None else min(most, event.most)
