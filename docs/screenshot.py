@@ -1,4 +1,4 @@
-"""Make docs/serve.svg, the picture in README.md: `python docs/screenshot.py`.
+"""Make docs/serve.svg, the picture in README.md: `make screenshot`, or `python docs/screenshot.py [FILE]`.
 
 Runs the real `tidings serve` in a pseudo-terminal, connects two clients, changes files, and writes the screen as SVG.
 """
@@ -169,9 +169,10 @@ def main() -> None:
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     console.print(Text("$ tidings serve my-server"))
     for line in lines:
-        console.print(Text.from_ansi(line), no_wrap=True, overflow="crop")
+        console.print(Text.from_ansi(line.rstrip()))
     picture = console.export_svg(title="tidings", theme=MONOKAI, code_format=_SVG, unique_id="tidings")
-    PICTURE.write_text(picture, encoding="utf-8")
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE
+    target.write_text(picture, encoding="utf-8")
 
 
 if __name__ == "__main__":

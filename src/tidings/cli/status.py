@@ -209,7 +209,7 @@ class Panel:
         from rich.text import Text
 
         grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(style="dim", no_wrap=True, min_width=len("problems"))  # a long line must not shorten the labels
         grid.add_column(overflow="ellipsis", no_wrap=True)
         grid.add_row("items", ", ".join(pluralize(number, feature.singular) for feature, number in snapshot.items))
         modern, legacy = pluralize(snapshot.modern, "modern stream"), pluralize(snapshot.legacy, "legacy session")
