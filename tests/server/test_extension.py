@@ -122,7 +122,7 @@ async def test_bad_ones_are_refused_in_words(urls: dict[str, str]) -> None:
         )
         assert "https" in await refused(alice, name="n", notifications=TOOLS, webhook={"url": "http://a.example/"})
         assert "whsec_" in await refused(alice, name="n", notifications=TOOLS, webhook={"url": URL, "secret": "guess"})
-        assert "one secret" in await refused(alice, name="n", notifications=TOOLS, webhook={"url": URL, "secret": ""})
+        assert "4 secrets" in await refused(alice, name="n", notifications=TOOLS, webhook={"url": URL, "secret": ""})
         assert "name" in await refused(alice, name="", notifications=TOOLS)
         assert "name" in await refused(alice, name="x" * 257, notifications=TOOLS)
         assert "ttl" in await refused(alice, name="n", notifications=TOOLS, ttl=-1)

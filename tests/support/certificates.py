@@ -1,4 +1,4 @@
-"""Certificates for servers that speak TLS, from an authority of the test's own."""
+"""TLS certificates for test servers, from a new certificate authority."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AUTHORITY_USAGE = x509.KeyUsage(
 
 
 def make_certificates(folder: Path, *names: str) -> tuple[Path, Path]:
-    """A new authority's certificate, and a server's certificate with its key that it signed for these names."""
+    """Return the certificate of a new authority, and a server certificate with its key for these names."""
     now = datetime.datetime.now(datetime.UTC)
 
     def build(subject: str, issuer: str, key: Any, signer: Any, *critical: x509.ExtensionType) -> x509.Certificate:

@@ -1,8 +1,8 @@
-"""A live server on this event loop whose webhooks can be opened, watched and waited for."""
+"""A live server on this event loop, and its webhooks."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,42 +13,67 @@ from tests.support.receiver import Receiver
 from tests.support.waiting import DEADLINE, until
 from tidings import Live, Policy
 from tidings.store.durable import SERVER, DurableSubscription, Webhook
+from tidings.webhooks.http_client import PostResult, WebhookClient
 
 
 def nothing() -> None:
     """A tool."""
 
 
+class InterruptingClient(WebhookClient):
+    """Calls `then` after its next request, before the result is processed."""
+
+    then: Callable[[], object] | None = None
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> PostResult:
+        result = await super().post(url, headers, body)
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return result
+
+
 @asynccontextmanager
-async def lively(store: Path | None = None, authorize: Any = None, **knobs: Any) -> AsyncIterator[Live]:
-    """A server that is live on this event loop, without clients."""
-    knobs = {"webhook_backoff": 0.01, "webhook_attempts": 4, "webhook_timeout": DEADLINE, **knobs}
-    live = Live(MCPServer("hooks"), policy=Policy(**knobs), store=store, authorize=authorize)
+async def live_server(
+    store: Path | None = None, authorize: Any = None, then: Callable[[Live], object] | None = None, **policy: Any
+) -> AsyncIterator[Live]:
+    """Run a server without clients. `then` is called with it after the first request of a webhook."""
+    policy = {"webhook_backoff": 0.01, "webhook_attempts": 4, "webhook_timeout": DEADLINE, **policy}
+    live = Live(MCPServer("hooks"), policy=Policy(**policy), store=store, authorize=authorize)
+    if then is not None:
+        client = live.webhooks.http_client = InterruptingClient(timeout=DEADLINE)
+        client.then = lambda: then(live)
     await live.attend()
     try:
         yield live
     finally:
-        live.stop()
-        live.keeper.close()
+        live.close()
 
 
-def webhook(live: Live, name: str = "hook") -> Webhook:
-    durable = live.durables.get((SERVER, name))
+def durable_of(live: Live, name: str = "hook", owner: Any = SERVER) -> DurableSubscription:
+    durable = live.durables.get((owner, name))
     assert durable is not None
-    assert durable.webhook is not None
-    return durable.webhook
-
-
-async def open_webhook(live: Live, receiver: Receiver, *features: str, **options: Any) -> DurableSubscription:
-    """A webhook that listens."""
-    name = options.pop("name", "hook")
-    durable = live.webhooks.put(name, receiver.url, *features, **options)
-    await until(lambda: live.durables.is_connected(durable.key))
     return durable
 
 
-async def marked(live: Live, receiver: Receiver) -> list[str]:
-    """What comes until a further change: to show that nothing else was sent."""
+def webhook_of(live: Live, name: str = "hook", owner: Any = SERVER) -> Webhook:
+    webhook = durable_of(live, name, owner).webhook
+    assert webhook is not None
+    return webhook
+
+
+async def until_open(live: Live, name: str = "hook", owner: Any = SERVER) -> None:
+    await until(lambda: live.durables.is_connected((owner, name)))
+
+
+async def open_webhook(live: Live, receiver: Receiver, *features: str, name: str = "hook", **options: Any) -> Webhook:
+    live.webhooks.put(name, receiver.url, *features, **options)
+    await until_open(live, name)
+    return webhook_of(live, name)
+
+
+async def gists_until_now(live: Live, receiver: Receiver) -> list[str]:
+    """Return what the receiver gets before the notification of one more change: to show that nothing else was sent."""
     live.resources.updated("board://marker")
     gists: list[str] = []
     while not gists or "board://marker" not in gists[-1]:

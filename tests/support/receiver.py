@@ -1,6 +1,6 @@
-"""A receiver of webhooks: real HTTP or HTTPS by hand, so that a test decides what is answered, and when.
+"""A receiver of webhooks over HTTP or HTTPS. The test decides what it answers, and when.
 
-The signature is checked as the Standard Webhooks specification describes it, and not with our own code.
+`verify` follows the Standard Webhooks specification and uses no code of Tidings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEADLINE = 60.0
 
 @dataclass(frozen=True)
 class Delivery:
-    """One request as it came."""
+    """One request."""
 
     headers: dict[str, str]
     body: bytes
@@ -49,21 +49,21 @@ class Delivery:
 
 @dataclass
 class Receiver:
-    """`answer` gives the status and headers of the next answer; `gate` holds answers back while it is not set."""
+    """`answer` returns the status and headers of a response; responses wait until `gate` is set."""
 
     url: str = ""
     came: asyncio.Queue[Delivery] = field(default_factory=asyncio.Queue)
     answer: Callable[[Delivery], tuple[int, dict[str, str]]] = lambda delivery: (204, {})
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     body: bytes | None = b""
-    """What follows the head of an answer; None for something that never ends."""
+    """The body of a response; None for one that never ends."""
     connections: int = 0
 
     def __post_init__(self) -> None:
         self.gate.set()
 
     def answers(self, *statuses: int) -> None:
-        """These, one after the other, and the last one for ever."""
+        """Answer with these statuses in turn, and with the last one from then on."""
         left = list(statuses)
         self.answer = lambda delivery: (left.pop(0) if len(left) > 1 else left[0], {})
 
@@ -99,7 +99,7 @@ class Receiver:
 
 @asynccontextmanager
 async def receiving(certificate: Path | None = None, host: str = "127.0.0.1") -> AsyncIterator[Receiver]:
-    """A receiver at `url`; over HTTPS with a certificate (a PEM file with its key)."""
+    """Run a receiver; over HTTPS if a certificate is given (a PEM file with its key)."""
     receiver = Receiver()
     context = None
     if certificate is not None:
@@ -116,7 +116,7 @@ async def receiving(certificate: Path | None = None, host: str = "127.0.0.1") ->
 
 
 def verify(delivery: Delivery, secret: str, *, now: float, tolerance: float = 300) -> None:
-    """As https://www.standardwebhooks.com has receivers do it; raises AssertionError otherwise."""
+    """Verify a delivery as https://www.standardwebhooks.com describes it, with assertions."""
     message_id, timestamp = delivery.headers["webhook-id"], delivery.headers["webhook-timestamp"]
     assert message_id
     assert "." not in message_id

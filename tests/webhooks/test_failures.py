@@ -1,78 +1,75 @@
-"""A delivery that fails is made again, after pauses that grow, until it is taken or its webhook is given up."""
+"""A failed delivery is repeated, after delays that grow, until the receiver accepts it or the webhook is dead."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from itertools import pairwise
 
 import pytest
 
-from tests.support.hooks import lively, marked, nothing, open_webhook, webhook
-from tests.support.receiver import DEADLINE, receiving
+from tests.support.hooks import gists_until_now, live_server, nothing, open_webhook, until_open, webhook_of
+from tests.support.receiver import receiving
 from tests.support.waiting import until
-from tidings import Notification
+from tidings import Feature, Live
 from tidings.store.durable import SERVER
-from tidings.webhooks.delivery import _Post
 from tidings.webhooks.signature import new_secret
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_delivery_that_failed_is_made_again_under_the_same_id_until_it_is_taken() -> None:
-    async with receiving() as receiver, lively() as live:
+async def test_failed_delivery_is_repeated_with_the_same_id_and_body() -> None:
+    async with receiving() as receiver, live_server() as live:
         await open_webhook(live, receiver, "tools")
         receiver.answers(500, 503, 200)
         live.tools.add(nothing, name="one")
         attempts = [await receiver.next() for _ in range(3)]
-        assert len({each.id for each in attempts}) == 1
-        assert len({each.body for each in attempts}) == 1
+        assert len({each.id for each in attempts}) == len({each.body for each in attempts}) == 1
         assert attempts[0].gist == "tools.list_changed added one"
-        await until(lambda: webhook(live).last_success)
+        await until(lambda: webhook_of(live).last_success)
         counts = live.hub.counts
         assert (counts.sent["tools"], counts.failures["webhook"], sum(counts.latency.counts)) == (1, 2, 1)
-        assert (webhook(live).attempts, webhook(live).last_error, webhook(live).next_attempt) == (0, None, None)
+        webhook = webhook_of(live)
+        assert (webhook.attempts, webhook.last_error, webhook.next_attempt) == (0, None, None)
         live.tools.add(nothing, name="two")
         assert (await receiver.next()).gist == "tools.list_changed added two"
 
 
-async def test_told_counts_only_what_was_taken() -> None:
-    async with receiving() as receiver, lively() as live:
+async def test_only_an_accepted_delivery_counts_as_told() -> None:
+    async with receiving() as receiver, live_server() as live:
         await open_webhook(live, receiver, "tools", "prompts", uris=["board://*"])
         receiver.gate.clear()
         receiver.answers(500, 200)
         live.tools.add(nothing, name="one")
         first = await receiver.next()
-        # While that one is on its way, to fail: more of the same list, another list, and contents.
+        # During the request that fails: another change of the list, another list, and contents.
         live.tools.add(nothing, name="two")
         live.prompts.add(nothing, name="greet")
         live.resources.updated("board://a")
         live.resources.updated("board://a")
         receiver.gate.set()
 
-        told = sorted([(await receiver.next()).gist for _ in range(3)])
-        assert told == [
+        assert first.gist == "tools.list_changed added one"
+        assert sorted([(await receiver.next()).gist for _ in range(3)]) == [
             "prompts.list_changed added greet",
             "resources.updated updated board://a",
             "tools.list_changed added one, added two",
         ]
-        assert first.gist == "tools.list_changed added one"
-        assert await marked(live, receiver) == []
+        assert await gists_until_now(live, receiver) == []
 
 
-async def test_what_is_as_it_was_when_the_time_comes_is_not_told() -> None:
-    async with receiving() as receiver, lively(webhook_backoff=2.0) as live:
+async def test_change_that_is_undone_before_the_next_attempt_is_not_delivered() -> None:
+    async with receiving() as receiver, live_server(webhook_backoff=2.0) as live:
         await open_webhook(live, receiver, "tools", uris=["board://marker"])
         receiver.answers(500, 200)
         live.tools.add(nothing, name="one")
         await receiver.next()
-        await until(lambda: webhook(live).attempts)
+        await until(lambda: webhook_of(live).attempts)
         live.tools.remove("one")
-        assert await marked(live, receiver) == []
+        assert await gists_until_now(live, receiver) == []
 
 
-async def test_what_was_taken_before_a_failure_is_not_delivered_again() -> None:
-    async with receiving() as receiver, lively() as live:
+async def test_topic_accepted_before_a_failure_is_not_delivered_again() -> None:
+    async with receiving() as receiver, live_server() as live:
         await open_webhook(live, receiver, "tools", "prompts")
         receiver.gate.clear()
         receiver.answers(200, 500, 200)
@@ -87,44 +84,43 @@ async def test_what_was_taken_before_a_failure_is_not_delivered_again() -> None:
         assert second.id == third.id
 
 
-async def test_a_deletion_that_could_not_be_delivered_is_delivered_later() -> None:
-    async with receiving() as receiver, lively() as live:
+async def test_failed_delivery_of_a_deletion_is_repeated() -> None:
+    async with receiving() as receiver, live_server() as live:
         await open_webhook(live, receiver, "tools", uris=["board://a"])
         receiver.answers(500, 200)
         live.resources.deleted("board://a")
-        assert (await receiver.next()).gist == "resources.updated deleted board://a"
-        again = await receiver.next()
-        assert again.gist == "resources.updated deleted board://a"
+        gists = {(await receiver.next()).gist for _ in range(2)}
+        assert gists == {"resources.updated deleted board://a"}
 
 
-async def test_the_pause_grows_and_the_receiver_may_ask_for_a_longer_one() -> None:
-    async with receiving() as receiver, lively(webhook_backoff=0.1, webhook_attempts=9) as live:
+async def test_delay_grows_and_the_receiver_can_ask_for_a_longer_one() -> None:
+    async with receiving() as receiver, live_server(webhook_backoff=0.1, webhook_attempts=9) as live:
         await open_webhook(live, receiver, "tools")
         receiver.answers(500)
         live.tools.add(nothing, name="one")
-        moments = []
+        times = []
         for _ in range(4):
             await receiver.next()
-            moments.append(time.monotonic())
-        gaps = [later - earlier for earlier, later in pairwise(moments)]
-        assert [gap >= least for gap, least in zip(gaps, (0.05, 0.1, 0.2), strict=True)] == [True] * 3
+            times.append(time.monotonic())
+        delays = [later - earlier for earlier, later in pairwise(times)]
+        assert [delay >= least for delay, least in zip(delays, (0.05, 0.1, 0.2), strict=True)] == [True] * 3
         receiver.answer = lambda delivery: (429, {"retry-after": "3600"})
         await receiver.next()
-        await until(lambda: webhook(live).attempts == 5)
-        next_attempt = webhook(live).next_attempt
+        await until(lambda: webhook_of(live).attempts == 5)
+        next_attempt = webhook_of(live).next_attempt
         assert next_attempt is not None
         assert next_attempt - time.time() > 3590
 
 
-async def test_who_keeps_failing_is_given_up_and_can_be_revived() -> None:
-    async with receiving() as receiver, lively() as live:
+async def test_webhook_is_dead_after_too_many_failures_and_can_be_revived() -> None:
+    async with receiving() as receiver, live_server() as live:
         await open_webhook(live, receiver, "tools")
         receiver.answers(500)
         live.tools.add(nothing, name="one")
         for _ in range(4):
             await receiver.next()
-        await until(lambda: webhook(live).is_dead)
-        assert (webhook(live).attempts, webhook(live).last_error) == (4, "answered 500")
+        await until(lambda: webhook_of(live).is_dead)
+        assert (webhook_of(live).attempts, webhook_of(live).last_error) == (4, "answered 500")
         assert not live.durables.is_connected((SERVER, "hook"))
         live.tools.add(nothing, name="two")
         assert receiver.connections == 4
@@ -132,63 +128,63 @@ async def test_who_keeps_failing_is_given_up_and_can_be_revived() -> None:
         receiver.answers(200)
         live.webhooks.revive("hook")
         assert (await receiver.next()).gist == "tools.list_changed added one, added two"
-        await until(lambda: webhook(live).last_success)
-        assert not webhook(live).is_dead
-        assert live.webhooks.revive("nobody") is None
+        await until(lambda: webhook_of(live).last_success)
+        assert not webhook_of(live).is_dead
+        assert live.webhooks.revive("unknown") is None
 
 
-async def test_who_says_that_it_is_gone_is_believed() -> None:
-    async with receiving() as receiver, lively() as live:
+async def test_webhook_is_dead_after_410_gone() -> None:
+    async with receiving() as receiver, live_server() as live:
         await open_webhook(live, receiver, "tools")
         receiver.answers(410)
         live.tools.add(nothing, name="one")
         await receiver.next()
-        await until(lambda: webhook(live).is_dead)
-        assert webhook(live).attempts == 1
+        await until(lambda: webhook_of(live).is_dead)
+        assert webhook_of(live).attempts == 1
 
 
-async def test_an_answer_that_comes_with_a_put_does_not_undo_it() -> None:
-    async with receiving() as old, receiving() as new, lively() as live:
-        await open_webhook(live, old, "tools")
-        live.tools.add(nothing, name="one")
-        await old.next()
-        secret = new_secret()
-        # In the turn in which the answer is taken in, the put comes before it.
-        taken, succeed = asyncio.Event(), _Post._succeed
+async def test_result_of_a_request_does_not_undo_a_put_made_during_the_request() -> None:
+    secret = new_secret()
+    async with receiving() as old, receiving() as new:
 
-        def put_first(post: _Post, notification: Notification) -> None:
+        def put(live: Live) -> None:
             live.webhooks.put("hook", new.url, "tools", secret=secret)
-            succeed(post, notification)
-            taken.set()
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_Post, "_succeed", put_first)
-            await asyncio.wait_for(taken.wait(), DEADLINE)
-        assert (webhook(live).url, webhook(live).secret) == (new.url, secret)
-        assert webhook(live).last_success is None
+        async with live_server(then=put) as live:
+            await open_webhook(live, old, "tools")
+            live.tools.add(nothing, name="one")
+            await old.next()
+            await until(lambda: webhook_of(live).url == new.url)
+            assert (webhook_of(live).secret, webhook_of(live).last_success) == (secret, None)
 
 
-async def test_a_stream_that_comes_while_a_delivery_fails_does_not_shorten_the_pause(
+async def test_stream_that_connects_during_a_failing_request_does_not_shorten_the_delay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tidings.webhooks.delivery._AGAIN", 0.01)
-    async with receiving() as receiver, lively(webhook_backoff=60.0) as live:
-        durable = await open_webhook(live, receiver, "tools")
+    monkeypatch.setattr("tidings.webhooks.delivery._RECHECK_DELAY", 0.01)
+
+    def connect_stream(live: Live, name: str, feature: Feature) -> None:
+        visit = live.durables.enter({"name": name}, SERVER, [feature], (), {}, nothing)
+        assert visit is not None
+        stream = live.hub.open(lambda notification: None)
+        visit.watch(stream)
+        live.hub.subscribe(stream, feature, told=visit.told())
+        stream.close()
+
+    async with receiving() as receiver, receiving() as other, live_server(webhook_backoff=60.0) as live:
+        await open_webhook(live, receiver, "tools")
+        await open_webhook(live, other, "prompts", name="other")
         receiver.gate.clear()
         receiver.answers(500)
         live.tools.add(nothing, name="one")
         await receiver.next()
-        visit = live.durables.enter({"name": "hook"}, SERVER, durable.features, (), {}, lambda: None)
-        assert visit is not None
-        assert visit.ack["isNew"] is False
-        stream = live.hub.open(lambda notification: None)
-        visit.watch(stream)
-        live.hub.subscribe(stream, "tools", told=visit.told())
+        connect_stream(live, "hook", Feature.TOOLS)
         receiver.gate.set()
-        stream.close()
-        # One more attempt, by the timer that there is; then the pause.
-        await receiver.next()
-        await until(lambda: webhook(live).attempts == 1)
-        (post,) = live.webhooks._posts.values()
-        timers = [each for each in asyncio.get_running_loop()._scheduled if not each.cancelled()]  # type: ignore[attr-defined]
-        assert [each for each in timers if getattr(each._callback, "__self__", None) is post] == [post._timer]
+        await receiver.next()  # the one attempt after the stream
+        await until(lambda: webhook_of(live).attempts == 1)
+        # Another webhook with the same delay after a stream is open again: a second timer would have fired.
+        connect_stream(live, "other", Feature.PROMPTS)
+        await until_open(live, "other")
+        live.prompts.add(nothing, name="two")
+        await other.next()
+        assert receiver.connections == 2

@@ -1,4 +1,4 @@
-"""Where a webhook's request may go, and that it goes nowhere else."""
+"""Which URLs and addresses a webhook can use, how requests fail, and signatures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import queue
 import socket
 import threading
 import time
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from tests.support.certificates import make_certificates
 from tests.support.receiver import DEADLINE, Delivery, receiving, verify
 from tests.support.waiting import until
 from tidings import TidingsError
-from tidings.webhooks import http_client as courier_module
-from tidings.webhooks.http_client import WebhookClient, check_url, why_not_public
+from tidings.webhooks import http_client
+from tidings.webhooks.http_client import PostResult, Resolve, WebhookClient, check_url, reason_not_public
 from tidings.webhooks.signature import check_secret, new_secret, sign
 
 pytestmark = pytest.mark.anyio
@@ -42,39 +43,51 @@ ALLOWED = ["1.1.1.1", "8.8.8.8", "93.184.215.14", "2606:4700:4700::1111", "2a00:
            "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1"]  # fmt: skip
 
 
+def resolve_to(*addresses: str) -> Resolve:
+    async def resolve(host: str, port: int) -> list[str]:
+        return list(addresses)
+
+    return resolve
+
+
+async def post(url: str, **options: Any) -> PostResult:
+    return await WebhookClient(**{"timeout": DEADLINE, **options}).post(url, {}, b"")
+
+
+# Addresses and URLs
+
+
 @pytest.mark.parametrize("address", REFUSED)
 async def test_no_request_goes_to_an_address_that_is_not_public(address: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert why_not_public(ipaddress.ip_address(address)) is not None
-
-    async def resolve(host: str, port: int) -> list[str]:
-        return ["93.184.215.14", address]
-
-    outcome = await WebhookClient(timeout=DEADLINE, resolve=resolve).post("https://receiver.example/", {}, b"")
+    assert reason_not_public(ipaddress.ip_address(address)) is not None
+    result = await post("https://receiver.example/", resolve=resolve_to("93.184.215.14", address))
     assert address in caplog.text
-    assert address not in str(outcome.error), "whoever put the webhook is to learn nothing of our network"
-    assert "nothing was sent" in str(outcome.error)
+    assert address not in str(result.error), "the client must not learn addresses of the server's network"
+    assert "nothing was sent" in str(result.error)
 
 
 @pytest.mark.parametrize("address", ALLOWED)
-def test_public_addresses_are_public(address: str) -> None:
-    assert why_not_public(ipaddress.ip_address(address)) is None
+def test_public_address_is_allowed(address: str) -> None:
+    assert reason_not_public(ipaddress.ip_address(address)) is None
 
 
 @given(st.ip_addresses(v=4))
-def test_what_carries_an_address_is_what_it_carries(address: ipaddress.IPv4Address) -> None:
+def test_ipv6_address_that_contains_an_ipv4_address_is_treated_like_it(address: ipaddress.IPv4Address) -> None:
     number = int(address)
-    carriers = [
+    outer = [
         ipaddress.IPv6Address((0xFFFF << 32) | number),
         ipaddress.IPv6Address((0x2002 << 112) | (number << 80)),
         ipaddress.IPv6Address((0x64FF9B << 96) | number),
     ]
-    assert {why_not_public(each) for each in carriers} == {why_not_public(address)}
+    assert {reason_not_public(each) for each in outer} == {reason_not_public(address)}
 
 
 @given(st.ip_addresses())
-def test_what_python_calls_private_is_never_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+def test_address_that_python_calls_private_is_not_public(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> None:
     if address.is_private or address.is_multicast or address.is_link_local or address.is_loopback:
-        assert why_not_public(address) is not None
+        assert reason_not_public(address) is not None
 
 
 @pytest.mark.parametrize(
@@ -100,38 +113,42 @@ def test_what_python_calls_private_is_never_public(address: ipaddress.IPv4Addres
         "https://receiver.example/" + "x" * 2000,
     ],
 )
-def test_a_url_that_may_not_be_is_refused_in_words(url: str) -> None:
+def test_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(TidingsError):
         check_url(url, allow_loopback=False)
 
 
 @pytest.mark.parametrize(
-    "url", ["https://receiver.example/a?b=c", "https://receiver.example:8443/", "https://1.1.1.1/"]
+    ("url", "allow_loopback"),
+    [
+        ("https://receiver.example/a?b=c", False),
+        ("https://receiver.example:8443/", False),
+        ("https://1.1.1.1/", False),
+        ("http://127.0.0.1:9/", True),
+        ("https://localhost/", True),
+        ("http://[::1]/", True),
+    ],
 )
-def test_an_https_url_of_others_is_fine(url: str) -> None:
-    check_url(url, allow_loopback=False)
+def test_https_urls_and_if_allowed_the_loopback_address_are_accepted(url: str, allow_loopback: bool) -> None:
+    check_url(url, allow_loopback=allow_loopback)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9/", "https://localhost/", "http://[::1]/"])
-def test_this_machine_is_fine_where_it_is_allowed(url: str) -> None:
-    check_url(url, allow_loopback=True)
+def test_plain_http_is_rejected_outside_of_the_loopback_address() -> None:
     with pytest.raises(TidingsError, match="http only on the loopback"):
         check_url("http://receiver.example/", allow_loopback=True)
 
 
 @pytest.mark.parametrize("host", ["2130706433", "0x7f000001", "127.1", "0177.0.0.1", "localhost."])
-async def test_other_ways_to_write_this_machine_lead_nowhere(host: str) -> None:
+async def test_other_spellings_of_the_loopback_address_get_no_request(host: str) -> None:
     async with receiving() as receiver:
-        url = receiver.url.replace("127.0.0.1", host)
-        outcome = await WebhookClient(timeout=DEADLINE).post(url, {}, b"")
-        assert outcome.error is not None
+        assert (await post(receiver.url.replace("127.0.0.1", host))).error is not None
         assert receiver.connections == 0
 
 
-async def test_a_name_that_changes_its_address_after_the_check_is_asked_only_once(
+async def test_request_goes_to_the_checked_address_even_if_the_name_resolves_differently_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DNS rebinding: what was checked is what is connected to."""
+    """DNS rebinding."""
     answers = [["127.0.0.1"], ["10.0.0.1"]]
     asked: list[str] = []
 
@@ -142,185 +159,167 @@ async def test_a_name_that_changes_its_address_after_the_check_is_asked_only_onc
     authority, certificate = make_certificates(tmp_path, "receiver.example")
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     async with receiving(certificate, "receiver.example") as receiver:
-        # The first answer is private here, and allowed, so that there is somebody to connect to.
-        courier = WebhookClient(timeout=DEADLINE, allow_private=True, resolve=resolve)
-        outcome = await courier.post(receiver.url, {}, b"hello")
-        assert outcome.error is None
+        result = await post(receiver.url, allow_private=True, resolve=resolve)
+        assert result.error is None
         assert asked == ["receiver.example"]
-        delivery = await receiver.next()
-        # The connection went to the address, and the request to the name.
-        assert delivery.headers["host"] == receiver.url.split("/")[2]
-
-    strict = WebhookClient(timeout=DEADLINE, resolve=resolve)
-    outcome = await strict.post(receiver.url, {}, b"hello")
-    assert "receiver.example leads to an address that is not public" in str(outcome.error)
+        assert (await receiver.next()).headers["host"] == receiver.url.split("/")[2]
+    result = await post(receiver.url, resolve=resolve)
+    assert "receiver.example resolves to an address that is not public" in str(result.error)
 
 
-async def test_a_certificate_of_somebody_else_or_of_an_unknown_authority_is_refused(
+async def test_certificate_of_another_host_or_of_an_unknown_authority_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def resolve(host: str, port: int) -> list[str]:
-        return ["127.0.0.1"]
-
-    authority, certificate = make_certificates(tmp_path, "somebody.example")
+    options: dict[str, Any] = {"allow_private": True, "resolve": resolve_to("127.0.0.1")}
+    authority, certificate = make_certificates(tmp_path, "another.example")
     async with receiving(certificate, "receiver.example") as receiver:
-        unknown = await WebhookClient(timeout=DEADLINE, allow_private=True, resolve=resolve).post(receiver.url, {}, b"")
-        assert "CERTIFICATE_VERIFY_FAILED" in str(unknown.error)
+        assert "CERTIFICATE_VERIFY_FAILED" in str((await post(receiver.url, **options)).error)
         monkeypatch.setenv("SSL_CERT_FILE", str(authority))
-        other = await WebhookClient(timeout=DEADLINE, allow_private=True, resolve=resolve).post(receiver.url, {}, b"")
-        assert "receiver.example" in str(other.error)
+        assert "receiver.example" in str((await post(receiver.url, **options)).error)
         assert receiver.came.empty()
 
 
-async def test_names_that_nobody_answers_for_take_no_thread_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+# DNS lookups
+
+
+async def test_lookups_that_hang_take_no_threads_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     is_over = threading.Event()
 
-    def never(*asked: object, **more: object) -> list[object]:
+    def getaddrinfo(*args: object, **options: object) -> list[object]:
         is_over.wait()
         return []
 
-    monkeypatch.setattr(socket, "getaddrinfo", never)
-    courier = WebhookClient(timeout=0.01)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    client = WebhookClient(timeout=0.01)
     try:
-        # More of them than the loop's own pool has threads.
-        outcomes = await asyncio.gather(*(courier.post(f"https://{n}.example/", {}, b"") for n in range(40)))
-        assert {outcome.error for outcome in outcomes} == {"no answer within 0.01 s"}
+        # More than the loop's thread pool has.
+        results = await asyncio.gather(*(client.post(f"https://{n}.example/", {}, b"") for n in range(40)))
+        assert {result.error for result in results} == {"no answer within 0.01 s"}
         assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), DEADLINE) == "done"
     finally:
         is_over.set()
 
 
-async def test_names_that_nobody_answers_for_are_no_more_threads_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    is_over, asked, known = threading.Event(), queue.Queue[object](), socket.getaddrinfo
+async def test_number_of_concurrent_lookups_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over, asked, original = threading.Event(), queue.Queue[object](), socket.getaddrinfo
 
-    def late(host: str, *more: Any, **options: Any) -> Any:
+    def getaddrinfo(host: str, *args: Any, **options: Any) -> Any:
         if not host.endswith(".example"):
-            return known(host, *more, **options)
+            return original(host, *args, **options)
         asked.put(host)
         is_over.wait()
-        return known("127.0.0.1", *more, **options)
+        return original("127.0.0.1", *args, **options)
 
-    monkeypatch.setattr(socket, "getaddrinfo", late)
-    monkeypatch.setattr(courier_module, "_MOST_LOOKUPS", 2)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(http_client, "_MAX_LOOKUPS", 2)
     async with receiving(host="receiver.example") as receiver:
-        courier = WebhookClient(timeout=DEADLINE, allow_private=True)
-        waiting = [asyncio.create_task(courier.post(receiver.url, {}, b"")) for _ in range(2)]
+        client = WebhookClient(timeout=DEADLINE, allow_private=True)
+        waiting = [asyncio.create_task(client.post(receiver.url, {}, b"")) for _ in range(2)]
         try:
             for _ in waiting:
                 await asyncio.to_thread(asked.get, timeout=DEADLINE)
-            waiting[0].cancel()  # its lookup goes on all the same
+            waiting[0].cancel()  # the lookup continues
             await asyncio.wait(waiting[:1])
-            refused = await courier.post(receiver.url, {}, b"")
-            assert "2 names are being looked up" in str(refused.error)
+            refused = await client.post(receiver.url, {}, b"")
+            assert "2 DNS lookups are running" in str(refused.error)
             assert asked.empty()
         finally:
             is_over.set()
         assert (await waiting[1]).error is None
         await until(lambda: not any(thread.name == "tidings-resolve" for thread in threading.enumerate()))
-        assert (await courier.post(receiver.url, {}, b"")).error is None
+        assert (await client.post(receiver.url, {}, b"")).error is None
 
 
-async def test_a_thread_that_can_not_be_started_is_a_delivery_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = threading.Thread.start
+async def test_lookup_whose_thread_can_not_start_is_an_error_and_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:
         if thread.name == "tidings-resolve":
             raise RuntimeError("can't start new thread")
-        begin(thread)
+        original(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    monkeypatch.setattr(courier_module, "_MOST_LOOKUPS", 1)
-    courier = WebhookClient(timeout=DEADLINE)
-    for _ in range(2):  # and it counts for nothing
-        outcome = await courier.post("https://receiver.example/", {}, b"")
-        assert outcome.error == "RuntimeError: can't start new thread"
+    monkeypatch.setattr(http_client, "_MAX_LOOKUPS", 1)
+    client = WebhookClient(timeout=DEADLINE)
+    for _ in range(2):
+        result = await client.post("https://receiver.example/", {}, b"")
+        assert result.error == "RuntimeError: can't start new thread"
 
 
-async def test_the_next_address_is_tried_when_one_is_not_there() -> None:
+# Requests and responses
+
+
+async def test_next_address_is_tried_if_one_does_not_answer() -> None:
     async with receiving(host="localhost") as receiver:
-
-        async def resolve(host: str, port: int) -> list[str]:
-            return ["::1", "127.0.0.1"]
-
-        outcome = await WebhookClient(timeout=DEADLINE, resolve=resolve).post(receiver.url, {}, b"")
-        assert outcome.error is None
+        assert (await post(receiver.url, resolve=resolve_to("::1", "127.0.0.1"))).error is None
 
 
-async def test_a_redirect_is_not_followed() -> None:
+async def test_redirect_is_not_followed() -> None:
     async with receiving() as receiver, receiving() as other:
         receiver.answer = lambda delivery: (307, {"location": other.url})
-        outcome = await WebhookClient(timeout=DEADLINE).post(receiver.url, {}, b"")
-        assert (outcome.status, outcome.error) == (307, "answered 307; redirects are not followed")
+        assert await post(receiver.url) == PostResult(307, "answered 307; redirects are not followed")
         assert other.connections == 0
 
 
-async def test_an_answer_without_end_or_without_beginning_holds_nobody_up() -> None:
+async def test_response_without_an_end_or_without_a_start_does_not_block() -> None:
     async with receiving() as receiver:
         receiver.body = None
         async with asyncio.timeout(DEADLINE / 2):
-            outcome = await WebhookClient(timeout=DEADLINE).post(receiver.url, {}, b"")
-        assert outcome.error is None  # its head was all we wanted
+            assert (await post(receiver.url)).error is None  # the head is enough
         receiver.gate.clear()
-        outcome = await WebhookClient(timeout=0.2).post(receiver.url, {}, b"")
-        assert outcome.error == "no answer within 0.2 s"
+        assert (await post(receiver.url, timeout=0.2)).error == "no answer within 0.2 s"
 
 
 async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     async with receiving() as receiver, receiving() as proxy:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.url.rsplit("/", 1)[0])
-        outcome = await WebhookClient(timeout=DEADLINE).post(receiver.url, {}, b"")
-        assert outcome.error is None
+        assert (await post(receiver.url)).error is None
         assert proxy.connections == 0
 
 
-@pytest.mark.parametrize(("value", "least", "most"), [("7", 7, 7), ("soon", None, None), ("-3", None, None)])
-async def test_retry_after_in_seconds(value: str, least: float | None, most: float | None) -> None:
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("7", 7),
+        ("soon", None),
+        ("-3", None),
+        ("Mon, 01 Jan 2024 00:00:00 +99999999999999999999", None),
+        (formatdate(0, usegmt=True), 0),
+    ],
+)
+async def test_retry_after_is_parsed(value: str, seconds: float | None) -> None:
     async with receiving() as receiver:
         receiver.answer = lambda delivery: (503, {"retry-after": value})
-        outcome = await WebhookClient(timeout=DEADLINE).post(receiver.url, {}, b"")
-        assert outcome.retry_after == least == most
+        assert await post(receiver.url) == PostResult(503, "answered 503", seconds)
+        receiver.answer = lambda delivery: (429, {"retry-after": formatdate(time.time() + 60, usegmt=True)})
+        result = await post(receiver.url)
+        assert 30 < (result.retry_after or 0) <= 61
 
 
-async def test_retry_after_of_no_time_at_all() -> None:
-    async with receiving() as receiver:
-        zone = "+99999999999999999999"
-        receiver.answer = lambda delivery: (503, {"retry-after": f"Mon, 01 Jan 2024 00:00:00 {zone}"})
-        outcome = await WebhookClient(timeout=DEADLINE).post(receiver.url, {}, b"")
-        assert (outcome.status, outcome.retry_after) == (503, None)
-
-
-async def test_the_url_of_a_delivery_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_url_of_a_delivery_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with receiving() as receiver, httpx2.AsyncClient(timeout=DEADLINE) as client:
-        assert (await WebhookClient(timeout=DEADLINE).post(f"{receiver.url}&token=SECRET", {}, b"")).error is None
+        assert (await post(f"{receiver.url}&token=SECRET")).error is None
         assert "SECRET" not in caplog.text
         await client.post(f"{receiver.url}&mine", content=b"")
-        assert "mine" in caplog.text, "those of others are"
-
-
-async def test_retry_after_as_a_date() -> None:
-    from email.utils import formatdate
-
-    async with receiving() as receiver:
-        receiver.answer = lambda delivery: (429, {"retry-after": formatdate(time.time() + 60, usegmt=True)})
-        outcome = await WebhookClient(timeout=DEADLINE).post(receiver.url, {}, b"")
-        assert outcome.retry_after is not None
-        assert 30 < outcome.retry_after <= 61
+        assert "mine" in caplog.text, "other requests are logged"
 
 
 # Signatures
 
 
-def test_the_signature_is_the_one_of_the_specification() -> None:
-    """The example that the reference libraries of Standard Webhooks are tested with."""
+def test_signature_matches_the_example_of_standard_webhooks() -> None:
+    """The example that the reference libraries use in their tests."""
     secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
     message_id, timestamp, body = "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}'
     assert sign(secret, message_id, timestamp, body) == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
 @given(st.binary(max_size=200), st.integers(0, 2**40))
-def test_whoever_has_one_of_the_secrets_can_verify(body: bytes, timestamp: int) -> None:
+def test_each_of_several_secrets_verifies_and_no_other(body: bytes, timestamp: int) -> None:
     old, new, other = new_secret(), new_secret(), new_secret()
     signature = sign(check_secret(f"{new}  {old}"), "msg_1", timestamp, body)
     headers = {"webhook-id": "msg_1", "webhook-timestamp": str(timestamp), "webhook-signature": signature}
@@ -333,7 +332,7 @@ def test_whoever_has_one_of_the_secrets_can_verify(body: bytes, timestamp: int) 
 
 
 @pytest.mark.parametrize("secret", ["", "secret", "whsec_", "whsec_!!", "whsec_" + base64.b64encode(b"short").decode()])
-def test_a_weak_secret_is_refused_and_not_repeated(secret: str) -> None:
-    with pytest.raises(TidingsError) as refused:
+def test_weak_secret_is_rejected_without_showing_it(secret: str) -> None:
+    with pytest.raises(TidingsError) as error:
         check_secret(secret)
-    assert len(secret) < 8 or secret not in str(refused.value)
+    assert len(secret) < 8 or secret not in str(error.value)

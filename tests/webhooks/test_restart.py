@@ -1,9 +1,8 @@
-"""What a restart leaves of a webhook: its secret, failures and pauses; and whoever missed too much refetches."""
+"""Webhooks after a restart: secret, failures and delays are kept, and a receiver that missed too much must refetch."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,127 +11,119 @@ from mcp.server.mcpserver import MCPServer
 from msgspec.structs import replace
 
 from tests.support.command import run_command
-from tests.support.hooks import lively, nothing, open_webhook, webhook
+from tests.support.hooks import durable_of, live_server, nothing, open_webhook, until_open, webhook_of
 from tests.support.receiver import Delivery, Receiver, receiving, verify
-from tests.support.waiting import DEADLINE, until
+from tests.support.waiting import until
 from tidings import Feature, Live, Policy
 from tidings.store.durable import SERVER, DurableSubscription, Webhook
 from tidings.store.durable_json import as_json
 from tidings.store.sqlite import peek
-from tidings.webhooks.delivery import _Post
-from tidings.webhooks.http_client import Outcome, WebhookClient
 from tidings.webhooks.signature import new_secret
 
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.db"
+
+
 @pytest.mark.parametrize(
-    ("owner", "knobs", "said"),
+    ("owner", "policy", "error"),
     [
         (("mallory", None), {"webhooks": "none", "webhook_private": True}, "Policy.webhooks"),
         (None, {"webhooks": "principals", "webhook_private": True}, "Policy.webhooks"),
         (("mallory", None), {"webhook_private": False}, "own machine"),
     ],
 )
-async def test_what_a_policy_no_longer_allows_is_given_up_at_the_next_start(
-    tmp_path: Path, owner: Any, knobs: dict[str, Any], said: str
+async def test_webhook_that_the_policy_no_longer_allows_is_dead_after_a_restart(
+    path: Path, owner: Any, policy: dict[str, Any], error: str
 ) -> None:
-    path = tmp_path / "state.db"
     async with receiving() as receiver, receiving() as own:
-        async with lively(path, webhooks="anyone", webhook_private=True) as live:
-            hook = Webhook(url=receiver.url, secret=new_secret())
+        async with live_server(path, webhooks="anyone", webhook_private=True) as live:
+            webhook = Webhook(url=receiver.url, secret=new_secret())
             live.durables.put(
-                DurableSubscription(name="hook", owner=owner, features=(Feature.TOOLS,), ttl=60.0, webhook=hook)
+                DurableSubscription(name="hook", owner=owner, features=(Feature.TOOLS,), ttl=60.0, webhook=webhook)
             )
             await open_webhook(live, own, "tools", name="own")
-        async with lively(path, **knobs) as live:
+        async with live_server(path, **policy) as live:
             live.tools.add(nothing, name="one")
             await own.next()
-            kept = live.durables.get((owner, "hook"))
-            assert kept is not None
-            assert kept.webhook is not None
-            assert kept.webhook.is_dead
-            assert said in (kept.webhook.last_error or "")
-            assert kept.expires is not None
+            webhook = webhook_of(live, owner=owner)
+            assert webhook.is_dead
+            assert error in (webhook.last_error or "")
+            assert durable_of(live, owner=owner).expires is not None
             assert receiver.connections == 0
 
 
-async def test_a_webhook_outlives_its_time_while_it_is_tried(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
+async def test_ttl_starts_only_when_the_webhook_is_dead(path: Path) -> None:
     async with receiving() as receiver:
-        async with lively(path) as live:
+        async with live_server(path) as live:
             await open_webhook(live, receiver, "tools", ttl=0.0)
         receiver.answers(500)
-        async with lively(path, webhook_attempts=1) as live:
-            await until(lambda: live.durables.is_connected((SERVER, "hook")))
+        async with live_server(path, webhook_attempts=1) as live:
+            await until_open(live)
             live.tools.add(nothing, name="one")
             await receiver.next()
             await until(lambda: live.durables.get((SERVER, "hook")) is None)
 
 
-async def test_a_restart_delivers_the_difference_and_keeps_the_dead(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
+async def test_restart_delivers_the_difference_and_keeps_dead_webhooks_dead(path: Path) -> None:
+    async def next_with(receiver: Receiver, text: str) -> Delivery:
+        while text not in (delivery := await receiver.next()).gist:
+            pass
+        return delivery
+
     async with receiving() as receiver, receiving() as broken:
-        async with lively(path) as live:
+        async with live_server(path) as live:
             await open_webhook(live, receiver, "tools", "prompts", uris=["board://a"])
             broken.answers(500)
             await open_webhook(live, broken, "tools", name="broken")
             live.tools.add(nothing, name="one")
             assert (await receiver.next()).gist == "tools.list_changed added one"
-            await until(lambda: webhook(live, "broken").is_dead)
-            await until(lambda: webhook(live).last_success)
-            secret = webhook(live).secret
+            await until(lambda: webhook_of(live, "broken").is_dead)
+            await until(lambda: webhook_of(live).last_success)
+            secret = webhook_of(live).secret
         connections = broken.connections
-        # The same list, and a prompt that was not there.
-        async with lively(path) as live:
-            assert webhook(live, "broken").is_dead
-            assert (webhook(live, "broken").attempts, webhook(live, "broken").last_error) == (4, "answered 500")
-            assert webhook(live).secret == secret
+        async with live_server(path) as live:
+            dead = webhook_of(live, "broken")
+            assert (dead.is_dead, dead.attempts, dead.last_error) == (True, 4, "answered 500")
+            assert webhook_of(live).secret == secret
             live.tools.add(nothing, name="one")
             live.prompts.add(nothing, name="greet")
-            delivery = await receiver.next()
-            while delivery.gist != "prompts.list_changed added greet":
-                delivery = await receiver.next()
+            delivery = await next_with(receiver, "prompts.list_changed added greet")
             verify(delivery, secret, now=time.time())
             assert broken.connections == connections
             broken.answers(200)
             live.webhooks.revive("broken")
-            assert "one" in (await broken_until(broken, "one")).gist
+            await next_with(broken, "one")
 
 
-async def broken_until(receiver: Receiver, text: str) -> Delivery:
-    while text not in (delivery := await receiver.next()).gist:
-        pass
-    return delivery
-
-
-async def test_a_webhook_that_was_failing_goes_on_failing_after_a_restart(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
+async def test_failing_webhook_continues_to_count_failures_after_a_restart(path: Path) -> None:
     async with receiving() as receiver:
         receiver.answers(500)
-        async with lively(path, webhook_backoff=0.05) as live:
+        async with live_server(path, webhook_backoff=0.05) as live:
             await open_webhook(live, receiver, "tools", uris=["board://a"])
             live.resources.updated("board://a")
             first = await receiver.next()
-            await until(lambda: webhook(live).attempts == 1)
-        async with lively(path, webhook_backoff=0.05) as live:
-            assert webhook(live).attempts == 1
+            await until(lambda: webhook_of(live).attempts == 1)
+        async with live_server(path, webhook_backoff=0.05) as live:
+            assert webhook_of(live).attempts == 1
             again = await receiver.next()
             assert again.gist == first.gist == "resources.updated updated board://a"
             assert again.id == first.id
-            await until(lambda: webhook(live).is_dead)
+            await until(lambda: webhook_of(live).is_dead)
 
 
-async def test_a_pause_that_a_receiver_asked_for_outlives_a_restart(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
+async def test_retry_after_survives_a_restart(path: Path) -> None:
     async with receiving() as receiver, receiving() as other:
         receiver.answer = lambda delivery: (503, {"retry-after": "3600"})
-        async with lively(path) as live:
+        async with live_server(path) as live:
             await open_webhook(live, receiver, "prompts")
             live.prompts.add(nothing, name="one")
             await receiver.next()
-            await until(lambda: webhook(live).next_attempt)
-        async with lively(path) as live:
+            await until(lambda: webhook_of(live).next_attempt)
+        async with live_server(path) as live:
             await open_webhook(live, other, "prompts", name="other")
             live.prompts.add(nothing, name="two")
             await other.next()
@@ -141,115 +132,106 @@ async def test_a_pause_that_a_receiver_asked_for_outlives_a_restart(tmp_path: Pa
             await receiver.next()
 
 
-async def test_a_clock_that_was_set_back_silences_nobody(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
+async def test_clock_that_was_set_back_does_not_delay_the_next_attempt(path: Path) -> None:
     async with receiving() as receiver:
         receiver.answers(500)
-        async with lively(path, webhook_attempts=9, webhook_backoff=3600) as live:
+        async with live_server(path, webhook_attempts=9, webhook_backoff=3600) as live:
             await open_webhook(live, receiver, uris=["board://a"])
             live.resources.updated("board://a")
             await receiver.next()
-            await until(lambda: webhook(live).next_attempt)
-            of_another_time = replace(webhook(live), next_attempt=time.time() + 1e9)
-            live.durables.change((SERVER, "hook"), webhook=of_another_time)
+            await until(lambda: webhook_of(live).next_attempt)
+            in_the_future = replace(webhook_of(live), next_attempt=time.time() + 1e9)
+            live.durables.change((SERVER, "hook"), webhook=in_the_future)
         receiver.answers(200)
-        async with lively(path):
+        async with live_server(path):
             assert (await receiver.next()).gist == "resources.updated updated board://a"
 
 
-# More was missed than anybody knows
+# A receiver that missed more than the server knows
 
 
-async def missed_too_much(path: Path, receiver: Receiver) -> None:
-    """A webhook whose server forgets, while it is not there, which contents changed."""
-    async with lively(path) as live:
+async def miss_too_much(path: Path, receiver: Receiver) -> None:
+    """Create a webhook, and let the server forget which contents changed while the webhook was not open."""
+    async with live_server(path) as live:
         await open_webhook(live, receiver, "tools", uris=["board://*", "board://named"])
         live.resources.updated("board://1")
         assert (await receiver.next()).gist == "resources.updated updated board://1"
-        await until(lambda: webhook(live).last_success)
-    with_others = Live(MCPServer("hooks"), policy=Policy(max_contents=1, journal_changes=1), store=path)
+        await until(lambda: webhook_of(live).last_success)
+    forgetful = Live(MCPServer("hooks"), policy=Policy(max_contents=1, journal_changes=1), store=path)
     for number in range(5):
-        with_others.resources.updated(f"board://{number}")
-    with_others.close()
+        forgetful.resources.updated(f"board://{number}")
+    forgetful.close()
 
 
-async def test_who_missed_more_than_anybody_knows_is_told_to_refetch_first(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
+async def test_receiver_that_missed_too_much_is_told_to_refetch_first(path: Path) -> None:
     async with receiving() as receiver:
-        await missed_too_much(path, receiver)
+        await miss_too_much(path, receiver)
         receiver.answers(500, 204)
-        async with lively(path) as live:
+        async with live_server(path) as live:
             first, again = await receiver.next(), await receiver.next()
             assert first.id == again.id
-            verify(again, webhook(live).secret, now=time.time())
+            verify(again, webhook_of(live).secret, now=time.time())
             assert again.envelope["type"] == "resources.refetch"
             meta = again.envelope["data"]["_meta"]
             assert meta["dev.tidings/refetch"] == ["board://*", "board://named"]
             assert meta["dev.tidings/cursor"]["asOf"] == live.hub.notifications.revision
-            await until(lambda: live.durables.is_connected((SERVER, "hook")))
+            await until_open(live)
 
-            before = webhook(live).last_success
             live.resources.updated("board://7")
             assert (await receiver.next()).gist == "resources.updated updated board://7"
-            await until(lambda: webhook(live).last_success != before)
-        async with lively(path) as live:
-            await until(lambda: live.durables.is_connected((SERVER, "hook")))
+            await until(lambda: live.hub.counts.sent["contents"])
+        async with live_server(path) as live:
+            await until_open(live)
             live.tools.add(nothing, name="one")
-            assert (await receiver.next()).gist == "tools.list_changed added one", "it was told, and is not again"
+            assert (await receiver.next()).gist == "tools.list_changed added one", "no second refetch"
 
 
-async def test_who_has_to_refetch_is_listed_so_until_it_knows(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
+async def test_pending_refetch_is_listed_until_it_is_delivered(path: Path) -> None:
     async with receiving() as receiver:
-        await missed_too_much(path, receiver)
+        await miss_too_much(path, receiver)
         receiver.answers(500)
-        async with lively(path, webhook_attempts=1) as live:
-            await until(lambda: webhook(live).is_dead)
+        async with live_server(path, webhook_attempts=1) as live:
+            await until(lambda: webhook_of(live).is_dead)
         listed = as_json(peek(path).durables[SERVER, "hook"])["webhook"]
         assert (listed["state"], listed["refetch"]) == ("dead", ["board://*", "board://named"])
-        assert "has yet to be told to refetch board://*, board://named" in (await run_command("subscriptions", path))[1]
+        assert "refetch board://*, board://named" in (await run_command("subscriptions", path))[1]
 
         receiver.answers(204)
-        async with lively(path) as live:
+        async with live_server(path) as live:
             live.webhooks.revive("hook")
-            await until(lambda: webhook(live).last_refetch)
+            await until(lambda: webhook_of(live).last_refetch)
         listed = as_json(peek(path).durables[SERVER, "hook"])["webhook"]
         assert "refetch" not in listed
-        assert listed["lastRefetch"] <= listed["lastSuccess"]  # the call was a success, whose time is taken next
-        assert f"was told to refetch at {listed['lastRefetch']}" in (await run_command("subscriptions", path))[1]
+        assert listed["lastRefetch"] <= listed["lastSuccess"]
+        assert f"refetch at {listed['lastRefetch']}" in (await run_command("subscriptions", path))[1]
 
 
 @pytest.mark.parametrize("status", [500, 204])
-async def test_two_calls_to_refetch_have_one_id_only_if_nothing_changed_between_them(
-    tmp_path: Path, status: int
-) -> None:
-    path = tmp_path / "state.db"
+async def test_refetch_has_a_new_id_if_contents_changed_since_the_last_one(path: Path, status: int) -> None:
+    """Otherwise a receiver that drops duplicates would miss board://8."""
     async with receiving() as receiver:
-        await missed_too_much(path, receiver)
-        async with lively(path, max_contents=1) as live:
+        await miss_too_much(path, receiver)
+        async with live_server(path, max_contents=1) as live:
             statuses = iter([status])
 
             def answer(delivery: Delivery) -> tuple[int, dict[str, str]]:
                 if (now := next(statuses, None)) is None:
                     return 204, {}
-                for number in range(7, 9):  # of which one can be remembered
+                for number in range(7, 9):  # the server can remember one of them
                     live.resources.updated(f"board://{number}")
                 return now, {}
 
             receiver.answer = answer
             first, second = await receiver.next(), await receiver.next()
             assert first.envelope["type"] == second.envelope["type"] == "resources.refetch"
-            assert first.id != second.id, "who drops what it has seen would not hear of board://8"
-            await until(lambda: live.durables.is_connected((SERVER, "hook")))
+            assert first.id != second.id
+            await until_open(live)
 
 
-async def test_contents_that_change_faster_than_they_are_refetched_are_not_called_without_a_pause(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "state.db"
-    async with receiving() as receiver:
-        await missed_too_much(path, receiver)
-        async with lively(path, max_contents=1, webhook_backoff=600.0) as live:
+async def test_refetches_pause_while_contents_change_faster_than_they_are_refetched(path: Path) -> None:
+    async with receiving() as receiver, receiving() as other:
+        await miss_too_much(path, receiver)
+        async with live_server(path, max_contents=1, webhook_backoff=600.0) as live:
 
             def answer(delivery: Delivery) -> tuple[int, dict[str, str]]:
                 for number in range(2):
@@ -259,61 +241,37 @@ async def test_contents_that_change_faster_than_they_are_refetched_are_not_calle
             receiver.answer = answer
             for _ in range(2):
                 assert (await receiver.next()).envelope["type"] == "resources.refetch"
-            await until(lambda: _post(live)._timer is not None)
+            # A complete delivery to another webhook shows that there is no immediate third one.
+            await open_webhook(live, other, "prompts", name="other")
+            live.prompts.add(nothing, name="one")
+            await other.next()
             assert receiver.came.empty()
-            assert not live.durables.is_connected((SERVER, "hook")), "nor was it said to know what it does not"
+            assert not live.durables.is_connected((SERVER, "hook"))
 
 
-def _post(live: Live) -> _Post:
-    return live.webhooks._posts[SERVER, "hook"]
-
-
-class Meddling(WebhookClient):
-    """Whose deliveries something else happens after, before anybody has looked at the answer."""
-
-    then: Callable[[], object] | None = None
-
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Outcome:
-        outcome = await super().post(url, headers, body)
-        then, self.then = self.then, None
-        if then is not None:
-            then()
-        return outcome
-
-
-async def test_what_is_put_while_a_call_to_refetch_is_answered_counts(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
+async def test_put_during_a_refetch_request_is_not_overwritten(path: Path) -> None:
     async with receiving() as receiver, receiving() as another:
-        await missed_too_much(path, receiver)
-        live = Live(MCPServer("hooks"), policy=Policy(webhook_backoff=0.01), store=path)
-        courier = live.webhooks.courier = Meddling(timeout=DEADLINE)
-        courier.then = lambda: live.webhooks.put("hook", another.url, "prompts", uris=["board://*", "other://*"], ttl=9)
-        await live.attend()
-        try:
+        await miss_too_much(path, receiver)
+
+        def put(live: Live) -> None:
+            live.webhooks.put("hook", another.url, "prompts", uris=["board://*", "other://*"], ttl=9)
+
+        async with live_server(path, then=put) as live:
             assert (await receiver.next()).envelope["type"] == "resources.refetch"
-            told = await another.next()
-            assert told.envelope["type"] == "resources.refetch", (
-                "of what the former receiver was told, this knows nothing"
-            )
-            await until(lambda: live.durables.is_connected((SERVER, "hook")))
-            durable = live.durables.get((SERVER, "hook"))
-            assert durable is not None
+            # The new receiver does not know what the old one was told.
+            assert (await another.next()).envelope["type"] == "resources.refetch"
+            await until_open(live)
+            durable = durable_of(live)
             assert (durable.features, durable.uris, durable.ttl) == ((Feature.PROMPTS,), ("board://*", "other://*"), 9)
             live.resources.updated("other://1")
             assert (await another.next()).gist == "resources.updated updated other://1"
-        finally:
-            live.stop()
-            live.keeper.close()
 
 
-async def test_a_webhook_whose_name_a_stream_had_meanwhile_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
+async def test_webhook_opens_after_a_stream_used_its_name_during_a_refetch_request(path: Path) -> None:
     async with receiving() as receiver:
-        await missed_too_much(path, receiver)
-        live = Live(MCPServer("hooks"), policy=Policy(webhook_backoff=0.01), store=path)
-        courier = live.webhooks.courier = Meddling(timeout=DEADLINE)
+        await miss_too_much(path, receiver)
 
-        def visit() -> None:
+        def connect_stream(live: Live) -> None:
             visit = live.durables.enter({"name": "hook"}, SERVER, [Feature.PROMPTS], [], {}, nothing)
             assert visit is not None
             subscriber = live.hub.open(lambda notification: None)
@@ -321,13 +279,8 @@ async def test_a_webhook_whose_name_a_stream_had_meanwhile_goes_on(tmp_path: Pat
             live.hub.subscribe(subscriber, "prompts")
             live.hub.close(subscriber)
 
-        courier.then = visit
-        await live.attend()
-        try:
+        async with live_server(path, then=connect_stream) as live:
             assert (await receiver.next()).envelope["type"] == "resources.refetch"
-            await until(lambda: live.durables.is_connected((SERVER, "hook")))
+            await until_open(live)
             live.prompts.add(nothing, name="one")
             assert (await receiver.next()).gist == "prompts.list_changed added one"
-        finally:
-            live.stop()
-            live.keeper.close()

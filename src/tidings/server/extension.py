@@ -155,7 +155,7 @@ class ExtensionMethods:
             "subscriptions": [
                 as_subscription(each, is_connected=durables.is_connected(each.key))
                 for each in durables.all(_owner(principal))
-                if each.webhook is None or self._live.webhooks.may_have(_owner(principal))
+                if each.webhook is None or self._live.webhooks.allows(_owner(principal))
             ]
         }
 
@@ -163,7 +163,7 @@ class ExtensionMethods:
         """Set one, new or not. What is left out stays as it was; a webhook that was given up is tried again."""
         live = self._live
         known = live.durables.get((_owner(principal), params.name))
-        if (params.webhook or (known and known.webhook)) and not self._live.webhooks.may_have(_owner(principal)):
+        if (params.webhook or (known and known.webhook)) and not self._live.webhooks.allows(_owner(principal)):
             raise TidingsError("this server has no webhooks for this caller (Policy.webhooks)")
         if params.notifications is None and known is None:
             raise TidingsError(f"there is no {params.name!r}; a new one says in `notifications` what it watches")
@@ -199,7 +199,7 @@ class ExtensionMethods:
     async def _remove(self, principal: Principal | None, params: _NameParams) -> dict[str, Any]:
         key = (_owner(principal), params.name)
         known = self._live.durables.get(key)
-        if known is None or (known.webhook is not None and not self._live.webhooks.may_have(_owner(principal))):
+        if known is None or (known.webhook is not None and not self._live.webhooks.allows(_owner(principal))):
             return {"removed": False}
         return {"removed": self._live.durables.remove(key)}
 

@@ -1,9 +1,9 @@
-"""Webhooks: durable subscriptions that are delivered to a URL, for whoever can't hold a stream open.
+"""Webhooks: durable subscriptions that are delivered to a URL, for receivers that can't keep a stream open.
 
-Level-triggered like every lane: one delivery at a time, and what changes meanwhile waits in the mailbox as a set of
-topics. A delivery counts as told when its receiver answered 2xx. After a failure the subscriber is closed, and with it
-goes what was on its way; when the back-off is over it enters anew and is told what differs then, as after a restart.
-Whoever keeps failing is dead: nothing is sent until somebody puts the subscription again.
+Each webhook has at most one request in progress; topics that change meanwhile wait in its mailbox. A topic counts as
+told when the receiver answered 2xx. After a failure, the subscriber is closed and its pending topics are dropped. It is
+opened again after a delay and told what differs then, as after a restart. After too many failures in a row it is
+dead: nothing is sent until the subscription is put again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tidings.server.authorization import Principal
 from tidings.server.listen_options import ListenOptions, from_any_thread
 from tidings.store.durable import SERVER, DurableSubscription, Key, Owner, Webhook
 from tidings.store.durable_connection import DurableConnection
-from tidings.webhooks.http_client import Outcome, WebhookClient, check_url
+from tidings.webhooks.http_client import PostResult, WebhookClient, check_url
 from tidings.webhooks.signature import check_secret, new_secret, sign
 
 if TYPE_CHECKING:
@@ -43,54 +43,53 @@ logger = logging.getLogger(__name__)
 
 _KIND = ConnectionKind("none", "webhook")
 
-_LONGEST_BACKOFF = 3600.0
-"""Seconds between two attempts, at most, unless the receiver asks for more."""
-_LONGEST_RETRY_AFTER = 24 * 3600.0
-_AT_ONCE = 64
-"""Requests under way at the same time."""
+_MAX_BACKOFF = 3600.0
+"""Seconds between two attempts, unless the receiver asks for more."""
+_MAX_RETRY_AFTER = 24 * 3600.0
+_MAX_REQUESTS = 64
+"""Requests in progress at the same time."""
 _GONE = 410
-_MOST_BYTES = 1 << 20
-"""Of one delivery: past it, it goes without the items themselves."""
-_ROUNDS = 2
-"""Calls to refetch, one right after the other, while more changes than anybody can remember."""
-_AGAIN = 15.0
-"""Seconds until a name is tried again that a stream has taken over."""
+_MAX_BYTES = 1 << 20
+"""Bytes of one delivery. A larger one is sent without the items."""
+_MAX_REFETCHES = 2
+"""Refetch messages in immediate succession, while more contents change than the server can remember."""
+_RECHECK_DELAY = 15.0
+"""Seconds until the next attempt to open a webhook whose name a stream uses."""
 
 
 class Webhooks:
-    """All webhooks of one server, from the moment that it has an event loop."""
+    """All webhooks of one server. They run while the server has an event loop."""
 
     def __init__(
-        self,
-        live: Live,
-        *,
-        courier: WebhookClient | None = None,
-        clock: Callable[[], float] = time.time,
+        self, live: Live, *, http_client: WebhookClient | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self._live = live
-        policy = live.policy
-        self.courier = courier or WebhookClient(timeout=policy.webhook_timeout, allow_private=policy.webhook_private)
+        self._durables = live.durables
+        policy = self._policy = live.policy
+        self.http_client = http_client or WebhookClient(
+            timeout=policy.webhook_timeout, allow_private=policy.webhook_private
+        )
         self.clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._posts: dict[Key, _Post] = {}
-        self.at_once = asyncio.Semaphore(_AT_ONCE)
-        live.durables.follow(self._changed)
+        self._deliveries: dict[Key, _WebhookDelivery] = {}
+        self.request_slots = asyncio.Semaphore(_MAX_REQUESTS)
+        self._durables.follow(self._on_change)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.at_once = asyncio.Semaphore(_AT_ONCE)
-        for durable in self._live.durables.all():
+        self.request_slots = asyncio.Semaphore(_MAX_REQUESTS)
+        for durable in self._durables.all():
             if durable.webhook is not None:
                 try:
-                    self._look(durable.key)
-                except Exception:  # of one that was kept: the others, and the server, start all the same
+                    self._restart(durable.key)
+                except Exception:  # one invalid webhook from the store must not stop the others or the server
                     logger.exception("the webhook %r can't be started", durable.name)
                     self._live.failures["webhook"] += 1
 
     def stop(self) -> None:
-        for post in self._posts.values():
-            post.close()
-        self._posts.clear()
+        for delivery in self._deliveries.values():
+            delivery.close()
+        self._deliveries.clear()
         self._loop = None
 
     def put(
@@ -103,92 +102,97 @@ class Webhooks:
         terms: Mapping[str, Any] | None = None,
         ttl: float | None = None,
     ) -> DurableSubscription:
-        """Have changes delivered to a URL from now on, for the server itself. Under a name that is there already, it
-        takes that one's place and knows what that one was told. Without a secret it keeps the one it has, or is given
-        one."""
+        """Deliver changes to a URL from now on, as a subscription of the server itself.
+
+        A webhook with the same name is replaced, and its told versions are kept. Without `secret`, it keeps its secret
+        or gets a new one.
+        """
         check_url(url, allow_loopback=True)
-        if ttl is not None and not ttl >= 0:  # a NaN must not pass
+        if ttl is not None and not ttl >= 0:  # also rejects NaN
             raise TidingsError(f"the ttl of a webhook is a number of seconds, not {ttl}")
-        known = self._live.durables.get((SERVER, name))
+        known = self._durables.get((SERVER, name))
         if secret is None:
             secret = known.webhook.secret if known is not None and known.webhook is not None else new_secret()
-        longest = self._live.policy.durable_ttl
+        max_ttl = self._policy.durable_ttl
         durable = DurableSubscription(
             name=name,
             owner=SERVER,
             features=tuple(map(Feature, features)),
             uris=tuple(uris),
             terms=dict(terms or {}),
-            ttl=longest if ttl is None else min(ttl, longest),
+            ttl=max_ttl if ttl is None else min(ttl, max_ttl),
             webhook=Webhook(url=url, secret=check_secret(secret)),
         )
         if not durable.features and not durable.uris:
-            raise TidingsError("a webhook has a list or a URI to watch")
-        return self._live.durables.put(durable)
+            raise TidingsError("a webhook needs a feature or a URI to watch")
+        return self._durables.put(durable)
 
     def revive(self, name: str, owner: Owner = SERVER) -> DurableSubscription | None:
-        """Try again now, whether or not it was given up; None if there is no such webhook."""
-        durable = self._live.durables.get((owner, name))
+        """Try a webhook again now, also if it is dead. Return None if there is none."""
+        durable = self._durables.get((owner, name))
         if durable is None or durable.webhook is None:
             return None
-        return self._live.durables.put(structs.replace(durable, expires=None, webhook=durable.webhook.revived()))
+        return self._durables.put(structs.replace(durable, expires=None, webhook=durable.webhook.revived()))
 
     def remove(self, name: str, owner: Owner = SERVER) -> bool:
-        """Forget one; whether there was one."""
-        return self._live.durables.remove((owner, name))
+        """Remove a webhook. Return False if there is none."""
+        return self._durables.remove((owner, name))
+
+    def allows(self, owner: Owner) -> bool:
+        """Return whether the policy allows webhooks for this owner."""
+        allowed = self._policy.webhooks
+        return owner == SERVER or allowed == "anyone" or (allowed == "principals" and owner is not None)
 
     def __len__(self) -> int:
-        return len(self._posts)
+        return len(self._deliveries)
 
-    def _changed(self, key: Key, durable: DurableSubscription | None) -> None:
-        """Called by whoever puts or removes one, on any thread and with the hub's lock: only leave a note."""
+    def _on_change(self, key: Key, durable: DurableSubscription | None) -> None:
+        # Called in any thread, with the lock of the hub.
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._look, key)
+            self._loop.call_soon_threadsafe(self._restart, key)
 
-    def _look(self, key: Key) -> None:
-        """Serve one anew, as it is now."""
-        if (post := self._posts.pop(key, None)) is not None:
-            post.close()
-        durable = self._live.durables.get(key)
+    def _restart(self, key: Key) -> None:
+        """Close the delivery of a webhook, and open it again as the webhook is now."""
+        if (delivery := self._deliveries.pop(key, None)) is not None:
+            delivery.close()
+        durable = self._durables.get(key)
         if self._loop is None or durable is None or durable.webhook is None or durable.webhook.is_dead:
             return
         try:
             self._check(durable.owner, durable.webhook.url)
         except TidingsError as error:
-            # One that an earlier life of the server allowed, and this one does not.
+            # The policy allowed it when it was put, and no longer does.
             logger.warning(
-                "the webhook %r is given up: Policy.webhooks or Policy.webhook_private no longer allows it",
-                durable.name,
+                "the webhook %r is dead: Policy.webhooks or Policy.webhook_private no longer allows it", durable.name
             )
             dead = structs.replace(durable.webhook, is_dead=True, next_attempt=None, last_error=str(error))
-            self._live.durables.change(key, webhook=dead, expires=self._live.catalog.now() + durable.ttl)
+            self._durables.change(key, webhook=dead, expires=self._live.catalog.now() + durable.ttl)
             return
-        self._posts[key] = _Post(self._live, self, durable, durable.webhook, self._loop)
-
-    def may_have(self, owner: Owner) -> bool:
-        """Whether this owner may have webhooks at all."""
-        allowed = self._live.policy.webhooks
-        return owner == SERVER or allowed == "anyone" or (allowed == "principals" and owner is not None)
+        self._deliveries[key] = _WebhookDelivery(self._live, self, durable, durable.webhook, self._loop)
 
     def _check(self, owner: Owner, url: str) -> None:
-        if not self.may_have(owner):
-            raise TidingsError("this server has no webhooks for its owner (Policy.webhooks)")
-        check_url(url, allow_loopback=owner == SERVER or self._live.policy.webhook_private)
+        if not self.allows(owner):
+            raise TidingsError("this server allows no webhooks for the owner (Policy.webhooks)")
+        check_url(url, allow_loopback=owner == SERVER or self._policy.webhook_private)
 
 
-class _Post:
-    """One webhook: waiting for its time, open, or with a request under way."""
+class _WebhookDelivery:
+    """Delivers to one webhook: waits for the next attempt, opens the subscriber, and sends its notifications."""
 
     def __init__(
         self,
         live: Live,
-        lane: Webhooks,
+        webhooks: Webhooks,
         durable: DurableSubscription,
         webhook: Webhook,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._live = live
-        self._lane = lane
+        self._hub = live.hub
+        self._durables = live.durables
+        self._policy = live.policy
+        self._lock = live.catalog.lock
+        self._webhooks = webhooks
         self._key = durable.key
         self._webhook = webhook
         self._loop = loop
@@ -197,67 +201,68 @@ class _Post:
         self._shape = FrameFormat()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._is_over = False
-        self._handed = 0.0
-        pause = (webhook.next_attempt or 0.0) - lane.clock()
-        # No pause is longer: the clock was another one then, or is not set yet.
-        self._again(pause if pause <= _LONGEST_RETRY_AFTER else 0.0)
+        self._is_closed = False
+        self._delivered_at = 0.0
+        """When the hub delivered the notification that is being sent."""
+        delay = (webhook.next_attempt or 0.0) - webhooks.clock()
+        # No delay is longer; otherwise the clock was set back.
+        self._schedule_open(delay if delay <= _MAX_RETRY_AFTER else 0.0)
 
     def close(self) -> None:
-        """Nothing more is sent; what was on its way was not told."""
-        self._is_over = True
+        """Stop sending. A request in progress does not count as told."""
+        self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
-        self._leave(Reason.SHUTDOWN)
+        self._close_subscriber(Reason.SHUTDOWN)
 
     # Opening
 
-    def _again(self, delay: float) -> None:
+    def _schedule_open(self, delay: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(max(0.0, delay), self._begin)
+        self._timer = self._loop.call_later(max(0.0, delay), self._start_open)
 
-    def _begin(self) -> None:
+    def _start_open(self) -> None:
         self._timer = None
-        if self._live.durables.is_connected(self._key):
-            self._again(_AGAIN)  # a stream has the name, and is told
+        if self._durables.is_connected(self._key):
+            self._schedule_open(_RECHECK_DELAY)  # a stream uses the name and gets the notifications
             return
-        self._task = self._spawn(self._enter)
+        self._task = self._start_task(self._open)
 
-    async def _enter(self) -> None:
+    async def _open(self) -> None:
         live = self._live
-        durable = live.durables.get(self._key)
+        durable = self._durables.get(self._key)
         if durable is None:
             return
         is_ours = durable.owner == SERVER
         principal = None if is_ours or durable.owner is None else Principal(*durable.owner, self._webhook.scopes)
         topics: list[Topic] = [*durable.features, *durable.uris]
         allowed = topics if is_ours else await live.gate.allowed(principal, topics)
-        if self._is_over:
+        if self._is_closed:
             return
         if refused := [topic for topic in topics if topic not in allowed]:
-            self._fail(Outcome(error=f"its owner may no longer watch {', '.join(map(topic_name, refused[:3]))}"))
+            self._fail(PostResult(error=f"the owner may no longer watch {', '.join(map(topic_name, refused[:3]))}"))
             return
-        if not await self._tell_to_refetch(durable):
+        if not await self._send_refetch(durable):
             return
-        with live.catalog.lock:
-            # What is put until here counts, and was not asked about yet.
-            if live.durables.is_connected(self._key) or self._unless_another(durable) is None:
-                self._come_back()
+        with self._lock:
+            # A put until here counts, and may need another authorization.
+            if self._durables.is_connected(self._key) or self._current(durable) is None:
+                self._reopen()
                 return
             wish = ListenOptions(live, {FILTER_KEY: durable.terms} if durable.terms else None, None, principal)
             self._shape = wish.shape()
             asked = {"name": durable.name, "ttl": durable.ttl}
-            visit = live.durables.enter(
-                asked, durable.owner, durable.features, durable.uris, durable.terms, from_any_thread(self._pushed_out)
+            visit = self._durables.enter(
+                asked, durable.owner, durable.features, durable.uris, durable.terms, from_any_thread(self._on_replaced)
             )
         if visit is None:
-            self._fail(Outcome(error="the server can't keep it now; its log says why"))
+            self._fail(PostResult(error="the server can't keep the subscription; its log says why"))
             return
         self._visit = visit
-        subscriber = self._subscriber = live.hub.open(
+        subscriber = self._subscriber = self._hub.open(
             self._deliver,
             label=f"webhook {durable.name}",
             kind=_KIND,
@@ -267,196 +272,197 @@ class _Post:
         )
         subscriber.may = None if is_ours else live.gate.predicate(principal)
         visit.watch(subscriber, is_sure=True)
-        live.hub.subscribe(subscriber, *durable.features, uris=durable.uris, told=visit.told())
+        self._hub.subscribe(subscriber, *durable.features, uris=durable.uris, told=visit.told())
 
-    async def _tell_to_refetch(self, durable: DurableSubscription) -> bool:
-        """Say first of what it missed more than anybody knows; whether it has taken that."""
-        live = self._live
-        for _ in range(_ROUNDS):
-            with live.catalog.lock:
-                if (now := self._unless_another(durable)) is None:
-                    self._come_back()
+    async def _send_refetch(self, durable: DurableSubscription) -> bool:
+        """Tell the receiver to refetch if it missed changes that the server no longer knows.
+
+        Return False if the webhook can't be opened now.
+        """
+        for _ in range(_MAX_REFETCHES):
+            with self._lock:
+                if (current := self._current(durable)) is None:
+                    self._reopen()
                     return False
-                as_of, newest = live.hub.notifications.revision, live.hub.notifications.newest_content
-                told, refetch = live.durables.missed(self._key)
-                # These it is told of by themselves.
-                rest = {topic: None for topic, version in told.items() if version is None}
-                cursor = live.cursor(durable.uris, rest, as_of) if refetch else None
+                as_of, newest = self._hub.notifications.revision, self._hub.notifications.newest_content
+                told, refetch = self._durables.missed(self._key)
+                # These topics get their own notifications.
+                pending = {topic: None for topic, version in told.items() if version is None}
+                cursor = self._live.cursor(durable.uris, pending, as_of) if refetch else None
             if not refetch:
                 return True
-            self._note(refetch=refetch)
+            self._save(refetch=refetch)
             data = {"_meta": {REFETCH_KEY: refetch, CURSOR_KEY: cursor}}
-            message = _encoded("resources.refetch", self._lane.clock(), data)
-            outcome = await self._post(self._message_id(refetch, now.as_of, newest), message)
-            if self._is_over:
+            body = _encode("resources.refetch", self._webhooks.clock(), data)
+            result = await self._post(self._message_id(refetch, current.as_of, newest), body)
+            if self._is_closed:
                 return False
-            if outcome.error is not None:
-                self._fail(outcome)
+            if result.error is not None:
+                self._fail(result)
                 return False
-            with live.catalog.lock:
-                if self._unless_another(durable) is not None:
-                    live.durables.refetched(self._key, as_of)
-                    self._note_success(refetch=(), last_refetch=self._lane.clock())
-        self._again(max(live.policy.min_interval, live.policy.webhook_backoff))
+            with self._lock:
+                if self._current(durable) is not None:
+                    self._durables.refetched(self._key, as_of)
+                    self._save_success(refetch=(), last_refetch=self._webhooks.clock())
+        self._schedule_open(max(self._policy.min_interval, self._policy.webhook_backoff))
         return False
 
-    def _unless_another(self, durable: DurableSubscription) -> DurableSubscription | None:
-        """As it is now, unless somebody has put something else under its name."""
-        now = self._live.durables.get(self._key)
-        return now if now is not None and _what_was_put(now) == _what_was_put(durable) else None
+    def _current(self, durable: DurableSubscription) -> DurableSubscription | None:
+        """Return the subscription as it is now, or None if another one was put under its name."""
+        current = self._durables.get(self._key)
+        return current if current is not None and _settings(current) == _settings(durable) else None
 
-    def _come_back(self) -> None:
-        """As whatever it is then; later, if a stream has the name and is told."""
-        self._again(_AGAIN if self._live.durables.is_connected(self._key) else 0.0)
+    def _reopen(self) -> None:
+        self._schedule_open(_RECHECK_DELAY if self._durables.is_connected(self._key) else 0.0)
 
-    def _pushed_out(self) -> None:
-        """Somebody came under the same name, with a stream."""
-        if not self._is_over:
-            self._cut_off()
-            self._leave(Reason.DISCONNECTED)
-            self._again(_AGAIN)
+    def _on_replaced(self) -> None:
+        """A stream connects under the same name."""
+        if not self._is_closed:
+            self._cancel_request()
+            self._close_subscriber(Reason.DISCONNECTED)
+            self._schedule_open(_RECHECK_DELAY)
 
     def _on_close(self, reason: Reason) -> None:
         self._subscriber = None
-        if reason is Reason.OVERFLOW and not self._is_over:
-            self._cut_off()
-            self._again(_AGAIN)
+        if reason is Reason.OVERFLOW and not self._is_closed:
+            self._cancel_request()
+            self._schedule_open(_RECHECK_DELAY)
 
-    def _cut_off(self) -> None:
-        """Whatever comes of the request under way, it is no longer ours: it would set a second timer."""
+    def _cancel_request(self) -> None:
+        """Ignore the result of the request in progress, which would set a second timer."""
         task, self._task = self._task, None
         if task is not None and task is not asyncio.current_task(self._loop):
             task.cancel()
 
-    def _leave(self, reason: Reason) -> None:
+    def _close_subscriber(self, reason: Reason) -> None:
         if self._subscriber is not None:
             subscriber, self._subscriber = self._subscriber, None
-            self._live.hub.close(subscriber, reason)
+            self._hub.close(subscriber, reason)
 
-    # Delivering
+    # Sending
 
     def _deliver(self, notification: Notification) -> object:
-        self._handed = self._live.catalog.now()
-        self._task = self._spawn(partial(self._send, notification))
+        self._delivered_at = self._live.catalog.now()
+        self._task = self._start_task(partial(self._send, notification))
         return PENDING
 
     async def _send(self, notification: Notification) -> None:
-        told = (_name(notification.topic), notification.since, notification.version)
-        outcome = await self._post(self._message_id(*told), self._message(notification))
-        if self._is_over:
+        topic = notification.topic.value if isinstance(notification.topic, Feature) else notification.topic
+        message_id = self._message_id(topic, notification.since, notification.version)
+        result = await self._post(message_id, self._body(notification))
+        if self._is_closed:
             return
-        if outcome.error is None:
+        if result.error is None:
             self._succeed(notification)
         else:
-            self._fail(outcome)
+            self._fail(result)
 
-    async def _post(self, message_id: str, message: bytes) -> Outcome:
-        now = int(self._lane.clock())
+    async def _post(self, message_id: str, body: bytes) -> PostResult:
+        now = int(self._webhooks.clock())
         headers = {
             "content-type": "application/json",
             "user-agent": "tidings-webhook/1",
             "webhook-id": message_id,
             "webhook-timestamp": str(now),
-            "webhook-signature": sign(self._webhook.secret, message_id, now, message),
+            "webhook-signature": sign(self._webhook.secret, message_id, now, body),
         }
-        self._live.hub.counts.bytes += len(message)
-        async with self._lane.at_once:
-            return await self._lane.courier.post(self._webhook.url, headers, message)
+        self._hub.counts.bytes += len(body)
+        async with self._webhooks.request_slots:
+            return await self._webhooks.http_client.post(self._webhook.url, headers, body)
 
-    def _message(self, notification: Notification) -> bytes:
+    def _body(self, notification: Notification) -> bytes:
         line = write(notification, self._shape)
-        if len(line) > _MOST_BYTES:
+        if len(line) > _MAX_BYTES:
             line = write(notification, self._shape._replace(detail="summary"))
-        frame = msgspec.json.decode(line)
-        happened = notification.changes[-1].time if notification.changes else self._lane.clock()
-        kind = frame["method"].removeprefix("notifications/").replace("/", ".")
-        return _encoded(kind, happened, frame["params"])
+        frame = msgspec.json.decode(line, type=_Frame)
+        changed_at = notification.changes[-1].time if notification.changes else self._webhooks.clock()
+        return _encode(frame.method.removeprefix("notifications/").replace("/", "."), changed_at, frame.params)
 
-    def _message_id(self, *notifications: object) -> str:
-        """The same for the same news to the same subscriber, also after a restart: receivers may tell by it that they
-        have it already."""
-        told = (self._live.epoch, self._key, *notifications)
-        return f"msg_{hashlib.sha256(repr(told).encode()).hexdigest()[:32]}"
+    def _message_id(self, *content: object) -> str:
+        """Return the same id for the same content, also after a restart, so that a receiver can detect duplicates."""
+        key = (self._live.epoch, self._key, *content)
+        return f"msg_{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}"
 
     def _succeed(self, notification: Notification) -> None:
         self._task = None
-        # What its own pace held back is not late for that.
+        # A delay by its own rate limit does not count as latency.
         is_paced = self._subscriber is not None and self._subscriber.policy.paces
-        began = self._handed if is_paced or not notification.changes else notification.changes[-1].time
-        self._live.hub.counts.tell(notification.topic, self._live.catalog.now() - began)
-        self._note_success()
-        live, subscriber = self._live, self._subscriber
-        if subscriber is None:
+        start = self._delivered_at if is_paced or not notification.changes else notification.changes[-1].time
+        self._hub.counts.tell(notification.topic, self._live.catalog.now() - start)
+        self._save_success()
+        if self._subscriber is None:
             return
-        with live.catalog.lock:
-            # Before the next one is under way, which would not be known to be the first that failed.
-            subscriber.is_ready = True
+        with self._lock:
+            # Before the next delivery starts, so that its failure does not affect this one.
+            self._subscriber.is_ready = True
             if self._visit is not None:
                 self._visit.remember()
-            live.hub.wake(subscriber)
+            self._hub.wake(self._subscriber)
 
-    def _fail(self, outcome: Outcome) -> None:
+    def _fail(self, result: PostResult) -> None:
         self._task = None
         self._live.failures["webhook"] += 1
-        policy = self._live.policy
         attempts = self._webhook.attempts + 1
-        is_dead = outcome.status == _GONE or attempts >= policy.webhook_attempts
-        delay = min(policy.webhook_backoff * 2 ** min(attempts - 1, 30), _LONGEST_BACKOFF)
-        # Half of it is chance, so that those who failed together don't come back together.
-        delay = max(delay * random.uniform(0.5, 1.0), min(outcome.retry_after or 0.0, _LONGEST_RETRY_AFTER))
-        self._leave(Reason.DISCONNECTED)
-        self._note(
+        is_dead = result.status == _GONE or attempts >= self._policy.webhook_attempts
+        delay = min(self._policy.webhook_backoff * 2 ** min(attempts - 1, 30), _MAX_BACKOFF)
+        # Jitter, so that webhooks that failed together are not retried together.
+        delay = max(delay * random.uniform(0.5, 1.0), min(result.retry_after or 0.0, _MAX_RETRY_AFTER))
+        self._close_subscriber(Reason.DISCONNECTED)
+        self._save(
             attempts=attempts,
-            next_attempt=None if is_dead else self._lane.clock() + delay,
-            last_error=outcome.error,
+            next_attempt=None if is_dead else self._webhooks.clock() + delay,
+            last_error=result.error,
             is_dead=is_dead,
         )
         if is_dead:
-            logger.warning("the webhook %r is given up after %d attempts: %s", self._key[1], attempts, outcome.error)
+            logger.warning("the webhook %r is dead after %d failed attempts: %s", self._key[1], attempts, result.error)
             return
-        logger.info("the webhook %r failed, and is tried again in %.1f s: %s", self._key[1], delay, outcome.error)
-        self._again(delay)
+        logger.info("the webhook %r failed, next attempt in %.1f s: %s", self._key[1], delay, result.error)
+        self._schedule_open(delay)
 
-    def _note_success(self, **fields: Any) -> None:
-        self._note(attempts=0, next_attempt=None, last_error=None, last_success=self._lane.clock(), **fields)
+    def _save_success(self, **fields: Any) -> None:
+        self._save(attempts=0, next_attempt=None, last_error=None, last_success=self._webhooks.clock(), **fields)
 
-    def _note(self, **fields: Any) -> None:
-        """How it goes, unless it has become another one meanwhile: that has a post of its own, soon."""
-        live, ours = self._live, self._webhook
+    def _save(self, **fields: Any) -> None:
+        """Save fields of the webhook, unless it has another URL or secret now: that one has its own delivery soon."""
+        ours = self._webhook
         self._webhook = structs.replace(ours, **fields)
-        with live.catalog.lock:
-            durable = live.durables.get(self._key)
-            if durable is None or (kept := durable.webhook) is None:
+        with self._lock:
+            durable = self._durables.get(self._key)
+            if durable is None or (saved := durable.webhook) is None:
                 return
-            if (kept.url, kept.secret) == (ours.url, ours.secret):
-                kept = structs.replace(kept, **fields)
-                expires = live.durables.expiry(structs.replace(durable, webhook=kept))
-                live.durables.change(self._key, webhook=kept, expires=expires)
+            if (saved.url, saved.secret) == (ours.url, ours.secret):
+                saved = structs.replace(saved, **fields)
+                expires = self._durables.expiry(structs.replace(durable, webhook=saved))
+                self._durables.change(self._key, webhook=saved, expires=expires)
 
-    def _spawn(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        # In nobody's context: whoever publishes has one, with a caller in it perhaps.
-        return self._loop.create_task(self._guarded(work), context=contextvars.Context())
+    def _start_task(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        # In an empty context: the current one can belong to the caller that made the change.
+        return self._loop.create_task(self._run(work), context=contextvars.Context())
 
-    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
-        except Exception as error:  # ours; the webhook's owner sees it, and everybody else goes on
+        except Exception as error:  # a defect here must not stop the other webhooks; the owner sees it
             logger.exception("the webhook %r failed", self._key[1])
-            if self._is_over:
+            if self._is_closed:
                 self._live.failures["webhook"] += 1
             else:
-                self._fail(Outcome(error=f"{type(error).__name__}: {error}"))
+                self._fail(PostResult(error=f"{type(error).__name__}: {error}"))
 
 
-def _what_was_put(durable: DurableSubscription) -> tuple[object, ...]:
+class _Frame(msgspec.Struct):
+    """An encoded notification. The params stay encoded."""
+
+    method: str
+    params: msgspec.Raw
+
+
+def _settings(durable: DurableSubscription) -> tuple[object, ...]:
     webhook = durable.webhook
-    to = (webhook.url, webhook.secret, webhook.scopes) if webhook is not None else None
-    return durable.features, durable.uris, durable.terms, durable.ttl, to
+    target = (webhook.url, webhook.secret, webhook.scopes) if webhook is not None else None
+    return durable.features, durable.uris, durable.terms, durable.ttl, target
 
 
-def _encoded(kind: str, happened: float, data: Any) -> bytes:
-    return msgspec.json.encode({"type": kind, "timestamp": moment(happened), "data": data})
-
-
-def _name(topic: Topic) -> str:
-    return topic if isinstance(topic, str) else topic.value
+def _encode(kind: str, timestamp: float, data: Any) -> bytes:
+    return msgspec.json.encode({"type": kind, "timestamp": moment(timestamp), "data": data})

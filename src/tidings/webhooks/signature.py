@@ -1,7 +1,7 @@
-"""Signatures of webhooks, after the Standard Webhooks scheme: whoever holds the secret can tell who sent a delivery.
+"""Signatures of webhook deliveries, as in Standard Webhooks: a receiver that has the secret can verify the sender.
 
-`v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`. A subscription may have several secrets, separated by
-spaces, while one takes the place of another: each signs, and a receiver accepts any signature that it knows.
+A signature is `v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`. To replace a secret, put both,
+separated by a space: each one signs, and a receiver accepts any signature that it can verify.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tidings.errors import TidingsError
 __all__ = ["check_secret", "new_secret", "sign"]
 
 _PREFIX = "whsec_"
-_SHORTEST, _LONGEST = 24, 64
-"""Bytes, as the scheme has it."""
-_MOST = 4
-"""Secrets of one subscription: two while one is replaced, and as many for whoever was slow the last time."""
+_MIN_BYTES, _MAX_BYTES = 24, 64
+"""The range that Standard Webhooks allows."""
+_MAX_SECRETS = 4
+"""Two during a replacement, and two more for receivers that still use an older secret."""
 
 
 def new_secret() -> str:
@@ -28,23 +28,23 @@ def new_secret() -> str:
 
 
 def check_secret(secret: str) -> str:
-    """The secrets in their usual form, or an error that says what is wrong and shows nothing of them."""
-    given = secret.split()
-    if not 1 <= len(given) <= _MOST:
-        raise TidingsError(f"a webhook has one secret, or up to {_MOST} with spaces between them")
-    for each in given:
-        if not each.startswith(_PREFIX) or not _SHORTEST <= len(_key(each) or b"") <= _LONGEST:
+    """Return the secrets with single spaces. Raise `TidingsError`, without their text, if one is invalid."""
+    parts = secret.split()
+    if not 1 <= len(parts) <= _MAX_SECRETS:
+        raise TidingsError(f"a webhook has 1 to {_MAX_SECRETS} secrets, separated by spaces")
+    for part in parts:
+        if not part.startswith(_PREFIX) or not _MIN_BYTES <= len(_key(part) or b"") <= _MAX_BYTES:
             raise TidingsError(
-                f"a webhook's secret is {_PREFIX} and the base64 of {_SHORTEST} to {_LONGEST} random bytes; "
-                "leave it out to be given one"
+                f"the secret of a webhook is {_PREFIX} and the base64 of {_MIN_BYTES} to {_MAX_BYTES} random bytes; "
+                "omit it to get a new one"
             )
-    return " ".join(given)
+    return " ".join(parts)
 
 
 def sign(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
-    """The value of `webhook-signature`."""
+    """Return the value of the header `webhook-signature`."""
     signed = b"%s.%d.%s" % (message_id.encode(), timestamp, body)
-    digests = (hmac.digest(_key(each) or b"", signed, hashlib.sha256) for each in secret.split())
+    digests = (hmac.digest(_key(part) or b"", signed, hashlib.sha256) for part in secret.split())
     return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
