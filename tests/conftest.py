@@ -1,8 +1,8 @@
-"""What all tests share: no silent skips where everything must run, the Hypothesis profiles, the seed, the event loop.
+"""Settings and fixtures of all tests: no silent skips in CI, the Hypothesis profile, SIGINT, the seed, the event loop.
 
-With ``TIDINGS_REQUIRE_ALL=1`` a test that skips, or that fails as it was expected to, is a failure, and so is a
-module that skips itself while it is collected. Elsewhere a missing service may skip its tests. Tests that ``-k`` or
-``-m`` leave out are nobody's failure.
+With ``TIDINGS_REQUIRE_ALL=1`` a test that is skipped, or that fails as expected, counts as failed, and so does a module
+that skips itself while it is collected. Without it, a missing service may skip its tests. Tests that ``-k`` or ``-m``
+deselect do not count.
 """
 
 import os
@@ -19,22 +19,17 @@ REQUIRE_ALL = os.environ.get("TIDINGS_REQUIRE_ALL") == "1"
 
 pytest.register_assert_rewrite("tests.support.promises")  # show the values of its assertions, as in a test
 
-# Every setting that Hypothesis' own profiles differ in is named: where it recognises a CI service it has already
-# chosen its own "ci", and a profile inherits whatever is left open from the one in force.
+# Names every setting that Hypothesis' own profiles differ in: on a CI service Hypothesis has already loaded its "ci",
+# and a profile inherits the other settings from the loaded one.
 settings.register_profile(
-    "default",
+    "tidings",
     max_examples=100,
-    deadline=None,  # a busy machine is not a defect; pytest-timeout catches a hang
-    suppress_health_check=[HealthCheck.too_slow],  # nor is it one of the strategies
-    derandomize=False,  # each run looks somewhere new
-    print_blob=False,  # the local example database replays a failure
+    deadline=None,  # a busy machine is not a defect; pytest-timeout ends a hang
+    suppress_health_check=[HealthCheck.too_slow],  # for the same reason
+    derandomize=False,  # each run tries something new
+    print_blob=True,  # repeats a failure on another machine
 )
-settings.register_profile(
-    "ci",
-    settings.get_profile("default"),
-    print_blob=True,  # the database is gone with the machine; the blob replays the failure elsewhere
-)
-settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
+settings.load_profile("tidings")
 
 
 # A shell starts a background job with SIGINT ignored, and child processes inherit that: tests of Ctrl-C would hang. A
@@ -43,33 +38,30 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
-# Named by its number in a test's id, so all processes of a run must have the same.
-SEED = os.environ.setdefault("TIDINGS_SEED", str(random.randrange(10**6)))
+# In the environment, so that all processes of a run have the same seed.
+SEED = int(os.environ.setdefault("TIDINGS_SEED", str(random.randrange(10**6))))
 
 
 def pytest_report_header() -> str:
     return f"TIDINGS_SEED={SEED}"
 
 
-LONG_FILES = (
-    "test_faults.py",
-    "test_promises.py",
-    "test_matrix.py",
-    "test_resume.py",
-    "test_killed.py",
-    "test_restart.py",
-)
-"""The first to be begun where several processes share the files: at the end, the others would wait for them."""
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """Return the seed of this run, and name it in the report of a test that fails."""
+    request.node.add_report_section("setup", "seed", f"TIDINGS_SEED={SEED} repeats this run")
+    return SEED
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):  # pytest-xdist's mark of its processes
-        items.sort(key=lambda item: item.path.name not in LONG_FILES)
+    """Start the long files first if several processes share the files: at the end, the others would wait for them."""
+    if hasattr(config, "workerinput"):  # pytest-xdist sets this in its processes
+        items.sort(key=lambda item: item.path.parent.name != "end_to_end")
 
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """``@pytest.mark.anyio`` means asyncio: uvicorn and NATS know no other loop. A fixture of a module may need it."""
+    """Run ``@pytest.mark.anyio`` tests on asyncio, the only loop that uvicorn and NATS support."""
     return "asyncio"
 
 
@@ -80,8 +72,8 @@ def board(tmp_path: Path) -> Path:
     return Path(shutil.copytree(example, tmp_path / "board"))
 
 
-# tryfirst makes a wrapper the outermost: it sees the report after pytest's own plugins have made a skip or an
-# expected failure of it.
+# tryfirst makes a wrapper the outermost: it gets the report after pytest's own plugins have marked it as skipped or as
+# an expected failure.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
@@ -107,5 +99,5 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Pytest keeps a skip as (path, line, reason)."""
+    """Return the reason of a skip, which pytest keeps as (path, line, reason)."""
     return report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

@@ -8,7 +8,6 @@ the machine's monotonic clock, which all processes share. `TIDINGS_SEED` repeats
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import sys
 import time
@@ -410,10 +409,8 @@ async def drive(server: Server, players: list[Player], dice: random.Random, at_o
 
 
 async def test_all_promises_hold_for_fifty_clients_during_two_thousand_changes(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], seed: int
 ) -> None:
-    seed = int(os.environ.get("TIDINGS_SEED") or random.randrange(1 << 32))
-    sys.stdout.write(f"TIDINGS_SEED={seed} repeats this run\n")
     start = time.monotonic()
     async with serve("uvicorn") as process, asyncio.TaskGroup() as tasks:
         servers = [play_over_http(process, random.Random(seed), tasks)]

@@ -406,15 +406,9 @@ def tellings(server: Server) -> list[Told]:
     return [event for one in server.subscriptions for _, event in one.events if isinstance(event, Told)]
 
 
-def dice_of_this_run() -> random.Random:
-    seed = int(os.environ.get("TIDINGS_SEED") or random.randrange(1 << 32))
-    sys.stdout.write(f"TIDINGS_SEED={seed} repeats this run\n")
-    return random.Random(seed)
-
-
 @pytest.mark.parametrize("journal", [10_000, 20], ids=["a long journal", "a short journal"])
 async def test_clients_that_come_back_with_a_cursor_are_told_exactly_what_differs(
-    capsys: pytest.CaptureFixture[str], journal: int
+    capsys: pytest.CaptureFixture[str], journal: int, seed: int
 ) -> None:
     def is_eventful(server: Server, readers: list[Reader]) -> bool:
         return all(reader.lives > 3 for reader in readers) and not all(each.is_complete for each in tellings(server))
@@ -422,7 +416,7 @@ async def test_clients_that_come_back_with_a_cursor_are_told_exactly_what_differ
     start = time.monotonic()
     async with serve("uvicorn", Settings(policy={"journal_changes": journal})) as process:
         place = Place(process)
-        server, readers = await play(place, dice_of_this_run(), is_eventful)
+        server, readers = await play(place, random.Random(seed), is_eventful)
         await judge(place, server, readers, journal)
     told = tellings(server)
     with capsys.disabled():
@@ -435,7 +429,7 @@ async def test_clients_that_come_back_with_a_cursor_are_told_exactly_what_differ
 
 @pytest.mark.parametrize(("how", "journal"), [("run", 10_000), ("uvicorn", 20)])
 async def test_clients_of_servers_that_are_killed_are_told_exactly_what_differs(
-    tmp_path: Path, how: How, journal: int
+    tmp_path: Path, how: How, journal: int, seed: int
 ) -> None:
     """Although what a killed server said last is forgotten: then, and only then, its clients are told to refetch."""
     settings = Settings(policy={"journal_changes": journal}, folder=str(tmp_path))
@@ -447,6 +441,6 @@ async def test_clients_of_servers_that_are_killed_are_told_exactly_what_differs(
         place = Mortal(await start(), start, tmp_path)
         clients = 20 if KILLED_CHANGES > 250 else 10
         server, readers = await play(
-            place, dice_of_this_run(), lambda server, _: place.lives > 2 and bool(server.lost), KILLED_CHANGES, clients
+            place, random.Random(seed), lambda server, _: place.lives > 2 and bool(server.lost), KILLED_CHANGES, clients
         )
         await judge(place, server, readers, journal)

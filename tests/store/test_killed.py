@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import random
 import signal
 import sys
@@ -31,7 +30,6 @@ IN_DOUBT = 2 * (3 + 1) + 4
 """Seconds after which what was told is beyond doubt, with the policy below, and some for a busy machine."""
 
 
-@pytest.mark.parametrize("seed", [int(os.environ.get("TIDINGS_SEED", random.randrange(10**6)))])
 @pytest.mark.parametrize("journal", [10_000, 3])
 async def test_clients_of_servers_that_are_killed_miss_nothing_and_are_told_nothing_twice(
     tmp_path: Path, journal: int, seed: int
@@ -86,12 +84,10 @@ async def test_clients_of_servers_that_are_killed_miss_nothing_and_are_told_noth
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [int(os.environ.get("TIDINGS_SEED", random.randrange(10**6)))])
 async def test_durable_clients_of_a_server_killed_at_100_moments_miss_nothing_and_repeat_only_what_was_not_written(
     tmp_path: Path, seed: int
 ) -> None:
     """The folder never becomes what it was before: the store can't know what a client holds that was never written."""
-    sys.stdout.write(f"TIDINGS_SEED={seed}\n")
     dice = random.Random(seed)
     folder = Folder(tmp_path, dice)
     folder.set_up("write_deadline = 0.05\nkeep_alive = 0.05")  # so that much of what was delivered counts as told
