@@ -310,7 +310,7 @@ def test_the_validators_demand_it_and_permit_it() -> None:
     good = history(ShownEvent(TOOLS, B), AGAIN, told(A_AGAIN))
     check_all(good)
     check_resumable(good, journal=1000)
-    with pytest.raises(PromiseBroken, match="may have seen r2 b"):
+    with pytest.raises(PromiseBroken, match="may have fetched r2 b"):
         check_reliable(history(ShownEvent(TOOLS, B), AGAIN))
 
 

@@ -1,13 +1,11 @@
-"""What Tidings promises, as checks over a recorded history, for the tests of Tidings and of its users.
+"""The promises of Tidings as checks over a recorded history, for the tests of Tidings and of its users.
 
-A `History` is what happened, in the order in which it was seen: who asked for what, what changed, who was told. It may
-come from inside (`Recorder(hub)`) or from clients of a real server (`Told.from_message`), which know only what is on
-the wire. So the checks take a client's time for what it is: a notification may arrive from the moment a subscription
-is asked for until its end is answered. Record a change before its effects can be seen, and before whoever is to know
-it already subscribes.
+A `History` contains events in the order in which they were observed: requests, changes, notifications. It comes from
+inside a process (`Recorder(hub)`), or from clients of a real server (`Told.from_message`), which see only the wire. So
+a notification may arrive at any time from the request of a subscription until its end is confirmed. Record a change
+before its effects can be observed, and before a subscriber that already knows it subscribes.
 
-One check per promise, each on its own reading of what a subscription covers: nothing here asks the code it judges. No
-check waits: `check_reliable` is for a history in which everybody was given the chance to be told.
+The checks do not wait. Run `check_reliable` when every subscriber has had the chance to receive everything.
 """
 
 from tidings.testing.history import (

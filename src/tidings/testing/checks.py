@@ -1,8 +1,12 @@
-"""How the checks read a history: what a subscriber asked for, what it knows, and what a filter lets pass."""
+"""How the promises read a history: what a subscriber requested, which versions it knows, what a filter passes.
+
+Nothing here uses the code that it checks: patterns, filters and net changes are implemented a second time, simply.
+"""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,38 +24,36 @@ from tidings.testing.history import (
     History,
     MailboxSize,
     Muted,
-    OfTopic,
     PromiseBroken,
     Subscribed,
     Told,
+    TopicEvent,
     Unmuted,
     Unsubscribed,
 )
 
 __all__ = [
-    "Ear",
-    "Last",
-    "Showings",
-    "broken",
+    "ChangeRecord",
+    "Fetches",
+    "LastTold",
+    "Subscriptions",
     "changes_since",
-    "concerning",
+    "fail",
     "is_deletion",
-    "is_enough",
-    "is_ruled_out",
-    "knowledge",
-    "net_operation",
-    "passes",
-    "ruled_out",
-    "unwanted",
+    "is_excluded",
+    "is_sufficient",
+    "known_versions",
+    "relevant_events",
+    "why_unwanted",
 ]
 
 
-class Ear:
-    """What one subscriber asked for, at one point of a history."""
+class Subscriptions:
+    """The subscriptions of one subscriber at one point of a history."""
 
     def __init__(self) -> None:
-        self.asked: dict[Topic, int] = {}
-        """Features, URIs and patterns, and where in the history each was last asked for."""
+        self.requested: dict[Topic, int] = {}
+        """Features, URIs and patterns, each with the index of the event that requested it last."""
         self.filter: Filter | None = None
         self.is_closed = False
         self._subresources = True
@@ -61,15 +63,17 @@ class Ear:
     def follow(self, event: Event, index: int) -> None:
         match event:
             case Subscribed():
-                self.asked |= dict.fromkeys(event.topics, index)
+                self.requested |= dict.fromkeys(event.topics, index)
                 self.filter = event.filter
                 self._subresources = event.subresources
             case Unsubscribed():
-                for topic in event.topics or tuple(self.asked):
-                    self.asked.pop(topic, None)
+                for topic in event.topics or tuple(self.requested):
+                    self.requested.pop(topic, None)
+            case Told() if is_deletion(event):
+                self.end(event.topic)
             case Closed():
                 self.is_closed = True
-                self.asked.clear()
+                self.requested.clear()
             case Muted() | Unmuted():
                 is_muted = isinstance(event, Muted)
                 if event.topics:
@@ -78,191 +82,265 @@ class Ear:
                     self._is_all_muted = is_muted
                     self._muted.clear()
 
-    def end(self, topic: Topic, *, before: int | None = None) -> None:
-        """A deletion was told: the subscription to just this URI is over, if it was asked for before that point."""
-        if topic in self.asked and (before is None or self.asked[topic] < before):
-            del self.asked[topic]
+    def end(self, uri: Topic, *, before: int | None = None) -> None:
+        """End the subscription to a deleted URI, if it was requested before an event. Patterns stay."""
+        if uri in self.requested and (before is None or self.requested[uri] < before):
+            del self.requested[uri]
 
-    def hears(self, topic: Topic, *, surely: bool = False) -> bool:
-        if topic in self.asked:
+    def covers(self, topic: Topic, *, surely: bool = False) -> bool:
+        if topic in self.requested:
             return True
         if isinstance(topic, Feature):
             return False
-        return any(_covers(path, topic, self._subresources, surely) for path in self.asked if isinstance(path, str))
+        return any(_covers(path, topic, self._subresources, surely) for path in self.requested if isinstance(path, str))
 
     def is_muted(self, topic: Topic) -> bool:
         return self._is_all_muted or topic in self._muted
 
 
-class Last:
-    """What a subscriber was told last of one topic."""
+@dataclass(slots=True)
+class LastTold:
+    """The version of one topic that a subscriber was told last."""
 
-    __slots__ = ("at", "is_continuous", "is_cursor", "version")
+    version: Version | None
+    index: int
+    """The index of the event."""
+    is_cursor: bool = False
+    """Whether the subscriber itself said so. That counts only while its subscription lasts."""
+    is_continuous: bool = True
+    """Whether it has been subscribed ever since."""
 
-    def __init__(self, version: Version | None, at: int, is_cursor: bool = False) -> None:
-        self.version = version
-        self.at = at
-        """Where in the history."""
-        self.is_cursor = is_cursor
-        """Whether it only said so itself, which counts for as long as that subscription."""
-        self.is_continuous = True
-        """Whether it has been listening ever since."""
-
-    def is_same(self, told: Told, index: int, showings: Showings) -> bool:
+    def is_repeated_by(self, told: Told, index: int, fetches: Fetches) -> bool:
         if self.version is None or self.version == told.version or not self.is_continuous or told.version is None:
             return self.version == told.version
         is_equal = self.version.digest == told.version.digest
-        return is_equal and not showings.has_other(told, index, self.version, self.at)
-
-
-class Showings:
-    """What was shown of each topic, and when it was not known what will be."""
-
-    def __init__(self, history: History) -> None:
-        self._shown: dict[Topic, list[tuple[int, Version | None]]] = {}
-        self._answers: dict[Topic, list[_Answer]] = {}
-        for index, event in enumerate(history):
-            match event:
-                case Fetched():
-                    self._shown.setdefault(event.topic, []).append((index, event.version))
-                case FetchStarted():
-                    self._answers.setdefault(event.topic, []).append(_Answer(event.revision, index))
-                case FetchEnded():
-                    for answer in self._answers.get(event.topic, ()):
-                        if answer.end is None and answer.revision == event.revision:
-                            answer.end = index
-                            break
-
-    def has_other(self, told: Told, index: int, before: Version, since: int) -> bool:
-        """Whether who knew a version since some point may have had to hear of the same content again."""
-        now = told.version
-        assert now is not None
-        for at, version in self._shown.get(told.topic, ()):
-            if version is None:
-                if since < at < index:
-                    return True
-            elif at < index and before.revision < version.revision <= now.revision and version.digest != now.digest:
-                return True
-        return any(answer.is_under_way(index, now) for answer in self._answers.get(told.topic, ()))
+        return is_equal and not fetches.has_other(told, index, self.version, self.index)
 
 
 @dataclass(slots=True)
-class _Answer:
+class _Fetch:
     revision: int
-    begin: int
+    start: int
     end: int | None = None
 
-    def is_under_way(self, index: int, now: Version) -> bool:
-        """Whether it may still show something older than what is there now."""
-        return self.revision < now.revision and self.begin < index and (self.end is None or index < self.end)
+    def may_return_older(self, index: int, current: Version) -> bool:
+        return self.revision < current.revision and self.start < index and (self.end is None or index < self.end)
 
 
-def unwanted(ear: Ear, told: Told) -> str:
-    """Why a subscriber should not have been told, if so."""
-    if ear.is_closed:
+class Fetches:
+    """The versions of each topic that clients fetched, and the times when a fetch was running."""
+
+    def __init__(self, history: History) -> None:
+        self._fetched: dict[Topic, list[tuple[int, Version | None]]] = {}
+        self._running: dict[Topic, list[_Fetch]] = {}
+        for index, event in enumerate(history):
+            match event:
+                case Fetched():
+                    self._fetched.setdefault(event.topic, []).append((index, event.version))
+                case FetchStarted():
+                    self._running.setdefault(event.topic, []).append(_Fetch(event.revision, index))
+                case FetchEnded():
+                    for fetch in self._running.get(event.topic, ()):
+                        if fetch.end is None and fetch.revision == event.revision:
+                            fetch.end = index
+                            break
+
+    def has_other(self, told: Told, index: int, known: Version, since: int) -> bool:
+        """Return whether a client that knows a version since an event may have fetched another content meanwhile."""
+        current = told.version
+        assert current is not None
+        for at, version in self._fetched.get(told.topic, ()):
+            if version is None:
+                if since < at < index:
+                    return True
+            elif (
+                at < index
+                and known.revision < version.revision <= current.revision
+                and version.digest != current.digest
+            ):
+                return True
+        return any(fetch.may_return_older(index, current) for fetch in self._running.get(told.topic, ()))
+
+
+def why_unwanted(subscriptions: Subscriptions, told: Told) -> str:
+    """Return why a subscriber must not get this notification, or an empty string."""
+    if subscriptions.is_closed:
         return "it is closed"
-    if not ear.hears(told.topic):
-        return "it did not ask for this"
-    if ear.is_muted(told.topic):
+    if not subscriptions.covers(told.topic):
+        return "it did not request this"
+    if subscriptions.is_muted(told.topic):
         return "it is muted"
-    if ear.filter is not None and isinstance(told.topic, Feature) and told.changes is not None:
+    if subscriptions.filter is not None and isinstance(told.topic, Feature) and told.changes is not None:
         if told.is_complete and not told.changes:
-            return "nothing that changed passes its filter"
-        for done, key in told.changes:
-            if not passes(ear.filter, told.topic, done, key):
-                return f"its filter rules out {done} {key!r}"
+            return "no change passes its filter"
+        for operation, key in told.changes:
+            if not _passes(subscriptions.filter, told.topic, operation, key):
+                return f"its filter excludes {operation} {key!r}"
     return ""
 
 
-def knowledge(
+def known_versions(
     history: History, subscriber: str, changes: Mapping[Topic, list[Changed]]
-) -> tuple[Ear, dict[Topic, tuple[Version, ...]], dict[Topic, list[Version]]]:
-    """What a subscriber knows in the end of all that it watches then and that ever changed; and what newer versions of
-    that it may have been shown since.
+) -> tuple[Subscriptions, dict[Topic, tuple[Version, ...]], dict[Topic, list[Version]]]:
+    """Return the final subscriptions of a subscriber, the versions that it knows, and newer ones it may have fetched.
 
-    Several versions where the history can't tell which one it knows; none where it knows nothing.
+    The versions are those of the topics that it watches and that changed: several if the history does not tell which
+    one it knows, none if it knows nothing.
     """
-    ear = Ear()
-    knows: dict[Topic, tuple[Version, ...]] = {}
-    seen: dict[Topic, list[Version]] = {}
-    asked_only: set[Topic] = set()
-    """What is asked for and not granted yet."""
+    subscriptions = Subscriptions()
+    known: dict[Topic, tuple[Version, ...]] = {}
+    fetched: dict[Topic, list[Version]] = {}
+    not_granted: set[Topic] = set()
     granted = max((at for at, event in enumerate(history) if event == Acknowledged(subscriber)), default=-1)
-    present = {topic: found[0].previous for topic, found in changes.items()}
+    current = {topic: found[0].previous for topic, found in changes.items()}
     for index, event in enumerate(history):
         if isinstance(event, Changed):
-            before = present[event.topic]
-            present[event.topic] = event.version if before is None else max(before, event.version)
-            if event.topic in asked_only:
-                # It is taken to know what was there when its wish was granted: any of these.
-                knows[event.topic] += (event.version,)
+            previous = current[event.topic]
+            current[event.topic] = event.version if previous is None else max(previous, event.version)
+            if event.topic in not_granted:
+                # It knows the version at the moment when its request was granted, which is any of these.
+                known[event.topic] += (event.version,)
         elif isinstance(event, Fetched):
-            if event.version is not None and event.topic in knows and event.topic not in asked_only:
-                seen.setdefault(event.topic, []).append(event.version)
-        elif isinstance(event, OfTopic) or event.subscriber != subscriber:
+            if event.version is not None and event.topic in known and event.topic not in not_granted:
+                fetched.setdefault(event.topic, []).append(event.version)
+        elif isinstance(event, TopicEvent) or event.subscriber != subscriber:
             continue
-        elif isinstance(event, Told):
-            version = event.version or present.get(event.topic)
-            asked_only.discard(event.topic)
-            knows[event.topic] = () if version is None else (version,)
-            seen.pop(event.topic, None)
-            if is_deletion(event):
-                ear.end(event.topic)
-        elif isinstance(event, Acknowledged):
-            asked_only.clear()
         else:
-            ear.follow(event, index)
+            subscriptions.follow(event, index)
+            if isinstance(event, Told):
+                version = event.version or current.get(event.topic)
+                not_granted.discard(event.topic)
+                known[event.topic] = () if version is None else (version,)
+                fetched.pop(event.topic, None)
+            elif isinstance(event, Acknowledged):
+                not_granted.clear()
         if isinstance(event, Subscribed):
             for topic in changes:
-                if topic in event.told and ear.hears(topic, surely=True):
-                    cursor, now = event.told[topic], present[topic]
+                if topic in event.told and subscriptions.covers(topic, surely=True):
+                    cursor, now = event.told[topic], current[topic]
                     if cursor is not None and now is not None and cursor.digest == now.digest:
-                        cursor = now  # of another life, where the same list had another revision
-                    asked_only.discard(topic)
-                    knows[topic] = () if cursor is None else (cursor,)
-                    seen.pop(topic, None)
-                elif topic not in knows and ear.hears(topic, surely=True):
-                    version = present[topic]
-                    knows[topic] = () if version is None else (version,)
+                        cursor = now  # from before a restart, where the same content had another revision
+                    not_granted.discard(topic)
+                    known[topic] = () if cursor is None else (cursor,)
+                    fetched.pop(topic, None)
+                elif topic not in known and subscriptions.covers(topic, surely=True):
+                    version = current[topic]
+                    known[topic] = () if version is None else (version,)
                     if index < granted:
-                        asked_only.add(topic)
-        elif not isinstance(event, OfTopic):
-            for topic in [topic for topic in knows if topic not in changes or not ear.hears(topic, surely=True)]:
-                asked_only.discard(topic)
-                seen.pop(topic, None)
-                del knows[topic]
-    for topic, versions in seen.items():
-        newest = max((version.revision for version in knows[topic]), default=-1)
-        seen[topic] = [version for version in versions if version.revision > newest]
-    return ear, knows, seen
+                        not_granted.add(topic)
+        elif not isinstance(event, TopicEvent):
+            ended = [topic for topic in known if topic not in changes or not subscriptions.covers(topic, surely=True)]
+            for topic in ended:
+                not_granted.discard(topic)
+                fetched.pop(topic, None)
+                del known[topic]
+    for topic, versions in fetched.items():
+        newest = max((version.revision for version in known[topic]), default=-1)
+        fetched[topic] = [version for version in versions if version.revision > newest]
+    return subscriptions, known, fetched
 
 
-def is_enough(version: Version, *, newest: Version, changes: list[Changed], chosen: Filter | None) -> bool:
-    """Whether one who holds a version need not hear of the newest one."""
-    if version.digest == newest.digest or chosen is None or not isinstance(changes[0].topic, Feature):
+def is_sufficient(version: Version, *, newest: Version, changes: list[Changed], filter: Filter | None) -> bool:
+    """Return whether a subscriber with this version need not be told the newest one."""
+    if version.digest == newest.digest or filter is None or not isinstance(changes[0].topic, Feature):
         return version.digest == newest.digest
     missed = changes_since(changes, version)
-    # Of one that may have been any, the history does not tell what came after it.
-    return not version.digest if missed is None else is_ruled_out(missed, chosen)
+    # An empty digest stands for any version, so the history does not tell which changes follow it.
+    return not version.digest if missed is None else is_excluded(missed, filter)
 
 
 def changes_since(changes: list[Changed], version: Version) -> list[Changed] | None:
-    """What came after a version; None if the history does not know that version."""
+    """Return the changes of one topic after a version, or None if the history does not contain that version."""
     if not any(version in (change.version, change.previous) for change in changes):
         return None
     missed = [change for change in changes if change.version.revision > version.revision]
     return sorted(missed, key=lambda change: change.version.revision)
 
 
-def is_ruled_out(missed: list[Changed], chosen: Filter) -> bool:
-    """Whether changes can be cut into stretches in each of which, seen at once, nothing passes a filter."""
-    return ruled_out(missed, chosen)[-1]
+def is_excluded(missed: list[Changed], filter: Filter) -> bool:
+    """Return whether a subscriber with this filter need not be told of these changes."""
+    return _excluded_prefixes(missed, filter)[-1]
 
 
-def ruled_out(missed: list[Changed], chosen: Filter) -> list[bool]:
-    """The same for the first none, one, two … of them.
+class ChangeRecord:
+    """All changes of a history, to check the changes that a notification contains."""
 
-    Where the cuts are is a matter of when the subscriber was looked at, and no history tells: so any will do.
+    def __init__(self, history: History) -> None:
+        self._fetches = Fetches(history)
+        self._changes: dict[Topic, list[tuple[int, Changed]]] = {}
+        self._first_index: dict[tuple[Topic, Version], int] = {}
+        self._digests: set[tuple[Topic, str]] = set()
+        for index, event in enumerate(history):
+            if isinstance(event, Changed):
+                for version in (event.previous, event.version):
+                    if version is not None:
+                        self._first_index.setdefault((event.topic, version), index)
+                        self._digests.add((event.topic, version.digest))
+                if event.operation is not None:
+                    self._changes.setdefault(event.topic, []).append((index, event))
+        for found in self._changes.values():
+            found.sort(key=_revision)
+
+    def has(self, topic: Topic, version: Version) -> bool:
+        return (topic, version) in self._first_index
+
+    def is_ambiguous(self, topic: Topic, version: Version | None, index: int) -> bool:
+        """Return whether a cursor is newer than the published version, or may be the same content before a restart."""
+        if version is None:
+            return False
+        if self.has(topic, version):
+            return self._first_index[topic, version] > index
+        return (topic, version.digest) in self._digests
+
+    def why_wrong(
+        self, told: Told, index: int, known: Version | None, since: int, filter: Filter | None, journal: int | None
+    ) -> str:
+        """Return why a subscriber that knew a version must not get this notification, or an empty string."""
+        assert told.version is not None
+        if told.changes is None:
+            return ""  # the notification does not contain them
+        if known is None or not self.has(told.topic, known):
+            return "its cursor is unknown, and it was not told to refetch" if told.is_complete else ""
+        changes = self._changes.get(told.topic, [])
+        start, end = (bisect_right(changes, each.revision, key=_revision) for each in (known, told.version))
+        missed = [change for _, change in changes[start:end]]
+        if isinstance(told.topic, Feature) and any(change.before is change.after is None for change in missed):
+            return ""  # the history does not contain the items
+        if not told.is_complete and not told.changes:
+            count = self._count_since(told.topic, known.revision, index)
+            if journal is None or count > journal or self._fetches.has_other(told, index, known, since):
+                return ""
+            return f"it was told to refetch, with {count} changes since, and {journal} are kept"
+        actual = {key: operation for operation, key in told.changes}
+        if not isinstance(told.topic, Feature):
+            expected = {change.key: change.operation for change in missed[-1:]}
+            return "" if actual == expected else f"it was told {actual}, and the last change was {expected}"
+        # The notification may start where the filter had excluded everything before.
+        may_start = [True] if filter is None else _excluded_prefixes(missed, filter)
+        for start, is_possible in enumerate(may_start):
+            net = _net_changes(missed[start:], filter)
+            if is_possible and (actual == net or (not told.is_complete and actual.items() < net.items())):
+                return ""
+        return f"it was told {actual}, and the difference is {_net_changes(missed, filter)}"
+
+    def _count_since(self, topic: Topic, revision: int, index: int) -> int:
+        """Count the changes after a revision in the journal of a topic. All contents share one journal."""
+        return sum(
+            change.version.revision > revision and at < index
+            for each, found in self._changes.items()
+            if each == topic or (isinstance(each, str) and isinstance(topic, str))
+            for at, change in found
+        )
+
+
+def _revision(recorded: tuple[int, Changed]) -> int:
+    return recorded[1].version.revision
+
+
+def _excluded_prefixes(missed: list[Changed], filter: Filter) -> list[bool]:
+    """Return for the first 0, 1, 2 … changes whether they split into parts whose net changes the filter excludes.
+
+    The splits depend on when the hub looked at the subscriber, which no history tells. So any split counts.
     """
     reached = [True] + [False] * len(missed)
     for start in range(len(missed)):
@@ -273,8 +351,8 @@ def ruled_out(missed: list[Changed], chosen: Filter) -> list[bool]:
         for end in range(start, len(missed)):
             change = missed[end]
             first = before.setdefault(change.key, change.before)
-            is_same = first == change.after
-            if not is_same and passes(chosen, change.topic, net_operation(first, change.after), change.key):
+            operation = _net_operation(first, change.after)
+            if operation is not None and _passes(filter, change.topic, operation, change.key):
                 passing.add(change.key)
             else:
                 passing.discard(change.key)
@@ -282,64 +360,82 @@ def ruled_out(missed: list[Changed], chosen: Filter) -> list[bool]:
     return reached
 
 
-def net_operation(before: str | None, after: str | None) -> Operation:
+def _net_changes(changes: list[Changed], filter: Filter | None) -> dict[str, Operation]:
+    """Return the operation on each item that remains of several changes and passes the filter."""
+    before: dict[str, str | None] = {}
+    last: dict[str, Changed] = {}
+    for change in changes:
+        before.setdefault(change.key, change.before)
+        last[change.key] = change
+    net = {}
+    for key, change in last.items():
+        operation = _net_operation(before[key], change.after)
+        if operation is not None and (filter is None or _passes(filter, change.topic, operation, key)):
+            net[key] = operation
+    return net
+
+
+def _net_operation(before: str | None, after: str | None) -> Operation | None:
+    if before == after:
+        return None
     if before is None:
         return Operation.ADDED
     return Operation.REMOVED if after is None else Operation.UPDATED
 
 
-def passes(chosen: Filter, topic: Topic, done: Operation, key: str) -> bool:
-    if chosen.operations is not None and done not in chosen.operations:
+def _passes(filter: Filter, topic: Topic, operation: Operation, key: str) -> bool:
+    if filter.operations is not None and operation not in filter.operations:
         return False
-    globs = chosen.uris if topic is Feature.RESOURCES else chosen.names
-    if globs is not None and not any(glob == key or _glob(glob).fullmatch(key) for glob in globs):
+    globs = filter.uris if topic is Feature.RESOURCES else filter.names
+    if globs is not None and not any(glob == key or _compile(glob).fullmatch(key) for glob in globs):
         return False
-    return chosen.also is None or passes(chosen.also, topic, done, key)
+    return filter.also is None or _passes(filter.also, topic, operation, key)
 
 
 def _covers(path: str, uri: str, subresources: bool, surely: bool) -> bool:
-    """Whether a subscription to `path` is one to `uri`. A template may be, but never is for sure."""
+    """Return whether a subscription to `path` covers `uri`. A template may, but never surely."""
     if path == uri:
         return True
     if "{" in path:
-        return not surely and _glob(re.sub(r"\{[^{}]*\}", "**", path)).fullmatch(uri) is not None
+        return not surely and _compile(re.sub(r"\{[^{}]*\}", "**", path)).fullmatch(uri) is not None
     if "*" in path:
-        return _glob(path).fullmatch(uri) is not None
+        return _compile(path).fullmatch(uri) is not None
     folder = path.removesuffix("/")
     is_below_root = len(folder) > (uri.find("://") + 3 if "://" in uri else 0)
     return subresources and is_below_root and uri.startswith(folder + "/") and len(uri) > len(folder) + 1
 
 
 @cache
-def _glob(pattern: str) -> re.Pattern[str]:
-    """`*` within a segment, `**` over all, `/**/` also for none. Plain on purpose: slow is fine here, wrong is not."""
-    regex, at = "", 0
-    for found in re.finditer(r"\*+", pattern):
-        regex += re.escape(pattern[at : found.start()])
-        at = found.end()
-        is_whole = found.start() == 0 or pattern[found.start() - 1] == "/"
+def _compile(glob: str) -> re.Pattern[str]:
+    """`*` matches within a segment, `**` across segments, `/**/` also a single slash. Simple, because speed is no
+    concern here."""
+    regex, position = "", 0
+    for found in re.finditer(r"\*+", glob):
+        regex += re.escape(glob[position : found.start()])
+        position = found.end()
+        starts_segment = found.start() == 0 or glob[found.start() - 1] == "/"
         if len(found[0]) == 1:
             regex += "[^/]*"
-        elif is_whole and pattern[at : at + 1] == "/":
+        elif starts_segment and glob[position : position + 1] == "/":
             regex += "(?:.*/)?"
-            at += 1
+            position += 1
         else:
             regex += ".*"
-    return re.compile(regex + re.escape(pattern[at:]), re.DOTALL)
+    return re.compile(regex + re.escape(glob[position:]), re.DOTALL)
 
 
 def is_deletion(told: Told) -> bool:
     return bool(told.changes) and told.changes is not None and told.changes[-1][0] is Operation.DELETED
 
 
-def broken(promise: str, history: History, index: int, event: Told, why: str) -> None:
-    shown = concerning(history, index + 1, event.subscriber, event.topic)
-    raise PromiseBroken(promise, event.subscriber, event.topic, why, shown)
+def fail(promise: str, history: History, index: int, event: Told, reason: str) -> None:
+    events = relevant_events(history, index + 1, event.subscriber, event.topic)
+    raise PromiseBroken(promise, event.subscriber, event.topic, reason, events)
 
 
-def concerning(history: History, end: int, subscriber: str, topic: Topic | None) -> Iterator[tuple[int, Event]]:
-    """The part of a history, up to a point, that one subscriber (and one topic) has to do with."""
+def relevant_events(history: History, end: int, subscriber: str, topic: Topic | None) -> Iterator[tuple[int, Event]]:
+    """Return the events before an index that concern one subscriber, and one topic if it is given."""
     for index, event in enumerate(history.events[:end]):
-        is_noise = topic is not None and (isinstance(event, MailboxSize) or getattr(event, "topic", topic) != topic)
-        if not is_noise and (isinstance(event, OfTopic) or event.subscriber == subscriber):
+        is_other = topic is not None and (isinstance(event, MailboxSize) or getattr(event, "topic", topic) != topic)
+        if not is_other and (isinstance(event, TopicEvent) or event.subscriber == subscriber):
             yield index, event

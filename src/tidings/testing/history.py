@@ -1,4 +1,4 @@
-"""What happened, in the order in which it was seen: the events, and the failure that shows some of them."""
+"""A recorded history: the events of topics and subscribers, and the error that shows a broken promise."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ __all__ = [
     "History",
     "MailboxSize",
     "Muted",
-    "OfTopic",
     "PromiseBroken",
     "Subscribed",
     "Told",
+    "TopicEvent",
     "Unmuted",
     "Unsubscribed",
 ]
 
 _CHANGE_KEY: Final = "dev.tidings/change"
-"""Said again, and not imported from `tidings.core.frames`: a check must notice when the wire says something else."""
+"""Not imported from `tidings.core.frames`: a check must notice if the wire format changes."""
 
-_SHOWN_EVENTS: Final = 20
-"""How much of a history a failure shows: what led to it is nearly always among the last few that concern it."""
+_MAX_SHOWN_EVENTS: Final = 20
+"""The number of events that a failure shows. The cause is nearly always among the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """A subscriber asked for features, URIs and patterns. It may be told of them from now on."""
+    """A subscriber requested features, URIs and patterns. From now on it may be notified of them."""
 
     subscriber: str
     topics: tuple[Topic, ...]
     told: Mapping[Topic, Version | None] = field(default_factory=dict)
-    """The cursors it came with: the version it was told last, None for never."""
+    """The cursor: the version of each topic that the subscriber was told last, None for never."""
     filter: Filter | None = None
     subresources: bool = True
     """`Policy.subresources` of the server."""
@@ -51,9 +51,9 @@ class Subscribed:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """What a subscriber asked for until now was granted: from now on it must be told.
+    """The server granted all requests so far. From now on the subscriber must be notified.
 
-    Without this event, a subscription counts as granted when it was asked for, as it is inside a process.
+    Without this event a request counts as granted immediately, as it is inside a process.
     """
 
     subscriber: str
@@ -61,16 +61,16 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribed:
-    """Some subscriptions are over, or all of them: the end was answered, and nothing may come any more."""
+    """The server confirmed the end of subscriptions. No notification of them may follow."""
 
     subscriber: str
     topics: tuple[Topic, ...] = ()
-    """None named means all."""
+    """Empty for all topics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A topic has a new version. What was there when the history begins is recorded in the same way."""
+    """A topic has a new version. The versions at the start of a history are recorded in the same way."""
 
     topic: Topic
     version: Version
@@ -78,7 +78,7 @@ class Changed:
     operation: Operation | None = None
     key: str = ""
     before: str | None = None
-    """The digest of the list's item before, None if there was none. Only filtered subscribers need it."""
+    """The digest of the item before the change, None if there was none. The checks need it only for filters."""
     after: str | None = None
 
     @classmethod
@@ -96,30 +96,35 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Somebody was shown a version of a topic: in a list, or in what was read of a resource. Who does not matter: any
-    subscriber may hold it from then on, and is then told of the last version, even if that is what it was told before.
+    """A client fetched a version of a topic: a list, or the content of a resource.
+
+    The server does not know which client it was. So any subscriber may have this version, and may be told the last
+    version even if that is the one it was told before.
     """
 
     topic: Topic
     version: Version | None = None
-    """With an empty digest where it may have been any one until that revision. None where it is not known at all: then
-    everybody who was told before may be told once more, and nobody need be."""
+    """With an empty digest for any version up to that revision. None if the version is unknown: then each subscriber
+    may be told once more, but need not be."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchStarted:
     """A fetch of a topic has started. Until `FetchEnded` it may return any version from this one on. The version that
-    it returned in the end is recorded as `Fetched` before that."""
+    it returned is recorded as `Fetched` before `FetchEnded`."""
 
     topic: Topic
     revision: int = 0
-    """At which it was begun, 0 where that is not known. Of answers that begin at the same one, any may end first."""
+    """The revision at the start, 0 if unknown. Of several fetches with the same revision, any may end first."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchEnded:
-    """The end of `FetchStarted`, given or not. Then only what was recorded as `Fetched` counts; so a client, whom news
-    may reach later than an answer that was given after them, records this when all that was told meanwhile has come."""
+    """A fetch has ended, with or without a result.
+
+    A client may receive notifications later than a result that was sent after them. It records this event when it has
+    received all notifications that were sent during the fetch.
+    """
 
     topic: Topic
     revision: int = 0
@@ -127,20 +132,20 @@ class FetchEnded:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A notification reached a subscriber."""
+    """A subscriber received a notification."""
 
     subscriber: str
     topic: Topic
     version: Version | None = None
-    """None where the wire did not say (`Policy.detail` is "none"): it then counts as the newest recorded so far."""
+    """None if the notification has none (`Policy.detail` is "none"): then it counts as the newest one so far."""
     changes: tuple[tuple[Operation, str], ...] | None = None
-    """Operations and keys, None where unknown."""
+    """Operations and keys, None if unknown."""
     is_complete: bool = True
-    """False where the server said that it no longer knew all changes."""
+    """False if the server no longer knew all changes."""
 
     @classmethod
     def from_message(cls, subscriber: str, message: Mapping[str, Any]) -> Told | None:
-        """From a JSON-RPC message as it came over the wire; None if it is no notification of a change."""
+        """Read a JSON-RPC message. Return None if it is not a notification of a change."""
         params: Mapping[str, Any] = message.get("params") or {}
         topic = _topic_of(message.get("method"), params)
         if topic is None:
@@ -149,18 +154,18 @@ class Told:
         if summary is None:
             return cls(subscriber, topic)
         version = Version(summary["revision"], summary["digest"])
-        listed = [summary] if "operation" in summary else summary.get("changes", ())
-        changes = tuple((Operation(each["operation"]), each.get("name", each.get("uri", ""))) for each in listed)
+        entries = [summary] if "operation" in summary else summary.get("changes", ())
+        changes = tuple((Operation(entry["operation"]), entry.get("name", entry.get("uri", ""))) for entry in entries)
         return cls(subscriber, topic, version, changes, summary.get("complete", True))
 
 
 @dataclass(frozen=True, slots=True)
 class Muted:
-    """A subscriber is not to be told, of some topics or of any: the protocol guard."""
+    """A subscriber must not be notified of these topics, for example because of its protocol version."""
 
     subscriber: str
     topics: tuple[Topic, ...] = ()
-    """None named means all."""
+    """Empty for all topics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,35 +174,33 @@ class Unmuted:
 
     subscriber: str
     topics: tuple[Topic, ...] = ()
-    """None named means all."""
+    """Empty for all topics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A subscriber is gone, whoever ended it."""
-
     subscriber: str
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MailboxSize:
-    """What a subscriber cost at that moment: the topics in its mailbox."""
+    """The number of pending topics of a subscriber at this moment."""
 
     subscriber: str
     pending: int
-    most: int | None = None
-    """`Policy.max_pending`, where it is known."""
+    max_pending: int | None = None
+    """`Policy.max_pending`, if known."""
 
 
-OfTopic: TypeAlias = Changed | Fetched | FetchStarted | FetchEnded
-"""What happens to a topic, and to no subscriber."""
+TopicEvent: TypeAlias = Changed | Fetched | FetchStarted | FetchEnded
+"""An event that concerns no single subscriber."""
 
-Event: TypeAlias = OfTopic | Subscribed | Acknowledged | Unsubscribed | Told | Muted | Unmuted | Closed | MailboxSize
+Event: TypeAlias = TopicEvent | Subscribed | Acknowledged | Unsubscribed | Told | Muted | Unmuted | Closed | MailboxSize
 
 
 class History:
-    """Events in the order in which they were seen."""
+    """Events in the order in which they were observed."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.events: list[Event] = list(events)
@@ -206,8 +209,8 @@ class History:
         self.events.append(event)
 
     def subscribers(self) -> list[str]:
-        """In the order of their first mention."""
-        found = (event.subscriber for event in self.events if not isinstance(event, OfTopic))
+        """Return all subscribers, in the order of their first events."""
+        found = (event.subscriber for event in self.events if not isinstance(event, TopicEvent))
         return list(dict.fromkeys(found))
 
     def __iter__(self) -> Iterator[Event]:
@@ -218,19 +221,19 @@ class History:
 
 
 class PromiseBroken(TidingsError, AssertionError):
-    """A history that must not be: which promise, for whom, on what topic, and the events that show it."""
+    """A history breaks a promise. The message names promise, subscriber and topic, and shows the last events."""
 
     def __init__(
-        self, promise: str, subscriber: str, topic: Topic | None, why: str, events: Iterable[tuple[int, Event]]
+        self, promise: str, subscriber: str, topic: Topic | None, reason: str, events: Iterable[tuple[int, Event]]
     ) -> None:
         self.promise = promise
         self.subscriber = subscriber
         self.topic = topic
         self.events = tuple(events)
         name = topic.value if isinstance(topic, Feature) else topic
-        shown = [f"  {index:>5}  {event}" for index, event in self.events[-_SHOWN_EVENTS:]]
-        head = f"{promise}: {subscriber}" + (f", {name}" if name is not None else "") + f": {why}"
-        super().__init__("\n".join([head, *shown]))
+        lines = [f"  {index:>5}  {event}" for index, event in self.events[-_MAX_SHOWN_EVENTS:]]
+        heading = f"{promise}: {subscriber}" + (f", {name}" if name is not None else "") + f": {reason}"
+        super().__init__("\n".join([heading, *lines]))
 
 
 def _topic_of(method: object, params: Mapping[str, Any]) -> Topic | None:

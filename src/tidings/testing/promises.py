@@ -1,35 +1,36 @@
-"""One check per promise, each on its own reading of what a subscription covers: none asks the code that it judges."""
+"""One check per promise of Tidings, over a recorded history. Each raises `PromiseBroken`."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
 from tidings.core.model import Topic, Version
 from tidings.testing.checks import (
-    Ear,
-    Last,
-    Showings,
-    broken,
-    concerning,
+    ChangeRecord,
+    Fetches,
+    LastTold,
+    Subscriptions,
+    fail,
     is_deletion,
-    is_enough,
-    knowledge,
-    unwanted,
+    is_sufficient,
+    known_versions,
+    relevant_events,
+    why_unwanted,
 )
 from tidings.testing.history import (
     Changed,
     Closed,
     History,
     MailboxSize,
-    OfTopic,
     PromiseBroken,
     Subscribed,
     Told,
+    TopicEvent,
     Unsubscribed,
 )
-from tidings.testing.resumable import check_resumable
 
 __all__ = [
     "PROMISES",
@@ -44,148 +45,177 @@ __all__ = [
 
 
 def check_filtered(history: History) -> None:
-    """A subscriber gets nothing that it did not ask for, that its filter rules out, or that it is muted for."""
-    ears: dict[str, Ear] = {}
-    seen: dict[tuple[Topic, Version], int] = {}
+    """A subscriber gets nothing that it did not request, that its filter excludes, or that is muted for it."""
+    subscribers: dict[str, Subscriptions] = defaultdict(Subscriptions)
+    published: dict[tuple[Topic, Version], int] = {}
     for index, event in enumerate(history):
         if isinstance(event, Changed):
-            seen[event.topic, event.version] = index
-        if isinstance(event, OfTopic):
+            published[event.topic, event.version] = index
+        if isinstance(event, TopicEvent):
             continue
-        ear = ears.setdefault(event.subscriber, Ear())
-        if isinstance(event, Told):
-            if why := unwanted(ear, event):
-                broken("Filtered", history, index, event, why)
-            if event.version is not None and is_deletion(event):
-                # It ends the subscriptions of its time; one that was asked for after the deletion may go on.
-                ear.end(event.topic, before=seen.get((event.topic, event.version)))
-        else:
-            ear.follow(event, index)
+        subscriptions = subscribers[event.subscriber]
+        if not isinstance(event, Told):
+            subscriptions.follow(event, index)
+            continue
+        if reason := why_unwanted(subscriptions, event):
+            fail("Filtered", history, index, event, reason)
+        if event.version is not None and is_deletion(event):
+            # A subscription that was requested after the deletion does not end with it.
+            subscriptions.end(event.topic, before=published.get((event.topic, event.version)))
 
 
 def check_ordered(history: History) -> None:
     """Revisions of a topic never go backwards for a subscriber."""
     known = {(event.topic, event.version) for event in history if isinstance(event, Changed)}
-    ears: dict[str, Ear] = {}
+    subscribers: dict[str, Subscriptions] = {}
     newest: dict[tuple[str, Topic], int] = {}
     cursors: dict[tuple[str, Topic], int] = {}
     for index, event in enumerate(history):
-        if isinstance(event, OfTopic):
+        if isinstance(event, TopicEvent):
             continue
-        who = event.subscriber
-        is_new = who not in ears
-        ear = ears.setdefault(who, Ear())
-        if isinstance(event, Told):
-            if event.version is not None:
-                came_with = cursors.pop((who, event.topic), -1)
-                before = max(came_with, newest.get((who, event.topic), -1))
-                if event.version.revision < before:
-                    broken("Ordered", history, index, event, f"revision {event.version.revision} came after {before}")
-                newest[who, event.topic] = event.version.revision
-            if is_deletion(event):
-                ear.end(event.topic)
-        else:
-            ear.follow(event, index)
+        name = event.subscriber
+        is_new = name not in subscribers
+        subscriptions = subscribers.setdefault(name, Subscriptions())
+        subscriptions.follow(event, index)
+        if isinstance(event, Told) and event.version is not None:
+            revision = event.version.revision
+            previous = max(cursors.pop((name, event.topic), -1), newest.get((name, event.topic), -1))
+            if revision < previous:
+                fail("Ordered", history, index, event, f"revision {revision} came after {previous}")
+            newest[name, event.topic] = revision
         if isinstance(event, Subscribed):
             for topic, version in event.told.items():
-                # A cursor counts where a subscriber comes with it, for as long as it says nothing else and stays.
-                # Where it already listens, older news may be under way.
-                cursors.pop((who, topic), None)
-                if is_new and version is not None and (topic, version) in known and ear.hears(topic):
-                    cursors[who, topic] = version.revision
-        for key in [key for key in cursors if key[0] == who and not ear.hears(key[1])]:
+                # A cursor counts for a new subscriber. For another one, older notifications may be on their way.
+                cursors.pop((name, topic), None)
+                if is_new and version is not None and (topic, version) in known and subscriptions.covers(topic):
+                    cursors[name, topic] = version.revision
+        for key in [key for key in cursors if key[0] == name and not subscriptions.covers(key[1])]:
             del cursors[key]
 
 
 def check_unique(history: History) -> None:
     """A subscriber is never told the same version of a topic twice in a row.
 
-    The same means the same digest, and for one that ended its subscription in between, the same revision: it may have
-    missed that the content was another one for a while. So too where another content was shown in between.
+    The same version means the same digest. It means the same revision if the subscriber was not subscribed in between,
+    or if a client fetched another content in between: then the subscriber may have another content.
     """
-    showings = Showings(history)
-    ears: dict[str, Ear] = {}
-    last: dict[tuple[str, Topic], Last] = {}
+    fetches = Fetches(history)
+    subscribers: dict[str, Subscriptions] = defaultdict(Subscriptions)
+    last: dict[tuple[str, Topic], LastTold] = {}
     for index, event in enumerate(history):
-        if isinstance(event, OfTopic):
+        if isinstance(event, TopicEvent):
             continue
-        who, ear = event.subscriber, ears.setdefault(event.subscriber, Ear())
-        if isinstance(event, Told):
-            if event.version is not None:
-                before = last.get((who, event.topic))
-                if before is not None and before.is_same(event, index, showings):
-                    broken("Unique", history, index, event, f"it had been told {event.version.digest} already")
-                last[who, event.topic] = Last(event.version, index)
-            if is_deletion(event):
-                ear.end(event.topic)
-        else:
-            ear.follow(event, index)
-            if isinstance(event, Subscribed):
-                for topic, version in event.told.items():
-                    if ear.hears(topic):  # a cursor for anything else counts for nothing
-                        last[who, topic] = Last(version, index, is_cursor=True)
+        name, subscriptions = event.subscriber, subscribers[event.subscriber]
+        subscriptions.follow(event, index)
+        if isinstance(event, Told) and event.version is not None:
+            previous = last.get((name, event.topic))
+            if previous is not None and previous.is_repeated_by(event, index, fetches):
+                fail("Unique", history, index, event, f"it was told {event.version.digest} before")
+            last[name, event.topic] = LastTold(event.version, index)
+        if isinstance(event, Subscribed):
+            for topic, version in event.told.items():
+                if subscriptions.covers(topic):
+                    last[name, topic] = LastTold(version, index, is_cursor=True)
         if isinstance(event, Told | Unsubscribed | Closed):
             for (subscriber, topic), told in list(last.items()):
-                if subscriber == who and not ear.hears(topic):
+                if subscriber == name and not subscriptions.covers(topic):
                     told.is_continuous = False
                     if told.is_cursor:
                         del last[subscriber, topic]
 
 
 def check_reliable(history: History) -> None:
-    """Once changes stopped and everybody had the chance: every live subscriber was told the last version.
+    """Once changes stop, every live subscriber has been told the last version.
 
-    It need not have been where the digest is the one it knew when it came or was told last, and no other was shown to
-    anybody since. One with a filter need not have been told of a list if what it missed can be cut into stretches, each
-    of which, seen at once, has no change that passes the filter.
+    It need not have been told a digest that it knew already, unless a client has fetched another one since. With a
+    filter it need not have been told of a list if the changes that it missed can be split into parts, each without a
+    net change that passes the filter.
     """
     changes: dict[Topic, list[Changed]] = {}
     for event in history:
         if isinstance(event, Changed):
             changes.setdefault(event.topic, []).append(event)
-    latest = {topic: max(each.version for each in found) for topic, found in changes.items()}
+    latest = {topic: max(change.version for change in found) for topic, found in changes.items()}
     for subscriber in history.subscribers():
-        ear, knows, seen = knowledge(history, subscriber, changes)
-        for topic, known in knows.items():
-            newest, may_hold = latest[topic], seen.get(topic, ())
-            suffices = partial(is_enough, newest=newest, changes=changes[topic], chosen=ear.filter)
-            if ear.is_muted(topic) or (any(map(suffices, known)) and all(map(suffices, may_hold))):
+        subscriptions, known, fetched = known_versions(history, subscriber, changes)
+        for topic, versions in known.items():
+            newest, may_have = latest[topic], fetched.get(topic, ())
+            suffices = partial(is_sufficient, newest=newest, changes=changes[topic], filter=subscriptions.filter)
+            if subscriptions.is_muted(topic) or (any(map(suffices, versions)) and all(map(suffices, may_have))):
                 continue
-            knew = ", ".join(f"r{version.revision} {version.digest}" for version in known) or "nothing"
-            may = "".join(f", and may have seen r{version.revision} {version.digest}" for version in may_hold)
-            why = f"the last version is r{newest.revision} {newest.digest}, and it knows {knew}{may}"
-            raise PromiseBroken(
-                "Reliable", subscriber, topic, why, concerning(history, len(history), subscriber, topic)
-            )
+            knows = ", ".join(map(_format, versions)) or "nothing"
+            may = "".join(f", and may have fetched {_format(version)}" for version in may_have)
+            reason = f"the last version is {_format(newest)}, and it knows {knows}{may}"
+            events = relevant_events(history, len(history), subscriber, topic)
+            raise PromiseBroken("Reliable", subscriber, topic, reason, events)
+
+
+def _format(version: Version) -> str:
+    return f"r{version.revision} {version.digest}"
+
+
+def check_resumable(history: History, *, journal: int | None = None) -> None:
+    """A client that returns with a cursor is told exactly what differs, or to refetch.
+
+    From its cursor on, each notification contains all changes since the last one, or tells the client to refetch. It
+    must tell it to refetch if the cursor is unknown. Otherwise it may do so only if there were more changes than the
+    `journal` keeps (of one feature, or of all contents together), or if the client may have fetched another content.
+    Without `journal`, that limit is not checked.
+    """
+    record = ChangeRecord(history)
+    subscribers: dict[str, Subscriptions] = defaultdict(Subscriptions)
+    known: dict[tuple[str, Topic], tuple[Version | None, int]] = {}
+    """The version that each subscriber knows, and the index of the event since which it does."""
+    for index, event in enumerate(history):
+        if isinstance(event, TopicEvent):
+            continue
+        name, subscriptions = event.subscriber, subscribers[event.subscriber]
+        if isinstance(event, Told) and event.version is not None:
+            key = (name, event.topic)
+            if key in known:
+                reason = record.why_wrong(event, index, *known.pop(key), subscriptions.filter, journal)
+                if reason:
+                    fail("Resumable", history, index, event, reason)
+            if record.has(event.topic, event.version):
+                known[key] = (event.version, index)
+        cursors = event.told if isinstance(event, Subscribed) else {}
+        covered_before = {topic for topic in cursors if subscriptions.covers(topic)}
+        subscriptions.follow(event, index)
+        for topic, version in cursors.items():
+            known.pop((name, topic), None)
+            # If it was subscribed before, older notifications may be on their way.
+            is_new = topic not in covered_before and subscriptions.covers(topic)
+            if is_new and not record.is_ambiguous(topic, version, index):
+                known[name, topic] = (version, index)
+        if isinstance(event, Unsubscribed | Closed | Told):
+            for key in [key for key in known if key[0] == name and not subscriptions.covers(key[1])]:
+                del known[key]
 
 
 def check_bounded(history: History) -> None:
-    """No reader, however slow, costs more than its mailbox: one entry for each topic that it watches, and that changed.
+    """A slow reader costs at most its mailbox: one entry for each topic that it watches and that changed.
 
-    That it delays nobody else is a matter of time, and no history shows it.
+    The other half of the promise, that it delays no other subscriber, is about time, which a history does not contain.
     """
-    ears: dict[str, Ear] = {}
+    subscribers: dict[str, Subscriptions] = defaultdict(Subscriptions)
     topics: dict[Topic, None] = {}
     for index, event in enumerate(history):
         if isinstance(event, Changed):
             topics[event.topic] = None
-        if isinstance(event, OfTopic):
+        if isinstance(event, TopicEvent):
             continue
-        ear = ears.setdefault(event.subscriber, Ear())
-        if isinstance(event, MailboxSize):
-            most = sum(ear.hears(topic) for topic in topics)
-            if event.pending > most or (event.most is not None and event.pending > event.most):
-                allowed = most if event.most is None else min(most, event.most)
-                why = f"{event.pending} topics are pending, and {allowed} is the most there may be"
-                shown = concerning(history, index + 1, event.subscriber, None)
-                raise PromiseBroken("Bounded", event.subscriber, None, why, shown)
-        elif isinstance(event, Told):
-            if is_deletion(event):
-                ear.end(event.topic)
-        else:
-            if isinstance(event, Subscribed):
-                topics |= dict.fromkeys(event.told)
-            ear.follow(event, index)
+        subscriptions = subscribers[event.subscriber]
+        subscriptions.follow(event, index)
+        if isinstance(event, Subscribed):
+            topics |= dict.fromkeys(event.told)
+        elif isinstance(event, MailboxSize):
+            allowed = sum(map(subscriptions.covers, topics))
+            if event.max_pending is not None:
+                allowed = min(allowed, event.max_pending)
+            if event.pending > allowed:
+                reason = f"{event.pending} topics are pending, and at most {allowed} may be"
+                events = relevant_events(history, index + 1, event.subscriber, None)
+                raise PromiseBroken("Bounded", event.subscriber, None, reason, events)
 
 
 PROMISES: Final[Mapping[str, Callable[[History], None]]] = {
@@ -196,9 +226,10 @@ PROMISES: Final[Mapping[str, Callable[[History], None]]] = {
     "Resumable": check_resumable,
     "Bounded": check_bounded,
 }
-"""The words of the design, and what shows that each is kept."""
+"""The check of each promise."""
 
 
 def check_all(history: History) -> None:
+    """Check all promises."""
     for check in PROMISES.values():
         check(history)

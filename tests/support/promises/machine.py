@@ -34,7 +34,7 @@ from tidings.core.cursor import Cursor
 from tidings.core.index import WatchIndex
 from tidings.core.resume import resumed
 from tidings.testing import Changed, Closed, History, check_all, check_reliable
-from tidings.testing.checks import changes_since, is_ruled_out
+from tidings.testing.checks import changes_since, is_excluded
 
 
 class Machine(World):
@@ -179,7 +179,7 @@ class Machine(World):
                 assert told is not None
                 changes = [each for each in self.recorder.history if isinstance(each, Changed)]
                 since = changes_since([each for each in changes if each.topic is feature], told)
-                assert told.digest == version.digest or since is None or is_ruled_out(since, reader.filter)
+                assert told.digest == version.digest or since is None or is_excluded(since, reader.filter)
 
     @precondition(lambda self: any(reader.owner for reader in self.readers))
     @rule()
