@@ -1,71 +1,98 @@
-"""What is wrong in a workspace is said with file and line, and is the trouble of that file alone."""
+"""Problems are reported with file, line and reason, and affect no other file."""
 
 from __future__ import annotations
 
-import logging
-import os
 from pathlib import Path
 
 import pytest
-from mcp.client.client import Client
 
-from tests.support.workspaces import call, run, write
-from tidings.errors import TidingsError
+from tests.support.workspaces import call, get_problems, list_names, script, serve, write
+from tidings.core.model import Feature
 from tidings.workspace.source import Workspace
+
+NESTED = "[" * 100_000
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("file", "text", "problem"),
     [
-        ("name = [", "tidings.toml:1: not TOML"),
-        ("\nnom = 'x'", "tidings.toml:2: nom is not a setting"),
-        ("name = 1", "tidings.toml:1: name is 1; it must be a string"),
-        ("[policy]\nquiet_gap = -1", "tidings.toml:2: [policy] quiet_gap is -1"),
-        ("[tools]\ntimeout = 'long'", "tidings.toml:2: [tools] timeout is 'long'; it must be a number"),
+        ("tools/a.meta.json", '{\n "name": "a",\n "x": }', "3: not a JSON object"),
+        ("tools/a.meta.json", '{\n\n"timeout": "x"}', "3: timeout is 'x'"),
+        ("tools/a.meta.json", '{\n"inputSchema": {"type": "strin"}}', "2: inputSchema is not a JSON schema"),
+        ("tools/a.meta.json", '{\n"inputSchema": {"type": "string"}}', "2: inputSchema has the type 'string'"),
+        ("tools/a.meta.json", '{\n"title": 7}', "2: title: "),
+        ("tools/a.meta.json", '{\n"env": 7}', "2: env is 7"),
+        ("tools/a.meta.json", '{"x":' + NESTED, "1: not a JSON object: it is nested"),
+        ("tools/b.meta.json", '{\n"annotations": 7}', "2: annotations: "),
+        ("tools/b.meta.json", '{\n"name": 7}', "2: name is 7; it must be a string"),
+        ("resources/a.meta.json", '{\n"annotations": 5}', "2: annotations: "),
+        ("resources/t.meta.json", '{"uriTemplate": "t://{x}",\n"title": 5}', "2: title: "),
+        ("prompts/a.md", "---\nname: x\ntitle: 5\n---\nhi", "3: title: "),
+        ("prompts/a.md", "---\nname: x\ntitle: a\x07b\n---\nhi", "3: front matter is not YAML"),
+        ("prompts/a.md", "---\ndescription: [\n---\nx", "3: front matter is not YAML"),
+        ("prompts/a.md", "---\nname: x\nrole: system\n---\nhi", "3: role is 'system'"),
+        ("prompts/a.md", "---\ntitle: a\nhi {x}", "1: front matter has no end"),
+        ("prompts/a.md", "---\ntitle: 2024-13-77\n---\nhi", "2: front matter can't be read"),
+        ("prompts/a.md", "---\narguments: 3\n---\nx", "2: arguments is 3; it must be a list"),
+        ("prompts/a.md", "---\narguments: {required: 5}\n---\nhi", "2: arguments must be a list, or"),
+        ("prompts/a.md", "---\narguments: [b, b]\n---\nhi", "2: argument 'b' is declared twice"),
+        ("server.d/register.json", "{\n\n garbage", "3: not a JSON object"),
+        ("server.d/register.sh", "#!/bin/sh\necho garbage\n", " the output is not a JSON object"),
+        ("server.d/server.meta.json", '{\n"name": "\udcff"}', "2: not UTF-8"),
+        ("tidings.toml", "name = [", "1: not TOML"),
+        ("tidings.toml", "a=" + NESTED, " not TOML: it is nested"),
+        ("tidings.toml", "\nnom = 'x'", "2: nom is not a setting"),
+        ("tidings.toml", "name = 1", "1: name is 1; it must be a string"),
+        ("tidings.toml", "[policy]\nquiet_gap = -1", "2: [policy] quiet_gap is -1"),
+        (
+            "tidings.toml",
+            "[register]\ntimeout=1\n[tools]\ntimeout='x'",
+            "4: [tools] timeout is 'x'; it must be a number",
+        ),
+        ("tidings.toml", "tools = 5", "1: tools is 5; it must be a section, [tools]"),
+        ("tidings.toml", "[tools]\nenv = [1]", "2: [tools] env is [1]; it must be a list of strings"),
+        ("tools/b.py", "raise ValueError('a\\nb')", "1: ValueError: a b"),
+        ("tools/e\nvil.py", "x =", "1: invalid syntax"),
     ],
 )
-def test_a_mistake_in_the_settings_is_named_with_its_line(tmp_path: Path, text: str, problem: str) -> None:
-    write(tmp_path, {"tidings.toml": text})
-    [found] = Workspace(tmp_path).problems
-    assert str(found).startswith(problem)
-
-
-def test_settings_that_are_linked_from_outside_are_named_and_not_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_invalid_file_is_reported_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, text: str, problem: str
 ) -> None:
+    write(
+        tmp_path, {"tools/a.sh": script("A"), "tools/b.py": "def b() -> int:\n    return 1\n", "resources/a.txt": "a"}
+    )
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    path.chmod(0o755 if text.startswith("#!") else 0o644)
+    [found] = get_problems(tmp_path)
+    assert found.startswith(f"{file}:{problem}".replace("\n", " "))
+    assert found in caplog.text
+
+
+def test_settings_linked_from_outside_are_reported_and_not_read(tmp_path: Path) -> None:
     root = tmp_path / "ws"
-    write(tmp_path, {"outside.toml": 'name = "outside"\n', "ws/tools/fine.sh": "#!/bin/sh\necho fine\n"})
-    (root / "tidings.toml").symlink_to(tmp_path / "outside.toml")
+    settings = root / "tidings.toml"
+    write(tmp_path, {"outside.toml": 'name = "outside"\n', "ws/prompts/a.md": "A"})
     workspace = Workspace(root)
-    assert [str(each) for each in workspace.problems] == [
-        "tidings.toml: is a link to a file outside the workspace; replace it by a file"
-    ]
-    assert "tidings.toml: is a link to a file outside the workspace; replace it by a file" in caplog.text
-    assert workspace.settings.name == "ws"
-    (root / "tidings.toml").unlink()
+    settings.symlink_to(tmp_path / "outside.toml")
+    write(root, {"prompts/b.md": "B"})
+    workspace.rescan([settings, root / "prompts" / "b.md"])
+    for linked in (workspace, Workspace(root)):
+        assert list_names(linked, Feature.PROMPTS) == ["a", "b"]
+        [problem] = linked.problems
+        assert str(problem).startswith("tidings.toml: is a link to a file outside the workspace")
+        assert (linked.settings.name, linked.server.name) == ("ws", "ws")
+    settings.unlink()
     write(root, {"tidings.toml": 'instructions = "Ask."\n'})
     workspace.rescan()
     assert (workspace.problems, workspace.settings.instructions) == ((), "Ask.")
 
 
-def test_a_folder_that_is_none_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(TidingsError, match="tidings new"):
-        Workspace(tmp_path / "nowhere")
-
-
-def test_a_parameter_without_a_hint_is_an_error_with_its_line(tmp_path: Path) -> None:
-    write(tmp_path, {"tools/bad.py": "\ndef f(x) -> int:\n    return 1\n", "tools/none.py": "x = 1\n"})
-    first, second = Workspace(tmp_path).problems
-    assert str(first).startswith("tools/bad.py:2: f: parameter 'x' has no type hint")
-    assert str(second).startswith("tools/none.py: contains no tool")
-
-
-def test_the_same_name_twice_is_served_once_and_said(tmp_path: Path) -> None:
-    write(
-        tmp_path, {"tools/a.sh": "#!/bin/sh\n# @name same\necho a\n", "tools/b.sh": "#!/bin/sh\n# @name same\necho b\n"}
-    )
-
-    async def scenario(client: Client, workspace: Workspace) -> None:
+@pytest.mark.anyio
+async def test_duplicate_name_is_served_once_and_reported(tmp_path: Path) -> None:
+    write(tmp_path, {f"tools/{name}.sh": f"#!/bin/sh\n# @name same\necho {name}\n" for name in ("a", "b")})
+    async with serve(tmp_path) as (client, workspace):
         assert await call(client, "same") == "a"
         assert "tools/a defines it too" in str(workspace.problems[0])
         (tmp_path / "tools" / "a.sh").unlink()
@@ -73,94 +100,17 @@ def test_the_same_name_twice_is_served_once_and_said(tmp_path: Path) -> None:
         assert await call(client, "same") == "b"
         assert workspace.problems == ()
 
-    run(tmp_path, scenario)
 
-
-def test_a_script_that_is_empty_is_being_written_and_stays_what_it_was(tmp_path: Path) -> None:
-    write(tmp_path, {"tools/a.sh": "#!/bin/sh\n# @describe one\necho a\n"})
-
-    async def scenario(client: Client, workspace: Workspace) -> None:
-        (tmp_path / "tools" / "a.sh").write_bytes(b"")
-        workspace.rescan()
-        [tool] = (await client.list_tools(cache_mode="bypass")).tools
-        assert tool.description == "one"
-        [problem] = workspace.problems
-        assert "tools/a.sh" in str(problem)
-        assert "the file is empty" in str(problem)
-
-    run(tmp_path, scenario)
-
-
-def test_an_error_is_logged_with_file_and_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path, {"tools/broken.py": "def f(:\n"})
-    with caplog.at_level(logging.WARNING):
-        Workspace(tmp_path)
-    assert "tools/broken.py:1: invalid syntax" in caplog.text
-
-
-def test_a_file_that_ends_or_never_ends_when_it_is_loaded_is_its_own_trouble(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tidings.workspace.python._LOAD_TIMEOUT", 2.0)  # enough for those that do end
+def test_item_that_can_not_be_sent_affects_no_other(tmp_path: Path) -> None:
+    function = "def {}(x: int) -> int:\n    {}\n    return x\n"
     write(
         tmp_path,
         {
-            "tools/exits.py": "import sys\nsys.exit(3)\n",
-            "tools/hangs.py": "import threading\nthreading.Event().wait(60)\n",
-            "tools/good.py": "def good(x: int) -> int:\n    return x\n",
+            "tools/large.py": function.format("large", f'"{"x" * (2 << 20)}"'),
+            "tools/half.py": function.format("half", '"\\ud800"'),
+            "tools/good.py": function.format("good", '"Good."'),
         },
     )
-
-    async def scenario(client: Client, workspace: Workspace) -> None:
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["good"]
-        first, second = workspace.problems
-        assert str(first) == "tools/exits.py: calls sys.exit(3) when it is loaded"
-        assert str(second).startswith("tools/hangs.py: still running after 2 s")
-
-    run(tmp_path, scenario)
-
-
-def test_a_tool_that_exits_fails_its_call_and_nothing_else(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {"tools/quits.py": "import sys\ndef quits() -> str:\n    sys.exit(4)\ndef stays() -> int:\n    return 1\n"},
-    )
-
-    async def scenario(client: Client, workspace: Workspace) -> None:
-        failed = await client.call_tool("quits", {})
-        assert failed.is_error
-        assert await call(client, "stays") == {"result": 1}
-
-    run(tmp_path, scenario)
-
-
-def test_links_in_a_circle_and_names_that_are_no_text_are_passed_over(tmp_path: Path) -> None:
-    write(tmp_path, {"resources/a.txt": "a", "tools/fine.sh": "#!/bin/sh\necho fine\n"})
-    for name in ("l", "m"):
-        (tmp_path / "resources" / name).symlink_to(".")
-    Path(os.fsdecode(os.fsencode(tmp_path / "tools") + b"/z\xff.sh")).touch(0o755)
-
-    async def scenario(client: Client, workspace: Workspace) -> None:
-        listed = [each.uri for each in (await client.list_resources()).resources]
-        assert listed == ["tidings://errors", "workspace:///a.txt"]
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["fine"]
-
-    run(tmp_path, scenario)
-
-
-def test_an_item_that_no_wire_can_carry_is_a_problem_of_its_file_alone(tmp_path: Path) -> None:
-    large = "x" * (2 << 20)
-    write(
-        tmp_path,
-        {
-            "tools/large.py": f'def large(x: int) -> int:\n    """{large}"""\n    return x\n',
-            "tools/half.py": 'def half(x: int) -> int:\n    "\\ud800"\n    return x\n',
-            "tools/good.py": "def good(x: int) -> int:\n    return x\n",
-        },
-    )
-
-    async def scenario(client: Client, workspace: Workspace) -> None:
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["good"]
-        assert [problem.path for problem in workspace.problems] == ["tools/half.py", "tools/large.py"]
-
-    run(tmp_path, scenario)
+    workspace = Workspace(tmp_path)
+    assert list_names(workspace) == ["good"]
+    assert [problem.path for problem in workspace.problems] == ["tools/half.py", "tools/large.py"]

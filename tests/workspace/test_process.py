@@ -1,4 +1,4 @@
-"""A run is bounded in time, output and memory, and leaves nothing behind, whatever the executable does."""
+"""A run has limits for time, output and memory, and leaves nothing behind, whatever the executable does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import select
 import signal
 import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ import anyio
 import pytest
 
 from tests.support.loops import anyio_backend
+from tests.support.waiting import DEADLINE
 from tidings.workspace import process
 from tidings.workspace.process import CannotStart, Outcome, run_process
 
-DEADLINE = 60.0
 GRACE = 0.2
-LIMITS = (0.1, 1.0, 5.0, DEADLINE)  # seconds; the first is enough for a shell script on an idle machine
+TIMEOUTS = (0.1, 1.0, 5.0, DEADLINE)  # seconds; the first is enough for a shell script on an idle machine
 
 __all__ = ["anyio_backend"]
 
@@ -36,7 +36,7 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pulse:
-    """A named pipe that every process of a run holds open: it ends when the last of them is gone."""
+    """A named pipe that every process of a run has open. It ends with the last of them."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
@@ -56,24 +56,24 @@ def pulse(tmp_path: Path) -> Iterator[Pulse]:
     os.close(pulse.descriptor)
 
 
-def script(folder: Path, text: str, name: str = "tool.sh", shell: str = "/bin/sh") -> str:
+def write_script(folder: Path, text: str, name: str = "tool.sh") -> str:
     path = folder / name
-    path.write_text(f"#!{shell}\n{text}\n", "utf-8")
+    path.write_text(f"#!/bin/sh\n{text}\n", "utf-8")
     path.chmod(0o755)
     return str(path)
 
 
-def real(path: Path) -> Path:
+def resolve(path: Path) -> Path:
     return path.resolve()
 
 
-def open_descriptors() -> int:
-    gc.collect()  # what others let go of is not closed while we count
+def count_descriptors() -> int:
+    gc.collect()
     return len(list(Path("/dev/fd").iterdir()))
 
 
-async def run(folder: Path, text: str, **options: Any) -> Outcome:
-    given: dict[str, Any] = {
+async def run(folder: Path, text: str, *arguments: str, **options: Any) -> Outcome:
+    defaults: dict[str, Any] = {
         "stdin": b"",
         "env": {"PATH": os.environ["PATH"]},
         "cwd": folder,
@@ -81,59 +81,52 @@ async def run(folder: Path, text: str, **options: Any) -> Outcome:
         "max_output": 1 << 20,
     }
     async with asyncio.timeout(2 * DEADLINE):
-        return await run_process([script(folder, text)], **given | options)
+        return await run_process([write_script(folder, text), *arguments], **defaults | options)
 
 
-async def run_out_of_time(folder: Path, text: str, said: bytes = b"") -> Outcome:
-    """A run that meets its time limit, and not before the tool has said this, or anything."""
-    for timeout in LIMITS:
+async def run_until_timeout(folder: Path, text: str) -> Outcome:
+    """Run until a timeout that is long enough for the tool to print something."""
+    for timeout in TIMEOUTS:
         outcome = await run(folder, text, timeout=timeout)
         assert outcome.is_timeout
-        if outcome.stdout and said in outcome.stdout:
+        assert outcome.status is None
+        if outcome.stdout:
             return outcome
-    raise AssertionError(f"nothing was said in {DEADLINE} s")
+    raise AssertionError(f"no output within {DEADLINE} s")
 
 
-# What it gives and takes
+# Input and output
 
 
-async def test_input_environment_directory_and_output_are_those_of_the_call(tmp_path: Path) -> None:
+async def test_input_environment_directory_and_output(tmp_path: Path) -> None:
     text = 'cat; echo " $NAME $(pwd -P)"; echo trouble >&2; exit 3'
     outcome = await run(tmp_path, text, stdin=b"given", env={"PATH": os.environ["PATH"], "NAME": "ä\u2028🎉"})
 
-    assert outcome.stdout.decode() == f"given ä\u2028🎉 {real(tmp_path)}\n"
+    assert outcome.stdout.decode() == f"given ä\u2028🎉 {resolve(tmp_path)}\n"
     assert outcome == Outcome(3, outcome.stdout, b"trouble\n", is_timeout=False, is_truncated=False)
 
 
-async def test_no_shell_reads_the_command(tmp_path: Path) -> None:
-    command = [script(tmp_path, 'printf "%s|" "$@"'), "$(id)", "`id`", "-rf", "; exit 9", "*", ""]
-    outcome = await run_process(
-        command, stdin=b"", env={}, cwd=tmp_path, timeout=DEADLINE, max_output=1000, on_line=None
-    )
+async def test_no_shell_interprets_the_command(tmp_path: Path) -> None:
+    arguments = ("$(id)", "`id`", "-rf", "; exit 9", "*", "")
+    outcome = await run(tmp_path, 'printf "%s|" "$@"', *arguments)
 
-    assert outcome.stdout == b"$(id)|`id`|-rf|; exit 9|*||"
+    assert outcome.stdout.decode() == "".join(f"{argument}|" for argument in arguments)
 
 
-async def test_a_signal_that_ends_the_tool_is_its_status(tmp_path: Path) -> None:
-    outcome = await run(tmp_path, "kill -USR1 $$")
-
-    assert outcome.status == -signal.SIGUSR1
-
-
-async def test_a_tool_that_never_reads_its_input_is_not_waited_for(tmp_path: Path) -> None:
-    big = b"x" * (8 << 20)
-
-    assert (await run(tmp_path, "echo done", stdin=big)).stdout == b"done\n"
-    assert (await run(tmp_path, "exec <&-; echo closed", stdin=big)).stdout == b"closed\n"
-    assert (await run(tmp_path, "head -c 3", stdin=big)).stdout == b"xxx"
-
-
-async def test_a_large_input_arrives_whole(tmp_path: Path) -> None:
-    assert int((await run(tmp_path, "wc -c", stdin=b"y" * 5_000_000)).stdout) == 5_000_000
+async def test_signal_is_the_status(tmp_path: Path) -> None:
+    assert (await run(tmp_path, "kill -USR1 $$")).status == -signal.SIGUSR1
 
 
 @pytest.mark.parametrize(
-    ("content", "mode", "said"),
+    ("text", "stdout"),
+    [("echo done", b"done\n"), ("exec <&-; echo closed", b"closed\n"), ("head -c 3", b"xxx"), ("wc -c", b"8388608\n")],
+)
+async def test_large_input_does_not_block(tmp_path: Path, text: str, stdout: bytes) -> None:
+    assert (await run(tmp_path, text, stdin=b"x" * (8 << 20))).stdout.lstrip() == stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "message"),
     [
         (None, 0, "does not exist"),
         ("#!/no/such/interpreter\n", 0o755, "interpreter"),
@@ -142,56 +135,56 @@ async def test_a_large_input_arrives_whole(tmp_path: Path) -> None:
     ],
     ids=["absent", "interpreter", "mode", "shebang"],
 )
-async def test_what_can_not_be_started_says_why(tmp_path: Path, content: str | None, mode: int, said: str) -> None:
+async def test_failed_start_has_a_reason(tmp_path: Path, content: str | None, mode: int, message: str) -> None:
     path = tmp_path / "tool"
     if content is not None:
         path.write_text(content)
         path.chmod(mode)
-    before = open_descriptors()
-    with pytest.raises(CannotStart, match=re.escape(said)):
+    before = count_descriptors()
+    with pytest.raises(CannotStart, match=re.escape(message)):
         await run_process([str(path)], stdin=b"", env={}, cwd=tmp_path, timeout=1, max_output=1, line_fd_env="L")
-    assert open_descriptors() == before
+    assert count_descriptors() == before
 
 
-async def test_a_file_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
-    path = Path(script(tmp_path, "echo saved"))
+async def test_file_that_is_being_written_is_retried(tmp_path: Path) -> None:
+    path = write_script(tmp_path, "echo saved")
     editor = os.open(path, os.O_WRONLY)
     asyncio.get_running_loop().call_later(0.02, os.close, editor)
 
-    outcome = await run_process([str(path)], stdin=b"", env={}, cwd=tmp_path, timeout=DEADLINE, max_output=100)
+    outcome = await run_process([path], stdin=b"", env={}, cwd=tmp_path, timeout=DEADLINE, max_output=100)
     assert outcome.stdout == b"saved\n"
 
 
 # Lines
 
 
-async def test_each_line_is_handed_over_as_it_comes(tmp_path: Path) -> None:
-    """The tool ends only if what it wrote was heard while it was running."""
-    heard: list[str] = []
+async def test_lines_are_passed_on_while_the_tool_runs(tmp_path: Path) -> None:
+    """The tool only ends if its lines have an effect while it runs."""
+    lines: list[str] = []
 
-    def hear(line: str) -> None:
-        heard.append(line)
+    def on_line(line: str) -> None:
+        lines.append(line)
         (tmp_path / line).touch()
 
     text = """for name in one two; do
         echo $name >"/dev/fd/$LINES_FD"
         until [ -e $name ]; do sleep 0.01; done
     done; printf 'tränen 🎉' >"/dev/fd/$LINES_FD" """
-    outcome = await run(tmp_path, text, on_line=hear, line_fd_env="LINES_FD")
+    outcome = await run(tmp_path, text, on_line=on_line, line_fd_env="LINES_FD")
 
     assert outcome.status == 0
-    assert heard == ["one", "two", "tränen 🎉"]
+    assert lines == ["one", "two", "tränen 🎉"]
 
 
-async def test_a_line_too_long_is_dropped_and_the_next_one_is_heard(tmp_path: Path) -> None:
-    heard: list[str] = []
+async def test_too_long_line_is_dropped(tmp_path: Path) -> None:
+    lines: list[str] = []
     text = 'exec 3>"/dev/fd/$L"; head -c 1000000 /dev/zero >&3; echo >&3; echo short >&3'
-    await run(tmp_path, text, on_line=heard.append, line_fd_env="L")
+    await run(tmp_path, text, on_line=lines.append, line_fd_env="L")
 
-    assert heard == ["short"]
+    assert lines == ["short"]
 
 
-async def test_a_listener_that_fails_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_callback_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def fail(line: str) -> None:
         raise LookupError(line)
 
@@ -204,93 +197,69 @@ async def test_a_listener_that_fails_does_not_end_the_run(tmp_path: Path, caplog
 # Limits
 
 
-async def test_a_gigabyte_of_output_costs_no_more_than_the_limit(tmp_path: Path, pulse: Pulse) -> None:
-    limit = 1 << 20
+@pytest.fixture
+def get_peak() -> Iterator[Callable[[], int]]:
+    """Return the peak of allocated memory so far."""
     tracemalloc.start()
-    try:
-        text = f"exec 9>{pulse.path}; head -c 1073741824 /dev/zero; echo never"
-        outcome = await run(tmp_path, text, max_output=limit)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    yield lambda: tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
 
-    assert outcome.is_truncated
-    assert outcome.status is None
-    assert len(outcome.stdout) == limit
-    assert peak < 4 * limit
+
+async def test_gigabyte_of_output_is_truncated(tmp_path: Path, pulse: Pulse, get_peak: Callable[[], int]) -> None:
+    limit = 1 << 20
+    text = f"exec 9>{pulse.path}; head -c 1073741824 /dev/zero; echo never"
+    outcome = await run(tmp_path, text, max_output=limit)
+
+    assert (outcome.is_truncated, outcome.status, len(outcome.stdout)) == (True, None, limit)
+    assert get_peak() < 4 * limit
     assert pulse.has_ended
 
 
-async def test_of_a_gigabyte_on_stderr_the_end_is_kept(tmp_path: Path) -> None:
-    tracemalloc.start()
-    try:
-        outcome = await run(tmp_path, "head -c 1073741824 /dev/zero >&2; echo the end >&2; echo fine")
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+async def test_only_the_end_of_stderr_is_kept(tmp_path: Path, get_peak: Callable[[], int]) -> None:
+    outcome = await run(tmp_path, "head -c 1073741824 /dev/zero >&2; echo the end >&2; echo fine")
 
     assert (outcome.status, outcome.stdout) == (0, b"fine\n")
     assert outcome.stderr.endswith(b"the end\n")
     assert len(outcome.stderr) == process.STDERR_TAIL
-    assert peak < 4 << 20
+    assert get_peak() < 4 << 20
 
 
-async def test_a_tool_that_takes_too_long_is_ended_and_keeps_what_it_said(
+async def test_timeout_stops_the_tool_and_keeps_its_output(
     tmp_path: Path, pulse: Pulse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "GRACE", DEADLINE)  # it ends by itself, as soon as the machine lets it
+    monkeypatch.setattr(process, "GRACE", DEADLINE)  # it handles SIGTERM
     text = f"exec 9>{pulse.path}; trap 'echo bye; exit 0' TERM; echo hello; sleep 1000 & wait"
-    outcome = await run_out_of_time(tmp_path, text, said=b"hello")
 
-    assert outcome.is_timeout
-    assert outcome.status is None
-    assert outcome.stdout == b"hello\nbye\n"
+    assert (await run_until_timeout(tmp_path, text)).stdout == b"hello\nbye\n"
     assert pulse.has_ended
 
 
-async def test_a_tool_that_ignores_sigterm_is_killed(tmp_path: Path, pulse: Pulse) -> None:
-    text = f"exec 9>{pulse.path}; trap '' TERM; echo deaf; while :; do sleep 1000; done"
-    outcome = await run_out_of_time(tmp_path, text)
+@pytest.mark.parametrize("is_child", [False, True])
+async def test_process_that_ignores_sigterm_is_killed(tmp_path: Path, pulse: Pulse, is_child: bool) -> None:
+    text = "trap '' TERM; echo deaf; while :; do sleep 1000; done"
+    if is_child:
+        text = f"{write_script(tmp_path, text, 'child.sh')} & wait"
 
-    assert outcome.is_timeout
-    assert outcome.stdout == b"deaf\n"
+    assert (await run_until_timeout(tmp_path, f"exec 9>{pulse.path}; {text}")).stdout == b"deaf\n"
     assert pulse.has_ended
 
 
-async def test_a_child_that_ignores_sigterm_goes_with_its_parent(tmp_path: Path, pulse: Pulse) -> None:
-    deaf = script(tmp_path, "trap '' TERM; echo listening; while :; do sleep 1000; done", name="deaf.sh")
-    outcome = await run_out_of_time(tmp_path, f"exec 9>{pulse.path}; {deaf} & wait")
-
-    assert outcome.is_timeout
-    assert pulse.has_ended
-
-
-async def test_a_fork_that_outlives_its_parent_neither_hangs_the_call_nor_survives_it(
-    tmp_path: Path, pulse: Pulse
-) -> None:
-    outcome = await run(tmp_path, f"exec 9>{pulse.path}; sleep 1000 & echo answer; exit 0")
+@pytest.mark.parametrize("redirect", ["", ">/dev/null 2>&1"])
+async def test_child_that_outlives_the_tool_is_killed(tmp_path: Path, pulse: Pulse, redirect: str) -> None:
+    outcome = await run(tmp_path, f"exec 9>{pulse.path}; sleep 1000 {redirect} & echo answer; exit 0")
 
     assert outcome == Outcome(0, b"answer\n", b"", is_timeout=False, is_truncated=False)
     assert pulse.has_ended
 
 
-async def test_a_fork_that_closed_its_output_does_not_survive_either(tmp_path: Path, pulse: Pulse) -> None:
-    outcome = await run(tmp_path, f"exec 9>{pulse.path}; sleep 1000 >/dev/null 2>&1 & echo answer")
-
-    assert outcome.stdout == b"answer\n"
-    assert pulse.has_ended
-
-
-async def test_what_a_helper_still_writes_after_the_exit_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_output_of_a_child_after_the_exit_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "LINGER", DEADLINE)  # the end of the pipe ends the wait
     outcome = await run(tmp_path, "(until [ -e go ]; do :; done; echo late) & touch go; echo early; exit 0")
 
     assert sorted(outcome.stdout.split()) == [b"early", b"late"]
 
 
-async def test_a_process_that_left_the_group_does_not_hang_the_call(tmp_path: Path) -> None:
+async def test_process_that_left_the_group_does_not_delay_the_call(tmp_path: Path) -> None:
     leave = "import os, signal; os.setsid(); print(os.getpid(), flush=True); open('left', 'w'); signal.pause()"
     text = f'"{sys.executable}" -c "{leave}" & until [ -e left ]; do sleep 0.01; done; exit 6'
     outcome = await run(tmp_path, text)
@@ -301,24 +270,30 @@ async def test_a_process_that_left_the_group_does_not_hang_the_call(tmp_path: Pa
 
 # Cancellation
 
-
-async def started(folder: Path, text: str, **options: Any) -> asyncio.Task[Outcome]:
-    """The task of a run whose tool has said that it is under way."""
-    under_way = asyncio.Event()
-    task = asyncio.create_task(
-        run(folder, text, line_fd_env="L", on_line=lambda line: under_way.set(), **options), name="run"
-    )
-    async with asyncio.timeout(DEADLINE):
-        await under_way.wait()
-    return task
-
-
 STUBBORN = "exec 9>pulse; trap '' TERM; echo x >\"/dev/fd/$L\"; sleep 1000 & while :; do sleep 1000; done"
 
 
-async def test_cancelling_the_call_ends_the_group(tmp_path: Path, pulse: Pulse) -> None:
+async def start_stubborn(folder: Path, **options: Any) -> asyncio.Task[Outcome]:
+    """Return the task of a run whose tool ignores SIGTERM and has started."""
+    has_started = asyncio.Event()
+    task = asyncio.create_task(
+        run(folder, STUBBORN, line_fd_env="L", on_line=lambda line: has_started.set(), **options)
+    )
+    async with asyncio.timeout(DEADLINE):
+        await has_started.wait()
+    return task
+
+
+async def cancel_twice(task: asyncio.Task[Outcome]) -> None:
+    task.cancel()
+    asyncio.get_running_loop().call_later(GRACE / 4, task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_cancellation_stops_the_group(tmp_path: Path, pulse: Pulse) -> None:
     stopped: list[bool] = []
-    task = await started(tmp_path, STUBBORN, on_stop=lambda: stopped.append(True))
+    task = await start_stubborn(tmp_path, on_stop=lambda: stopped.append(True))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -327,27 +302,20 @@ async def test_cancelling_the_call_ends_the_group(tmp_path: Path, pulse: Pulse) 
     assert pulse.has_ended
 
 
-async def cancelled_twice(task: asyncio.Task[Outcome]) -> None:
-    task.cancel()
-    asyncio.get_running_loop().call_later(GRACE / 4, task.cancel)
-    await task
-
-
-async def test_cancelling_twice_kills_the_group_at_once(
+async def test_second_cancellation_kills_the_group_immediately(
     tmp_path: Path, pulse: Pulse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop may be about to close: nothing is left for it to do."""
-    descriptors = open_descriptors()
-    task = await started(tmp_path, STUBBORN)
+    """The event loop may be about to close."""
+    before = count_descriptors()
+    task = await start_stubborn(tmp_path)
     monkeypatch.setattr(process, "GRACE", 2 * DEADLINE)
-    with pytest.raises(asyncio.CancelledError):
-        await cancelled_twice(task)
+    await cancel_twice(task)
 
-    assert open_descriptors() == descriptors
+    assert count_descriptors() == before
     assert pulse.has_ended
 
 
-async def test_a_cancel_scope_of_anyio_ends_the_group(tmp_path: Path, pulse: Pulse) -> None:
+async def test_cancel_scope_of_anyio_stops_the_group(tmp_path: Path, pulse: Pulse) -> None:
     with anyio.CancelScope() as scope:
         await run(tmp_path, STUBBORN, line_fd_env="L", on_line=lambda line: scope.cancel())
 
@@ -355,12 +323,13 @@ async def test_a_cancel_scope_of_anyio_ends_the_group(tmp_path: Path, pulse: Pul
     assert pulse.has_ended
 
 
-# Many, and elsewhere
+# Many runs, and other systems
 
 
-async def test_a_hundred_calls_at_once(tmp_path: Path, pulse: Pulse) -> None:
-    path = script(tmp_path, f'exec 9>{pulse.path}; read -r line; echo "$line"; echo $line >&2; exit 4')
-    descriptors = open_descriptors()
+async def test_hundred_calls_at_once(tmp_path: Path, pulse: Pulse) -> None:
+    text = f'exec 9>{pulse.path}; read -r line; echo "$line"; echo $line >&2; exit 4'
+    path = write_script(tmp_path, text)
+    before = count_descriptors()
 
     async def call(number: int) -> Outcome:
         return await run_process(
@@ -379,7 +348,7 @@ async def test_a_hundred_calls_at_once(tmp_path: Path, pulse: Pulse) -> None:
     assert [int(outcome.stderr) for outcome in outcomes] == list(range(100))
     assert {outcome.status for outcome in outcomes} == {4}
     assert pulse.has_ended
-    assert open_descriptors() == descriptors
+    assert count_descriptors() == before
 
 
 async def test_without_pidfd_a_thread_waits(tmp_path: Path, pulse: Pulse, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,26 +358,23 @@ async def test_without_pidfd_a_thread_waits(tmp_path: Path, pulse: Pulse, monkey
     monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
 
     assert (await run(tmp_path, "sleep 1000 & echo hi; exit 5")).status == 5
-    assert (await run_out_of_time(tmp_path, f"exec 9>{pulse.path}; echo hi; sleep 1000")).status is None
+    await run_until_timeout(tmp_path, f"exec 9>{pulse.path}; echo hi; sleep 1000")
     assert pulse.has_ended
-    with pytest.raises(asyncio.CancelledError):
-        await cancelled_twice(await started(tmp_path, STUBBORN))
+    await cancel_twice(await start_stubborn(tmp_path))
     assert pulse.has_ended
 
 
-async def test_a_process_that_can_not_be_watched_is_not_left(
+async def test_process_that_can_not_be_watched_is_killed(
     tmp_path: Path, pulse: Pulse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No descriptor is left to watch it with, and no thread either."""
-
-    def watch(run: object) -> None:
-        with pulse.path.open("rb"):  # it is under way: it has opened the other end
+    def fail(run: object) -> None:
+        with pulse.path.open("rb"):  # blocks until the tool has started
             raise RuntimeError("can't start new thread")
 
-    descriptors = open_descriptors()
-    monkeypatch.setattr(process._Run, "_watch_exit", watch)
+    before = count_descriptors()
+    monkeypatch.setattr(process._Run, "_watch_exit", fail)
     with pytest.raises(RuntimeError, match="new thread"):
         await run(tmp_path, STUBBORN, line_fd_env="L", stdin=b"x")
 
     assert pulse.has_ended
-    assert open_descriptors() == descriptors
+    assert count_descriptors() == before

@@ -1,65 +1,154 @@
-"""What a workspace registers beside its files, and folders of mcp-bash-framework, which are served as they are."""
+"""Registered items, their scripts, and folders of mcp-bash-framework, which are served unchanged."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import threading
 from pathlib import Path
 
 import pytest
-from mcp.client.client import Client
 
-from tests.support.waiting import DEADLINE
-from tests.support.workspaces import call, read, run, write
-from tidings.workspace.register import run_register_script
+from tests.support.command import GRACE, serving, start_command
+from tests.support.waiting import DEADLINE, until
+from tests.support.workspaces import call, get_problems, list_names, list_tools, read, script, serve, write
+from tidings.core.model import Feature
+from tidings.workspace.register import RegisterScripts, run_register_script
 from tidings.workspace.settings import Settings
 from tidings.workspace.source import Workspace
 
+pytestmark = pytest.mark.anyio
 
-def test_registered_items_are_served_beside_or_in_place_of_the_folders(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {
-            "tools/found.sh": "#!/bin/sh\necho found\n",
-            "scripts/greet.sh": "#!/bin/sh\necho hello\n",
-            "prompts/found.md": "Found",
-            "server.d/register.sh": '#!/bin/sh\necho \'{"tools": [{"name": "greet", "path": "scripts/greet.sh"}]}\'\n',
-        },
-    )
+JSON = '{"tools": [{"name": "%s", "path": "scripts/greet.sh"}]}'
+FILES = {
+    "tools/found.sh": script("Found"),
+    "prompts/found.md": "Found",
+    "scripts/greet.sh": script("Greet", "echo hello"),
+}
 
-    async def scenario(client: Client, workspace: Workspace) -> None:
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["greet"]
+
+def register(name: str) -> str:
+    return f"#!/bin/sh\necho '{JSON % name}'\n"
+
+
+async def test_registered_items_replace_those_of_the_folder(tmp_path: Path) -> None:
+    write(tmp_path, FILES | {"server.d/register.sh": register("greet")})
+    async with serve(tmp_path) as (client, workspace):
+        assert (list_names(workspace), list_names(workspace, Feature.PROMPTS)) == (["greet"], ["found"])
         assert await call(client, "greet") == "hello"
-        assert [prompt.name for prompt in (await client.list_prompts()).prompts] == ["found"]
         write(tmp_path, {"server.d/register.sh": "#!/bin/sh\nexit 3\n"})
         workspace.rescan()
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["greet"]
+        assert (await list_tools(client)).keys() == {"greet"}
         assert "exit status 3" in str(workspace.problems[0])
         (tmp_path / "server.d" / "register.sh").unlink()
         workspace.rescan()
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["found"]
-
-    run(tmp_path, scenario)
+        assert (await list_tools(client)).keys() == {"found"}
 
 
-def test_a_registration_that_hangs_is_ended_and_named(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {"tidings.toml": "[register]\ntimeout = 0.2\n", "server.d/register.sh": "#!/bin/sh\nsleep 60\n"},
-    )
-    [problem] = Workspace(tmp_path).problems
-    assert (
-        str(problem) == "server.d/register.sh: did not finish within 0.2 s; make it faster, or raise [register] timeout"
-    )
+@pytest.mark.parametrize(
+    ("settings", "text", "problem"),
+    [
+        ("[register]\ntimeout = 0.2\n", "sleep 60", "did not finish within 0.2 s"),
+        ("[tools]\nmax_output = 1000\n", "yes '{\"tools\": []}'", "printed more than 1000 bytes"),
+    ],
+)
+def test_script_is_stopped_at_its_limit(tmp_path: Path, settings: str, text: str, problem: str) -> None:
+    write(tmp_path, {"tidings.toml": settings, "server.d/register.sh": f"#!/bin/sh\n{text}\n"})
+    [found] = get_problems(tmp_path)
+    assert found.startswith(f"server.d/register.sh: {problem}")
 
 
-def test_a_folder_of_mcp_bash_framework_is_served_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["register.sh", "register.json"])
+def test_items_stay_until_the_new_script_has_run(tmp_path: Path, first: str) -> None:
+    old, new = tmp_path / "server.d" / first, tmp_path / "server.d" / "register.bash"
+    write(tmp_path, FILES | {f"server.d/{first}": register("greet") if first == "register.sh" else JSON % "greet"})
+    workspace = Workspace(tmp_path)
+    write(tmp_path, {"server.d/register.bash": register("welcome")})
+    old.unlink()
+    workspace.rescan([old, new], run_scripts=False)
+    assert (list_names(workspace), workspace.problems) == (["greet"], ())
+    workspace.rescan([new])
+    assert list_names(workspace) == ["welcome"]
+    new.unlink()
+    workspace.rescan([new], run_scripts=False)
+    assert list_names(workspace) == ["found"]
+
+
+def test_only_a_change_of_the_script_itself_makes_it_run(tmp_path: Path) -> None:
+    path = tmp_path / "server.d" / "register.sh"
+    write(tmp_path, {"server.d/register.sh": "#!/bin/sh\necho run >> server.d/register.log\n"})
+    scripts = RegisterScripts(tmp_path)
+    assert scripts.have_changed([path])
+    scripts.run(Settings("a"), [path])
+    assert (tmp_path / "server.d" / "register.log").read_text() == "run\n"
+    assert not scripts.have_changed([path, tmp_path / "server.d" / "register.log"])
+    write(tmp_path, {"server.d/register.sh": register("greet")})
+    assert scripts.have_changed([path])
+
+
+def test_script_interrupted_at_its_start_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def interrupt(thread: threading.Thread) -> None:
+        if thread.name != "running register.sh":
+            return start(thread)
+        threads.append(thread)
+        raise KeyboardInterrupt
+
+    path = tmp_path / "server.d" / "register.sh"
+    write(tmp_path, {"server.d/register.sh": f"#!/bin/sh\nexec sleep {2 * DEADLINE}\n"})
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run_register_script(tmp_path, Settings("a", register_timeout=600), path, lambda stop: None)
+    [thread] = threads
+    thread.start()
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_hanging_script_ends_with_its_server(board: Path, tmp_path: Path, number: signal.Signals) -> None:
+    pid = tmp_path / "pid"
+    text = f"#!/bin/sh\necho $$ > '{pid}.new'\nmv '{pid}.new' '{pid}'\nexec sleep 600\n"
+    write(board, {"tidings.toml": "[register]\ntimeout = 600\n"})
+
+    async def stop(process: asyncio.subprocess.Process) -> None:
+        await until(pid.exists)
+        process.send_signal(number)
+        assert await asyncio.wait_for(process.wait(), GRACE) == 0
+        await until(lambda: not _is_running(int(pid.read_text())))
+        pid.unlink()
+
+    async with serving(board) as server:
+        write(board, {"server.d/register.sh": text})
+        await stop(server.process)
+    async with start_command("serve", board, "--port", 0) as process:  # while the server starts
+        await stop(process)
+
+
+def _is_running(pid: int) -> bool:
+    """Return whether a process exists and is not a zombie."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except FileNotFoundError:
+        return not Path("/proc/self").exists()  # it has just ended, or this system has no /proc
+
+
+async def test_folder_of_mcp_bash_framework_is_served_unchanged(tmp_path: Path) -> None:
     write(
         tmp_path,
         {
             "server.d/server.meta.json": '{"name": "bash", "title": "Bash", "version": "3.0"}',
             "tools/hello/tool.meta.json": '{"name": "say-hello", "description": "Greets", "inputSchema": '
             '{"type": "object", "properties": {"name": {"type": "string"}}}, "timeoutSecs": 5}',
+            "tools/hello/tool.sh": 'source "${MCP_SDK}/tool-sdk.sh"\nmcp_emit_text "Hello $(mcp_args_get \'.name\')"\n',
             "resources/greeting.meta.json": '{"name": "greeting", "uri": "file://./resources/greeting.txt", '
             '"mimeType": "text/plain", "provider": "file"}',
             "resources/greeting.txt": "Hello from a file",
@@ -68,10 +157,7 @@ def test_a_folder_of_mcp_bash_framework_is_served_as_it_is(tmp_path: Path) -> No
             "prompts/greet.txt": "Hello, ${name}!",
         },
     )
-    script = tmp_path / "tools" / "hello" / "tool.sh"
-    script.write_text('source "${MCP_SDK}/tool-sdk.sh"\nmcp_emit_text "Hello $(mcp_args_get \'.name\')"\n')
-
-    async def scenario(client: Client, workspace: Workspace) -> None:
+    async with serve(tmp_path) as (client, workspace):
         assert workspace.problems == ()
         assert client.server_info is not None
         assert (client.server_info.name, client.server_info.version) == ("bash", "3.0")
@@ -80,12 +166,10 @@ def test_a_folder_of_mcp_bash_framework_is_served_as_it_is(tmp_path: Path) -> No
         [message] = (await client.get_prompt("prompt.greet", {"name": "Ada"})).messages
         assert getattr(message.content, "text", None) == "Hello, Ada!"
 
-    run(tmp_path, scenario)
 
-
-def test_a_register_json_of_mcp_bash_framework_is_honoured(tmp_path: Path) -> None:
+async def test_register_json_of_mcp_bash_framework_is_served_unchanged(tmp_path: Path) -> None:
     topic = {"type": "object", "properties": {"topic": {"type": "string"}}}
-    registered = {
+    content = {
         "version": 1,
         "tools": [{"name": "manual.progress", "path": "progress-demo.sh"}],
         "prompts": [{"name": "manual.prompt", "path": "manual.txt", "arguments": topic}],
@@ -96,47 +180,11 @@ def test_a_register_json_of_mcp_bash_framework_is_honoured(tmp_path: Path) -> No
         {
             "tools/progress-demo.sh": "#!/bin/sh\necho done\n",
             "prompts/manual.txt": "On {{topic}}.",
-            "server.d/register.json": json.dumps(registered),
+            "server.d/register.json": json.dumps(content),
         },
     )
-
-    async def scenario(client: Client, workspace: Workspace) -> None:
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["manual.progress"]
+    async with serve(tmp_path) as (client, workspace):
+        assert list_names(workspace) == ["manual.progress"]
         assert await call(client, "manual.progress") == "done"
-        assert [prompt.name for prompt in (await client.list_prompts()).prompts] == ["manual.prompt"]
+        assert list_names(workspace, Feature.PROMPTS) == ["manual.prompt"]
         assert len((await client.list_resource_templates()).resource_templates) == 1
-
-    run(tmp_path, scenario)
-
-
-def test_a_registration_that_prints_without_end_is_cut_and_named(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {"tidings.toml": "[tools]\nmax_output = 1000\n", "server.d/register.sh": "#!/bin/sh\nyes '{\"tools\": []}'\n"},
-    )
-    [problem] = Workspace(tmp_path).problems
-    assert "printed more than 1000 bytes" in str(problem)
-
-
-def test_a_registration_that_is_interrupted_as_it_begins_ends_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[threading.Thread] = []
-    start = threading.Thread.start
-
-    def interrupted(thread: threading.Thread) -> None:
-        if thread.name != "running register.sh":
-            return start(thread)
-        begun.append(thread)
-        raise KeyboardInterrupt
-
-    script = tmp_path / "server.d" / "register.sh"
-    write(tmp_path, {"server.d/register.sh": f"#!/bin/sh\nexec sleep {2 * DEADLINE}\n"})
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run_register_script(tmp_path, Settings("a", register_timeout=600), script, lambda end: None)
-    [thread] = begun
-    thread.start()
-    thread.join(DEADLINE)
-    assert not thread.is_alive()

@@ -1,4 +1,4 @@
-"""What an executable printed becomes what a client is told, and an error says what to do."""
+"""The output of an executable becomes a tool result, and an error describes what to do."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def text_of(result: types.CallToolResult) -> str:
 # Text and structure
 
 
-def test_text_is_text_without_its_last_line_end() -> None:
+def test_text_loses_only_its_last_line_end() -> None:
     result = make_result(outcome("two\nlines\n"))
 
     assert (text_of(result), result.structured_content, result.is_error) == ("two\nlines", None, False)
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "42", '"word"', "null", "{broken", "{} {}", '{"a": NaN}', "{" * 5000])
-def test_what_is_not_one_object_is_text(text: str) -> None:
+def test_output_that_is_not_one_object_is_text(text: str) -> None:
     result = make_result(outcome(text))
 
     assert (text_of(result), result.structured_content) == (text, None)
@@ -52,7 +52,7 @@ def test_one_object_is_structured_output() -> None:
     assert json.loads(text_of(result)) == result.structured_content
 
 
-def test_structured_output_is_checked_against_its_schema() -> None:
+def test_structured_output_must_match_the_schema() -> None:
     assert make_result(outcome('{"count": 3}'), SCHEMA).structured_content == {"count": 3}
     wrong = make_result(outcome('{"count": "three"}'), SCHEMA)
     missing = make_result(outcome("{}"), SCHEMA)
@@ -66,21 +66,21 @@ def test_structured_output_is_checked_against_its_schema() -> None:
     assert "nothing" in text_of(nothing)
 
 
-def test_a_schema_may_ask_for_another_value_than_an_object() -> None:
+def test_schema_may_describe_an_array() -> None:
     schema = {"type": "array", "items": {"$ref": "#/$defs/n"}, "$defs": {"n": {"type": "number"}}}
 
     assert make_result(outcome("[1, 2]"), schema).structured_content == [1, 2]
 
 
 @pytest.mark.parametrize("schema", [{"$ref": "https://127.0.0.1:1/x.json"}, {"type": "nonsense"}, {"pattern": "("}])
-def test_a_schema_that_can_not_be_used_is_the_tool_s_error(schema: dict[str, Any]) -> None:
+def test_unusable_schema_is_an_error_of_the_tool(schema: dict[str, Any]) -> None:
     result = make_result(outcome('"text"'), schema)
 
     assert result.is_error
     assert "outputSchema" in text_of(result)
 
 
-def test_an_object_of_the_shape_of_a_result_is_that_result() -> None:
+def test_object_with_the_shape_of_a_result_is_that_result() -> None:
     given = {
         "content": [{"type": "text", "text": "hi"}, {"type": "image", "data": "aGk=", "mimeType": "image/png"}],
         "structuredContent": {"count": 1},
@@ -93,12 +93,12 @@ def test_an_object_of_the_shape_of_a_result_is_that_result() -> None:
     assert {key: dumped[key] for key in given} == given
 
 
-def test_the_structure_of_a_result_is_checked_unless_it_is_an_error() -> None:
+def test_printed_result_must_match_the_schema_unless_it_is_an_error() -> None:
     given = {"content": [{"type": "text", "text": "x"}], "structuredContent": {"count": "?"}, "isError": False}
     assert make_result(outcome(json.dumps(given)), SCHEMA).is_error
 
-    told = make_result(outcome(json.dumps(given | {"isError": True})), SCHEMA)
-    assert text_of(told) == "x"
+    error = make_result(outcome(json.dumps(given | {"isError": True})), SCHEMA)
+    assert text_of(error) == "x"
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,11 @@ def test_the_structure_of_a_result_is_checked_unless_it_is_an_error() -> None:
         {"isError": True},
     ],
 )
-def test_an_object_that_only_resembles_a_result_is_structured_output(given: dict[str, Any]) -> None:
+def test_object_that_only_resembles_a_result_is_structured_output(given: dict[str, Any]) -> None:
     assert make_result(outcome(json.dumps(given))).structured_content == given
 
 
-def test_half_a_surrogate_pair_can_be_sent_on() -> None:
+def test_unpaired_surrogate_is_replaced() -> None:
     result = make_result(outcome('{"a": "\\ud800 \\ud83c\\udf89"}'))
 
     assert result.structured_content == {"a": "? 🎉"}
@@ -126,7 +126,7 @@ def test_half_a_surrogate_pair_can_be_sent_on() -> None:
 # Errors
 
 
-def test_a_failure_tells_the_status_and_the_end_of_stderr() -> None:
+def test_failure_has_the_status_and_the_end_of_stderr() -> None:
     stderr = "".join(f"line {number}\n" for number in range(1000))
     result = make_result(outcome("partial", stderr, status=3))
     text = text_of(result)
@@ -138,23 +138,26 @@ def test_a_failure_tells_the_status_and_the_end_of_stderr() -> None:
     assert len(text) < 5000
 
 
-def test_a_failure_without_stderr_tells_what_was_printed() -> None:
-    assert text_of(make_result(outcome("no such city\n", status=1))).endswith("\nno such city")
-    assert text_of(make_result(outcome(status=1))) == "The tool failed with exit status 1."
+@pytest.mark.parametrize(
+    ("stdout", "status", "text"),
+    [
+        ("no such city\n", 1, "The tool failed with exit status 1.\nno such city"),
+        ("", 1, "The tool failed with exit status 1."),
+        ("", -11, "The tool was ended by SIGSEGV."),
+    ],
+)
+def test_failure_without_stderr_has_the_output(stdout: str, status: int, text: str) -> None:
+    assert text_of(make_result(outcome(stdout, status=status))) == text
 
 
-def test_a_failure_by_a_signal_names_it() -> None:
-    assert "ended by SIGSEGV" in text_of(make_result(outcome(status=-11)))
-
-
-def test_a_failure_may_bring_its_own_result() -> None:
+def test_failure_may_print_its_own_result() -> None:
     given = {"content": [{"type": "text", "text": "the city is unknown"}], "isError": True}
 
     assert text_of(make_result(outcome(json.dumps(given), "noise", status=1))) == "the city is unknown"
     assert "exit status 1" in text_of(make_result(outcome(json.dumps(given | {"isError": False}), status=1)))
 
 
-def test_a_timeout_says_how_long_and_what_to_do() -> None:
+def test_timeout_has_its_limit_and_advice() -> None:
     late = outcome("half", "waiting for the network", status=None, is_timeout=True)
     result = make_result(late, timeout=2.5, hint="Use limit=10.")
 
@@ -167,7 +170,7 @@ def test_a_timeout_says_how_long_and_what_to_do() -> None:
     assert "raise its timeout" in text_of(make_result(late))
 
 
-def test_too_much_output_says_how_much_and_what_to_do() -> None:
+def test_too_much_output_has_its_limit_and_advice() -> None:
     result = make_result(outcome("x" * 1000, status=None, is_truncated=True))
 
     assert result.is_error
@@ -176,7 +179,7 @@ def test_too_much_output_says_how_much_and_what_to_do() -> None:
 
 
 @given(st.binary() | st.text().map(str.encode), st.binary(), st.integers(-70, 255), st.booleans())
-def test_whatever_was_printed_can_be_sent(stdout: bytes, stderr: bytes, status: int, has_schema: bool) -> None:
+def test_any_output_can_be_sent(stdout: bytes, stderr: bytes, status: int, has_schema: bool) -> None:
     given = Outcome(status, stdout, stderr, is_timeout=False, is_truncated=False)
     result = make_result(given, SCHEMA if has_schema else None)
 
@@ -196,14 +199,14 @@ RESULTS = st.fixed_dictionaries(
 
 
 @given(RESULTS)
-def test_whatever_resembles_a_result_can_be_sent(given: dict[str, Any]) -> None:
+def test_anything_like_a_result_can_be_sent(given: dict[str, Any]) -> None:
     assert json.loads(make_result(outcome(json.dumps(given))).model_dump_json(by_alias=True))
 
 
-# What helpers leave in files
+# Files written by the helpers
 
 
-def test_a_protocol_error_is_read_from_its_file(tmp_path: Path) -> None:
+def test_protocol_error_is_read_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     assert read_protocol_error(path) is None
 
@@ -233,7 +236,7 @@ def test_files_are_embedded_as_text_or_blob(tmp_path: Path) -> None:
     assert only.resource.mime_type == "text/x"
 
 
-def test_files_elsewhere_absent_or_too_large_are_left_out(tmp_path: Path) -> None:
+def test_files_outside_missing_or_too_large_are_omitted(tmp_path: Path) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
     (tmp_path / "secret").write_text("s")
@@ -253,7 +256,7 @@ def test_files_elsewhere_absent_or_too_large_are_left_out(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "parsed"),
     [
         ('{"progress": 3, "total": 10, "message": "half"}', (3, 10, "half")),
         ('{"progress": 0.5}', (0.5, None, None)),
@@ -263,12 +266,12 @@ def test_files_elsewhere_absent_or_too_large_are_left_out(tmp_path: Path) -> Non
         ("12 done", (12, None, "done")),
     ],
 )
-def test_a_line_of_progress_is_understood(line: str, said: tuple[float, float | None, str | None]) -> None:
-    assert parse_progress(line) == dict(zip(("progress", "total", "message"), said, strict=True))
+def test_progress_line_is_parsed(line: str, parsed: tuple[float, float | None, str | None]) -> None:
+    assert parse_progress(line) == dict(zip(("progress", "total", "message"), parsed, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "parsed"),
     [
         ('{"level": "warn", "data": "careful", "logger": "x"}', ("warning", "careful", "x")),
         ('{"level": "info", "message": "hi"}', ("info", "hi", None)),
@@ -276,17 +279,17 @@ def test_a_line_of_progress_is_understood(line: str, said: tuple[float, float | 
         ('{"params": {"level": "error", "data": [1], "logger": "y"}}', ("error", [1], "y")),
     ],
 )
-def test_a_log_line_is_understood(line: str, said: tuple[str, Any, str | None]) -> None:
-    assert parse_progress(line) == dict(zip(("level", "data", "logger"), said, strict=True))
+def test_log_line_is_parsed(line: str, parsed: tuple[str, Any, str | None]) -> None:
+    assert parse_progress(line) == dict(zip(("level", "data", "logger"), parsed, strict=True))
 
 
 @pytest.mark.parametrize(
     "line", ["", "  ", "hello", "{broken", "{}", '{"progress": "x"}', '{"progress": true}', "{{{", "-1"]
 )
-def test_any_other_line_says_nothing(line: str) -> None:
+def test_other_lines_are_ignored(line: str) -> None:
     assert parse_progress(line) is None
 
 
 @given(st.text())
-def test_no_line_is_too_strange(line: str) -> None:
+def test_any_line_can_be_parsed(line: str) -> None:
     parse_progress(line)

@@ -28,7 +28,7 @@ from tidings.core.model import Feature
 from tidings.core.observer import Observer
 from tidings.core.spans import SCAN
 from tidings.errors import TidingsError
-from tidings.server import internals as seams
+from tidings.server import internals
 from tidings.workspace.executable import ExecutableTool
 from tidings.workspace.files import FileChecker, read_state, walk
 from tidings.workspace.items import ItemKey, ItemTable, LoadedItem, make_item
@@ -88,7 +88,7 @@ class Workspace:
             warn_on_duplicate_tools=False,
             log_level="WARNING",
         )
-        self.lowlevel: Server[Any] = seams.lowlevel_of(self.server)
+        self.lowlevel: Server[Any] = internals.lowlevel_of(self.server)
         self._watcher = FolderWatcher(self.root, self._scan, poll)
         self._scripts = RegisterScripts(self.root)
         self._must_run_scripts = asyncio.Event()
@@ -113,7 +113,7 @@ class Workspace:
             description="Files that could not be loaded, and why. Empty if there are none.",
             mime_type="text/plain",
         )
-        seams.registries_of(self.server)["resources"][ERRORS] = errors
+        internals.registries_of(self.server)["resources"][ERRORS] = errors
         self._errors = make_item(errors)
         self.lowlevel.add_request_handler("resources/list", types.PaginatedRequestParams, self._list_resources)
         self.rescan()
@@ -412,7 +412,7 @@ class Workspace:
         A size belongs to the content and is not part of the definition: a new size is no change of the list.
         """
         resources = await self.server.list_resources()
-        components = seams.registries_of(self.server)["resources"]
+        components = internals.registries_of(self.server)["resources"]
         for resource in resources:
             component = components.get(resource.uri)
             if isinstance(component, FileResource):
@@ -446,7 +446,7 @@ class Workspace:
 
     def _register(self, keys: set[ItemKey]) -> None:
         """Put the served items into the SDK's registries, and remove the others."""
-        registries = seams.registries_of(self.server)
+        registries = internals.registries_of(self.server)
         for feature, key in keys:
             item = self._table.find_served((feature, key))
             if item is not None:

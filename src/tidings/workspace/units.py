@@ -14,14 +14,14 @@ from typing import Literal
 from tidings.workspace.files import is_ignored
 from tidings.workspace.metadata import META_SUFFIX
 
-__all__ = ["REGISTER", "SETTINGS", "ConnectionKind", "Unit", "find_unit", "get_stem", "has_python", "list_parents"]
+__all__ = ["REGISTER", "SETTINGS", "Unit", "UnitKind", "find_unit", "get_stem", "has_python", "list_parents"]
 
-ConnectionKind = Literal["tools", "resources", "prompts", "register", "settings"]
+UnitKind = Literal["tools", "resources", "prompts", "register", "settings"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Unit:
-    kind: ConnectionKind
+    kind: UnitKind
     key: str
     """The common path of the files without suffixes, relative to the workspace; for a folder, with a final slash."""
 

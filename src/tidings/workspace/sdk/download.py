@@ -1,7 +1,7 @@
-"""`mcp_download_safe` of tool-sdk.sh: fetch a file over HTTPS from a host that was allowed by name.
+"""`mcp_download_safe` of tool-sdk.sh: download a file over HTTPS from an allowed host.
 
-A URL often comes from a model, and this process may be inside a network that the model must not see. So the name is
-resolved once, every address must be a public one, and the connection goes to that address; no redirect is followed.
+A URL often comes from a model, which must not reach the network that this process is in. So the name is resolved once,
+every address must be public, and the connection uses one of them. No redirect is followed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-MOST_SECONDS = 60
-MOST_BYTES = 20 * 1024 * 1024
+MAX_SECONDS = 60
+MAX_BYTES = 20 * 1024 * 1024
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _TRANSIENT = frozenset({429, 500, 502, 503, 504})
 
 
 class Refused(Exception):
-    """The download did not happen. `kind` is the error's type, `more` further members of the answer."""
+    """The download was refused or failed. `details` are further members of the error."""
 
-    def __init__(self, kind: str, message: str, **more: Any) -> None:
+    def __init__(self, error_type: str, message: str, **details: Any) -> None:
         super().__init__(message)
-        self.kind = kind
-        self.more = more
+        self.error_type = error_type
+        self.details = details
 
 
 class _Arguments(argparse.ArgumentParser):
@@ -41,43 +41,43 @@ class _Arguments(argparse.ArgumentParser):
         raise Refused("invalid_params", message)
 
 
-class _Pinned(http.client.HTTPSConnection):
-    """Connects to an address that was checked, and asks for the certificate of the name."""
+class _PinnedConnection(http.client.HTTPSConnection):
+    """Connects to a checked address, and verifies the certificate for the host name."""
 
     def __init__(self, host: str, port: int, address: str, timeout: float) -> None:
-        self._context_of_host = ssl.create_default_context()
-        super().__init__(host, port, timeout=timeout, context=self._context_of_host)
+        self._ssl_context = ssl.create_default_context()
+        super().__init__(host, port, timeout=timeout, context=self._ssl_context)
         self._address = address
 
     def connect(self) -> None:
-        plain = socket.create_connection((self._address, self.port), self.timeout)
-        self.sock = self._context_of_host.wrap_socket(plain, server_hostname=self.host)
+        connection = socket.create_connection((self._address, self.port), self.timeout)
+        self.sock = self._ssl_context.wrap_socket(connection, server_hostname=self.host)
 
 
-def download(url: str, out: str, allow: list[str], deny: list[str], seconds: float, most: int, agent: str) -> int:
-    """The number of bytes written to `out`."""
+def download(url: str, out: str, allow: list[str], deny: list[str], timeout: float, max_bytes: int, agent: str) -> int:
+    """Download to `out`, and return the number of bytes."""
     host, port = check(url, allow, deny)
     address = resolve(host, port)
     target = urlsplit(url)
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + timeout
     body = bytearray()
-    connection = _Pinned(host, port, address, seconds)
+    connection = _PinnedConnection(host, port, address, timeout)
     try:
         path = (target.path or "/") + (f"?{target.query}" if target.query else "")
         connection.request("GET", path, headers={"User-Agent": agent, "Accept-Encoding": "identity"})
         with connection.getresponse() as response:
             if 300 <= response.status < 400:
                 location = response.headers.get("Location", "")
-                raise Refused("redirect", f"{url} redirects to {location}; fetch that instead", location=location)
+                raise Refused("redirect", f"{url} redirects to {location}; download that instead", location=location)
             if response.status >= 400:
-                kind = "transient" if response.status in _TRANSIENT else "network_error"
-                raise Refused(kind, f"{host} answered {response.status} {response.reason}")
+                error_type = "transient" if response.status in _TRANSIENT else "network_error"
+                raise Refused(error_type, f"{host} answered {response.status} {response.reason}")
             while chunk := response.read1(65536):
                 body += chunk
-                if len(body) > most:
-                    raise Refused("size_exceeded", f"{url} has more than {most} bytes")
+                if len(body) > max_bytes:
+                    raise Refused("size_exceeded", f"{url} has more than {max_bytes} bytes")
                 if time.monotonic() > deadline:
-                    raise Refused("transient", f"{host} did not finish within {seconds:g} s")
+                    raise Refused("transient", f"{host} did not finish within {timeout:g} s")
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise Refused("transient", f"{host} could not be read: {error}") from error
     finally:
@@ -90,37 +90,37 @@ def download(url: str, out: str, allow: list[str], deny: list[str], seconds: flo
 
 
 def check(url: str, allow: list[str], deny: list[str]) -> tuple[str, int]:
-    """The host and port of a URL that may be fetched."""
+    """Return the host and port of a URL, if it may be downloaded."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower().rstrip("."), parts.port or 443
     except ValueError as error:
         raise Refused("invalid_url", f"{url!r} is not a URL: {error}") from error
     if parts.scheme != "https" or not host or parts.username is not None or re.search(r"[\x00-\x20\x7f]", url):
-        raise Refused("invalid_url", f"{url!r} is not an https:// URL without user and blanks")
+        raise Refused("invalid_url", f"{url!r} is not a https:// URL without user name and spaces")
     if re.fullmatch(r"(0x[0-9a-f]*|\d+)(\.(0x[0-9a-f]*|\d+))*", host) and not _is_dotted(host):
-        raise Refused("host_blocked", f"{host} is an address in disguise")
+        raise Refused("host_blocked", f"{host} is an obfuscated IP address")
     if host in deny:
         raise Refused("host_blocked", f"{host} is denied")
     if host not in allow and os.environ.get("MCPBASH_HTTPS_ALLOW_ALL", "").lower() not in ("true", "1"):
-        raise Refused("host_blocked", f"{host} is not among the allowed hosts: {', '.join(allow) or 'there are none'}")
+        raise Refused("host_blocked", f"{host} is not among the allowed hosts: {', '.join(allow) or 'none'}")
     return host, port
 
 
 def resolve(host: str, port: int) -> str:
-    """One address of the host, of which all must be public: which one is used must not matter."""
+    """Return an address of the host. All of its addresses must be public."""
     try:
-        found = [entry[4][0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        addresses = [entry[4][0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError) as error:
         raise Refused("transient", f"{host} could not be resolved: {error}") from error
-    for text in found:
+    for text in addresses:
         address = ipaddress.ip_address(str(text).partition("%")[0])
         mapped = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None) or address
         if address in _NAT64:
             mapped = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if not mapped.is_global or mapped.is_multicast:
-            raise Refused("host_blocked", f"{host} leads to {text}, which is not a public address")
-    return str(found[0])
+            raise Refused("host_blocked", f"{host} has the address {text}, which is not public")
+    return str(addresses[0])
 
 
 def _is_dotted(host: str) -> bool:
@@ -134,7 +134,7 @@ def _hosts(*texts: str) -> list[str]:
     return [host.lower().rstrip(".") for text in texts for host in re.split(r"[\s,]+", text) if host]
 
 
-def main(given: list[str]) -> dict[str, Any]:
+def main(arguments: list[str]) -> dict[str, Any]:
     parser = _Arguments(add_help=False, allow_abbrev=False)
     parser.add_argument("--url", default="")
     parser.add_argument("--out", default="")
@@ -144,18 +144,18 @@ def main(given: list[str]) -> dict[str, Any]:
     parser.add_argument("--max-bytes", type=int, default=int(os.environ.get("MCPBASH_HTTPS_MAX_BYTES") or 10485760))
     parser.add_argument("--retries", type=int, default=2)
     parser.add_argument("--user-agent", default=os.environ.get("MCPBASH_HTTPS_USER_AGENT") or "tidings (tool-sdk)")
-    options = parser.parse_args(given)
+    options = parser.parse_args(arguments)
     if not options.out:
         raise Refused("invalid_params", "--out is missing")
     allow = _hosts(*options.allow, os.environ.get("MCPBASH_HTTPS_ALLOW_HOSTS", ""))
     deny = _hosts(*options.deny, os.environ.get("MCPBASH_HTTPS_DENY_HOSTS", ""))
-    seconds, most = min(options.timeout, MOST_SECONDS), min(options.max_bytes, MOST_BYTES)
+    timeout, max_bytes = min(options.timeout, MAX_SECONDS), min(options.max_bytes, MAX_BYTES)
     for attempt in range(max(0, options.retries) + 1):
         try:
-            size = download(options.url, options.out, allow, deny, seconds, most, options.user_agent)
+            size = download(options.url, options.out, allow, deny, timeout, max_bytes, options.user_agent)
             return {"success": True, "bytes": size, "path": options.out}
         except Refused as refused:
-            if refused.kind != "transient":
+            if refused.error_type != "transient":
                 raise
             if attempt == options.retries:
                 raise Refused("network_error", str(refused)) from refused
@@ -165,9 +165,9 @@ def main(given: list[str]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     try:
-        answer = main(sys.argv[1:])
+        result = main(sys.argv[1:])
     except Refused as refused:
-        answer = {"success": False, "error": {"type": refused.kind, "message": str(refused), **refused.more}}
+        result = {"success": False, "error": {"type": refused.error_type, "message": str(refused), **refused.details}}
     except ValueError as error:
-        answer = {"success": False, "error": {"type": "invalid_params", "message": str(error)}}
-    sys.stdout.write(json.dumps(answer) + "\n")
+        result = {"success": False, "error": {"type": "invalid_params", "message": str(error)}}
+    sys.stdout.write(json.dumps(result) + "\n")

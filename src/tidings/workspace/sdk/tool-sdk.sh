@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # Helper functions for tools written in bash (4.4 or newer): source "${MCP_SDK:?}/tool-sdk.sh"
 #
-# Tidings' own implementation of the functions that the documentation of mcp-bash-framework describes. docs/tools.md of
-# Tidings has the table. The quick ones are bash alone; JSON is read with jq where there is one, else with values.py.
+# This is Tidings' own implementation of the functions that the documentation of mcp-bash-framework describes.
+# docs/tools.md lists them. Simple functions use only bash. JSON is read with jq if it is installed, else with values.py.
 #
-# Who ends the tool: mcp_fail*, mcp_error and mcp_result_* do, because a tool that goes on after its answer would act on
-# what it has just refused. EXIT traps run. mcp_emit_* do not.
+# mcp_fail*, mcp_error and mcp_result_* end the tool, because a tool that goes on after an error would act on rejected
+# arguments. EXIT traps run. mcp_emit_* do not end the tool.
 
 _MCP_SDK_DIR="${BASH_SOURCE[0]%/*}"
 [[ ${_MCP_SDK_DIR} == /* ]] || _MCP_SDK_DIR="$(cd -- "${_MCP_SDK_DIR}" && pwd)"
@@ -15,17 +15,17 @@ if [[ -n ${_MCP_FD} && -z ${MCP_PROGRESS_STREAM:-} ]]; then
 	export MCP_PROGRESS_STREAM="/dev/fd/${_MCP_FD}"
 fi
 
-# values.py OPERATION ARGS…: what jq is not there for, or can't do. Without site-packages it starts in 10 ms.
+# _mcp_values OPERATION ARGS…: run values.py. Without site-packages it starts in 10 ms.
 _mcp_values() {
 	"${TIDINGS_PYTHON:-python3}" -I -S "${_MCP_SDK_DIR}/values.py" "$@"
 }
 
 # JSON text ----------------------------------------------------------------------------------------------------------
 
-# Puts the JSON string literal of $1 into the variable _mcp_quoted, without a process unless it is long.
+# Put the JSON string literal of $1 into the variable _mcp_quoted; start a process only if it is long.
 _mcp_quote() {
-	local LC_ALL=C value="$1" code char escape # by bytes: UTF-8 passes as it is
-	if ((${#value} > 16384)); then # bash needs the square of the time
+	local LC_ALL=C value="$1" code char escape # by bytes: UTF-8 is not escaped
+	if ((${#value} > 16384)); then # bash takes quadratic time
 		if [[ -n ${_MCP_JQ} ]]; then
 			_mcp_quoted="$(printf '%s' "${value}" | "${_MCP_JQ}" -Rs .)"
 		else
@@ -57,10 +57,10 @@ mcp_json_escape() {
 	printf '%s\n' "${_mcp_quoted}"
 }
 
-# mcp_json_obj key value …: every value becomes a string.
+# mcp_json_obj KEY VALUE …: every value becomes a string.
 mcp_json_obj() {
 	if (($# % 2)); then
-		mcp_fail -32603 "mcp_json_obj needs a value for every key; it was given $# words"
+		mcp_fail -32603 "mcp_json_obj needs a value for every key; it got $# arguments"
 	fi
 	local _mcp_quoted out="" separator=""
 	while (($#)); do
@@ -84,7 +84,7 @@ mcp_json_arr() {
 	printf '[%s]\n' "${out}"
 }
 
-# A flat object, as most arguments and most of mcp_json_obj's are, is read by bash itself: jq 1.6 takes 20 ms to start.
+# Bash parses flat objects itself, as most arguments are: jq 1.6 takes 20 ms to start.
 _MCP_STRING='"([^"\\[:cntrl:]]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
 _MCP_SCALAR="(${_MCP_STRING}|-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null)"
 _MCP_MEMBER="[[:space:]]*(${_MCP_STRING})[[:space:]]*:[[:space:]]*${_MCP_SCALAR}[[:space:]]*"
@@ -95,7 +95,7 @@ _mcp_is_flat() {
 	((${#1} <= 4096)) && [[ $1 =~ ${_MCP_FLAT} ]]
 }
 
-# _mcp_quick JSON KEY: puts the value at KEY of a flat object into _mcp_quick_value, as JSON. False: not flat.
+# _mcp_quick JSON KEY: put the value at KEY of a flat object into _mcp_quick_value, as JSON. Fail if it is not flat.
 _mcp_quick() {
 	local LC_ALL=C rest="$1"
 	_mcp_is_flat "${rest}" || return 1
@@ -109,14 +109,14 @@ _mcp_quick() {
 	done
 }
 
-# _mcp_unquote JSON: puts the text of a scalar into _mcp_value. False: it has an escape that bash can't undo.
+# _mcp_unquote JSON: put the text of a scalar into _mcp_value. Fail if it has an escape that bash can't decode.
 _mcp_unquote() {
 	_mcp_value="$1"
 	[[ ${_mcp_value} == '"'* ]] || return 0
 	_mcp_value="${_mcp_value:1:${#_mcp_value}-2}"
 	if [[ ${_mcp_value} == *\\* ]]; then
 		[[ ${_mcp_value} != *\\[u/]* ]] || return 1
-		_mcp_value="${_mcp_value//\\\"/\"}" # what %b does not know
+		_mcp_value="${_mcp_value//\\\"/\"}" # %b does not support it
 		printf -v _mcp_value '%b' "${_mcp_value}"
 	fi
 }
@@ -137,17 +137,17 @@ mcp_byte_length() {
 
 # mcp_json_truncate JSON [MAX_BYTES] [--array-path .a.b]
 mcp_json_truncate() {
-	local json="${1-}" most=102400 path=""
+	local json="${1-}" max_bytes=102400 path=""
 	shift || true
 	if (($#)) && [[ $1 != --* ]]; then
-		[[ $1 =~ ^[0-9]+$ ]] && most="$1"
+		[[ $1 =~ ^[0-9]+$ ]] && max_bytes="$1"
 		shift
 	fi
 	[[ ${1-} == --array-path ]] && path="${2-}"
-	_mcp_values truncate "${most}" "${path}" <<<"${json}"
+	_mcp_values truncate "${max_bytes}" "${path}" <<<"${json}"
 }
 
-# mcp_extract_cli_error STDOUT STDERR [EXIT_STATUS]: the message that a program printed, wherever it did.
+# mcp_extract_cli_error STDOUT STDERR [EXIT_STATUS]: print the error message of a program.
 mcp_extract_cli_error() {
 	local message
 	message="$(_mcp_values cli-error <<<"${1-}")" || message=""
@@ -157,7 +157,7 @@ mcp_extract_cli_error() {
 	printf '%s\n' "${message:-the command failed${3:+ with exit status $3}}"
 }
 
-# Applies the jq filter $1 to standard input; strings come out raw.
+# Apply the jq filter $1 to standard input, and print strings without quotes.
 _mcp_get() {
 	if [[ -n ${_MCP_JQ} ]]; then
 		"${_MCP_JQ}" -r "$1"
@@ -168,21 +168,15 @@ _mcp_get() {
 
 # Arguments ----------------------------------------------------------------------------------------------------------
 
-mcp_args_raw() {
-	if [[ -n ${MCP_TOOL_ARGS_JSON:-} ]]; then
-		printf '%s\n' "${MCP_TOOL_ARGS_JSON}"
-	elif [[ -r ${MCP_TOOL_ARGS_FILE:-} ]]; then
-		cat -- "${MCP_TOOL_ARGS_FILE}"
-	else
-		printf '{}\n'
-	fi
-}
+mcp_args_raw() { _mcp_raw ARGS; }
+mcp_meta_raw() { _mcp_raw META; }
 
-mcp_meta_raw() {
-	if [[ -n ${MCP_TOOL_META_JSON:-} ]]; then
-		printf '%s\n' "${MCP_TOOL_META_JSON}"
-	elif [[ -r ${MCP_TOOL_META_FILE:-} ]]; then
-		cat -- "${MCP_TOOL_META_FILE}"
+_mcp_raw() {
+	local json="MCP_TOOL_$1_JSON" file="MCP_TOOL_$1_FILE"
+	if [[ -n ${!json:-} ]]; then
+		printf '%s\n' "${!json}"
+	elif [[ -r ${!file:-} ]]; then
+		cat -- "${!file}"
 	else
 		printf '{}\n'
 	fi
@@ -234,7 +228,7 @@ _mcp_get_default() {
 # `.key`, or `.key // default`
 _MCP_SIMPLE='^\.([A-Za-z_][A-Za-z0-9_]*)[[:space:]]*(//[[:space:]]*(empty|"[^"\\]*"|[0-9]+|true|false|null))?[[:space:]]*$'
 
-# A value between two marks, because $(…) drops the line ends at its end; nothing for null.
+# A value between two marks, because $(…) drops line ends at the end; nothing for null.
 _MCP_MARKED='if . == null then empty else "=" + tostring + "=" end'
 
 _mcp_unmark() {
@@ -243,7 +237,7 @@ _mcp_unmark() {
 	_mcp_value="${_mcp_value%=}"
 }
 
-# Puts the value at $2 into _mcp_value. False: there is none, or it is null; `false` and "" are values.
+# Put the value at $2 into _mcp_value. Fail if it is missing or null; `false` and "" are values.
 _mcp_find() {
 	local json="MCP_TOOL_$1_JSON" _mcp_quick_value
 	if [[ $2 =~ ^\.([A-Za-z_][A-Za-z0-9_]*)$ ]] && _mcp_quick "${!json:-x}" "${BASH_REMATCH[1]}"; then
@@ -279,14 +273,14 @@ mcp_args_bool() {
 
 # mcp_args_int POINTER [--default N] [--min N] [--max N]
 mcp_args_int() {
-	local pointer="$1" _mcp_value default="" least="" most=""
+	local pointer="$1" _mcp_value default="" min="" max=""
 	shift
 	while (($#)); do
 		case "$1" in
 		--default) default="${2-}" ;;
-		--min) least="${2-}" ;;
-		--max) most="${2-}" ;;
-		*) mcp_fail -32603 "mcp_args_int does not know $1" ;;
+		--min) min="${2-}" ;;
+		--max) max="${2-}" ;;
+		*) mcp_fail -32603 "mcp_args_int has no option $1" ;;
 		esac
 		shift "$(($# > 1 ? 2 : 1))"
 	done
@@ -299,11 +293,11 @@ mcp_args_int() {
 		mcp_fail_invalid_args "${pointer} must be an integer"
 	fi
 	_mcp_value="${BASH_REMATCH[1]}${BASH_REMATCH[2]}"
-	if [[ -n ${least} ]] && ((_mcp_value < least)); then
-		mcp_fail_invalid_args "${pointer} must be at least ${least}"
+	if [[ -n ${min} ]] && ((_mcp_value < min)); then
+		mcp_fail_invalid_args "${pointer} must be at least ${min}"
 	fi
-	if [[ -n ${most} ]] && ((_mcp_value > most)); then
-		mcp_fail_invalid_args "${pointer} must be at most ${most}"
+	if [[ -n ${max} ]] && ((_mcp_value > max)); then
+		mcp_fail_invalid_args "${pointer} must be at most ${max}"
 	fi
 	printf '%s\n' "${_mcp_value}"
 }
@@ -322,10 +316,10 @@ mcp_emit_json() {
 	fi
 }
 
-# Prints the result with its envelope: $1 is success or error, $2 the JSON. What is not JSON becomes a string.
+# Print a result: $1 is success or error, $2 the JSON. Text that is not JSON becomes a string.
 _mcp_result() {
-	local most="${MCPBASH_MAX_TEXT_BYTES:-102400}" _mcp_quoted is_error=false body
-	if ((most > 4096)) && _mcp_is_flat "$2"; then
+	local max_bytes="${MCPBASH_MAX_TEXT_BYTES:-102400}" _mcp_quoted is_error=false body
+	if ((max_bytes > 4096)) && _mcp_is_flat "$2"; then
 		_mcp_quote "$2"
 		body="\"success\":true,\"result\":$2"
 		[[ $1 == success ]] || is_error=true body="\"success\":false,\"error\":$2"
@@ -334,21 +328,21 @@ _mcp_result() {
 		return
 	fi
 	if [[ -z ${_MCP_JQ} ]]; then
-		_mcp_values "$1" "${most}" <<<"$2"
+		_mcp_values "$1" "${max_bytes}" <<<"$2"
 		return
 	fi
-	# shellcheck disable=SC2016  # the dollars are jq's
+	# shellcheck disable=SC2016  # the variables are jq's
 	local program='
 		def text: tojson as $json
-			| if ($json | utf8bytelength) <= $most then (if type == "string" then . else $json end)
+			| if ($json | utf8bytelength) <= $max_bytes then (if type == "string" then . else $json end)
 				elif type == "object" or type == "array" then "\($kind): \(type) of \(length), see the structured content"
 				else "\($kind): \(type), see the structured content" end;
 		def envelope: {content: [{type: "text", text: text}],
 			structuredContent: (if $kind == "success" then {success: true, result: .} else {success: false, error: .} end),
 			isError: ($kind != "success")};
 		if length == 1 then .[0] | envelope else error("not one value") end'
-	"${_MCP_JQ}" -cs --arg kind "$1" --argjson most "${most}" "${program}" <<<"$2" 2>/dev/null ||
-		printf '%s' "$2" | "${_MCP_JQ}" -Rs . | "${_MCP_JQ}" -cs --arg kind "$1" --argjson most "${most}" "${program}"
+	"${_MCP_JQ}" -cs --arg kind "$1" --argjson max_bytes "${max_bytes}" "${program}" <<<"$2" 2>/dev/null ||
+		printf '%s' "$2" | "${_MCP_JQ}" -Rs . | "${_MCP_JQ}" -cs --arg kind "$1" --argjson max_bytes "${max_bytes}" "${program}"
 }
 
 mcp_result_success() {
@@ -356,7 +350,7 @@ mcp_result_success() {
 	exit 0
 }
 
-# The tool has done its work, and its answer is an error: hence status 0.
+# With status 0, because the result was printed.
 mcp_result_error() {
 	_mcp_result error "${1:-null}"
 	exit 0
@@ -381,7 +375,7 @@ mcp_result_text_with_resource() {
 			;;
 		--mime) mime="${2-}" ;;
 		--uri) uri="${2-}" ;;
-		*) mcp_fail -32603 "mcp_result_text_with_resource does not know $1" ;;
+		*) mcp_fail -32603 "mcp_result_text_with_resource has no option $1" ;;
 		esac
 		shift "$(($# > 1 ? 2 : 1))"
 	done
@@ -389,7 +383,7 @@ mcp_result_text_with_resource() {
 	if [[ -n ${MCP_TOOL_RESOURCES_FILE:-} ]]; then
 		printf '%s' "${listing}" >"${MCP_TOOL_RESOURCES_FILE}"
 	elif [[ -n ${listing} ]]; then
-		mcp_log_warn tool-sdk "MCP_TOOL_RESOURCES_FILE is not set; the files are left out"
+		mcp_log_warn tool-sdk "MCP_TOOL_RESOURCES_FILE is not set; the files are not embedded"
 	fi
 	mcp_result_success "${data}"
 }
@@ -422,7 +416,7 @@ mcp_error() {
 	mcp_result_error "${out}}"
 }
 
-# mcp_fail CODE MESSAGE [DATA_JSON]: a protocol error. It goes through a file, because it may happen inside $(…).
+# mcp_fail [CODE] MESSAGE [DATA_JSON]: fail with a protocol error. It is written to a file, so that it works inside $(…).
 mcp_fail() {
 	local code=-32603 message data="" _mcp_quoted
 	if [[ ${1-} =~ ^-?[0-9]+$ ]]; then
@@ -499,7 +493,7 @@ mcp_debug() {
 	fi
 }
 
-# True when the call was cancelled. The whole process group gets SIGTERM at the same time, so this is for its traps.
+# Succeed if the call was cancelled. The process group also gets SIGTERM, so this is for use in a trap.
 mcp_is_cancelled() {
 	[[ -n ${MCP_CANCEL_FILE:-} && -e ${MCP_CANCEL_FILE} ]]
 }
@@ -510,7 +504,7 @@ mcp_run_with_progress() {
 	while (($#)) && [[ $1 != -- ]]; do
 		case "$1" in
 		--dry-run) is_dry=1 ;;
-		--quiet) ;; # lines without progress go to stderr or its file, and are not logged here anyway
+		--quiet) ;; # lines without progress are never logged here
 		--pattern | --extract | --stdout | --interval | --progress-file | --total | --stderr-file)
 			(($# > 1)) || mcp_fail -32603 "mcp_run_with_progress: $1 needs a value"
 			case "$1" in
@@ -524,7 +518,7 @@ mcp_run_with_progress() {
 			esac
 			shift
 			;;
-		*) mcp_fail -32603 "mcp_run_with_progress does not know $1" ;;
+		*) mcp_fail -32603 "mcp_run_with_progress has no option $1" ;;
 		esac
 		shift
 	done
@@ -540,7 +534,7 @@ mcp_run_with_progress() {
 		return "${status}"
 	fi
 	local sink reader
-	# The reader must not hold our stdout open: who reads that waits for its end.
+	# The reader must not keep stdout open: $(…) waits for its end.
 	exec {sink}> >(_mcp_read_progress >/dev/null)
 	reader=$!
 	if [[ -n ${output} ]]; then
@@ -553,7 +547,7 @@ mcp_run_with_progress() {
 	return "${status}"
 }
 
-# The variables of mcp_run_with_progress are seen from here on.
+# The following functions use the local variables of mcp_run_with_progress.
 _mcp_run_with_file() {
 	local buffer="" chunk descriptor process is_running=1 status=0
 	: >"${file}"
@@ -565,7 +559,7 @@ _mcp_run_with_file() {
 	fi
 	process=$!
 	while [[ -n ${is_running} ]]; do
-		kill -0 "${process}" 2>/dev/null || is_running="" # and one last look at the file
+		kill -0 "${process}" 2>/dev/null || is_running="" # read the file once more
 		while IFS= read -r chunk <&"${descriptor}"; do
 			buffer+="${chunk}"$'\n'
 			_mcp_split_progress
@@ -587,7 +581,7 @@ _mcp_read_progress() {
 		buffer+="${chunk}"
 		((code)) || buffer+=$'\n'
 		_mcp_split_progress
-		((code == 0 || code > 128)) || break # past 128 it is the timeout, which shows lines that end in \r
+		((code == 0 || code > 128)) || break # above 128: a timeout, after which lines that end in \r are processed
 	done
 	[[ -z ${buffer} ]] || _mcp_one_progress "${buffer}"
 }
@@ -643,9 +637,9 @@ _mcp_one_progress() {
 	fi
 }
 
-# mcp_with_retry ATTEMPTS BASE_DELAY -- COMMAND …: status 3 and more is tried again, after 1, 2, 4… times the delay.
+# mcp_with_retry ATTEMPTS BASE_DELAY -- COMMAND …: retry after status 3 or higher, after 1, 2, 4… times the delay.
 mcp_with_retry() {
-	local most="${1:-3}" delay="${2:-1}" attempt=1 status pause
+	local max_attempts="${1:-3}" delay="${2:-1}" attempt=1 status pause
 	shift "$(($# > 1 ? 2 : $#))"
 	[[ ${1-} == -- ]] && shift
 	[[ ${delay} =~ ^([0-9]*)\.?([0-9]*)$ ]] || delay=1
@@ -656,10 +650,10 @@ mcp_with_retry() {
 	while :; do
 		status=0
 		"$@" || status=$?
-		if ((status < 3 || attempt >= most)); then
+		if ((status < 3 || attempt >= max_attempts)); then
 			return "${status}"
 		fi
-		mcp_log_debug tool-sdk "attempt ${attempt} of ${most} ended with status ${status}: ${1-}"
+		mcp_log_debug tool-sdk "attempt ${attempt} of ${max_attempts} ended with status ${status}: ${1-}"
 		local wait_ms=$((pause + (pause ? RANDOM % (pause / 4 + 1) : 0)))
 		sleep "$((wait_ms / 1000)).$(printf '%03d' "$((wait_ms % 1000))")"
 		pause=$((pause * 2))
@@ -681,7 +675,7 @@ _mcp_real() {
 	realpath -m -- "$1" 2>/dev/null || _mcp_values realpath "$1"
 }
 
-# mcp_roots_contains PATH: symbolic links and .. are followed first.
+# mcp_roots_contains PATH: resolve symbolic links and .. first.
 mcp_roots_contains() {
 	local path root
 	path="$(_mcp_real "$1")" || return 1
@@ -703,7 +697,7 @@ mcp_require_path() {
 		case "$1" in
 		--default-to-single-root) is_single=1 ;;
 		--allow-empty) is_optional=1 ;;
-		*) mcp_fail -32603 "mcp_require_path does not know $1" ;;
+		*) mcp_fail -32603 "mcp_require_path has no option $1" ;;
 		esac
 		shift
 	done
@@ -724,7 +718,7 @@ mcp_require_path() {
 
 # Configuration ------------------------------------------------------------------------------------------------------
 
-# Adds the JSON object in $2 to `merged`; $1 says where it is from.
+# Add the JSON object in $2 to `merged`; $1 is its source.
 _mcp_config_add() {
 	local object
 	if [[ -n ${_MCP_JQ} ]]; then
@@ -732,13 +726,13 @@ _mcp_config_add() {
 	else
 		object="$(_mcp_values object <<<"$2")"
 	fi || {
-		mcp_log_warn tool-sdk "$1 is not a JSON object, and is left out"
+		mcp_log_warn tool-sdk "$1 is not a JSON object, and is ignored"
 		return 0
 	}
 	merged+="${object}"$'\n'
 }
 
-# mcp_config_load [--env VARIABLE] [--file PATH] [--example PATH] [--defaults JSON]: the first named here wins.
+# mcp_config_load [--env VARIABLE] [--file PATH] [--example PATH] [--defaults JSON]: earlier ones take precedence.
 mcp_config_load() {
 	local merged="" env="" file="" example="" defaults=""
 	while (($#)); do
@@ -747,7 +741,7 @@ mcp_config_load() {
 		--file) file="${2-}" ;;
 		--example) example="${2-}" ;;
 		--defaults) defaults="${2-}" ;;
-		*) mcp_fail -32603 "mcp_config_load does not know $1" ;;
+		*) mcp_fail -32603 "mcp_config_load has no option $1" ;;
 		esac
 		shift "$(($# > 1 ? 2 : 1))"
 	done
@@ -767,7 +761,7 @@ mcp_config_load() {
 	export MCP_CONFIG_JSON
 }
 
-# mcp_config_get PATH [--default VALUE]: without a default, false if there is no value.
+# mcp_config_get PATH [--default VALUE]: without a default, fail if there is no value.
 mcp_config_get() {
 	local _mcp_value
 	_mcp_value="$(_mcp_get "($1) | ${_MCP_MARKED}" <<<"${MCP_CONFIG_JSON:-{\}}" 2>/dev/null)" || _mcp_value=""
@@ -783,7 +777,7 @@ mcp_config_get() {
 # Downloads ----------------------------------------------------------------------------------------------------------
 
 # mcp_download_safe --url URL --out FILE [--allow HOSTS] [--deny HOSTS] [--timeout S] [--max-bytes N] [--retries N]
-# [--user-agent TEXT]: prints {"success":true,"bytes":…,"path":…} or {"success":false,"error":{…}}, always with status 0.
+# [--user-agent TEXT]: print {"success":true,"bytes":…,"path":…} or {"success":false,"error":{…}}, always with status 0.
 mcp_download_safe() {
 	"${TIDINGS_PYTHON:-python3}" -I -S "${_MCP_SDK_DIR}/download.py" "$@" ||
 		printf '{"success":false,"error":{"type":"provider_error","message":"the download could not be started"}}\n'
@@ -800,7 +794,7 @@ mcp_download_safe_or_fail() {
 
 # Asking the user ----------------------------------------------------------------------------------------------------
 
-# A tool's process can't ask: every question is declined, and MCP_ELICIT_SUPPORTED says so beforehand.
+# A tool's process can't ask the user: every question is declined, and MCP_ELICIT_SUPPORTED is 0.
 mcp_elicit() {
 	printf '{"action":"decline","content":null}\n'
 }

@@ -1,7 +1,7 @@
-"""JSON for tool-sdk.sh where there is no jq, and for what jq is clumsy at. Run as a script: OPERATION ARGUMENTS.
+"""JSON operations for tool-sdk.sh, without jq. Run as a script: OPERATION ARGUMENTS.
 
-Reads standard input. `get` understands the part of jq's language that argument access needs: paths, indices, `//`,
-`|`, comparison with `==`, `if … then … else … end`, literals, and a few functions.
+It reads standard input. `get` supports the part of jq's language that is needed to read arguments: paths, indices,
+`//`, `|`, `==`, `if … then … else … end`, literals, and a few functions.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
-class Unreadable(Exception):
-    """The filter is none that is understood here."""
+class InvalidFilter(Exception):
+    """The filter is invalid, or needs jq."""
 
 
 _TOKEN = re.compile(r"""\s*(?:("(?:[^"\\]|\\.)*")|(-?\d+(?:\.\d+)?)|([A-Za-z_]\w*)|(//|==|!=|[.|()\[\]?,+]))""")
@@ -23,7 +23,7 @@ Filter = Callable[[Any], Iterator[Any]]
 
 
 class Parser:
-    """Recursive descent over the tokens of a filter; each method returns a function from a value to its results."""
+    """A recursive descent parser. Each method returns a function from a value to its results."""
 
     def __init__(self, text: str) -> None:
         self.tokens: list[str] = []
@@ -32,14 +32,14 @@ class Parser:
         while position < len(text):
             found = _TOKEN.match(text, position)
             if found is None:
-                raise Unreadable(f"{text[position:]!r} is not understood without jq; install jq for more")
+                raise InvalidFilter(f"{text[position:]!r} is not supported without jq; install jq")
             self.tokens.append(found[0].strip())
             position = found.end()
 
     def parse(self) -> Filter:
         result = self.pipe()
         if self.tokens:
-            raise Unreadable(f"{self.tokens[0]!r} is not understood here without jq; install jq for more")
+            raise InvalidFilter(f"{self.tokens[0]!r} is not supported here without jq; install jq")
         return result
 
     def next(self, *expected: str) -> str | None:
@@ -49,7 +49,7 @@ class Parser:
 
     def require(self, token: str) -> None:
         if self.next(token) is None:
-            raise Unreadable(f"{token!r} is missing")
+            raise InvalidFilter(f"{token!r} is missing")
 
     def pipe(self) -> Filter:
         left = self.alternative()
@@ -78,7 +78,7 @@ class Parser:
 
     def term(self) -> Filter:
         if not self.tokens:
-            raise Unreadable("the filter ends too early")
+            raise InvalidFilter("the filter ends too early")
         token = self.tokens.pop(0)
         if token == ".":
             result: Filter = lambda value: iter([value])  # noqa: E731  # as the others below
@@ -100,7 +100,7 @@ class Parser:
             function = _FUNCTIONS[token]
             result = lambda value: iter([function(value)])  # noqa: E731
         else:
-            raise Unreadable(f"{token!r} is not understood here without jq; install jq for more")
+            raise InvalidFilter(f"{token!r} is not supported here without jq; install jq")
         return self.suffixes(result)
 
     def suffixes(self, result: Filter) -> Filter:
@@ -110,7 +110,7 @@ class Parser:
                     result = self.bracket(result)
                     continue
                 if not self.tokens:
-                    raise Unreadable("a name is missing after the last dot")
+                    raise InvalidFilter("a name is missing after the last dot")
                 key = self.tokens.pop(0)
                 result = _pipe(result, _at(json.loads(key) if key.startswith('"') else key))
             elif token == "[":
@@ -219,9 +219,9 @@ def dump(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def envelope(kind: str, most: int, value: Any) -> dict[str, Any]:
+def envelope(kind: str, max_bytes: int, value: Any) -> dict[str, Any]:
     text = dump(value)
-    if len(text.encode("utf-8", "replace")) > most:
+    if len(text.encode("utf-8", "replace")) > max_bytes:
         size = f" of {len(value)}" if isinstance(value, dict | list) else ""
         text = f"{kind}: {_type(value)}{size}, see the structured content"
     elif isinstance(value, str):
@@ -234,54 +234,56 @@ def envelope(kind: str, most: int, value: Any) -> dict[str, Any]:
     }
 
 
-def truncate(value: Any, most: int, path: str) -> dict[str, Any]:
-    """The value with as many of its array's items as fit into `most` bytes."""
+def truncate(value: Any, max_bytes: int, path: str) -> dict[str, Any]:
+    """Return the value with as many items of its array as fit into `max_bytes`."""
     keys = path.split(".")[1:]
     if path and not re.fullmatch(r"(\.[A-Za-z_]\w*)+", path):
-        return _trouble("invalid_path_syntax", f"{path!r} is not of the form .key or .key.nested")
+        return _make_error("invalid_path_syntax", f"{path!r} is not of the form .key or .key.nested")
     if not path and isinstance(value, dict) and isinstance(value.get("results"), list):
         keys = ["results"]
     items = value
     for key in keys:
         if not isinstance(items, dict) or key not in items:
-            return _trouble("path_not_found", f"there is no {path}")
+            return _make_error("path_not_found", f"{path} does not exist")
         items = items[key]
     if not isinstance(items, list):
         if path:
-            return _trouble("invalid_array_path", f"{path} is not an array")
-        if len(dump(value).encode("utf-8", "replace")) > most:
-            return _trouble("output_too_large", f"the value is larger than {most} bytes, and has no array to shorten")
+            return _make_error("invalid_array_path", f"{path} is not an array")
+        if len(dump(value).encode("utf-8", "replace")) > max_bytes:
+            return _make_error(
+                "output_too_large", f"the value is larger than {max_bytes} bytes, and has no array to truncate"
+            )
         return {"result": value, "truncated": False, "kept": 0, "total": 0}
 
-    def cut(kept: int) -> Any:
-        shortened: Any = items[:kept]
+    def truncate_to(kept: int) -> Any:
+        truncated: Any = items[:kept]
         for depth in range(len(keys) - 1, -1, -1):
             parent = value
             for key in keys[:depth]:
                 parent = parent[key]
-            shortened = {**parent, keys[depth]: shortened}
-        return shortened
+            truncated = {**parent, keys[depth]: truncated}
+        return truncated
 
     def fits(kept: int) -> bool:
-        return len(dump(cut(kept)).encode("utf-8", "replace")) <= most
+        return len(dump(truncate_to(kept)).encode("utf-8", "replace")) <= max_bytes
 
     low, high = 0, len(items)
     if fits(high):
         low = high
     elif not fits(0):
-        return _trouble("output_too_large", f"even without its items it is larger than {most} bytes")
+        return _make_error("output_too_large", f"the value is larger than {max_bytes} bytes even with an empty array")
     while low < high - 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return {"result": cut(low), "truncated": low < len(items), "kept": low, "total": len(items)}
+    return {"result": truncate_to(low), "truncated": low < len(items), "kept": low, "total": len(items)}
 
 
-def _trouble(kind: str, message: str) -> dict[str, Any]:
+def _make_error(kind: str, message: str) -> dict[str, Any]:
     return {"error": {"type": kind, "message": message}}
 
 
 def cli_error(value: Any) -> str:
-    """The message that a program has put into the JSON it printed."""
+    """Return the error message in the JSON output of a program."""
     if not isinstance(value, dict):
         return ""
     error, errors = value.get("error"), value.get("errors")
@@ -295,14 +297,14 @@ def cli_error(value: Any) -> str:
 
 def merge(text: str) -> dict[str, Any]:
     merged: dict[str, Any] = {}
-    for line in text.split("\n"):  # not splitlines, which knows more line ends than JSON does
+    for line in text.split("\n"):  # not splitlines, which also splits at line ends that JSON permits
         if line.strip():
             merged |= json.loads(line)
     return merged
 
 
 def run(operation: str, arguments: list[str], text: str) -> tuple[str, int]:
-    """What to print, and the status to end with."""
+    """Return the output and the exit status."""
     if operation == "realpath":
         return os.path.realpath(arguments[0]), 0
     if operation == "quote":
@@ -331,7 +333,7 @@ def main() -> int:
     text = "" if operation == "realpath" else sys.stdin.buffer.read().decode("utf-8", "replace")
     try:
         printed, status = run(operation, arguments, text)
-    except (Unreadable, TypeError, ValueError, LookupError, RecursionError) as error:
+    except (InvalidFilter, TypeError, ValueError, LookupError, RecursionError) as error:
         sys.stderr.write(f"{operation}: {error}\n")
         return 5
     if printed:

@@ -1,24 +1,17 @@
-"""The helpers of `tool-sdk.sh` for what goes into a tool and comes out of it: arguments, results, JSON.
-
-What a tool says while it runs is in test_tool_sdk_running, downloads are in test_tool_sdk_downloads.
-"""
+"""The helpers of `tool-sdk.sh` for arguments, results and JSON."""
 
 from __future__ import annotations
 
 import json
 import random
-import shutil
 from typing import Any
 
 import mcp_types as types
 import pytest
 from mcp import MCPError
 
-from tests.support.bash_tools import Tools, tools
-from tests.support.workspaces import NASTY
-from tidings.workspace.sdk import values
-
-__all__ = ["tools"]
+from tests.support.bash_tools import BashTools
+from tests.support.workspaces import DIFFICULT_STRINGS
 
 pytestmark = pytest.mark.anyio
 
@@ -26,55 +19,50 @@ pytestmark = pytest.mark.anyio
 # Arguments
 
 
-async def test_every_nastiness_passes_through_a_tool_unchanged(tools: Tools) -> None:
-    pairs = " ".join(f'{case} "$(mcp_args_require .{case})"' for case in NASTY)
-    result = await tools.call(f'mcp_result_success "$(mcp_json_obj {pairs})"', NASTY)
+async def test_difficult_strings_pass_through_a_tool_unchanged(bash: BashTools) -> None:
+    pairs = " ".join(f'{case} "$(mcp_args_require .{case})"' for case in DIFFICULT_STRINGS)
+    result = await bash.call(f'mcp_result_success "$(mcp_json_obj {pairs})"', DIFFICULT_STRINGS)
 
-    # $(…) drops the line ends at the end of what it holds, here as everywhere.
-    assert result.structured_content["result"] == {case: value.rstrip("\n") for case, value in NASTY.items()}
-    assert not (tools.root / "owned").exists()
+    # $(…) drops line ends at the end of its output.
+    assert result.structured_content["result"] == {
+        case: value.rstrip("\n") for case, value in DIFFICULT_STRINGS.items()
+    }
+    assert not (bash.root / "owned").exists()
 
 
-async def test_what_bash_reads_by_itself_is_what_json_says(tools: Tools) -> None:
-    """Flat objects don't go through jq; here is what might differ."""
+async def test_bash_parses_flat_objects_correctly(bash: BashTools) -> None:
+    """Flat objects are parsed without jq."""
     chance = random.Random(4)
     letters = '\\"/bnut\n\t\x01\x7f{}[]:,0 ä🎉\u2028='
-    texts = [*NASTY.values(), *("".join(chance.choices(letters, k=chance.randrange(12))) for _ in range(30))]
+    texts = [
+        *DIFFICULT_STRINGS.values(),
+        *("".join(chance.choices(letters, k=chance.randrange(12))) for _ in range(30)),
+    ]
     values = [*texts, 0, -1, 12345678901234567890, 1.5e300, True, False, "null", "true", "0"]
     objects = [{"a": "x", "v": value, "V": 1, "v2": text} for value, text in zip(values, reversed(values), strict=True)]
     lines = [json.dumps(given, ensure_ascii=number % 8 == 0) for number, given in enumerate(objects)]
-    (tools.root / "lines").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    (bash.root / "lines").write_text("".join(f"{line}\n" for line in lines), "utf-8")
     text = """
         while IFS= read -r MCP_TOOL_ARGS_JSON; do
             value="$(mcp_args_require .v; echo .)"
             mcp_json_escape "${value%$'\\n.'}"
         done <lines
     """
-    received = [json.loads(line) for line in (await tools.text(text)).split("\n")]
+    received = [json.loads(line) for line in (await bash.text(text)).split("\n")]
 
     assert received == [value if isinstance(value, str) else json.dumps(value) for value in values]
 
 
-async def test_line_ends_at_the_end_are_there_for_who_wants_them(tools: Tools) -> None:
-    text = """
-        value="$(mcp_args_require .value; echo .)"
-        mcp_result_success "$(mcp_json_obj value "${value%$'\\n.'}")"
-    """
-    result = await tools.call(text, {"value": "a\n\n"})
-
-    assert result.structured_content["result"] == {"value": "a\n\n"}
-
-
-async def test_a_megabyte_passes_through_a_tool_unchanged(tools: Tools) -> None:
+async def test_megabyte_passes_through_a_tool_unchanged(bash: BashTools) -> None:
     value = '"ä\\\n' * 200_000 + "."
-    result = await tools.call('mcp_result_success "$(mcp_json_obj v "$(mcp_args_require .value)")"', {"value": value})
+    result = await bash.call('mcp_result_success "$(mcp_json_obj v "$(mcp_args_require .value)")"', {"value": value})
 
     assert result.structured_content["result"] == {"v": value}
     assert isinstance(result.content[0], types.TextContent)
     assert len(result.content[0].text) < 200
 
 
-async def test_arguments_are_read_by_filter_with_defaults(tools: Tools) -> None:
+async def test_arguments_are_read_by_filter_with_defaults(bash: BashTools) -> None:
     text = """
         mcp_args_get '.name // "World"'
         mcp_args_get '.absent' --default 'a default'
@@ -86,13 +74,13 @@ async def test_arguments_are_read_by_filter_with_defaults(tools: Tools) -> None:
         mcp_args_raw
     """
     arguments = {"no": False, "list": [0, {"x": "deep"}]}
-    lines = (await tools.text(text, arguments, request_meta={"user": "ada"})).splitlines()
+    lines = (await bash.text(text, arguments, request_meta={"user": "ada"})).splitlines()
 
     assert lines[:6] == ["World", "a default", "false", "deep", "2", "ada"]
     assert json.loads(lines[6]) == arguments
 
 
-async def test_booleans_and_integers_are_coerced(tools: Tools) -> None:
+async def test_booleans_and_integers_are_converted(bash: BashTools) -> None:
     text = """
         echo "$(mcp_args_bool .yes) $(mcp_args_bool .one) $(mcp_args_bool .no) $(mcp_args_bool .x --default true)"
         echo "$(mcp_args_int .n --min 1 --max 10) $(mcp_args_int .s) $(mcp_args_int .x --default 5)"
@@ -100,11 +88,11 @@ async def test_booleans_and_integers_are_coerced(tools: Tools) -> None:
     """
     given = {"yes": True, "one": 1, "no": False, "n": 10, "s": "007", "m": -3}
 
-    assert await tools.text(text, given) == "true true false true\n10 7 5\n-3"
+    assert await bash.text(text, given) == "true true false true\n10 7 5\n-3"
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("mcp_args_require .x", ".x is required"),
         ("mcp_args_require .null 'give me that'", "give me that"),
@@ -120,50 +108,47 @@ async def test_booleans_and_integers_are_coerced(tools: Tools) -> None:
         ("mcp_fail_invalid_args 'not so'", "not so"),
     ],
 )
-async def test_bad_arguments_are_invalid_params_even_from_inside_a_substitution(
-    tools: Tools, line: str, said: str
-) -> None:
+async def test_bad_arguments_are_invalid_params_inside_a_substitution(bash: BashTools, line: str, message: str) -> None:
     given = {"null": None, "word": "x", "half": 1.5, "n": 5, "outside": "/etc/passwd", "up": "a/../../b"}
     with pytest.raises(MCPError) as caught:
-        await tools.call(f'value="$({line})"; mcp_result_success "never"', given)
+        await bash.call(f'value="$({line})"; mcp_result_success "never"', given)
 
-    assert (caught.value.code, caught.value.message) == (-32602, said)
+    assert (caught.value.code, caught.value.message) == (-32602, message)
 
 
-async def test_a_failure_has_code_message_and_data(tools: Tools) -> None:
+async def test_failure_has_code_message_and_data(bash: BashTools) -> None:
     with pytest.raises(MCPError) as caught:
-        await tools.call("""mcp_fail -32001 'Cancelled "now"' '{"detail":[1]}'""")
+        await bash.call("""mcp_fail -32001 'Cancelled "now"' '{"detail":[1]}'""")
     assert (caught.value.code, caught.value.message, caught.value.data) == (-32001, 'Cancelled "now"', {"detail": [1]})
 
     with pytest.raises(MCPError) as caught:
-        await tools.call("mcp_fail 'no code'")
+        await bash.call("mcp_fail 'no code'")
     assert (caught.value.code, caught.value.message) == (-32603, "no code")
 
-
-async def test_a_failure_that_the_tool_recovers_from_is_none(tools: Tools) -> None:
-    assert await tools.text('value="$(mcp_args_require .x)" || value=other; mcp_emit_text "$value"') == "other"
+    recovered = 'value="$(mcp_args_require .x)" || value=other; mcp_emit_text "$value"'
+    assert await bash.text(recovered) == "other"
 
 
 # Results
 
 
-async def test_results_have_an_envelope_and_end_the_tool(tools: Tools) -> None:
-    good = await tools.call("""mcp_result_success '{"a": [1, null, "ä"]}'; echo never""")
+async def test_results_have_an_envelope_and_end_the_tool(bash: BashTools) -> None:
+    good = await bash.call("""mcp_result_success '{"a": [1, null, "ä"]}'; echo never""")
     assert good.structured_content == {"success": True, "result": {"a": [1, None, "ä"]}}
     assert not good.is_error
     assert isinstance(good.content[0], types.TextContent)
     assert json.loads(good.content[0].text) == {"a": [1, None, "ä"]}
 
-    bad = await tools.call("""mcp_result_error '{"type": "not_found"}'; echo never""")
+    bad = await bash.call("""mcp_result_error '{"type": "not_found"}'; echo never""")
     assert bad.structured_content == {"success": False, "error": {"type": "not_found"}}
     assert bad.is_error
 
-    assert await tools.text("""mcp_result_success 'plain "words" {'""") == 'plain "words" {'
-    assert await tools.text("mcp_result_text $'two\\nlines'; echo never") == "two\nlines"
+    assert await bash.text("""mcp_result_success 'plain "words" {'""") == 'plain "words" {'
+    assert await bash.text("mcp_result_text $'two\\nlines'; echo never") == "two\nlines"
 
 
-async def test_an_error_has_a_type_a_hint_and_data(tools: Tools) -> None:
-    result = await tools.call("""
+async def test_error_has_type_hint_and_data(bash: BashTools) -> None:
+    result = await bash.call("""
         trap 'touch trapped' EXIT
         mcp_error validation_error 'Bad "date"' --hint 'Use 2025-01-15' --data "$(mcp_json_obj received 'x"y')"
         echo never
@@ -176,18 +161,18 @@ async def test_an_error_has_a_type_a_hint_and_data(tools: Tools) -> None:
         "hint": "Use 2025-01-15",
         "data": {"received": 'x"y'},
     }
-    assert (tools.root / "trapped").exists()
+    assert (bash.root / "trapped").exists()
 
 
-async def test_emitted_json_and_text_are_the_answer(tools: Tools) -> None:
-    result = await tools.call("""mcp_emit_json '{"a": 1}'""")
+async def test_emitted_json_and_text_are_the_result(bash: BashTools) -> None:
+    result = await bash.call("""mcp_emit_json '{"a": 1}'""")
     assert result.structured_content == {"a": 1}
 
-    assert await tools.text("mcp_emit_text 'hi $(id)'") == "hi $(id)"
+    assert await bash.text("mcp_emit_text 'hi $(id)'") == "hi $(id)"
 
 
-async def test_files_are_embedded_in_the_result(tools: Tools) -> None:
-    result = await tools.call("""
+async def test_files_are_embedded_in_the_result(bash: BashTools) -> None:
+    result = await bash.call("""
         printf 'a report' >report.txt
         printf '\\xff\\xfe' >image.bin
         mcp_result_text_with_resource "Report ready" --path "$PWD/report.txt" --mime text/x \\
@@ -204,7 +189,7 @@ async def test_files_are_embedded_in_the_result(tools: Tools) -> None:
     assert isinstance(image.resource, types.BlobResourceContents)
 
 
-async def test_json_is_built_and_measured(tools: Tools) -> None:
+async def test_json_is_built_and_checked(bash: BashTools) -> None:
     text = r"""
         mcp_json_arr; mcp_json_arr a 'b "c"' ''
         mcp_json_obj
@@ -214,19 +199,16 @@ async def test_json_is_built_and_measured(tools: Tools) -> None:
             mcp_is_valid_json "$json" && echo yes || echo no
         done | tr '\n' ' '
     """
-    lines = (await tools.text(text)).splitlines()
+    lines = (await bash.text(text)).splitlines()
 
     assert [json.loads(line) for line in lines[:4]] == [[], ["a", 'b "c"', ""], {}, "tab\t bell\a & \\& end"]
     assert lines[4:] == ["6", "yes yes yes yes no no no "]
-
-
-async def test_an_object_with_a_key_too_many_is_an_error(tools: Tools) -> None:
     with pytest.raises(MCPError, match="a value for every key"):
-        await tools.call("mcp_json_obj only >/dev/null")
+        await bash.call("mcp_json_obj only >/dev/null")
 
 
 @pytest.mark.parametrize(
-    ("given", "most", "path", "expected"),
+    ("value", "max_bytes", "path", "expected"),
     [
         ("[1,2,3]", 100, "", {"result": [1, 2, 3], "truncated": False, "kept": 3, "total": 3}),
         ("[1,2,3,4]", 5, "", {"result": [1, 2], "truncated": True, "kept": 2, "total": 4}),
@@ -239,17 +221,17 @@ async def test_an_object_with_a_key_too_many_is_an_error(tools: Tools) -> None:
         ),
     ],
 )
-async def test_a_large_array_is_cut_to_size(
-    tools: Tools, given: str, most: int, path: str, expected: dict[str, Any]
+async def test_array_is_truncated_to_size(
+    bash: BashTools, value: str, max_bytes: int, path: str, expected: dict[str, Any]
 ) -> None:
     option = f"--array-path '{path}'" if path else ""
-    result = await tools.call(f"mcp_json_truncate '{given}' {most} {option}")
+    result = await bash.call(f"mcp_json_truncate '{value}' {max_bytes} {option}")
 
     assert result.structured_content == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "path", "kind"),
+    ("value", "path", "error"),
     [
         ('{"a":1}', ".b", "path_not_found"),
         ('{"a":1}', ".a", "invalid_array_path"),
@@ -257,13 +239,13 @@ async def test_a_large_array_is_cut_to_size(
         ('{"a":[1],"b":"xxxxxxxxxxxxxxxxxxxxxxxxxx"}', ".a", "output_too_large"),
     ],
 )
-async def test_an_array_that_can_not_be_cut_says_why(tools: Tools, given: str, path: str, kind: str) -> None:
-    result = await tools.call(f"mcp_json_truncate '{given}' 20 --array-path '{path}'")
+async def test_failed_truncation_has_a_reason(bash: BashTools, value: str, path: str, error: str) -> None:
+    result = await bash.call(f"mcp_json_truncate '{value}' 20 --array-path '{path}'")
 
-    assert result.structured_content["error"]["type"] == kind
+    assert result.structured_content["error"]["type"] == error
 
 
-async def test_the_message_of_a_failed_command_is_found(tools: Tools) -> None:
+async def test_message_of_a_failed_command_is_extracted(bash: BashTools) -> None:
     text = """
         mcp_extract_cli_error '{"error":{"message":"one"}}' noise 1
         mcp_extract_cli_error '{"error":"two"}' noise 1
@@ -272,44 +254,6 @@ async def test_the_message_of_a_failed_command_is_found(tools: Tools) -> None:
         mcp_extract_cli_error 'not json' five 1
         mcp_extract_cli_error '' '' 6
     """
-    assert (await tools.text(text)).splitlines() == [
+    assert (await bash.text(text)).splitlines() == [
         "one", "two", "three", "four", "five", "the command failed with exit status 6",
     ]  # fmt: skip
-
-
-# Without jq
-
-FILTERS = [
-    (".", {"a": 1}, '{"a":1}'),
-    (".a.b", {"a": {"b": "x"}}, "x"),
-    ('.["a b"].c', {"a b": {"c": 1}}, "1"),
-    ('."a b"', {"a b": True}, "true"),
-    (".a[-1]", {"a": [1, 2]}, "2"),
-    (".a[]", {"a": [1, "x"]}, "1\nx"),
-    (".a.b.c", {}, "null"),
-    (".a // .b // 5", {"b": False}, "5"),
-    ('.a // "d"', {"a": False}, "d"),
-    (".a // empty", {}, ""),
-    (".a.b? // 1", {"a": 3}, "1"),
-    ('if .a == "x" then 1 else .b end', {"a": "y", "b": 2}, "2"),
-    ('(.a | tostring) + "!"', {"a": [1]}, "[1]!"),
-    (".a | keys | length", {"a": {"x": 1, "y": 2}}, "2"),
-    (".a | type", {"a": 1.5}, "number"),
-    (".a | not", {"a": None}, "true"),
-    ('.a != "x"', {"a": "x"}, "false"),
-]
-
-
-@pytest.mark.parametrize(("text", "given", "expected"), FILTERS, ids=[text for text, _, _ in FILTERS])
-def test_filters_mean_without_jq_what_they_mean_with_it(text: str, given: Any, expected: str) -> None:
-    assert values.run("get", [text], json.dumps(given)) == (expected, 0)
-
-
-@pytest.mark.parametrize("text", ["", ".a |", ".a[", "map(.x)", ".a as $x | $x", "@tsv", "(.a", "if .a then 1"])
-def test_a_filter_beyond_that_is_refused(text: str) -> None:
-    with pytest.raises((values.Unreadable, IndexError)):
-        values.run("get", [text], "{}")
-
-
-def test_the_helpers_need_no_tool_but_bash() -> None:
-    assert shutil.which("bash"), "bash is needed for these tests and for tools that use the helpers"

@@ -1,4 +1,4 @@
-"""The helpers of `tool-sdk.sh` for downloads: which are refused, what is written, and how a failure is told."""
+"""Downloads with `mcp_download_safe`: which are refused, what is written, and how failures are reported."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from typing import Any, ClassVar
 import pytest
 from mcp import MCPError
 
-from tests.support.bash_tools import Tools, tools
+from tests.support.bash_tools import BashTools
 from tests.support.certificates import make_certificates
 from tidings.workspace.sdk import download
-
-__all__ = ["tools"]
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize(
-    ("options", "kind"),
+    ("options", "error_type"),
     [
         ("--url http://example.com/ --out f --allow example.com", "invalid_url"),
         ("--url https://user@example.com/ --out f --allow example.com", "invalid_url"),
@@ -41,15 +39,15 @@ pytestmark = pytest.mark.anyio
         ("--url https://169.254.169.254/latest --out f --allow 169.254.169.254", "host_blocked"),
     ],
 )
-def test_a_download_that_must_not_be_is_refused(tmp_path: Path, options: str, kind: str) -> None:
+def test_unsafe_download_is_refused(tmp_path: Path, options: str, error_type: str) -> None:
     with pytest.raises(download.Refused) as caught:
         download.main(options.replace("--out f", f"--out {tmp_path}/f").split())
-    assert caught.value.kind == kind
+    assert caught.value.error_type == error_type
     assert not (tmp_path / "f").exists()
 
 
 class Site(http.server.BaseHTTPRequestHandler):
-    """Says 503 to every first request for /busy, redirects /old, and has something at any other path."""
+    """Answers the first request for /busy with 503, redirects /old, has no /absent, and has every other path."""
 
     requests: ClassVar[list[str]] = []
 
@@ -67,7 +65,7 @@ class Site(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An HTTPS server for example.com, where only the check of its address is left out: it is not a public one."""
+    """An HTTPS server for example.com. The check for a public address is replaced, because it is local."""
     authority, certificate = make_certificates(tmp_path, "example.com")
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     monkeypatch.setattr(download, "resolve", lambda host, port: "127.0.0.1")
@@ -83,7 +81,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         thread.join()
 
 
-def test_a_download_is_written_and_counted(site: str, tmp_path: Path) -> None:
+def test_download_is_written_to_the_file(site: str, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     for path in ("/page?q=1", "/busy"):
         answer = download.main(["--url", site + path, "--out", out, "--allow", "example.com"])
@@ -93,31 +91,29 @@ def test_a_download_is_written_and_counted(site: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "kind", "more"),
+    ("path", "error_type", "details"),
     [
         ("/old", "redirect", {"location": "https://elsewhere.example/new"}),
         ("/absent", "network_error", {}),
         ("/a-page-with-a-long-name", "size_exceeded", {}),
     ],
 )
-def test_a_download_that_fails_says_how(site: str, tmp_path: Path, path: str, kind: str, more: dict[str, str]) -> None:
+def test_failed_download_has_a_reason(
+    site: str, tmp_path: Path, path: str, error_type: str, details: dict[str, str]
+) -> None:
     given = ["--url", site + path, "--out", str(tmp_path / "out"), "--allow", "example.com", "--max-bytes", "20"]
     with pytest.raises(download.Refused) as caught:
         download.main(given)
 
-    assert (caught.value.kind, caught.value.more) == (kind, more)
+    assert (caught.value.error_type, caught.value.details) == (error_type, details)
     assert not (tmp_path / "out").exists()
 
 
-async def test_a_refused_download_is_told_and_does_not_fail(tools: Tools) -> None:
-    result = await tools.call("mcp_download_safe --url https://127.0.0.1/ --out f --allow 127.0.0.1")
-
+async def test_refused_download_is_a_result_or_a_failure(bash: BashTools) -> None:
+    result = await bash.call("mcp_download_safe --url https://127.0.0.1/ --out f --allow 127.0.0.1")
     assert result.structured_content["error"]["type"] == "host_blocked"
     assert not result.is_error
 
-
-async def test_a_refused_download_may_fail_the_tool(tools: Tools) -> None:
     with pytest.raises(MCPError, match="not among the allowed hosts") as caught:
-        await tools.call('path="$(mcp_download_safe_or_fail --url https://example.com/ --out f)"')
-
+        await bash.call('path="$(mcp_download_safe_or_fail --url https://example.com/ --out f)"')
     assert caught.value.code == -32602

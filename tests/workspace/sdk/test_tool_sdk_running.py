@@ -1,6 +1,4 @@
-"""The helpers of `tool-sdk.sh` for a tool that runs: progress and log, cancellation, another try, roots, configuration
-and questions.
-"""
+"""The helpers of `tool-sdk.sh` for a running tool: progress, log, cancellation, retries, roots, configuration."""
 
 from __future__ import annotations
 
@@ -9,10 +7,9 @@ import json
 
 import pytest
 
-from tests.support.bash_tools import DEADLINE, Tools, tools
+from tests.support.bash_tools import BashTools
+from tests.support.waiting import DEADLINE
 from tidings.workspace import process
-
-__all__ = ["tools"]
 
 pytestmark = pytest.mark.anyio
 
@@ -20,8 +17,8 @@ pytestmark = pytest.mark.anyio
 # Progress, log, cancellation
 
 
-async def test_progress_and_log_lines_are_told(tools: Tools) -> None:
-    await tools.call("""
+async def test_progress_and_log_lines_are_sent(bash: BashTools) -> None:
+    await bash.call("""
         mcp_progress 25 'a "quarter"' 50
         mcp_progress 250 'too much'
         mcp_progress oops ''
@@ -30,7 +27,7 @@ async def test_progress_and_log_lines_are_told(tools: Tools) -> None:
         mcp_debug checkpoint one
     """)
 
-    assert tools.said == [
+    assert bash.progress == [
         {"progress": 25, "total": 50, "message": 'a "quarter"'},
         {"progress": 100, "total": 100, "message": "too much"},
         {"progress": 0, "total": 100, "message": ""},
@@ -40,14 +37,14 @@ async def test_progress_and_log_lines_are_told(tools: Tools) -> None:
     ]
 
 
-async def test_progress_is_told_while_the_tool_runs(tools: Tools) -> None:
-    tools.on_progress = lambda said: (tools.root / "heard").touch()
+async def test_progress_is_sent_while_the_tool_runs(bash: BashTools) -> None:
+    bash.on_progress = lambda line: (bash.root / "heard").touch()
 
-    assert await tools.text("mcp_progress 1 x; until [ -e heard ]; do sleep 0.01; done; echo done") == "done"
+    assert await bash.text("mcp_progress 1 x; until [ -e heard ]; do sleep 0.01; done; echo done") == "done"
 
 
-async def test_the_progress_of_a_command_is_passed_on(tools: Tools) -> None:
-    result = await tools.text(r"""
+async def test_progress_of_a_command_is_forwarded(bash: BashTools) -> None:
+    result = await bash.text(r"""
         noisy() { printf '10%%\r20%%\r' >&2; echo "trouble" >&2; echo '30%' >&2; echo output; return 7; }
         status=0
         output="$(mcp_run_with_progress --pattern '([0-9]+)%' --extract match1 --stderr-file errors -- noisy)" ||
@@ -63,17 +60,17 @@ async def test_the_progress_of_a_command_is_passed_on(tools: Tools) -> None:
     """)
 
     assert result == "output 7 trouble written"
-    assert [(said["progress"], said["message"]) for said in tools.said] == [
+    assert [(line["progress"], line["message"]) for line in bash.progress] == [
         (10, "10%"), (20, "20%"), (30, "30%"), (25, "[1/4] a"), (60, 'j"s'), (75, "t=150"), (100, "t=200"),
     ]  # fmt: skip
 
 
-async def test_a_cancelled_tool_can_see_it(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "GRACE", DEADLINE)  # it ends by itself, as soon as the machine lets it
-    under_way = asyncio.Event()
-    tools.on_progress = lambda said: under_way.set()
+async def test_cancelled_tool_is_informed(bash: BashTools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "GRACE", DEADLINE)  # it handles SIGTERM
+    has_started = asyncio.Event()
+    bash.on_progress = lambda line: has_started.set()
     task = asyncio.create_task(
-        tools.call("""
+        bash.call("""
             mcp_is_cancelled && exit 9
             trap 'mcp_is_cancelled && touch seen; exit' TERM
             mcp_progress 1 started
@@ -81,15 +78,15 @@ async def test_a_cancelled_tool_can_see_it(tools: Tools, monkeypatch: pytest.Mon
         """)
     )
     async with asyncio.timeout(DEADLINE):
-        await under_way.wait()
+        await has_started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    assert (tools.root / "seen").exists()
+    assert (bash.root / "seen").exists()
 
 
-async def test_a_command_is_tried_again_when_it_may_help(tools: Tools) -> None:
+async def test_transient_failure_is_retried(bash: BashTools) -> None:
     text = """
         try() { echo x >>"$1"; [ "$(wc -l <"$1")" -ge 3 ] || return "$2"; }
         status=0
@@ -98,15 +95,15 @@ async def test_a_command_is_tried_again_when_it_may_help(tools: Tools) -> None:
         mcp_with_retry 2 0 -- try exhausted 9 || status="$status $?"
         echo "$(wc -l <transient) $(wc -l <permanent) $(wc -l <exhausted) $status"
     """
-    assert (await tools.text(text)).split() == ["3", "1", "2", "2", "9"]
+    assert (await bash.text(text)).split() == ["3", "1", "2", "2", "9"]
 
 
 # Roots, configuration, questions
 
 
-async def test_paths_are_held_to_the_roots(tools: Tools) -> None:
-    (tools.root / "in side").mkdir()
-    (tools.root / "out").symlink_to("/etc")
+async def test_paths_must_be_inside_the_roots(bash: BashTools) -> None:
+    (bash.root / "in side").mkdir()
+    (bash.root / "out").symlink_to("/etc")
     text = """
         mcp_roots_count; mcp_roots_list
         for path in . 'in side/x' absent/../y / .. out/passwd "${PWD}x"; do
@@ -116,16 +113,16 @@ async def test_paths_are_held_to_the_roots(tools: Tools) -> None:
         echo "[$(mcp_require_path .path --allow-empty)]"
         mcp_require_path .given
     """
-    root = str(tools.root.resolve())
-    lines = (await tools.text(text, {"given": "in side/../in side"})).splitlines()
+    root = str(bash.root.resolve())
+    lines = (await bash.text(text, {"given": "in side/../in side"})).splitlines()
 
     assert lines == ["1", root, "yes", "yes", "yes", "no", "no", "no", "no", root, "[]", f"{root}/in side"]
 
 
-async def test_configuration_is_merged_and_the_nearest_wins(tools: Tools) -> None:
-    (tools.root / "config.json").write_text('{"b": 2, "c": {"d": "file"}}')
-    (tools.root / "example.json").write_text('{"a": 9, "b": 9}')
-    (tools.root / "broken.json").write_text("{")
+async def test_configuration_is_merged_by_precedence(bash: BashTools) -> None:
+    (bash.root / "config.json").write_text('{"b": 2, "c": {"d": "file"}}')
+    (bash.root / "example.json").write_text('{"a": 9, "b": 9}')
+    (bash.root / "broken.json").write_text("{")
     text = """
         mcp_config_load --env CONFIG --file config.json --example example.json \\
             --defaults '{"a": 1, "z": false, "n": null}'
@@ -135,14 +132,14 @@ async def test_configuration_is_merged_and_the_nearest_wins(tools: Tools) -> Non
         mcp_config_load --env ABSENT --file broken.json --example absent.json --defaults '{"only": 1}'
         mcp_emit_text "$MCP_CONFIG_JSON"
     """
-    tools.own["CONFIG"] = '{"e": "env"}'
-    lines = (await tools.text(text)).splitlines()
+    bash.env["CONFIG"] = '{"e": "env"}'
+    lines = (await bash.text(text)).splitlines()
 
     assert lines == ["9", "2", "file", "env", "false", "fallback", "none", '{"only":1}']
-    assert tools.said[0]["data"] == "broken.json is not a JSON object, and is left out"
+    assert bash.progress[0]["data"] == "broken.json is not a JSON object, and is ignored"
 
 
-async def test_a_question_to_the_user_is_declined(tools: Tools) -> None:
+async def test_questions_to_the_user_are_declined(bash: BashTools) -> None:
     text = """
         for ask in mcp_elicit mcp_elicit_string mcp_elicit_confirm mcp_elicit_choice mcp_elicit_titled_choice \\
             mcp_elicit_multi_choice mcp_elicit_titled_multi_choice mcp_elicit_url; do
@@ -150,6 +147,6 @@ async def test_a_question_to_the_user_is_declined(tools: Tools) -> None:
         done | sort -u
         echo "$MCP_ELICIT_SUPPORTED"
     """
-    answer, supported = (await tools.text(text)).splitlines()
+    answer, supported = (await bash.text(text)).splitlines()
 
     assert (json.loads(answer), supported) == ({"action": "decline", "content": None}, "0")
