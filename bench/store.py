@@ -133,7 +133,7 @@ def compare(folder: Path, name: str, readers: int, rounds: int, changes: int) ->
     for side in sides:
         side.live.close()
     rows = []
-    for at, what in enumerate(("in all", "for whoever makes it")):
+    for at, what in enumerate(("in all", "in the thread that makes it")):
         without, with_store = ([each[at] for each in side] for side in times)
         rows.append(
             row(

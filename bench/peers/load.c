@@ -491,7 +491,7 @@ static void gather(int connections, double deadline) {
 }
 
 static void herd(double deadline) {
-    if (!asker_count) fail("a herd has to gather first");
+    if (!asker_count) fail("run gather first");
     goal_of(1);
     held = stale = again = 0;
     is_herd = 1;
