@@ -1,4 +1,4 @@
-"""A sprint board that changes while clients watch: `python examples/board.py`, or `uvicorn examples.board:app`."""
+"""A sprint board that notifies its clients: `python examples/board.py`, or `uvicorn examples.board:app`."""
 
 import argparse
 
@@ -20,14 +20,14 @@ def sprint() -> str:
 def add_task(title: str) -> str:
     """Put a task on the board."""
     tasks.append(title)
-    live.resources.updated("board://sprint", tasks=len(tasks))  # every subscriber of this URI is told
+    live.resources.updated("board://sprint", tasks=len(tasks))  # notifies every subscriber of this URI
     return f"{len(tasks)} tasks"
 
 
 @mcp.tool()
 def open_sprint() -> str:
-    """Start a sprint, which can then be closed."""
-    live.tools.add(close_sprint, replace=True)  # every client is told
+    """Start a sprint. An open sprint can be closed."""
+    live.tools.add(close_sprint, replace=True)  # notifies every client
     return "open"
 
 
@@ -46,9 +46,9 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=8765)
     port = parser.parse_args().port
     print(
-        f"Serving the board on http://127.0.0.1:{port}/mcp; Ctrl-C ends it. Try, in another terminal:\n"
+        f"Serving the board on http://127.0.0.1:{port}/mcp; stop with Ctrl-C. Try, in another terminal:\n"
         f"  .venv/bin/python examples/watch.py http://127.0.0.1:{port}/mcp\n"
-        "and in a third one, while that watches:\n"
+        "and in a third one, while it runs:\n"
         f"  .venv/bin/python examples/call.py http://127.0.0.1:{port}/mcp open_sprint\n"
         f"  .venv/bin/python examples/call.py http://127.0.0.1:{port}/mcp add_task title='Ship it'\n"
         f"  .venv/bin/python examples/call.py http://127.0.0.1:{port}/mcp close_sprint",

@@ -1,11 +1,10 @@
-"""A server that has all that the MCP conformance suite asks for, made live.
+"""A live server with everything that the MCP conformance suite tests.
 
     python examples/everything.py --port 8000            # live
     python examples/everything.py --port 8000 --plain    # the same server on the SDK alone
 
-The names and answers are the suite's. What matters here is the end of the file: live, the server says nothing about
-its own changes, and `resources/subscribe` needs no handler. The conformance test runs
-both and compares them, check by check.
+The suite prescribes names and results. The end of the file shows the difference: the live server contains no code for
+notifications, and needs no handler for `resources/subscribe`. The conformance test runs both and compares each check.
 """
 
 import argparse
@@ -64,12 +63,12 @@ SCHEMA_2020_12: dict[str, Any] = {
 
 schema_tool = Tool.from_function(json_schema_2020_12_tool).model_copy(update={"parameters": SCHEMA_2020_12})
 
-# Any replica must be able to read the state that another one gave out, so a real server takes its key from outside.
+# Every replica must be able to read the state that another one issued. A real server reads its key from a secret store.
 security = RequestStateSecurity(keys=["not a secret " * 3])
 mcp = MCPServer("everything", version="1", tools=[schema_tool], request_state_security=security)
 
 
-# Tools that answer
+# Tools that return content
 
 
 def png() -> types.ImageContent:
@@ -98,7 +97,7 @@ def test_image_content() -> list[types.ImageContent]:
 
 @mcp.tool()
 def test_audio_content() -> list[types.AudioContent]:
-    """A sound, of no length."""
+    """An empty sound."""
     return [types.AudioContent(data=SILENCE, mime_type="audio/wav")]
 
 
@@ -110,7 +109,7 @@ def test_embedded_resource() -> list[types.EmbeddedResource]:
 
 @mcp.tool()
 def test_multiple_content_types() -> list[types.TextContent | types.ImageContent | types.EmbeddedResource]:
-    """Some of each."""
+    """Text, an image and a resource."""
     data = embedded("test://mixed-content-resource", "application/json", json.dumps({"test": "data", "value": 123}))
     return [text("Multiple content types test:"), png(), data]
 
@@ -127,7 +126,7 @@ def test_header(region: Annotated[str, Field(json_schema_extra={"x-mcp-header": 
     return region
 
 
-# Tools that talk while they work
+# Tools that send messages while they run
 
 
 @mcp.tool()
@@ -135,31 +134,31 @@ async def test_tool_with_logging(ctx: Context) -> str:
     """Three log messages."""
     for words in ("Tool execution started", "Tool processing data", "Tool execution completed"):
         await ctx.info(words)
-        await asyncio.sleep(0.05)  # the suite asks for it
+        await asyncio.sleep(0.05)  # the suite requires it
     return "Logged."
 
 
 @mcp.tool()
 async def test_tool_with_progress(ctx: Context) -> str:
-    """Three reports of progress."""
+    """Three progress notifications."""
     for percent in (0, 50, 100):
         await ctx.report_progress(percent, 100)
-        await asyncio.sleep(0.05)  # the suite asks for it
+        await asyncio.sleep(0.05)  # the suite requires it
     return "Done."
 
 
 @mcp.tool()
 async def test_reconnection(ctx: Context) -> str:
-    """Hang up, and answer when the client has called back."""
-    await ctx.info("Hanging up.")  # what was sent has then been received: the line is open
+    """Close the connection, and return the result after the client has reconnected."""
+    await ctx.info("Hanging up.")  # after this, the client has an open stream
     await ctx.close_sse_stream()
-    await asyncio.sleep(0.2)  # twice the time after which the client is asked to call back
+    await asyncio.sleep(0.2)  # twice the time after which the client should reconnect
     return "Here I am again."
 
 
 class Events(EventStore):
-    """What the client missed while the line was dead. Enough for the suite, which has one session at a time: the SDK
-    names the streams of all sessions alike, so that one session would be sent what belongs to another."""
+    """Keeps events for clients that reconnect. Works for one session at a time, as in the suite: the SDK uses the same
+    stream names for all sessions, so that one session would get the events of another."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[str, types.JSONRPCMessage | None]] = []
@@ -186,7 +185,7 @@ async def test_sampling(prompt: str, ctx: Context) -> str:
 
 
 async def ask(ctx: Context, message: str, **properties: dict[str, Any]) -> str:
-    """Put a form before the client's user."""
+    """Show a form to the client's user."""
     required = [name for name, schema in properties.items() if "default" not in schema]
     form = {"type": "object", "properties": properties, "required": required}
     answer = await ctx.session.elicit_form(message, form, related_request_id=ctx.request_id)
@@ -231,7 +230,7 @@ async def test_elicitation_sep1330_enums(ctx: Context) -> str:
     )
 
 
-# Tools, and a prompt, that need an answer first
+# Tools, and a prompt, that need input from the client
 
 
 def question(message: str, field: str, kind: str = "string") -> types.ElicitRequest:
@@ -249,7 +248,7 @@ def need(state: str | None = None, /, **requests: types.InputRequest) -> types.I
 
 
 def filled_in(ctx: Context, key: str) -> Mapping[str, Any] | None:
-    """The form that the user sent back, if the client's answers have it."""
+    """Return the form that the user filled in, if the client sent it."""
     answer = (ctx.input_responses or {}).get(key)
     return answer.content if isinstance(answer, types.ElicitResult) else None
 
@@ -285,7 +284,7 @@ async def test_input_required_result_list_roots(ctx: Context) -> str | types.Inp
 
 @mcp.tool()
 async def test_input_required_result_request_state(ctx: Context) -> str | types.InputRequiredResult:
-    """Needs the user, and its own state back."""
+    """Needs the user, and its own state."""
     if filled_in(ctx, "confirm") is None or ctx.request_state != "asked":
         return need("asked", confirm=CONFIRM)
     return "state-ok"
@@ -293,7 +292,7 @@ async def test_input_required_result_request_state(ctx: Context) -> str | types.
 
 @mcp.tool()
 async def test_input_required_result_tampered_state(ctx: Context) -> str | types.InputRequiredResult:
-    """Takes back no state but its own: the SDK has sealed it."""
+    """Accepts only its own state, which the SDK has signed."""
     return need("asked", confirm=CONFIRM) if ctx.request_state is None else "state-ok"
 
 
@@ -310,7 +309,7 @@ async def test_input_required_result_multiple_inputs(ctx: Context) -> str | type
 
 @mcp.tool()
 async def test_input_required_result_multi_round(ctx: Context) -> str | types.InputRequiredResult:
-    """Needs the user twice; the state is what it was told the first time."""
+    """Needs the user twice; the state has the first input."""
     name, colour = filled_in(ctx, "step1"), filled_in(ctx, "step2")
     if ctx.request_state is not None and name is not None:
         return need(str(name.get("name")), step2=question("Step 2: What is your favorite color?", "color"))
@@ -321,7 +320,7 @@ async def test_input_required_result_multi_round(ctx: Context) -> str | types.In
 
 @mcp.tool()
 async def test_input_required_result_capabilities(ctx: Context) -> types.InputRequiredResult:
-    """Needs whatever the client can give."""
+    """Needs what the client can provide."""
     can = ctx.client_capabilities or types.ClientCapabilities()
     requests: dict[str, types.InputRequest] = {}
     if can.sampling is not None:
@@ -393,11 +392,11 @@ def static_binary() -> bytes:
 
 @mcp.resource("test://template/{id}/data", mime_type="application/json")
 def template(id: str) -> str:
-    """Whatever is asked for."""
+    """The requested text."""
     return json.dumps({"id": id, "templateTest": True, "data": f"Data for ID: {id}"})
 
 
-@mcp.completion()  # type: ignore[no-untyped-call, untyped-decorator]  # the SDK's, and without types
+@mcp.completion()  # type: ignore[no-untyped-call, untyped-decorator]  # the SDK's decorator has no types
 async def complete(
     ref: types.PromptReference | types.ResourceTemplateReference,
     argument: types.CompletionArgument,
@@ -411,7 +410,7 @@ async def set_level(ctx: ServerRequestContext[Any, Any], params: types.SetLevelR
     return types.EmptyResult()
 
 
-# What changes
+# Changes
 
 
 state = SimpleNamespace(is_plain=False, changes=0)
@@ -419,7 +418,7 @@ state = SimpleNamespace(is_plain=False, changes=0)
 
 @mcp.resource(WATCHED, mime_type="text/plain")
 def watched() -> str:
-    """Another text with every call of test_trigger_resource_change."""
+    """A text that changes with every call of test_trigger_resource_change."""
     return f"It has changed {state.changes} times."
 
 
@@ -427,13 +426,13 @@ def watched() -> str:
 async def test_trigger_resource_change(ctx: Context) -> str:
     """Change the watched resource."""
     state.changes += 1
-    # Of what a function will return when it is read next, nobody can know: here the server has to say so.
+    # Tidings cannot know what a function will return next time, so the server has to report this change.
     await ctx.notify_resource_updated(WATCHED)
     return watched()
 
 
 def dynamic() -> str:
-    """Comes and goes."""
+    """A tool that is added and removed."""
     return "Here I am."
 
 
@@ -443,7 +442,7 @@ async def is_there(name: str) -> bool:
 
 @mcp.tool()
 async def test_trigger_tool_change(ctx: Context) -> str:
-    """Add a tool, or take it away again."""
+    """Add a tool, or remove it."""
     if await is_there("dynamic_tool"):
         mcp.remove_tool("dynamic_tool")
     else:
@@ -455,7 +454,7 @@ async def test_trigger_tool_change(ctx: Context) -> str:
 
 @mcp.tool()
 async def test_trigger_prompt_change(ctx: Context) -> str:
-    """Add a prompt, or take it away again."""
+    """Add a prompt, or remove it."""
     if await is_there("dynamic_prompt"):
         mcp.remove_prompt("dynamic_prompt")
     else:
@@ -469,7 +468,7 @@ async def test_trigger_prompt_change(ctx: Context) -> str:
 
 
 async def accept(ctx: ServerRequestContext[Any, Any], params: types.RequestParams) -> types.EmptyResult:
-    """All that the SDK alone lets us do with a subscription of a legacy client: say yes, and never tell it anything."""
+    """Accept the subscription of a legacy client and never notify it: the SDK alone can do no more."""
     return types.EmptyResult()
 
 
@@ -479,7 +478,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="on the SDK alone, without Tidings")
     options = parser.parse_args()
     state.is_plain = options.plain
-    lowlevel = mcp._lowlevel_server  # the high-level server takes no handlers for methods of the protocol
+    lowlevel = mcp._lowlevel_server  # MCPServer takes no handlers for protocol methods
     lowlevel.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_level)
     if state.is_plain:
         lowlevel.add_request_handler("resources/subscribe", types.SubscribeRequestParams, accept)

@@ -1,4 +1,4 @@
-"""A FastMCP server: `python examples/fast.py` speaks stdio."""
+"""A live FastMCP server on stdio: `python examples/fast.py`."""
 
 from fastmcp import FastMCP
 
@@ -10,12 +10,12 @@ live = Live(mcp)
 
 @mcp.tool
 def learn(word: str) -> str:
-    """Learn a word: from then on there is a tool of that name."""
-    mcp.add_tool(live_tool(word))  # every client is told
+    """Learn a word: add a tool of that name."""
+    mcp.add_tool(live_tool(word))  # notifies every client
     return f"I know {word}"
 
 
-def live_tool(word: str):  # type: ignore[no-untyped-def]  # FastMCP's own Tool
+def live_tool(word: str):  # type: ignore[no-untyped-def]  # returns a Tool of FastMCP
     from fastmcp.tools import Tool
 
     return Tool.from_function(lambda: word, name=word)

@@ -1,4 +1,4 @@
-"""A low-level server: `python examples/lowlevel.py` speaks stdio."""
+"""A live low-level server on stdio: `python examples/lowlevel.py`."""
 
 import mcp_types as types
 from mcp.server import Server, ServerRequestContext
@@ -15,7 +15,7 @@ async def list_tools(ctx: ServerRequestContext, params: types.PaginatedRequestPa
 async def call_tool(ctx: ServerRequestContext, params: types.CallToolRequestParams) -> types.CallToolResult:
     if params.name == "hello":
         tools.append(types.Tool(name="goodbye", input_schema={"type": "object"}))
-        await live.refresh("tools")  # the list is ours alone to know: say when it is another one
+        await live.refresh("tools")  # only this code knows when the list changes
     return types.CallToolResult(content=[types.TextContent(type="text", text=params.name)])
 
 

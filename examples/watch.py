@@ -1,4 +1,4 @@
-"""Print what a server tells its clients, until Ctrl-C: `python examples/watch.py URL [--legacy] [--uri URI]`."""
+"""Print the notifications of a server, until Ctrl-C: `python examples/watch.py URL [--legacy] [--uri URI]`."""
 
 import argparse
 import asyncio
@@ -18,7 +18,7 @@ async def show(message: object) -> None:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
-    parser.add_argument("--legacy", action="store_true", help="speak the protocol of before 2026-07-28")
+    parser.add_argument("--legacy", action="store_true", help="use a protocol version before 2026-07-28")
     parser.add_argument("--uri", default="board://**", help="the resources to watch (default: %(default)s)")
     options = parser.parse_args()
     async with Client(options.url, mode="legacy" if options.legacy else "auto", message_handler=show) as client:
@@ -34,7 +34,7 @@ async def main() -> None:
         ) as events:
             print("watching, protocol", client.protocol_version, flush=True)
             async for _ in events:
-                pass  # printed by the message handler, which sees more of each than its kind
+                pass  # the message handler prints them, with their `_meta`
 
 
 if __name__ == "__main__":

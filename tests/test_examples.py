@@ -1,4 +1,4 @@
-"""The examples run as their texts say, as processes of their own."""
+"""The examples run as their docstrings say, in processes of their own."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def call(url: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("era", [[], ["--legacy"]], ids=["modern", "legacy"])
-def test_the_board_tells_whoever_watches_it(era: list[str]) -> None:
+def test_the_board_notifies_its_clients(era: list[str]) -> None:
     async def scenario() -> None:
         port = free_port()
         url = f"http://127.0.0.1:{port}/mcp"
@@ -79,17 +79,17 @@ def test_the_board_tells_whoever_watches_it(era: list[str]) -> None:
     [("lowlevel.py", "hello", {}, "goodbye"), ("fast.py", "learn", {"word": "moin"}, "moin")],
 )
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
-def test_a_stdio_example_tells_its_client(
+def test_a_stdio_example_notifies_its_client(
     example: str, tool: str, arguments: dict[str, str], added: str, mode: str
 ) -> None:
     if example == "fast.py":
         pytest.importorskip("fastmcp")
 
     async def scenario() -> None:
-        told: asyncio.Queue[str] = asyncio.Queue()
+        methods: asyncio.Queue[str] = asyncio.Queue()
 
         async def on_message(message: object) -> None:
-            told.put_nowait(str(getattr(message, "method", message)))
+            methods.put_nowait(str(getattr(message, "method", message)))
 
         parameters = StdioServerParameters(command=sys.executable, args=[str(EXAMPLES / example)])
         async with (
@@ -98,11 +98,11 @@ def test_a_stdio_example_tells_its_client(
         ):
             if mode == "legacy":
                 await client.call_tool(tool, arguments)
-                assert await told.get() == "notifications/tools/list_changed"
+                assert await methods.get() == "notifications/tools/list_changed"
             else:
                 async with client.listen(tools_list_changed=True):
                     await client.call_tool(tool, arguments)
-                    assert await told.get() == "notifications/tools/list_changed"
+                    assert await methods.get() == "notifications/tools/list_changed"
             listed = await client.list_tools(cache_mode="bypass")
             assert added in [each.name for each in listed.tools]
 

@@ -1,4 +1,4 @@
-"""The board of examples/board.py as a folder. Whoever watches its file is told of a change: nothing here says so."""
+"""The board of examples/board.py as a folder. It has no code for notifications: Tidings watches the file."""
 
 from pathlib import Path
 
