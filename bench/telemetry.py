@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `bench` a
 
 from bench.measuring import Row, Scale, machine, middle, no_collections, ratio, row, written
 from tidings import Live
-from tidings.core.delivery import FanOut
+from tidings.core.delivery import Delivery
 from tidings.telemetry import Telemetry
 
 ORDERS = ((0, 1, 3, 2), (1, 2, 0, 3), (2, 3, 1, 0), (3, 0, 2, 1))
@@ -114,9 +114,9 @@ class Seen:
 
     def strip(self) -> None:
         """Remove the lines that count and observe from the functions of a fan-out."""
-        fan_out: Any = self.live.hub._fan_out
+        fan_out: Any = self.live.hub._delivery
         for name in ("publish", "_hand_round"):
-            setattr(fan_out, name, MethodType(stripped(getattr(FanOut, name)), fan_out))
+            setattr(fan_out, name, MethodType(stripped(getattr(Delivery, name)), fan_out))
         for subscriber in self.live.hub:
             deliver: Any = subscriber.deliver
             subscriber.deliver = MethodType(stripped(deliver.__func__), deliver.__self__)

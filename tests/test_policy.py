@@ -12,14 +12,14 @@ from tidings import Feature, InvalidPolicy, Policy, Priority, TidingsError
 def test_the_defaults_hold_nothing_back() -> None:
     policy = Policy()
 
-    assert not policy.paces
+    assert not policy.has_delays
     assert policy.detail == "full"
     assert "2025-03-26" in policy.mute_list_changed
 
 
 @pytest.mark.parametrize("knob", ["quiet_gap", "min_interval"])
 def test_a_policy_with_a_gap_or_an_interval_paces(knob: str) -> None:
-    assert Policy().but(**{knob: 0.1}).paces
+    assert Policy().but(**{knob: 0.1}).has_delays
 
 
 @pytest.mark.parametrize(

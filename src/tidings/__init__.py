@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 from tidings.core.catalog import Catalog
 from tidings.core.cursor import Cursor
-from tidings.core.filters import Terms
+from tidings.core.filters import Filter, Terms
 from tidings.core.hub import BUSY, Hub
 from tidings.core.journal import Journal
-from tidings.core.mailbox import Filter
 from tidings.core.model import Change, Feature, Item, Notification, Operation, Priority, Reason, Topic, Version
 from tidings.core.subscriber import Subscriber
 from tidings.errors import (

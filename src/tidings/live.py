@@ -24,12 +24,11 @@ from tidings.core.catalog import Catalog
 from tidings.core.cursor import Cursor
 from tidings.core.filters import Terms
 from tidings.core.frames import EXTENSION
-from tidings.core.history import ChangeHistory, recall
 from tidings.core.hub import Hub
-from tidings.core.journal import Journal
+from tidings.core.journal import ChangeHistory, Journal
 from tidings.core.model import Change, Feature, Topic, Version
+from tidings.core.observer import READ_LIST
 from tidings.core.patterns import is_pattern
-from tidings.core.spans import READ_LIST
 from tidings.core.subscriber import Subscriber
 from tidings.errors import InvalidItem, TidingsError
 from tidings.http.legacy import LegacyStreams
@@ -125,7 +124,7 @@ class Live:
             policy=self.policy,
             journal=journal,
             templates=read_template,
-            alarm=self._alarm.ring_at,
+            on_timer_change=self._alarm.ring_at,
             first=first,
             last=last,
         )
@@ -308,7 +307,9 @@ class Live:
     def cursor_of(self, subscriber: Subscriber) -> Cursor:
         """Where a subscriber stands: bookmarks say it."""
         return Cursor(
-            self.epoch, self.hub.known(subscriber), self.hub.notifications.revision if subscriber.uris else None
+            self.epoch,
+            self.hub.known_versions(subscriber),
+            self.hub.notifications.revision if subscriber.uris else None,
         )
 
     def terms_of(self, principal: Principal | None) -> Terms | None:
@@ -335,7 +336,7 @@ class Live:
         Since a cursor, of what is in the cursor. With a limit, the newest so many."""
         if feature is not None and uri is not None:
             raise TidingsError("history is of a feature or of a URI; name one of them, or neither for all")
-        past = recall(self.hub, self.epoch, uri if feature is None else Feature(feature), since)
+        past = self.hub.history(uri if feature is None else Feature(feature), since, self.epoch)
         return past if limit is None else past.newest(limit)
 
     @property
@@ -359,7 +360,7 @@ class Live:
                     self._replace(feature, listed, keep=is_early)
                     return
             self._stale.add(feature)
-            if (cause := self.hub.observer.cause()) is not None:
+            if (cause := self.hub.observer.current_trace()) is not None:
                 self._causes[feature] = cause
             if self._loop is not None and self._lifespan is not inquiry.UNKNOWN and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._read_soon)

@@ -182,7 +182,7 @@ class Policy:
             raise InvalidPolicy(f"{name} is {value!r}; it must be a number of at least {least}")
 
     @property
-    def paces(self) -> bool:
+    def has_delays(self) -> bool:
         """Whether anything is ever held back although its reader is ready."""
         return self.quiet_gap > 0 or self.min_interval > 0 or self.spread > 0
 

@@ -10,7 +10,7 @@ from tidings.core.catalog import Catalog
 from tidings.core.cursor import Cursor
 from tidings.core.hub import Hub
 from tidings.core.model import Feature, Notification, Topic, Version
-from tidings.core.resume import resumed
+from tidings.core.resume import resume
 
 TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
 
@@ -55,7 +55,7 @@ def test_members_without_anything_are_left_out() -> None:
 def test_any_json_at_all_is_a_cursor_or_unknown_and_can_be_resumed_from(garbage: Any) -> None:
     hub = Hub(Catalog())
     heard: list[Any] = []
-    told, refetch = resumed(garbage, "here", hub, [TOOLS, "file:///a", "board://*"])
+    told, refetch = resume(garbage, "here", hub, [TOOLS, "file:///a", "board://*"])
 
     hub.subscribe(heard.append, "tools", uris=["file:///a"], told=told)
 
@@ -142,7 +142,7 @@ def test_what_a_client_holds_of_an_earlier_epoch_is_not_taken_as_known_in_the_ne
     hub = Hub(catalog)
 
     cursor = held.then(Cursor("after", {TOOLS: catalog.version(TOOLS)}))
-    told, refetch = resumed(cursor.as_json(), "after", hub, [*topics, "board://*"])
+    told, refetch = resume(cursor.as_json(), "after", hub, [*topics, "board://*"])
     heard: list[Notification] = []
     hub.subscribe(heard.append, *Feature, uris=["file:///a"], told=told)
 

@@ -80,7 +80,7 @@ class Place:
 
     def show(self, *, only: Topic | None = None) -> None:
         for topic in (TOOLS, URI) if only is None else (only,):
-            self.shown.note(topic, self.catalog.version(topic))
+            self.shown.record(topic, self.catalog.version(topic))
 
     def settle(self) -> list[Topic]:
         """Let it be told all that is due; of what it was told since the last time."""
@@ -165,12 +165,12 @@ def test_one_look_among_several_that_showed_the_same_is_found() -> None:
 
 def test_an_answer_that_is_not_given_yet_may_show_whatever_there_is_meanwhile() -> None:
     place = Place()
-    place.shown.begin(TOOLS, place.catalog.tools.version.revision)
+    place.shown.begin_fetch(TOOLS, place.catalog.tools.version.revision)
     place.flip(1)
     place.flip(0)
 
     assert place.settle() == [TOOLS]
-    place.shown.end(TOOLS, 1)
+    place.shown.end_fetch(TOOLS, 1)
     place.reader.pause()
     place.flip(1)
     place.flip(0)
@@ -182,7 +182,7 @@ def test_an_answer_begun_after_it_was_all_over_is_nothing_to_tell_of() -> None:
     place = Place()
     place.flip(1)
     place.flip(0)
-    place.shown.begin(TOOLS, place.catalog.tools.version.revision)
+    place.shown.begin_fetch(TOOLS, place.catalog.tools.version.revision)
 
     assert place.settle() == []
 
@@ -191,7 +191,7 @@ def test_an_answer_of_which_nobody_knows_what_it_showed_counts() -> None:
     place = Place()
     place.flip(1)
     place.flip(0)
-    place.shown.note(TOOLS, Version(place.catalog.tools.version.revision, ""))
+    place.shown.record(TOOLS, Version(place.catalog.tools.version.revision, ""))
 
     assert place.settle() == [TOOLS]
 
@@ -244,7 +244,7 @@ def test_a_subscriber_ahead_of_what_was_published_is_told_too() -> None:
     catalog.tools.add({"name": "b"})
     catalog.tools.remove("b")
     hub.subscribe(heard.append, "tools", told={TOOLS: cursor})
-    hub.notifications.fetched.note(TOOLS, Version(2, "b"))
+    hub.notifications.fetched.record(TOOLS, Version(2, "b"))
     for changes in commits:
         hub.publish(changes)
 
@@ -256,39 +256,39 @@ def test_what_was_shown_of_contents_is_bounded_and_in_doubt_it_was_shown(monkeyp
     catalog = Catalog()
     shown = FetchedVersions(catalog.lock)
     for revision in range(1, 8):
-        shown.note(f"a://{revision}", Version(revision, str(revision)))
-        shown.note(TOOLS, Version(revision, str(revision)))
+        shown.record(f"a://{revision}", Version(revision, str(revision)))
+        shown.record(TOOLS, Version(revision, str(revision)))
 
     assert len(shown._contents) == 3
-    assert shown.has_other("a://1", Version(9, "x"), since=0)
-    assert shown.has_other("a://1", Version(9, "1"), since=3)
-    assert not shown.has_other("a://1", Version(9, "x"), since=4), "all that was forgotten was older"
-    assert not shown.has_other("a://7", Version(9, "7"), since=4)
-    assert shown.has_other("a://7", Version(9, "x"), since=4)
+    assert shown.may_differ("a://1", Version(9, "x"), since=0)
+    assert shown.may_differ("a://1", Version(9, "1"), since=3)
+    assert not shown.may_differ("a://1", Version(9, "x"), since=4), "all that was forgotten was older"
+    assert not shown.may_differ("a://7", Version(9, "7"), since=4)
+    assert shown.may_differ("a://7", Version(9, "x"), since=4)
 
 
 def test_of_a_content_that_is_known_only_what_was_shown_of_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shown_module, "_MOST_CONTENTS", 2)
     shown = FetchedVersions(Catalog().lock)
-    shown.note(URI, Version(1, "a"))
+    shown.record(URI, Version(1, "a"))
     for revision in (2, 9):
-        shown.note(f"a://{revision}", Version(revision, "x"))
-        shown.note(URI, Version(3, "a"))
-    shown.note("a://10", Version(10, "x"))
-    shown.note(URI, Version(11, "a"))
-    shown.note("a://12", Version(12, "x"))
+        shown.record(f"a://{revision}", Version(revision, "x"))
+        shown.record(URI, Version(3, "a"))
+    shown.record("a://10", Version(10, "x"))
+    shown.record(URI, Version(11, "a"))
+    shown.record("a://12", Version(12, "x"))
     assert shown._forgotten == 10
-    assert not shown.has_other(URI, Version(13, "a"), since=3), "others were forgotten, this one was not"
+    assert not shown.may_differ(URI, Version(13, "a"), since=3), "others were forgotten, this one was not"
 
 
 def test_what_was_forgotten_of_a_content_counts_when_it_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shown_module, "_MOST_CONTENTS", 1)
     shown = FetchedVersions(Catalog().lock)
-    shown.note(URI, Version(5, "b"))
-    shown.note("a://other", Version(6, "x"))
-    shown.note(URI, Version(9, "a"))
-    assert shown.has_other(URI, Version(9, "a"), since=3)
-    assert not shown.has_other(URI, Version(9, "a"), since=6)
+    shown.record(URI, Version(5, "b"))
+    shown.record("a://other", Version(6, "x"))
+    shown.record(URI, Version(9, "a"))
+    assert shown.may_differ(URI, Version(9, "a"), since=3)
+    assert not shown.may_differ(URI, Version(9, "a"), since=6)
 
 
 # The validators
@@ -339,7 +339,7 @@ class Curious(Machine):
 
     @rule(topic=topics)
     def look(self, topic: Topic) -> None:
-        self.hub.notifications.fetched.note(topic, self.catalog.version(topic))
+        self.hub.notifications.fetched.record(topic, self.catalog.version(topic))
 
     @precondition(lambda self: self.watched & {*Feature, *URIS})
     @rule(
@@ -376,7 +376,7 @@ class Curious(Machine):
     def begin_to_look(self, topic: Topic) -> None:
         before = self.catalog.version(topic)
         self.looking = [*self.being_looked_at, (topic, before)]
-        self.hub.notifications.fetched.begin(topic, before.revision)
+        self.hub.notifications.fetched.begin_fetch(topic, before.revision)
 
     @precondition(lambda self: self.being_looked_at)
     @rule(is_answered=st.booleans())
@@ -384,8 +384,8 @@ class Curious(Machine):
         topic, before = self.looking.pop(0)
         after = self.catalog.version(topic)
         if is_answered:
-            self.hub.notifications.fetched.note(topic, after if after == before else Version(after.revision, ""))
-        self.hub.notifications.fetched.end(topic, before.revision)
+            self.hub.notifications.fetched.record(topic, after if after == before else Version(after.revision, ""))
+        self.hub.notifications.fetched.end_fetch(topic, before.revision)
 
     @property
     def being_looked_at(self) -> list[tuple[Topic, Version]]:
@@ -398,27 +398,27 @@ def test_the_core_keeps_its_promises_to_those_who_look() -> None:
 
 
 def look_away(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FetchedVersions, "has_other", lambda self, topic, now, since: False)
+    patch.setattr(FetchedVersions, "may_differ", lambda self, topic, now, since: False)
 
 
 def see_other_things_everywhere(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FetchedVersions, "has_other", lambda self, topic, now, since: True)
+    patch.setattr(FetchedVersions, "may_differ", lambda self, topic, now, since: True)
 
 
 def forget_who_is_being_answered(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FetchedVersions, "begin", lambda self, topic, revision: None)
-    patch.setattr(FetchedVersions, "end", lambda self, topic, revision: None)
+    patch.setattr(FetchedVersions, "begin_fetch", lambda self, topic, revision: None)
+    patch.setattr(FetchedVersions, "end_fetch", lambda self, topic, revision: None)
 
 
 def remember_only_the_last_that_was_shown(patch: pytest.MonkeyPatch) -> None:
-    note = FetchedVersions.note
+    note = FetchedVersions.record
 
     def note_alone(self: FetchedVersions, topic: Topic, version: Version) -> None:
         self._lists.pop(topic, None)
         self._contents.pop(topic, None)
         note(self, topic, version)
 
-    patch.setattr(FetchedVersions, "note", note_alone)
+    patch.setattr(FetchedVersions, "record", note_alone)
 
 
 def play() -> History:
@@ -433,17 +433,17 @@ def play() -> History:
     slow.subscribe("tools", "prompts", uris=[URI])
     catalog.prompts.add({"name": "told of, and busy since"})
     catalog.tools.add({"name": "new"})
-    shown.note(TOOLS, catalog.tools.version)
+    shown.record(TOOLS, catalog.tools.version)
     catalog.tools.remove("new")
-    shown.note(TOOLS, catalog.tools.version)
-    shown.begin(URI, catalog.version(URI).revision)
+    shown.record(TOOLS, catalog.tools.version)
+    shown.begin_fetch(URI, catalog.version(URI).revision)
     catalog.resources.updated(URI, etag="2")
     catalog.prompts.add({"name": "of no interest"})
     catalog.prompts.remove("of no interest")
     catalog.resources.updated(URI, etag="1")
     for _ in range(4):
         hub.wake(slow)
-    shown.note(URI, Version(catalog.version(URI).revision, ""))
+    shown.record(URI, Version(catalog.version(URI).revision, ""))
     recorder.look()
     return recorder.history
 

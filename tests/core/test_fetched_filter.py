@@ -32,7 +32,7 @@ def open_slow(hub: Hub, reader: Reader, filter: Filter) -> Subscriber:
 
 
 def show(catalog: Catalog, hub: Hub) -> None:
-    hub.notifications.fetched.note(TOOLS, catalog.tools.version)
+    hub.notifications.fetched.record(TOOLS, catalog.tools.version)
 
 
 def asked_by(number: int, *, is_undone: bool) -> tuple[int, Reader]:

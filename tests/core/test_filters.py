@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.core.filters import Terms
-from tidings.core.mailbox import Filter
+from tidings.core.filters import Filter, Terms
 from tidings.core.model import Priority
 from tidings.policy import Policy
 

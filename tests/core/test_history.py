@@ -14,7 +14,7 @@ from mcp.shared.exceptions import MCPError
 from tests.support.sdk_clients import KINDS, MODERN, Ear, open_ear, serving_all, stdio_server
 from tidings import Change, Feature, Live, Policy, TidingsError, Version
 from tidings.core.cursor import Cursor
-from tidings.core.history import as_json
+from tidings.core.journal import change_json
 
 HISTORY = "dev.tidings/history"
 LEGACY = "2025-11-25"
@@ -138,7 +138,7 @@ def test_a_change_in_json_has_all_that_an_audit_asks_for() -> None:
     live.tools.add(nothing, name="one", description="First.")
     live.tools.remove("one")
     live.resources.updated("board://a", author="Ann")
-    added, removed, content = (as_json(change, is_full=True) for change in live.history().changes)
+    added, removed, content = (change_json(change, is_full=True) for change in live.history().changes)
 
     assert added.keys() == {"operation", "feature", "name", "revision", "digest", "time", "origin", "item"}
     assert (added["operation"], added["feature"], added["name"], added["origin"]) == ("added", "tools", "one", "local")
@@ -149,7 +149,7 @@ def test_a_change_in_json_has_all_that_an_audit_asks_for() -> None:
     moment = datetime.fromisoformat(added["time"])
     assert added["time"].endswith("Z")
     assert abs(moment.timestamp() - live.history().changes[0].time) < 0.002
-    assert "item" not in as_json(live.history().changes[0])
+    assert "item" not in change_json(live.history().changes[0])
 
 
 # On the wire

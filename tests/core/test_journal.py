@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings import Catalog, Change, Feature, Journal, Operation, Policy
-from tidings.core.journal import net
+from tidings.core.journal import net_changes
 
 TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
 
@@ -151,7 +151,7 @@ def test_net_changes_lead_from_the_first_state_to_the_last_with_one_change_per_i
         elif name in catalog.tools:
             catalog.tools.remove(name)
 
-    seen = net(changes)
+    seen = net_changes(changes)
 
     state = dict(before)
     for change in seen:
@@ -180,5 +180,5 @@ def test_what_is_known_of_one_content_is_what_is_known_of_it_among_all(uris: lis
             for revision in (-1, kept[0].revision if kept else 0, catalog.revision - 1):
                 expected = [change for change in kept if change.topic == each and change.revision > revision]
                 assert journal.after(revision, each)[0] == expected
-    trails = journal._contents._trails.values()
+    trails = journal._contents._by_uri.values()
     assert sum(map(len, trails)) <= 2 * (most + 3), "what is forgotten is let go of"

@@ -161,7 +161,7 @@ def test_a_session_with_too_much_pending_is_told_to_refetch_in_place_of_being_cl
 ) -> None:
     reader.is_slow = True
     subscriber = hub.open(reader.take, policy=Policy(max_pending=3))
-    subscriber.collapses = True
+    subscriber.merges_on_overflow = True
     subscriber.subscribe("resources", uris=["a://**"])
     for number in range(20):
         catalog.resources.updated(f"a://{number}")

@@ -137,7 +137,7 @@ def test_a_list_is_told_before_contents_that_waited_longer(catalog: Catalog, hub
 
 def test_the_alarm_rings_only_when_tick_is_needed_earlier_than_before(catalog: Catalog, clock: Clock) -> None:
     alarms: list[float] = []
-    hub = Hub(catalog, clock=clock, alarm=alarms.append)
+    hub = Hub(catalog, clock=clock, on_timer_change=alarms.append)
     later, sooner = Policy(quiet_gap=5, longest_wait=5), Policy(quiet_gap=2, longest_wait=2)
     hub.subscribe(lambda notification: None, "tools", policy=later)
     hub.subscribe(lambda notification: None, "tools", policy=sooner)

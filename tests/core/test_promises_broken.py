@@ -70,7 +70,7 @@ def play() -> History:
         hub.wake(slow)
     for etag in ("1", "2", "1"):  # it is told the first, and the others while it is busy
         catalog.resources.updated("b://p/1", etag=etag)
-    known = hub.known(slow)
+    known = hub.known_versions(slow)
     catalog.tools.remove("p1")
     catalog.tools.update("q1", title="Q")
     hub.subscribe(lambda _: None, "tools", uris=["b://**"], told=known, label="back")
@@ -144,27 +144,27 @@ def never_arm(patch: pytest.MonkeyPatch) -> None:
 
 
 def move_told_of_the_muted(patch: pytest.MonkeyPatch) -> None:
-    note = Mailbox.note
+    add = Mailbox.add
 
-    def note_and_move(self: Mailbox, notification: Notification, *args: Any) -> float:
-        due = note(self, notification, *args)
+    def add_and_move(self: Mailbox, notification: Notification, *args: Any) -> float:
+        due = add(self, notification, *args)
         if due < float("inf"):
             self.entries[notification.topic].told = notification.version
         return due
 
-    patch.setattr(Mailbox, "note", note_and_move)
+    patch.setattr(Mailbox, "add", add_and_move)
 
 
 def keep_a_list(patch: pytest.MonkeyPatch) -> None:
-    note = Mailbox.note
+    add = Mailbox.add
 
-    def note_each(self: Mailbox, notification: Notification, *args: Any) -> float:
-        due = note(self, notification, *args)
+    def add_each(self: Mailbox, notification: Notification, *args: Any) -> float:
+        due = add(self, notification, *args)
         version = notification.version
         self.entries[f"{notification.topic}#{version.revision}"] = Entry(version, version.revision, Version(0, ""))
         return due
 
-    patch.setattr(Mailbox, "note", note_each)
+    patch.setattr(Mailbox, "add", add_each)
 
 
 def resume_from_the_last_change_only(patch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from tidings.core.catalog import Catalog
 from tidings.core.cursor import Cursor
 from tidings.core.hub import Hub
 from tidings.core.model import Feature, Notification, Topic, Version
-from tidings.core.resume import Resumed, missed, resumed
+from tidings.core.resume import Resumed, contents_changed, resume
 from tidings.policy import Policy
 from tidings.server.uri_templates import read_template
 
@@ -33,7 +33,7 @@ class Server:
         return Cursor(epoch, versions or {}, self.hub.notifications.revision).as_json()
 
     def back(self, cursor: Any, *topics: Topic, may: Callable[[str], bool] | None = None) -> Resumed:
-        return resumed(cursor, EPOCH, self.hub, topics, may)
+        return resume(cursor, EPOCH, self.hub, topics, may)
 
     def told(self, cursor: Any, *topics: Topic) -> list[Notification]:
         heard: list[Notification] = []
@@ -158,7 +158,7 @@ def test_of_more_than_may_wait_it_says_refetch() -> None:
     server.change("board://4")
 
     assert server.back(cursor, "board://*") == ({}, ("board://*",))
-    assert missed(server.hub, ["board://*"], 0) is None
+    assert contents_changed(server.hub, ["board://*"], 0) is None
 
 
 def test_a_journal_that_forgot_makes_it_incomplete_and_not_unknown() -> None:

@@ -19,11 +19,10 @@ import pytest
 from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Hub, Notification, Policy, Version
 from tidings.core.cursor import Cursor
-from tidings.core.filters import Terms
+from tidings.core.filters import Filter, Terms
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, FrameFormat, write
-from tidings.core.mailbox import Filter
 from tidings.core.model import Feature
-from tidings.core.resume import resumed
+from tidings.core.resume import resume
 from tidings.core.subscriber import Subscriber
 
 TOOLS = Feature.TOOLS
@@ -127,7 +126,7 @@ class Client:
     def fetch(self) -> None:
         server = self.server
         version = server.catalog.version(TOOLS)
-        server.hub.notifications.fetched.note(TOOLS, version)
+        server.hub.notifications.fetched.record(TOOLS, version)
         self.copy = {item["name"]: item for item in server.catalog.tools if self.sees(item["name"])}
         self.cursor = self.cursor.then(Cursor(server.epoch, {TOOLS: version}))
         self.has_to_fetch, self.has_looked = False, True
@@ -136,7 +135,7 @@ class Client:
         if self.subscriber is None:
             server = self.server
             known = json.loads(json.dumps(self.cursor.as_json()))
-            told = resumed(known, server.epoch, server.hub, [TOOLS]).told
+            told = resume(known, server.epoch, server.hub, [TOOLS]).told
             policy = self.terms.policy(server.policy)
             self.subscriber = server.hub.open(self.deliver, policy=policy, filter=self.terms.filter)
             server.hub.subscribe(self.subscriber, TOOLS, told=told)
@@ -153,7 +152,7 @@ class Client:
 
     def bookmark(self) -> None:
         if self.subscriber is not None and not self.has_to_fetch:
-            self.cursor = self.cursor.then(Cursor(self.server.epoch, self.server.hub.known(self.subscriber)))
+            self.cursor = self.cursor.then(Cursor(self.server.epoch, self.server.hub.known_versions(self.subscriber)))
 
     def deliver(self, notification: Notification) -> object:
         shape = FrameFormat(detail="delta", most=self.server.policy.max_changes_per_frame, epoch=self.server.epoch)
@@ -240,7 +239,7 @@ def test_who_is_filtered_and_looked_at_what_is_undone_since_is_told_to_refetch(l
     reader.pause()
     catalog.tools.add({"name": "a1"})
     if looks:
-        hub.notifications.fetched.note(TOOLS, catalog.version(TOOLS))
+        hub.notifications.fetched.record(TOOLS, catalog.version(TOOLS))
     catalog.tools.add({"name": "a2"})
     catalog.tools.remove("a1")
     hub.wake(reader)

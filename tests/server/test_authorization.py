@@ -29,7 +29,7 @@ def watch(principal: Principal, gate: Authorization, *uris: str) -> tuple[Catalo
         told.append(str(notification.topic))
 
     subscriber = hub.open(deliver)
-    subscriber.may = gate.predicate(principal)
+    subscriber.is_authorized = gate.predicate(principal)
     hub.subscribe(subscriber, uris=uris)
     return catalog, told
 

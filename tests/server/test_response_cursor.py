@@ -17,7 +17,7 @@ from tidings import Live
 from tidings.core.delta import Copy
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, FrameFormat, write
 from tidings.core.model import Feature, Notification
-from tidings.core.resume import resumed
+from tidings.core.resume import resume
 from tidings.server.internals import Watched, registries_of
 from tidings.workspace.source import Workspace
 
@@ -34,7 +34,7 @@ def elsewhere(act: Callable[[], object]) -> None:
 def told(live: Live, cursor: Any, *topics: Feature) -> list[Notification]:
     """What a client hears that comes back with this cursor."""
     heard: list[Notification] = []
-    where = resumed(cursor, live.epoch, live.hub, topics)
+    where = resume(cursor, live.epoch, live.hub, topics)
     live.hub.subscribe(heard.append, *topics, told=where.told)
     return heard
 

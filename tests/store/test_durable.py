@@ -7,7 +7,7 @@ from msgspec import structs
 
 from tests.support.durables import KEY, Client, Place, add
 from tidings import Feature, Policy
-from tidings.core.mailbox import Filter
+from tidings.core.filters import Filter
 
 TOOLS, PROMPTS, RESOURCES = Feature.TOOLS, Feature.PROMPTS, Feature.RESOURCES
 

@@ -29,7 +29,7 @@ def flip(place: Place, state: str) -> None:
 
 def show(place: Place) -> None:
     for topic in (TOOLS, URI):
-        place.hub.notifications.fetched.note(topic, place.catalog.version(topic))
+        place.hub.notifications.fetched.record(topic, place.catalog.version(topic))
 
 
 def heard(place: Place, **options: object) -> list[tuple[object, bool]]:

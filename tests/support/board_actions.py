@@ -18,7 +18,7 @@ from typing import Any
 import anyio.to_thread
 
 from tidings import Feature, Filter, Live, Notification, Policy, Principal, Terms, Topic
-from tidings.core.history import as_json
+from tidings.core.journal import change_json
 from tidings.http.parking import Parked
 
 LOREM = "Unchanging."
@@ -190,7 +190,7 @@ class Board:
         """`live.history()`, as clients see it."""
         is_full = wanted.pop("detail", None) == "full"
         past = self.live.history(**wanted)
-        return {"changes": [as_json(each, is_full=is_full) for each in past.changes], "complete": past.complete}
+        return {"changes": [change_json(each, is_full=is_full) for each in past.changes], "complete": past.complete}
 
     def hook(self, name: str, url: str) -> None:
         """A webhook of the server's own."""

@@ -21,7 +21,7 @@ from tests.support.wire_clients import LegacyWire
 from tidings import Catalog, Feature, Hub, Reason
 from tidings.cli.logs import TextFormatter
 from tidings.cli.otlp import CollectorErrors, build_resource, endpoint_of, protocol_of, without_secrets
-from tidings.core.redact import plain, shown
+from tidings.core.redact import one_line, redact_uri
 from tidings.server.authorization import Authorization
 from tidings.telemetry.metrics import METRICS
 
@@ -105,7 +105,7 @@ def test_subscriptions_that_run_out_or_end_with_their_resource_are_logged(caplog
     ],
 )
 def test_what_people_hide_in_a_uri_is_not_shown(uri: str, said: str) -> None:
-    assert shown(uri) == said
+    assert redact_uri(uri) == said
 
 
 def test_a_stream_costs_no_line_at_info_unless_it_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
@@ -155,7 +155,7 @@ def test_no_client_can_forge_a_line_or_fill_the_log(caplog: pytest.LogCaptureFix
     ids=ascii,
 )
 def test_no_character_ends_a_line_turns_it_round_or_breaks_its_encoding(character: str) -> None:
-    said = plain(f"a{character}b")
+    said = one_line(f"a{character}b")
     assert said == f"a{ascii(character)[1:-1]}b"
     assert said.encode() == said.encode("ascii")
 

@@ -21,7 +21,7 @@ from tests.support.sdk_clients import DEADLINE, MUTED, serving
 from tests.support.wire_clients import LegacyWire, Stream, Wire
 from tidings import Catalog, Hub, Live, Policy
 from tidings.core.counts import BOUNDS, Latency, SuppressionReason
-from tidings.core.mailbox import Filter
+from tidings.core.filters import Filter
 from tidings.core.subscriber import BUSY
 from tidings.telemetry.metrics import METRICS, render
 from tidings.workspace.source import Workspace
@@ -299,7 +299,7 @@ def test_absence_of_a_client_does_not_count_as_latency() -> None:
     subscriber.pause()
     catalog.tools.add({"name": "a"})
     clock.now += 50
-    subscriber.come_back()
+    subscriber.restart_latency()
     clock.now += 0.3
     hub.wake(subscriber)
     assert sum(hub.counts.latency.sums) == pytest.approx(0.3)
@@ -390,7 +390,7 @@ def accept(notification: Any) -> None:
         (fail, {}, "+a !1", {"failed": 2}),
         (fail, {"is_muted": lambda topic: False}, "+a !1", {"failed": 2}),
         (busy, {"policy": Policy(max_pending=2)}, "+a +b !1 !2", {"sent": 1, "unsubscribed": 3}),
-        (busy, {"policy": Policy(max_pending=2), "collapses": True}, "+a +b !1 !2",
+        (busy, {"policy": Policy(max_pending=2), "merges_on_overflow": True}, "+a +b !1 !2",
          {"sent": 1, "coalesced": 1, "pending": 2}),
     ],
 )  # fmt: skip
@@ -399,8 +399,8 @@ def test_each_commit_is_sent_suppressed_coalesced_failed_or_pending(
 ) -> None:
     """`+a` adds a tool, `-a` removes it, `!1` updates a content."""
     clock, catalog, hub = make_hub()
-    subscriber = hub.open(deliver, **{name: value for name, value in options.items() if name != "collapses"})
-    subscriber.collapses = "collapses" in options
+    subscriber = hub.open(deliver, **{name: value for name, value in options.items() if name != "merges_on_overflow"})
+    subscriber.merges_on_overflow = "merges_on_overflow" in options
     subscriber.subscribe("tools", "resources", uris=["x://*"])
     commits = 0
     found: dict[str, int] = {}

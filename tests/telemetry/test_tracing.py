@@ -28,7 +28,7 @@ from tests.support.telemetry import BROKEN, RecordedTelemetry
 from tests.support.wire_clients import LegacyWire, http
 from tidings import Catalog, Feature, Hub, Notification
 from tidings.core.frames import FrameFormat, write
-from tidings.core.spans import SPANS
+from tidings.core.observer import SPANS
 from tidings.telemetry import context_of
 from tidings.telemetry.metrics import METRICS
 from tidings.telemetry.tracing import ATTRIBUTES

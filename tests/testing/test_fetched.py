@@ -111,18 +111,18 @@ def test_where_something_else_may_have_been_shown_it_may_be_told_again(events: l
 def test_answers_that_a_server_gives_are_recorded_from_their_begin_to_their_end() -> None:
     catalog = Catalog()
     hub = Hub(catalog)
-    hub.notifications.fetched.begin(PROMPTS, 0)
+    hub.notifications.fetched.begin_fetch(PROMPTS, 0)
     history = Recorder(hub).history
     begun = len(history)
-    hub.notifications.fetched.begin(TOOLS, 0)
+    hub.notifications.fetched.begin_fetch(TOOLS, 0)
     catalog.tools.add({"name": "a"})
-    hub.notifications.fetched.note(TOOLS, catalog.tools.version)
-    hub.notifications.fetched.end(TOOLS, 0)
-    hub.notifications.fetched.end(PROMPTS, 0)
+    hub.notifications.fetched.record(TOOLS, catalog.tools.version)
+    hub.notifications.fetched.end_fetch(TOOLS, 0)
+    hub.notifications.fetched.end_fetch(PROMPTS, 0)
 
     assert history.events[begun - 1] == FetchStarted(PROMPTS, 0), "it was under way already"
     assert [type(each) for each in history.events[begun:]] == [FetchStarted, Changed, Fetched, FetchEnded, FetchEnded]
-    assert not hub.notifications.fetched._under_way
+    assert not hub.notifications.fetched._in_progress
 
 
 @pytest.mark.parametrize("is_sound", [True, False])
@@ -130,7 +130,7 @@ def test_a_server_whose_clients_list_all_the_time_is_checked_all_the_same(
     monkeypatch: pytest.MonkeyPatch, is_sound: bool
 ) -> None:
     if not is_sound:
-        monkeypatch.setattr("tidings.core.fetched.FetchedVersions.has_other", lambda self, topic, now, since: True)
+        monkeypatch.setattr("tidings.core.fetched.FetchedVersions.may_differ", lambda self, topic, now, since: True)
     live = Live(MCPServer("lists"))
     recorder = Recorder(live.hub)
     reader = live.hub.open(lambda _: BUSY, label="slow")

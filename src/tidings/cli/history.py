@@ -18,11 +18,11 @@ from tidings.cli.options import Target, Token, TokenFile
 from tidings.cli.output import fail, print_json_lines, print_stderr, print_stdout, print_table
 from tidings.cli.remote import Unreachable, connect, is_url, run
 from tidings.core.model import Feature
-from tidings.core.redact import plain
+from tidings.core.redact import one_line
 
 if TYPE_CHECKING:
     from tidings.cli.remote import Remote
-    from tidings.core.history import ChangeHistory
+    from tidings.core.journal import ChangeHistory
     from tidings.store import State
 
 __all__ = ["history"]
@@ -154,7 +154,7 @@ async def _print_from_server(url: str, token: str | None, query: _Query, follow:
 
 def _print_from_file(folder: Path, query: _Query, follow: bool, show: _Printer) -> None:
     from tidings.cli.state import find_state, read_state
-    from tidings.core.history import as_json
+    from tidings.core.journal import change_json
     from tidings.store import StoreBroken, StoreError
 
     path = find_state(folder)
@@ -178,7 +178,7 @@ def _print_from_file(folder: Path, query: _Query, follow: bool, show: _Printer) 
             query = replace(query, since=None)
         epoch = state.epoch
         past = _select(state, query)
-        changes = [as_json(change, is_full=query.is_full) for change in past.changes]
+        changes = [change_json(change, is_full=query.is_full) for change in past.changes]
         show(changes)
         query.print_incomplete(past.complete)
         if not follow:
@@ -205,7 +205,7 @@ def _file_versions(path: Path) -> list[tuple[int, int]]:
 def _select(state: State, query: _Query) -> ChangeHistory:
     from tidings.core.catalog import UNKNOWN
     from tidings.core.cursor import Cursor
-    from tidings.core.history import ChangeHistory, since_told
+    from tidings.core.journal import ChangeHistory, changes_since_told
     from tidings.core.model import Topic, Version
 
     topic: Topic | None = query.feature or query.uri
@@ -216,7 +216,7 @@ def _select(state: State, query: _Query) -> ChangeHistory:
         return state.contents.get(topic, UNKNOWN)
 
     if isinstance(query.since, dict) and (cursor := Cursor.parse(query.since)) is not None:
-        past = since_told(state.journal, current, cursor.told(state.epoch), topic)
+        past = changes_since_told(state.journal, current, cursor.told(state.epoch), topic)
     else:
         since = query.since if isinstance(query.since, int) else 0
         changes = tuple(change for change in state.journal if change.revision > since and topic in (None, change.topic))
@@ -248,4 +248,4 @@ def _cells(change: dict[str, Any]) -> tuple[str, ...]:
         change.get("name") or change["uri"],
         change["origin"],
     )
-    return tuple(plain(str(cell)) for cell in cells)  # a server's text must not control the terminal
+    return tuple(one_line(str(cell)) for cell in cells)  # a server's text must not control the terminal

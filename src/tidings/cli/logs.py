@@ -98,18 +98,18 @@ class _StderrHandler(logging.Handler):
 
 class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's own name
-        from tidings.core.redact import plain
+        from tidings.core.redact import one_line
 
-        record.message = plain(record.message)
+        record.message = one_line(record.message)
         if record.levelno >= logging.WARNING:
             record.message = f"{record.levelname.lower()}: {record.message}"
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # likewise
         """Indent each line: an exception may contain client input, which must not look like a log line of its own."""
-        from tidings.core.redact import plain
+        from tidings.core.redact import one_line
 
-        return "\n".join(f"  {plain(line)}" for line in super().formatException(ei).split("\n"))
+        return "\n".join(f"  {one_line(line)}" for line in super().formatException(ei).split("\n"))
 
 
 class JsonFormatter(logging.Formatter):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from tidings.cli.options import TOKEN_VARIABLE
-from tidings.core.redact import plain
+from tidings.core.redact import one_line
 from tidings.errors import TidingsError
 from tidings.stdio.process_exit import leave
 
@@ -103,7 +103,7 @@ class Remote:
                 ) from None
             if error.code == types.CONNECTION_CLOSED:
                 raise Unreachable(f"{self._url} closed the connection") from None
-            raise TidingsError(f"{self._url}: {plain(error.message)}") from None
+            raise TidingsError(f"{self._url}: {one_line(error.message)}") from None
         return answer.root
 
     @asynccontextmanager

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from tidings.cli.logs import LogOptions
 from tidings.cli.output import pluralize
 from tidings.core.model import Change, Feature, Operation
-from tidings.core.redact import change_name, plain, topic_name
+from tidings.core.redact import change_name, one_line, topic_name
 from tidings.workspace.problems import Problem
 from tidings.workspace.source import ERRORS
 
@@ -220,7 +220,7 @@ class Panel:
             clock = time.strftime("%H:%M:%S", time.localtime(change.time))
             grid.add_row("" if number else "changes", Text(f"{clock}  {text}"))
         for number, problem in enumerate(snapshot.problems[:_ROWS]):
-            grid.add_row("" if number else "problems", Text(plain(str(problem)), style="red"))
+            grid.add_row("" if number else "problems", Text(one_line(str(problem)), style="red"))
         if len(snapshot.problems) > _ROWS:
             grid.add_row("", f"and {len(snapshot.problems) - _ROWS} more")
         return Group(Rule(Text(self._title, style="bold"), align="left", style="dim"), grid)

@@ -15,7 +15,7 @@ from tidings.cli.options import Target, Token, TokenFile
 from tidings.cli.output import fail, print_json_lines, print_stderr, print_stdout, print_table
 from tidings.cli.remote import connect, is_url, run
 from tidings.core.model import Feature
-from tidings.core.redact import plain
+from tidings.core.redact import one_line
 
 if TYPE_CHECKING:
     from tidings.store import State
@@ -240,4 +240,4 @@ def _cells(described: dict[str, Any]) -> tuple[str, ...]:
         until,
         "; ".join(remarks),
     )
-    return tuple(map(plain, cells))  # a client's text must not control the terminal
+    return tuple(map(one_line, cells))  # a client's text must not control the terminal

@@ -59,8 +59,20 @@ class Latency:
 class Counts:
     """All that is counted in one process, for one hub. Whoever adds holds the hub's lock, or is the only one to add."""
 
-    __slots__ = ("aside", "bytes", "changes", "closed", "coalesced", "cut_off", "failures", "latency", "open",
-                 "runs", "sent", "suppressed")  # fmt: skip
+    __slots__ = (
+        "bytes",
+        "changes",
+        "closed",
+        "coalesced",
+        "cut_off",
+        "failures",
+        "latency",
+        "open",
+        "runs",
+        "sent",
+        "skipped",
+        "suppressed",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.changes: Counter[tuple[str, str]] = Counter()
@@ -84,15 +96,15 @@ class Counts:
         """Calls of tools, by outcome."""
         self.failures: Counter[str] = Counter()
         """What failed inside and was survived, by what it was."""
-        self.aside = 0
+        self.skipped = 0
         """Those of fan-outs who were not told there and then. Who counts a batch takes off those that were added."""
 
-    def set_aside(self, why: SuppressionReason | None = None) -> None:
-        self.aside += 1
+    def skip(self, why: SuppressionReason | None = None) -> None:
+        self.skipped += 1
         if why is not None:
             self.suppressed[why] += 1
 
-    def tell(self, topic: Topic, seconds: float, count: int = 1) -> None:
+    def add_sent(self, topic: Topic, seconds: float, count: int = 1) -> None:
         """So many were told, that long after there was something to tell them."""
         if count:
             self.sent[kind_of(topic)] += count

@@ -16,10 +16,10 @@ from tidings.core.subscriber import Busy, Subscriber
 if TYPE_CHECKING:
     from tidings.core.hub import Hub
 
-__all__ = ["FanOut"]
+__all__ = ["Delivery"]
 
 
-class FanOut:
+class Delivery:
     """A part of its hub, which holds the lock and sees to it that one is over before the next begins.
 
     `with` it, the hub tells what waits for some: a round as well, and callbacks may begin others within either.
@@ -72,16 +72,16 @@ class FanOut:
         told: list[Subscriber] = []
         is_deletion = _is_deletion(notification)
         for batch in batches(asked):
-            aside = hub.counts.aside
+            skipped = hub.counts.skipped
             for subscriber in batch:
                 # A callback may have closed or unsubscribed others meanwhile.
                 if edits != index.edits and not index.is_watching(subscriber, paths):
-                    hub.counts.set_aside(SuppressionReason.UNSUBSCRIBED)
+                    hub.counts.skip(SuppressionReason.UNSUBSCRIBED)
                     continue
                 said = notification
                 if not subscriber.is_plain:
                     if (found := self._said_at_once(subscriber, notification)) is None:
-                        hub.counts.set_aside()
+                        hub.counts.skip()
                         hub._note(subscriber, notification, previous, now)
                         continue
                     said = found
@@ -91,13 +91,13 @@ class FanOut:
                     taken = subscriber.deliver(said)
                     if taken is not None and isinstance(taken, Busy):
                         subscriber.pause()
-                        hub.counts.aside += not taken.is_told
+                        hub.counts.skipped += not taken.is_told
                 except BaseException as error:  # one bad subscriber must not affect another, nor the publisher
-                    hub.counts.set_aside()
+                    hub.counts.skip()
                     self.fail(subscriber, said, error)
                 if is_deletion:
                     told.append(subscriber)
-            hub.counts.tell(topic, hub.catalog.now() - began, len(batch) - (hub.counts.aside - aside))
+            hub.counts.add_sent(topic, hub.catalog.now() - began, len(batch) - (hub.counts.skipped - skipped))
         return told
 
     def fail(self, subscriber: Subscriber, notification: Notification, error: BaseException) -> None:

@@ -32,7 +32,7 @@ __all__ = [
     "canonical",
     "content_digest",
     "item_hash",
-    "plain",
+    "json_value",
     "revision_digest",
     "safe_json",
 ]
@@ -97,19 +97,19 @@ def safe_json(value: Any) -> bytes:
     try:
         return _encode.encode(value)
     except Exception:  # any value at all may come here; the slow path below takes each
-        return _encode.encode(plain(value))
+        return _encode.encode(json_value(value))
 
 
-def plain(value: Any, above: tuple[int, ...] = ()) -> Any:
+def json_value(value: Any, above: tuple[int, ...] = ()) -> Any:
     """The same in what every format can write."""
     if id(value) in above or len(above) > 64:  # contains itself, or is deeper than any metadata is
         return "…"
     if value is None or isinstance(value, bool | int | float):
         return value if not isinstance(value, int) or abs(value) < 1 << 63 else str(value)
     if isinstance(value, dict):
-        return {_text(key): plain(inner, (*above, id(value))) for key, inner in value.items()}
+        return {_text(key): json_value(inner, (*above, id(value))) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner, (*above, id(value))) for inner in value]
+        return [json_value(inner, (*above, id(value))) for inner in value]
     return _text(value)
 
 

@@ -35,35 +35,35 @@ class FetchedVersions:
         """In the order in which a new version was shown, so that the one longest unchanged is forgotten first."""
         self._forgotten = 0
         """The revision until which something may have been shown of contents that are forgotten."""
-        self._under_way: dict[Topic, list[int]] = {}
+        self._in_progress: dict[Topic, list[int]] = {}
         """The revisions at which answers were begun that are not given yet: they may show anything since."""
         self._events: EventSink | None = None
 
-    def record(self, events: EventSink) -> None:
+    def send_events_to(self, events: EventSink) -> None:
         """Send every event to a sink, beginning with the fetches that have started and not ended."""
         self._events = events
-        for topic, revisions in self._under_way.items():
+        for topic, revisions in self._in_progress.items():
             for revision in revisions:
                 events.fetch_started(topic, revision)
 
-    def begin(self, topic: Topic, revision: int) -> None:
+    def begin_fetch(self, topic: Topic, revision: int) -> None:
         """An answer is being made that will show what a topic is."""
         with self._lock:
-            self._under_way.setdefault(topic, []).append(revision)
+            self._in_progress.setdefault(topic, []).append(revision)
             if self._events is not None:
                 self._events.fetch_started(topic, revision)
 
-    def end(self, topic: Topic, revision: int) -> None:
+    def end_fetch(self, topic: Topic, revision: int) -> None:
         """It is made, or never will be."""
         with self._lock:
-            begun = self._under_way[topic]
+            begun = self._in_progress[topic]
             begun.remove(revision)
             if not begun:
-                del self._under_way[topic]
+                del self._in_progress[topic]
             if self._events is not None:
                 self._events.fetch_ended(topic, revision)
 
-    def note(self, topic: Topic, version: Version) -> None:
+    def record(self, topic: Topic, version: Version) -> None:
         """Somebody is shown this version, or, with an empty digest, any one until its revision."""
         if not version.revision:
             return  # nobody was ever told less
@@ -80,11 +80,11 @@ class FetchedVersions:
                 forgotten, _ = self._contents.pop(next(iter(self._contents)))
                 self._forgotten = max(self._forgotten, forgotten.revision)
 
-    def has_other(self, topic: Topic, now: Version, since: int) -> bool:
+    def may_differ(self, topic: Topic, now: Version, since: int) -> bool:
         """Whether anybody who looked after the revision `since` may hold something else than is there now."""
         if since >= now.revision:
             return False
-        if any(begun < now.revision for begun in self._under_way.get(topic, ())):
+        if any(begun < now.revision for begun in self._in_progress.get(topic, ())):
             return True
         is_list = isinstance(topic, Feature)
         last, other = (self._lists if is_list else self._contents).get(topic) or (None, None)
@@ -99,8 +99,8 @@ class FetchedVersions:
             return None
         return Version(min(self._forgotten, version.revision), "")
 
-    def may_mislead(self, topic: Topic, told: Version, now: Version) -> bool:
+    def may_be_outdated(self, topic: Topic, told: Version, now: Version) -> bool:
         """Whether one who was away, and was told what is true again, may hold something else all the same."""
         if told.digest != now.digest or told.revision >= now.revision:
             return False
-        return told.revision < self._begun.get(topic, 0) or self.has_other(topic, now, told.revision)
+        return told.revision < self._begun.get(topic, 0) or self.may_differ(topic, now, told.revision)

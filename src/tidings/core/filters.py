@@ -8,18 +8,18 @@ client that asks for too much still hears of every change.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, structs
 
-from tidings.core.mailbox import Filter
-from tidings.core.patterns import compile_pattern
+from tidings.core.model import Change, Feature, Operation
+from tidings.core.patterns import Match, compile_pattern
 from tidings.errors import InvalidPattern
 from tidings.policy import Detail, Policy
 
-__all__ = ["Terms"]
+__all__ = ["Filter", "Terms"]
 
 _LONGEST = 3600.0
 """Seconds. Who wants to hear of changes less often than every hour does better to ask."""
@@ -34,6 +34,52 @@ _Level: TypeAlias = Literal["urgent", "high", "normal", "low"]
 
 _DETAILS: tuple[Detail, ...] = ("none", "summary", "delta", "full")
 """From the least to the most."""
+
+
+class Filter:
+    """Which changes of a *list* count for a subscriber. Contents are chosen by the URIs that it subscribed to."""
+
+    __slots__ = ("_hash", "_matches", "also", "names", "operations", "uris")
+
+    def __init__(
+        self,
+        operations: Iterable[Operation | str] | None = None,
+        names: Iterable[str] | None = None,
+        uris: Iterable[str] | None = None,
+        *,
+        also: Filter | None = None,
+    ) -> None:
+        """`names` are globs of tools and prompts, `uris` of resources; what passes must pass `also` too."""
+        # A lone text is one name, not its letters.
+        self.operations = None if operations is None else frozenset(map(Operation, _each(operations)))
+        self.names = None if names is None else tuple(_each(names))
+        self.uris = None if uris is None else tuple(_each(uris))
+        self.also = also
+        named, located = _compiled(self.names), _compiled(self.uris)
+        self._matches = {Feature.TOOLS: named, Feature.PROMPTS: named, Feature.RESOURCES: located}
+        self._hash = hash(self._identity)
+
+    def passes(self, change: Change) -> bool:
+        if self.operations is not None and change.operation not in self.operations:
+            return False
+        matches = self._matches.get(change.topic)  # type: ignore[arg-type]
+        if matches is not None and not any(match(change.key) for match in matches):
+            return False
+        return self.also is None or self.also.passes(change)
+
+    def narrowed(self, by: Filter | None) -> Filter:
+        """What passes both."""
+        return self if by is None else Filter(self.operations, self.names, self.uris, also=by)
+
+    @property
+    def _identity(self) -> tuple[object, ...]:
+        return (self.operations, self.names, self.uris, self.also)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Filter) and self._identity == other._identity)
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -155,3 +201,11 @@ def _larger(one: float | None, other: float | None) -> float | None:
 
 def _lesser(one: Detail | None, other: Detail | None) -> Detail | None:
     return min((each for each in (one, other) if each is not None), key=_DETAILS.index, default=None)
+
+
+def _compiled(patterns: tuple[str, ...] | None) -> tuple[Match, ...] | None:
+    return None if patterns is None else tuple(map(compile_pattern, patterns))
+
+
+def _each(given: Iterable[str]) -> Iterable[str]:
+    return [given] if isinstance(given, str) else given

@@ -6,8 +6,8 @@ the change is noted in its mailbox.
 
 The hub writes to nobody. It calls each subscriber's `deliver`, which must not wait: one that can take no more for now
 returns `BUSY` and calls `hub.wake(subscriber)` later. It never sleeps either: whoever owns the hub calls `tick(now)`
-at `next_due()`, and is told through `alarm` when that comes nearer. Not a queue: what happened in between is in the
-journal, if it still is.
+at `next_due()`, and is told through `on_timer_change` when that comes nearer. Not a queue: what happened in between is
+in the journal, if it still is.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 from tidings.core.catalog import Catalog
 from tidings.core.counts import Counts, SuppressionReason
-from tidings.core.delivery import FanOut
+from tidings.core.cursor import Cursor
+from tidings.core.delivery import Delivery
+from tidings.core.filters import Filter
 from tidings.core.index import WatchIndex, check_limit
-from tidings.core.journal import Journal
-from tidings.core.mailbox import NEVER, Entry, Filter, IsMuted, Mailbox
+from tidings.core.journal import ChangeHistory, Journal, changes_since_told
+from tidings.core.mailbox import NEVER, Entry, IsMuted, Mailbox
 from tidings.core.model import Change, Feature, Notification, Operation, Reason, Topic, Version, topic_named
 from tidings.core.notifications import Notifications, by_topic
 from tidings.core.observer import EventSink, Observer
 from tidings.core.patterns import Templates, is_pattern
-from tidings.core.redact import shown
+from tidings.core.redact import redact_uri
 from tidings.core.subscriber import BUSY, LOCAL, Callbacks, ConnectionKind, Deliver, OnClose, Subscriber, check_callback
 from tidings.core.timers import Timers
 from tidings.policy import Policy
@@ -55,7 +57,7 @@ class Hub:
         clock: Callable[[], float] = time.monotonic,
         first: Callable[[Topic], None] | None = None,
         last: Callable[[Topic], None] | None = None,
-        alarm: Callable[[float], None] | None = None,
+        on_timer_change: Callable[[float], None] | None = None,
     ) -> None:
         """Every commit of the catalog is published immediately, in the thread that made it, unless the catalog is given
         another `publisher` afterwards."""
@@ -72,7 +74,7 @@ class Hub:
         """Called with a feature, URI or pattern when its first subscriber comes: the place to start a watcher."""
         self.last = last
         """Called when its last subscriber is gone: the place to stop the watcher."""
-        self.alarm = alarm
+        self.on_timer_change = on_timer_change
         """Called with a time when `tick` is needed then, and was not needed so early before."""
         self._clock = clock
         self._lock = catalog.lock
@@ -81,14 +83,14 @@ class Hub:
         self._callbacks = Callbacks()
         self.templates = templates
         self._index = WatchIndex(templates, self.policy.subresources)
-        self._agenda = Timers()
+        self._timers = Timers()
         self._outbox: deque[tuple[Change, ...]] = deque()
         self._publishing = False
         self._started: set[Topic] = set()
         """What `first` was called for, and `last` not yet."""
         self._woken: dict[Subscriber, None] = {}
         """Who can be told again, but only when all have heard of the change that is being told."""
-        self._fan_out = FanOut(self, self._index)
+        self._delivery = Delivery(self, self._index)
         catalog.publisher = self.publish
 
     # Subscribing
@@ -136,7 +138,7 @@ class Hub:
         """
         chosen = [Feature(feature) for feature in features]
         paths = [uris] if isinstance(uris, str) else list(uris)
-        with self._lock, self._fan_out:
+        with self._lock, self._delivery:
             self._sweep()
             # Before anything is changed: a bad one must leave no half.
             matches = self._index.compiled(paths)
@@ -154,7 +156,7 @@ class Hub:
             subscriber.end_at(topics, None if ttl is None else now + ttl)
             if ttl is not None:
                 self._arm(subscriber, now + ttl)
-            self._owe(subscriber, told or {}, now)
+            self._add_missed(subscriber, told or {}, now)
             # Last, since whatever a hook changes is then told as to anybody else.
             for topic in started:
                 self._start(topic)
@@ -186,8 +188,8 @@ class Hub:
             self.observer.closed(subscriber, reason)
             if self.events is not None:
                 self.events.closed(subscriber, reason)
-            if subscriber.keep_told is not None:
-                self._guarded(subscriber.keep_told, subscriber)
+            if subscriber.before_close is not None:
+                self._guarded(subscriber.before_close, subscriber)
             subscriber.is_closed = True
             subscriber.settle()
             for topic in self._index.remove(subscriber):
@@ -195,7 +197,7 @@ class Hub:
             subscriber.mailbox = None
             subscriber.expiries = None
             if subscriber.date is not None:
-                self._agenda.cancel(subscriber.date)
+                self._timers.cancel(subscriber.date)
                 subscriber.date = None
             self._subscribers.pop(subscriber, None)
             self._woken.pop(subscriber, None)
@@ -213,7 +215,7 @@ class Hub:
         """Send every event from now on to a sink. There is one sink at a time."""
         with self._lock:
             self.events = events
-            self.notifications.fetched.record(events)
+            self.notifications.fetched.send_events_to(events)
 
     @property
     def journal(self) -> Journal:
@@ -245,21 +247,32 @@ class Hub:
     def __iter__(self) -> Iterator[Subscriber]:
         return iter(tuple(self._subscribers))
 
-    def known(self, subscriber: Subscriber) -> dict[Topic, Version | None]:
+    def known_versions(self, subscriber: Subscriber) -> dict[Topic, Version | None]:
         """Where a subscriber stands: if it came back with just this, it would be told all that it has not heard yet.
         Patterns have no version; what they match is in it while it waits."""
         with self._lock:
             exact = (topic for topic in subscriber.watched if isinstance(topic, Feature) or not is_pattern(topic))
             known: dict[Topic, Version | None] = {topic: self.notifications.version(topic) for topic in exact}
-            return known | self.owed(subscriber)
+            return known | self.pending_versions(subscriber)
 
-    def owed(self, subscriber: Subscriber) -> dict[Topic, Version | None]:
+    def pending_versions(self, subscriber: Subscriber) -> dict[Topic, Version | None]:
         """The part of that which is not the newest, or may not be."""
-        return subscriber.mailbox.known() if subscriber.mailbox else {}
+        return subscriber.mailbox.known_versions() if subscriber.mailbox else {}
+
+    def history(self, topic: Topic | None, since: int | Cursor | None, epoch: str) -> ChangeHistory:
+        """Return the changes of one topic, or of all, after a revision or since a cursor of this `epoch`."""
+        with self._lock:
+            self.journal.expire(self.catalog.now())
+            if isinstance(since, Cursor):
+                return changes_since_told(
+                    self.journal.after(0)[0], self.notifications.version, since.told(epoch), topic
+                )
+            changes, is_complete = self.journal.after(since or 0, topic)
+            return ChangeHistory(tuple(changes), is_complete)
 
     def delivering_to(self, subscriber: Subscriber) -> Topic | None:
         """Return the topic whose delivery is under way, if the subscriber watches it and may not have been told yet."""
-        topic = self._fan_out.topic
+        topic = self._delivery.topic
         return topic if topic and self._index.is_watching(subscriber, self._index.paths(topic)) else None
 
     def __len__(self) -> int:
@@ -289,15 +302,15 @@ class Hub:
                 while self._outbox:
                     self._sweep()
                     for group in by_topic(self._outbox.popleft()):
-                        self._fan_out.publish(group)
+                        self._delivery.publish(group)
                         self._serve_woken()
             finally:
                 self._publishing = False
-            self._fan_out.hand_on()
+            self._delivery.hand_on()
 
     def wake(self, subscriber: Subscriber) -> None:
         """The subscriber can take notifications again, or is muted no longer."""
-        with self._lock, self._fan_out:
+        with self._lock, self._delivery:
             if subscriber.is_closed:
                 return
             subscriber.is_ready = True
@@ -306,14 +319,14 @@ class Hub:
     def next_due(self) -> float | None:
         """When `tick` has something to do."""
         with self._lock:
-            return self._agenda.next()
+            return self._timers.next()
 
     def tick(self, now: float | None = None) -> None:
         """Tell what has become due, and end the subscriptions that have run out."""
-        with self._lock, self._fan_out:
+        with self._lock, self._delivery:
             self._sweep()
             now = self._clock() if now is None else now
-            while (subscriber := self._agenda.pop(now)) is not None:
+            while (subscriber := self._timers.pop(now)) is not None:
                 subscriber.date = None
                 self._serve_in_turn(subscriber, now)
 
@@ -341,7 +354,7 @@ class Hub:
             self._overflow(subscriber, mailbox)
             return
         was_waiting = mailbox.is_waiting(topic)
-        due = mailbox.note(notification, previous, subscriber.policy, subscriber.filter, now, subscriber.delay)
+        due = mailbox.add(notification, previous, subscriber.policy, subscriber.filter, now, subscriber.delay)
         self.observer.noted(subscriber, notification, due, was_waiting=was_waiting)
         if not subscriber.is_ready:
             return
@@ -351,12 +364,12 @@ class Hub:
             self._arm(subscriber, due)
 
     def _overflow(self, subscriber: Subscriber, mailbox: Mailbox) -> None:
-        collapses = subscriber.collapses and Feature.RESOURCES in subscriber.features
+        merges_on_overflow = subscriber.merges_on_overflow and Feature.RESOURCES in subscriber.features
         waiting = subscriber.waiting + 1
-        if collapses:
+        if merges_on_overflow:
             mailbox.collapse(self.notifications.missed(Feature.RESOURCES, -1), subscriber.policy, self._clock())
-        self.observer.overflowed(subscriber, waiting - subscriber.waiting, is_closed=not collapses)
-        if not collapses:
+        self.observer.overflowed(subscriber, waiting - subscriber.waiting, is_closed=not merges_on_overflow)
+        if not merges_on_overflow:
             self.close(subscriber, Reason.OVERFLOW)
 
     def _serve(self, subscriber: Subscriber, now: float) -> None:
@@ -382,27 +395,27 @@ class Hub:
     def _tell(self, subscriber: Subscriber, topic: Topic, entry: Entry, now: float) -> None:
         mailbox = subscriber.mailbox
         assert mailbox is not None
-        notification = self.notifications.owed(topic, entry, subscriber.filter)
+        notification = self.notifications.pending(topic, entry, subscriber.filter)
         if isinstance(notification, SuppressionReason):
             self.counts.suppress(notification)
-            mailbox.skip(topic, entry, now)
+            mailbox.suppress(topic, entry, now)
             return
         # Remember before delivering: whatever `deliver` does, it does to a subscriber that has been told.
-        mailbox.tell(topic, entry, subscriber.policy, now)
+        mailbox.mark_told(topic, entry, subscriber.policy, now)
         if self.events is not None:
             self.events.delivering(subscriber, notification)
         try:
             is_told = subscriber.hand(notification)
         except BaseException as error:  # as in the fan-out
-            self._fan_out.fail(subscriber, notification, error)
+            self._delivery.fail(subscriber, notification, error)
         else:
             if is_told:
                 # Not from the change: one that came back is owed changes older than its coming.
-                self.counts.tell(topic, max(self._clock(), now) - entry.first)
+                self.counts.add_sent(topic, max(self._clock(), now) - entry.first)
         if any(change.operation is Operation.DELETED for change in notification.changes):
             self._unwatch([subscriber], [topic], Reason.DELETED, notification)
 
-    def _owe(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
+    def _add_missed(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
         """Note what differs between what the subscriber was told last and what is true now."""
         for topic, version in told.items():
             if subscriber.mailbox and not subscriber.mailbox.has_room(topic, subscriber.policy):
@@ -415,11 +428,11 @@ class Hub:
                 return
             published, current = self.notifications.version(topic), self.catalog.version(topic)
             if version is not None and version.revision > published.revision and current != published:
-                mailbox.expect(topic, version, current.revision)
+                mailbox.await_revision(topic, version, current.revision)
             elif version is not None and version.digest == published.digest:
-                mailbox.forgive(topic, published)
+                mailbox.mark_current(topic, published)
             else:
-                mailbox.owe(self.notifications.since(topic, version), version, subscriber.policy, now)
+                mailbox.add_missed(self.notifications.since(topic, version), version, subscriber.policy, now)
         subscriber.settle()
 
     # Keeping the index
@@ -486,16 +499,16 @@ class Hub:
         if subscriber.date is not None:
             if subscriber.date.when <= when:
                 return
-            self._agenda.cancel(subscriber.date)
-        soonest = self._agenda.next()
-        subscriber.date = self._agenda.add(when, subscriber)
-        if self.alarm is not None and (soonest is None or when < soonest):
-            self._guarded(self.alarm, when)
+            self._timers.cancel(subscriber.date)
+        soonest = self._timers.next()
+        subscriber.date = self._timers.add(when, subscriber)
+        if self.on_timer_change is not None and (soonest is None or when < soonest):
+            self._guarded(self.on_timer_change, when)
 
     def _guarded(self, hook: Callable[[Any], object], argument: object) -> None:
         try:
             hook(argument)
         except Exception:  # a hook is the user's; the hub must stay whole
             self.failures["hook"] += 1
-            what = shown(argument) if isinstance(argument, str) else argument
+            what = redact_uri(argument) if isinstance(argument, str) else argument
             logger.exception("a hook of the hub failed on %r; going on", what)

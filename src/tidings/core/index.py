@@ -73,7 +73,7 @@ class WatchIndex:
             found, uri = dict(found), str(topic)
             for path in paths[1:]:
                 for subscriber in self.watchers.get(path, _NOBODY):
-                    if subscriber.may is None or subscriber.may(uri):
+                    if subscriber.is_authorized is None or subscriber.is_authorized(uri):
                         found[subscriber] = None
         return found
 
@@ -83,7 +83,7 @@ class WatchIndex:
             return True
         if not any(subscriber in self.watchers.get(path, _NOBODY) for path in others):
             return False
-        return subscriber.may is None or subscriber.may(str(topic))
+        return subscriber.is_authorized is None or subscriber.is_authorized(str(topic))
 
     def add(self, subscriber: Subscriber, topic: Topic, matches: Mapping[str, Match]) -> bool:
         """Let a subscriber watch a topic; whether it is the first to do so."""

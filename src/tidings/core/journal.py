@@ -1,163 +1,243 @@
-"""The bounded history of Changes: what changed since revision N, or that nobody knows any more.
+"""The bounded history of changes.
 
-Each feature has its own history, and all contents together have one: a storm of content updates must not push out what
-a client that was away needs to know of the tools. Not a log for audits: it forgets, by count, by age and by size.
+The journal answers two questions: which changes came after a revision, and are these all of them? Each feature has its
+own history, and the contents of all resources share one. So many content updates cannot displace the changes of tools.
+
+Not an audit log: the journal discards old changes by count, age and size, and its answers say so.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from operator import attrgetter
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import structs
 
-from tidings.core.model import Change, Feature, Topic, operation
+from tidings.core.model import Change, Feature, Topic, Version, operation
 from tidings.policy import Policy
 
-__all__ = ["Journal", "net"]
+__all__ = ["ChangeHistory", "Journal", "change_json", "changes_since_told", "iso_time", "net_changes"]
+
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class _History:
-    __slots__ = ("_filed", "_trails", "changes", "floor", "size")
+class ChangeHistory(NamedTuple):
+    """Changes, the oldest first."""
+
+    changes: tuple[Change, ...]
+    complete: bool
+    """False if the journal has discarded some of the changes, or a limit cut them off."""
+
+    def newest(self, limit: int) -> ChangeHistory:
+        if len(self.changes) <= limit:
+            return self
+        return ChangeHistory(self.changes[len(self.changes) - limit :], complete=False)
+
+
+class Journal:
+    """Keeps at most `Policy.journal_changes` changes of each feature, at most `Policy.journal_bytes` of their
+    definitions, and no change older than `Policy.journal_age`."""
+
+    def __init__(self, policy: Policy | None = None, *, since: int = 0) -> None:
+        """Start without the changes up to the revision `since`."""
+        policy = policy or Policy()
+        self._max_changes = policy.journal_changes
+        self._max_age = policy.journal_age
+        self._max_bytes = policy.journal_bytes
+        self._contents = _TopicJournal(since)
+        self._lists = {feature: _TopicJournal(since) for feature in Feature}
+
+    def append(self, changes: Iterable[Change]) -> None:
+        """Add changes, in the order of their revisions."""
+        for change in changes:
+            topic = change.topic
+            journal = self._contents if isinstance(topic, str) else self._lists[topic]
+            kept = journal.changes
+            kept.append(change)
+            if change.item or change.before or change.metadata:
+                journal.size += _size(change)
+            oldest = change.time - self._max_age
+            while len(kept) > self._max_changes or journal.size > self._max_bytes or kept[0].time < oldest:
+                journal.discard_oldest()
+                if not kept:
+                    break
+
+    def restore(self, changes: Iterable[Change], floors: Mapping[Feature | None, int]) -> None:
+        """Start with the journal of the server before its restart, as far as the policy still allows."""
+        for feature, floor in floors.items():
+            (self._contents if feature is None else self._lists[feature]).floor = floor
+        self.append(changes)
+
+    def floors(self) -> dict[Feature | None, int]:
+        """Return for each feature, and for contents (None), the revision after which no change is discarded."""
+        floors: dict[Feature | None, int] = {feature: journal.floor for feature, journal in self._lists.items()}
+        return floors | {None: self._contents.floor}
+
+    def expire(self, now: float) -> None:
+        """Discard the changes that are older than the policy allows."""
+        for journal in self._journals():
+            while journal.changes and journal.changes[0].time < now - self._max_age:
+                journal.discard_oldest()
+
+    def since(self, revision: int, topic: Topic | None = None) -> list[Change] | None:
+        """Return the changes of one topic, or of all, after `revision`, oldest first; None if some are discarded."""
+        journals = self._journals() if topic is None else (self._journal(topic),)
+        if any(revision < journal.floor for journal in journals):
+            return None
+        return self.after(revision, topic)[0]
+
+    def after(self, revision: int, topic: Topic | None = None) -> tuple[list[Change], bool]:
+        """Return the remaining changes after `revision`, oldest first, and whether these are all of them."""
+        if topic is not None:
+            journal = self._journal(topic)
+            found = journal.after(revision, None if isinstance(topic, Feature) else topic)
+            return found, revision >= journal.floor
+        changes = [journal.after(revision) for journal in self._journals()]
+        merged = heapq.merge(*changes, key=attrgetter("revision"))
+        return list(merged), all(revision >= journal.floor for journal in self._journals())
+
+    def contents_since(self, revision: int) -> list[Change] | None:
+        """Return the changes of all contents after `revision`, oldest first; None if some are discarded."""
+        return None if revision < self._contents.floor else self._contents.after(revision)
+
+    def __len__(self) -> int:
+        return sum(len(journal.changes) for journal in self._journals())
+
+    def _journal(self, topic: Topic) -> _TopicJournal:
+        return self._lists[topic] if isinstance(topic, Feature) else self._contents
+
+    def _journals(self) -> Iterable[_TopicJournal]:
+        return (*self._lists.values(), self._contents)
+
+
+class _TopicJournal:
+    """The changes of one feature, or of all contents."""
+
+    __slots__ = ("_by_uri", "_indexed", "changes", "floor", "size")
 
     def __init__(self, floor: int) -> None:
         self.changes: deque[Change] = deque()
-        self._trails: dict[str, list[Change]] = {}
-        """The changes of each content by itself: a client that comes back may ask for thousands. What is forgotten may
-        still be at the start of one."""
-        self._filed = floor
-        """The revision until which they are in there. Nearly all are forgotten before anybody asks."""
+        self._by_uri: dict[str, list[Change]] = {}
+        """The changes of each content, because a client that reconnects may ask for thousands of URIs. Discarded
+        changes may still be at the start of a list."""
+        self._indexed = floor
+        """The revision up to which `_by_uri` is filled. It is filled on demand: most changes are never asked for."""
         self.floor = floor
-        """Everything after this revision is still here."""
+        """No change after this revision is discarded."""
         self.size = 0
 
-    def forget_oldest(self) -> None:
+    def discard_oldest(self) -> None:
         change = self.changes.popleft()
         self.size -= _size(change)
         self.floor = change.revision
-        trail = self._trails.get(change.key)
-        if trail is not None and trail[-1] is change:
-            del self._trails[change.key]
+        of_uri = self._by_uri.get(change.key)
+        if of_uri is not None and of_uri[-1] is change:
+            del self._by_uri[change.key]
 
-    def after(self, revision: int, topic: str | None = None) -> list[Change]:
-        """What came after a revision, oldest first, of one content or of all."""
-        # From the newest backwards: the answer is nearly always a few of many.
+    def after(self, revision: int, uri: str | None = None) -> list[Change]:
+        """Return the changes after a revision, oldest first, of one content or of all."""
+        # Search from the newest backwards: the answer is usually a few of many.
         found: list[Change] = []
         first = max(revision, self.floor)
-        for change in reversed(self.changes if topic is None else self._trail(topic)):
+        for change in reversed(self.changes if uri is None else self._of_uri(uri)):
             if change.revision <= first:
                 break
             found.append(change)
         found.reverse()
         return found
 
-    def _trail(self, uri: str) -> Sequence[Change]:
-        for change in self.after(self._filed):
-            trail = self._trails.setdefault(change.key, [])
-            trail.append(change)
-            # Only once half of it is forgotten, so that each change is moved a constant number of times.
-            if trail[len(trail) // 2].revision <= self.floor:
-                del trail[: len(trail) // 2]
-            self._filed = change.revision
-        return self._trails.get(uri, ())
+    def _of_uri(self, uri: str) -> Sequence[Change]:
+        for change in self.after(self._indexed):
+            changes = self._by_uri.setdefault(change.key, [])
+            changes.append(change)
+            # Only when half of the list is discarded, so that each change is moved a constant number of times.
+            if changes[len(changes) // 2].revision <= self.floor:
+                del changes[: len(changes) // 2]
+            self._indexed = change.revision
+        return self._by_uri.get(uri, ())
 
 
-class Journal:
-    """Remembers at most `Policy.journal_changes` of each feature and `Policy.journal_bytes` of their definitions, none
-    older than `Policy.journal_age`."""
-
-    def __init__(self, policy: Policy | None = None, *, since: int = 0) -> None:
-        """Of what was before the revision `since`, it knows nothing."""
-        policy = policy or Policy()
-        self._most = policy.journal_changes
-        self._age = policy.journal_age
-        self._bytes = policy.journal_bytes
-        self._contents = _History(since)
-        self._lists = {feature: _History(since) for feature in Feature}
-
-    def append(self, changes: Iterable[Change]) -> None:
-        """Take in changes, in the order of their revisions."""
-        for change in changes:
-            topic = change.topic
-            history = self._contents if isinstance(topic, str) else self._lists[topic]
-            remembered = history.changes
-            remembered.append(change)
-            if change.item or change.before or change.metadata:
-                history.size += _size(change)
-            oldest = change.time - self._age
-            while len(remembered) > self._most or history.size > self._bytes or remembered[0].time < oldest:
-                history.forget_oldest()
-                if not remembered:
-                    break
-
-    def restore(self, changes: Iterable[Change], floors: Mapping[Feature | None, int]) -> None:
-        """Begin with what an earlier life remembered, as far as the policy still allows."""
-        for feature, floor in floors.items():
-            (self._contents if feature is None else self._lists[feature]).floor = floor
-        self.append(changes)
-
-    def floors(self) -> dict[Feature | None, int]:
-        """For each feature, and (None) for contents, the revision after which everything is still here."""
-        found: dict[Feature | None, int] = {feature: history.floor for feature, history in self._lists.items()}
-        return found | {None: self._contents.floor}
-
-    def expire(self, now: float) -> None:
-        """Forget what is older than the policy allows."""
-        for history in self._histories():
-            while history.changes and history.changes[0].time < now - self._age:
-                history.forget_oldest()
-
-    def since(self, revision: int, topic: Topic | None = None) -> list[Change] | None:
-        """The changes after `revision`, oldest first, of one topic or of all; None if some of them are forgotten."""
-        histories = self._histories() if topic is None else (self._history(topic),)
-        if any(revision < history.floor for history in histories):
-            return None
-        return self.after(revision, topic)[0]
-
-    def after(self, revision: int, topic: Topic | None = None) -> tuple[list[Change], bool]:
-        """What is left of the changes after `revision`, oldest first, and whether that is all of them."""
-        if topic is not None:
-            history = self._history(topic)
-            found = history.after(revision, None if isinstance(topic, Feature) else topic)
-            return found, revision >= history.floor
-        found_each = [history.after(revision) for history in self._histories()]
-        merged = heapq.merge(*found_each, key=attrgetter("revision"))
-        return list(merged), all(revision >= history.floor for history in self._histories())
-
-    def contents_since(self, revision: int) -> list[Change] | None:
-        """The changes of all contents after `revision`, oldest first; None if some of them are forgotten."""
-        return None if revision < self._contents.floor else self._contents.after(revision)
-
-    def __len__(self) -> int:
-        return sum(len(history.changes) for history in self._histories())
-
-    def _history(self, topic: Topic) -> _History:
-        return self._lists[topic] if isinstance(topic, Feature) else self._contents
-
-    def _histories(self) -> Iterable[_History]:
-        return (*self._lists.values(), self._contents)
-
-
-def net(changes: Iterable[Change]) -> tuple[Change, ...]:
-    """What is left of changes of one list when they are seen at once: at most one per item, in order."""
-    folded: dict[str, Change] = {}
+def net_changes(changes: Iterable[Change]) -> tuple[Change, ...]:
+    """Merge successive changes of one list: at most one per item, in order."""
+    merged: dict[str, Change] = {}
     for change in changes:
-        earlier = folded.pop(change.key, None)
+        earlier = merged.pop(change.key, None)
         if earlier is not None:
             before, after = earlier.before, change.item
             if before is after or (before is not None and after is not None and before.hash == after.hash):
                 continue
             change = structs.replace(change, operation=operation(before, after), before=before)
-        folded[change.key] = change
-    return tuple(folded.values())
+        merged[change.key] = change
+    return tuple(merged.values())
+
+
+def changes_since_told(
+    journal: Iterable[Change],
+    current: Callable[[Topic], Version],
+    told: Mapping[Topic, Version | None],
+    topic: Topic | None = None,
+) -> ChangeHistory:
+    """Return the changes of one topic, or of all topics in `told`, after the version that a client was told.
+
+    `current` returns the present version of a topic. A told version of None is unknown.
+    """
+    asked = {each: version for each, version in told.items() if topic is None or each == topic}
+    starts = {each: _first_revision(version, current(each)) for each, version in asked.items()}
+    changes = tuple(change for change in journal if change.revision > starts.get(change.topic, math.inf))
+    # Reversed, so that the first change of each topic remains.
+    known = {change.topic: change.previous for change in reversed(changes)}
+    complete = all(
+        version is not None and version.digest == known.get(each, current(each)).digest
+        for each, version in asked.items()
+    )
+    return ChangeHistory(changes, complete)
+
+
+def _first_revision(told: Version | None, current: Version) -> float:
+    if told is None:
+        return 0
+    if told.revision < 0:  # of another epoch, whose revisions mean something else
+        return math.inf if told.digest == current.digest else 0
+    return told.revision
+
+
+def change_json(change: Change, *, is_full: bool = False) -> dict[str, Any]:
+    """Return a change as clients and scripts read it. A change of content has a URI and no feature."""
+    written: dict[str, Any] = {"operation": change.operation.value}
+    if isinstance(change.topic, Feature):
+        written |= {"feature": change.topic.value, change.topic.key_field: change.key}
+    else:
+        written["uri"] = change.topic
+    written |= {
+        "revision": change.revision,
+        "digest": change.digest,
+        "time": iso_time(change.time),
+        "origin": change.origin,
+    }
+    if is_full:
+        if (item := change.item or change.before) is not None:
+            written["item"] = item.definition
+        if change.metadata:
+            written["metadata"] = dict(change.metadata)
+    return written
+
+
+def iso_time(time: float) -> str:
+    """Format a Unix time as ISO 8601, in UTC."""
+    return (_UNIX_EPOCH + timedelta(seconds=time)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _size(change: Change) -> int:
-    """Of what the change keeps alive, in bytes of JSON: its item's definition, or what was said of a content. The one
-    before is most often that of an earlier change too."""
+    """Return the bytes of JSON that a change keeps in memory: the definition of its item, or the metadata of a content.
+
+    The definition before the change usually belongs to an earlier change too, so it is not counted.
+    """
     item = change.item or change.before
     if item is not None:
         return len(item.json)

@@ -11,66 +11,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeAlias
 
-from tidings.core.model import Change, Feature, Notification, Operation, Priority, Topic, Version
-from tidings.core.patterns import Match, compile_pattern
+from tidings.core.filters import Filter
+from tidings.core.model import Feature, Notification, Priority, Topic, Version
 from tidings.core.redact import topic_name
 from tidings.policy import Policy
 
-__all__ = ["NEVER", "Entry", "Filter", "IsMuted", "Mailbox", "is_silent"]
+__all__ = ["NEVER", "Entry", "IsMuted", "Mailbox", "is_silent"]
 
 logger = logging.getLogger(__name__)
 
 NEVER = math.inf
 IsMuted: TypeAlias = Callable[[Topic], bool]
-
-
-class Filter:
-    """Which changes of a *list* count for a subscriber. Contents are chosen by the URIs that it subscribed to."""
-
-    __slots__ = ("_hash", "_matches", "also", "names", "operations", "uris")
-
-    def __init__(
-        self,
-        operations: Iterable[Operation | str] | None = None,
-        names: Iterable[str] | None = None,
-        uris: Iterable[str] | None = None,
-        *,
-        also: Filter | None = None,
-    ) -> None:
-        """`names` are globs of tools and prompts, `uris` of resources; what passes must pass `also` too."""
-        # A lone text is one name, not its letters.
-        self.operations = None if operations is None else frozenset(map(Operation, _each(operations)))
-        self.names = None if names is None else tuple(_each(names))
-        self.uris = None if uris is None else tuple(_each(uris))
-        self.also = also
-        named, located = _compiled(self.names), _compiled(self.uris)
-        self._matches = {Feature.TOOLS: named, Feature.PROMPTS: named, Feature.RESOURCES: located}
-        self._hash = hash(self._identity)
-
-    def passes(self, change: Change) -> bool:
-        if self.operations is not None and change.operation not in self.operations:
-            return False
-        matches = self._matches.get(change.topic)  # type: ignore[arg-type]
-        if matches is not None and not any(match(change.key) for match in matches):
-            return False
-        return self.also is None or self.also.passes(change)
-
-    def narrowed(self, by: Filter | None) -> Filter:
-        """What passes both."""
-        return self if by is None else Filter(self.operations, self.names, self.uris, also=by)
-
-    @property
-    def _identity(self) -> tuple[object, ...]:
-        return (self.operations, self.names, self.uris, self.also)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Filter) and self._identity == other._identity)
-
-    def __hash__(self) -> int:
-        return self._hash
 
 
 class Entry:
@@ -117,7 +71,7 @@ class Mailbox:
         self._queues: dict[Priority, dict[Topic, Entry]] = {}
         """The entries that have something to say; a topic that changes again keeps its place."""
 
-    def note(
+    def add(
         self,
         notification: Notification,
         previous: Version,
@@ -139,7 +93,7 @@ class Mailbox:
         entry.latest = notification.version
         if entry.awaits:
             if notification.version.revision < entry.awaits:
-                self.skip(topic, entry, now)
+                self.suppress(topic, entry, now)
                 return NEVER
             entry.awaits, entry.since = 0, -1
         if not isinstance(topic, Feature):
@@ -152,11 +106,11 @@ class Mailbox:
             and notification.complete  # likewise
             and not any(map(filter.passes, notification.changes))
         ):
-            self.skip(topic, entry, now)
+            self.suppress(topic, entry, now)
             return NEVER
         return self._schedule(topic, entry, policy, now, delay)
 
-    def owe(self, notification: Notification, told: Version | None, policy: Policy, now: float) -> None:
+    def add_missed(self, notification: Notification, told: Version | None, policy: Policy, now: float) -> None:
         """Note that the subscriber was last told something else than is true now. It came to hear just that, so nothing
         but the rate limit keeps it waiting."""
         topic = notification.topic
@@ -171,7 +125,7 @@ class Mailbox:
         is_urgent = self._queue(topic, entry, policy, now) is Priority.URGENT
         entry.due = now if is_urgent else max(now, entry.cooling_until)
 
-    def expect(self, topic: Topic, told: Version, revision: int) -> None:
+    def await_revision(self, topic: Topic, told: Version, revision: int) -> None:
         """The subscriber knows a version that is yet to be published, with this revision at the latest."""
         self.drop(topic)
         entry = self.entries[topic] = Entry(told, told.revision, told)
@@ -181,9 +135,9 @@ class Mailbox:
         """Forget which contents were pending, and owe the whole list instead."""
         for topic in [topic for topic in self.entries if not isinstance(topic, Feature)]:
             self.drop(topic)
-        self.owe(notification, None, policy, now)
+        self.add_missed(notification, None, policy, now)
 
-    def forgive(self, topic: Topic, version: Version) -> None:
+    def mark_current(self, topic: Topic, version: Version) -> None:
         """The subscriber says that it holds what this version is: what was to be told until then needs no telling."""
         entry = self.entries.get(topic)
         if entry is not None:
@@ -199,20 +153,20 @@ class Mailbox:
                     return topic, entry
         return None
 
-    def tell(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> None:
+    def mark_told(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> None:
         """The subscriber knows the latest now: forget the topic, or keep it for as long as the rate limit needs it."""
         if policy.min_interval > 0:
             entry.told, entry.cooling_until = entry.latest, now + policy.min_interval
         else:
             del self.entries[topic]
 
-    def skip(self, topic: Topic, entry: Entry, now: float) -> None:
+    def suppress(self, topic: Topic, entry: Entry, now: float) -> None:
         """Nothing of it is to be said: `told` stays, and the next change is judged by itself."""
         entry.since = entry.latest.revision
         if entry.is_up_to_date and entry.cooling_until <= now:
             del self.entries[topic]
 
-    def put_off(self, now: float) -> None:
+    def restart_latency(self, now: float) -> None:
         """Nothing of what waits could be said before this time."""
         for entry in self.entries.values():
             entry.first = max(entry.first, now)
@@ -240,7 +194,7 @@ class Mailbox:
         if self.entries.pop(topic, None) is not None:
             self._unqueue(topic)
 
-    def known(self) -> dict[Topic, Version | None]:
+    def known_versions(self) -> dict[Topic, Version | None]:
         """What the subscriber would know if it left now: what it was told, and all that its filter ruled out."""
         return {
             topic: entry.told if entry.due != NEVER or entry.awaits else entry.latest
@@ -293,11 +247,3 @@ def is_silent(is_muted: IsMuted | None, topic: Topic) -> bool:
     except Exception:  # the user's function; in doubt nothing is said, and nothing is lost by that
         logger.exception("a mute predicate failed on %s; saying nothing for now", topic_name(topic))
         return True
-
-
-def _compiled(patterns: tuple[str, ...] | None) -> tuple[Match, ...] | None:
-    return None if patterns is None else tuple(map(compile_pattern, patterns))
-
-
-def _each(given: Iterable[str]) -> Iterable[str]:
-    return [given] if isinstance(given, str) else given

@@ -12,8 +12,9 @@ from operator import attrgetter
 from tidings.core.catalog import UNKNOWN, Catalog
 from tidings.core.counts import SuppressionReason
 from tidings.core.fetched import FetchedVersions
-from tidings.core.journal import Journal, net
-from tidings.core.mailbox import Entry, Filter
+from tidings.core.filters import Filter
+from tidings.core.journal import Journal, net_changes
+from tidings.core.mailbox import Entry
 from tidings.core.model import Change, Feature, Notification, Topic, Version
 from tidings.policy import Policy
 
@@ -86,23 +87,23 @@ class Notifications:
     def held(self, told: Mapping[Topic, Version | None]) -> dict[Topic, Version | None]:
         """What somebody holds who was away, and by our own books was told this last: None where that is true again, but
         was not all the time, and it may have looked then."""
-        misleads = self.fetched.may_mislead
+        misleads = self.fetched.may_be_outdated
         return {
             topic: None if version is not None and misleads(topic, version, self.version(topic)) else version
             for topic, version in told.items()
         }
 
-    def owed(self, topic: Topic, entry: Entry, filter: Filter | None) -> Notification | SuppressionReason:
+    def pending(self, topic: Topic, entry: Entry, filter: Filter | None) -> Notification | SuppressionReason:
         """Return what to tell a subscriber in whose mailbox this waits, or why there is nothing to tell."""
         told, latest = entry.told, entry.latest
-        if told and entry.is_true_still and not self.fetched.has_other(topic, latest, told.revision):
+        if told and entry.is_true_still and not self.fetched.may_differ(topic, latest, told.revision):
             return SuppressionReason.SAME_DIGEST
         notification = entry.content or self.missed(topic, entry.since, filter)
         if entry.content is not None or not notification.complete or (notification.changes and filter is None):
             return notification
         # Of what came and went nothing is left, seen at once; but somebody has seen it one by one. Where something else
         # is left, the digest says so, unless a filter hides what it is of.
-        if self.fetched.has_other(topic, latest, entry.since) and self._hides_any(
+        if self.fetched.may_differ(topic, latest, entry.since) and self._hides_any(
             topic, entry.since, filter, notification
         ):
             return self.missed(topic, -1)
@@ -143,7 +144,7 @@ class Notifications:
             changes, complete = whole.changes, whole.complete
         else:
             found = self.journal.since(since, feature)
-            changes, complete = net(found or ()), found is not None
+            changes, complete = net_changes(found or ()), found is not None
         if filter is not None:
             changes = tuple(change for change in changes if filter.passes(change))
         return Notification(feature, self._versions[feature], changes, since=since, complete=complete)

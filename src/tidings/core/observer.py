@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tidings.core.counts import Counts, SuppressionReason, kind_of
 from tidings.core.mailbox import NEVER, is_silent
 from tidings.core.model import Change, Feature, Notification, Reason, Topic, Version
-from tidings.core.redact import LONGEST, change_name, plain, topic_name
+from tidings.core.redact import LONGEST, change_name, one_line, topic_name
 
 if TYPE_CHECKING:
     from tidings.core.subscriber import Subscriber
 
-__all__ = ["CUT_OFF", "EventSink", "Observer", "Outcome", "distinct"]
+__all__ = ["CUT_OFF", "READ_LIST", "RUN_TOOL", "SCAN", "SPANS", "WRITE", "EventSink", "Observer", "Outcome", "distinct"]
 
 logger = logging.getLogger("tidings.subscriptions")
 
@@ -29,6 +29,21 @@ CUT_OFF = frozenset({Reason.OVERFLOW, Reason.SLOW})
 """Why a subscriber is closed that did nothing to be closed, and would be told more otherwise."""
 
 _MOST_SHOWN = 4
+
+# Names of spans; docs/telemetry.md describes them.
+SUBSCRIBE = "change_notifier.subscribe"
+UNSUBSCRIBE = "change_notifier.unsubscribe"
+CLEANUP = "change_notifier.cleanup_client"
+NOTIFY_LIST = "change_notifier.notify_list_changed"
+NOTIFY_CONTENT = "change_notifier.notify_resource_updated"
+SEND = {feature: f"{feature.singular}_list_changed.send" for feature in Feature}
+READ_LIST = "source.read_list"
+SCAN = "workspace.scan"
+RUN_TOOL = "source.run_tool"
+WRITE = "store.write"
+SPANS = frozenset(
+    {SUBSCRIBE, UNSUBSCRIBE, CLEANUP, NOTIFY_LIST, NOTIFY_CONTENT, *SEND.values(), READ_LIST, SCAN, RUN_TOOL, WRITE}
+)
 
 
 class EventSink(Protocol):
@@ -83,11 +98,11 @@ class Observer:
         """Around a piece of work that may be worth a span, of which `cause` is the trace that led to it."""
         return nullcontext(Outcome())
 
-    def cause(self) -> Mapping[str, str] | None:
+    def current_trace(self) -> Mapping[str, str] | None:
         """The trace of whoever does something just now."""
         return None
 
-    def take_up(self, meta: object) -> None:
+    def continue_trace(self, meta: object) -> None:
         """Go on with the trace that a request's `_meta` carries, for as long as the present task runs."""
 
     # What the hub tells
@@ -117,8 +132,8 @@ class Observer:
 
     def expired(self, name: str) -> None:
         """A durable subscription has not seen its client for too long."""
-        said = f"the durable subscription {plain(name, LONGEST)!r} has expired"
-        _log(logging.INFO, "expired", said, None, name=plain(name, LONGEST))
+        said = f"the durable subscription {one_line(name, LONGEST)!r} has expired"
+        _log(logging.INFO, "expired", said, None, name=one_line(name, LONGEST))
 
     def closed(self, subscriber: Subscriber, reason: Reason) -> None:
         """It is about to go: what it watches, and what waits for it, is still there."""
@@ -149,7 +164,7 @@ class Observer:
             was_waiting and filter and isinstance(topic, Feature) and not any(map(filter.passes, notification.changes))
         ):
             counts.suppress(SuppressionReason.FILTERED)
-        elif was_waiting and subscriber.is_ready and subscriber.policy.paces:
+        elif was_waiting and subscriber.is_ready and subscriber.policy.has_delays:
             counts.suppress(SuppressionReason.RATE)
         elif was_waiting:
             counts.coalesced += 1

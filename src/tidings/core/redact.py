@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidings.core.model import Change, Topic
 
-__all__ = ["change_name", "plain", "short_id", "shown", "topic_name"]
+__all__ = ["change_name", "one_line", "redact_uri", "short_id", "topic_name"]
 
 LONGEST = 128
 """Characters of a label or a name: no request should be able to fill a log."""
@@ -25,26 +25,26 @@ _HIDDEN = re.compile(r"\{?[?#].*", re.DOTALL)
 """A query or a fragment, also as RFC 6570 writes it in a template."""
 
 
-def plain(text: str, longest: int | None = None) -> str:
+def one_line(text: str, longest: int | None = None) -> str:
     """A text that stays on its line."""
     if longest is not None and len(text) > longest:
         text = text[: longest - 1] + "…"
     return text if text.isprintable() else _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-def shown(uri: str) -> str:
+def redact_uri(uri: str) -> str:
     """A URI without what people hide in one: a password, a query, a fragment."""
-    return plain(_HIDDEN.sub("", _USER.sub(r"\1", uri)), _LONGEST_URI)
+    return one_line(_HIDDEN.sub("", _USER.sub(r"\1", uri)), _LONGEST_URI)
 
 
 def topic_name(topic: Topic) -> str:
-    return shown(topic) if isinstance(topic, str) else topic.value
+    return redact_uri(topic) if isinstance(topic, str) else topic.value
 
 
 def change_name(change: Change) -> str:
     """Of the item that changed: by its URI, or by its name, in which a question mark hides nothing."""
     is_named = not isinstance(change.topic, str) and change.topic.key_field == "name"
-    return plain(change.key, LONGEST) if is_named else shown(change.key)
+    return one_line(change.key, LONGEST) if is_named else redact_uri(change.key)
 
 
 def short_id(secret: str) -> str:

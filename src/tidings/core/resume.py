@@ -18,7 +18,7 @@ from tidings.errors import InvalidPattern
 if TYPE_CHECKING:
     from tidings.core.hub import Hub
 
-__all__ = ["Resumed", "missed", "remembered", "resumed", "settled", "watched_by"]
+__all__ = ["Resumed", "contents_changed", "resume", "resume_from_store", "settled", "watch_predicate"]
 
 
 class Resumed(NamedTuple):
@@ -30,17 +30,17 @@ class Resumed(NamedTuple):
     """The URIs and patterns of which nobody knows what it missed."""
 
 
-def resumed(
-    given: Any, epoch: str, hub: Hub, topics: Iterable[Topic], may: Callable[[str], bool] | None = None
+def resume(
+    given: Any, epoch: str, hub: Hub, topics: Iterable[Topic], is_authorized: Callable[[str], bool] | None = None
 ) -> Resumed:
-    """Where a client stands that came with any JSON value as its cursor, and watches these topics. `may` says whether
-    it may hear of a resource that it did not name."""
+    """Where a client stands that came with any JSON value as its cursor, and watches these topics. `is_authorized` says
+    whether it may hear of a resource that it did not name."""
     topics = list(topics)
     uris = [topic for topic in topics if not isinstance(topic, Feature)]
     cursor = Cursor.parse(given)
     if cursor is None:
         return settled(None, dict.fromkeys(topic for topic in topics if not _is_pattern(topic)), uris)
-    is_watched = watched_by(uris, hub, may)
+    is_watched = watch_predicate(uris, hub, is_authorized)
     told = {
         topic: None if _is_forgotten(version, hub) else version
         for topic, version in cursor.told(epoch).items()
@@ -48,25 +48,25 @@ def resumed(
     }
     if cursor.as_of is None:
         return Resumed(told)
-    since = missed(hub, uris, cursor.as_of, may) if cursor.epoch == epoch else None
+    since = contents_changed(hub, uris, cursor.as_of, is_authorized) if cursor.epoch == epoch else None
     return settled(since, told, uris)
 
 
-def remembered(
+def resume_from_store(
     hub: Hub,
     told: Mapping[Topic, Version | None],
     uris: Collection[str],
     as_of: int,
-    may: Callable[[str], bool] | None = None,
+    is_authorized: Callable[[str], bool] | None = None,
 ) -> Resumed:
     """Where one stands that by our own books was told this last, and knows all else as of a revision. What it was told
     is not what it holds: that only a cursor says."""
-    known, refetch = settled(missed(hub, uris, as_of, may), told, uris)
+    known, refetch = settled(contents_changed(hub, uris, as_of, is_authorized), told, uris)
     return Resumed(hub.notifications.held(known), refetch)
 
 
-def missed(
-    hub: Hub, uris: Collection[str], as_of: int, may: Callable[[str], bool] | None = None
+def contents_changed(
+    hub: Hub, uris: Collection[str], as_of: int, is_authorized: Callable[[str], bool] | None = None
 ) -> dict[str, Version | None] | None:
     """The contents that these URIs and patterns cover and that changed after a revision, in the version that each had
     then (None where the journal does not reach). None if nobody knows, or they are more than may wait."""
@@ -74,7 +74,7 @@ def missed(
         return {}
     if not hub.catalog.resources.forgotten <= as_of <= hub.notifications.revision:
         return None
-    is_watched = watched_by(uris, hub, may)
+    is_watched = watch_predicate(uris, hub, is_authorized)
     changed = [uri for uri in hub.notifications.contents_since(as_of) if is_watched(uri)]
     if len(changed) > hub.policy.max_pending:
         return None
@@ -105,7 +105,9 @@ def _is_pattern(topic: Topic) -> bool:
     return not isinstance(topic, Feature) and is_pattern(topic)
 
 
-def watched_by(uris: Collection[str], hub: Hub, may: Callable[[str], bool] | None = None) -> Callable[[str], bool]:
+def watch_predicate(
+    uris: Collection[str], hub: Hub, is_authorized: Callable[[str], bool] | None = None
+) -> Callable[[str], bool]:
     """Whether a resource is watched by any of these."""
     exact = frozenset(uris)
     folders = tuple(uri if uri.endswith("/") else f"{uri}/" for uri in exact) if hub.policy.subresources else ()
@@ -120,6 +122,8 @@ def watched_by(uris: Collection[str], hub: Hub, may: Callable[[str], bool] | Non
     def is_watched(uri: str) -> bool:
         if uri in exact:
             return not is_pattern(uri)
-        return (uri.startswith(folders) or any(match(uri) for match in matches)) and (may is None or may(uri))
+        return (uri.startswith(folders) or any(match(uri) for match in matches)) and (
+            is_authorized is None or is_authorized(uri)
+        )
 
     return is_watched

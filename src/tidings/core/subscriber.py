@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from tidings.core.mailbox import Filter, IsMuted, Mailbox
+from tidings.core.filters import Filter
+from tidings.core.mailbox import IsMuted, Mailbox
 from tidings.core.model import Feature, Notification, Reason, Topic
-from tidings.core.redact import LONGEST, plain, topic_name
+from tidings.core.redact import LONGEST, one_line, topic_name
 from tidings.policy import Policy
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Subscriber:
 
     __slots__ = (
         "__weakref__",
-        "collapses",
+        "before_close",
         "date",
         "delay",
         "deliver",
@@ -88,15 +89,15 @@ class Subscriber:
         "features",
         "filter",
         "hub",
+        "is_authorized",
         "is_closed",
         "is_muted",
         "is_plain",
         "is_ready",
-        "keep_told",
         "kind",
         "label",
         "mailbox",
-        "may",
+        "merges_on_overflow",
         "on_close",
         "policy",
         "uris",
@@ -118,18 +119,18 @@ class Subscriber:
         self.hub = hub
         self.deliver = deliver
         self.policy = policy
-        self.label = plain(label, LONGEST)
+        self.label = one_line(label, LONGEST)
         """What it is called in logs and traces: never a secret, as a session's id is one."""
         self.kind = kind
         self.filter = filter
         self.is_muted = is_muted
         self.on_close = on_close
-        self.may: Callable[[str], bool] | None = None
+        self.is_authorized: Callable[[str], bool] | None = None
         """Whether it may be told of a resource that it did not name itself, but by a pattern or as part of another."""
-        self.keep_told: Callable[[Subscriber], None] | None = None
+        self.before_close: Callable[[Subscriber], None] | None = None
         """Called before it is closed, while all that it watches and waits for is still there: for a durable
         subscription, which keeps what it was told."""
-        self.collapses = False
+        self.merges_on_overflow = False
         """Whether too many pending contents are told as one change of the list, in place of closing it. For sessions,
         which can't be ended without their client's losing more than that."""
         self.delay = policy.spread * (serial * _GOLDEN % 1.0) if policy.spread else 0.0
@@ -158,7 +159,7 @@ class Subscriber:
             self.is_ready
             and self.mailbox is None
             and self.is_muted is None
-            and not self.policy.paces
+            and not self.policy.has_delays
             and not self.is_closed
         )
 
@@ -197,11 +198,11 @@ class Subscriber:
         """It can be told nothing until `hub.wake(subscriber)`."""
         self.is_ready = self.is_plain = False
 
-    def come_back(self) -> None:
+    def restart_latency(self) -> None:
         """It was away by itself: what it is told now is late only from now on."""
         with self.hub.catalog.lock:
             if self.mailbox is not None:
-                self.mailbox.put_off(self.hub._clock())
+                self.mailbox.restart_latency(self.hub._clock())
 
     def subscribe(self, *features: Feature | str, uris: Iterable[str] = (), ttl: float | None = None) -> None:
         self.hub.subscribe(self, *features, uris=uris, ttl=ttl)

@@ -113,7 +113,7 @@ class SplicedSession:
             except LimitReached as error:  # its client has subscribed to others since
                 logger.warning("a legacy session can't be told of what it missed: %s", error)
         if self.subscriber is not None:
-            self.subscriber.come_back()
+            self.subscriber.restart_latency()
         self.on_free()
 
     def read(self, event_id: bytes) -> int | None:

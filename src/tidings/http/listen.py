@@ -257,7 +257,7 @@ class ListenStream:
             filter=wish.filter,
             on_close=self._on_close,
         )
-        self.subscriber.may = wish.may
+        self.subscriber.is_authorized = wish.may
         if channel.is_busy:
             self.subscriber.pause()
         wish.watch(self.subscriber)

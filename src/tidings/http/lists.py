@@ -102,7 +102,7 @@ class ListCache:
         if not kept.is_used:
             kept.is_used = True
             if isinstance(kept.state, Version):
-                self._live.hub.notifications.fetched.note(_FEATURES[method], kept.state)
+                self._live.hub.notifications.fetched.record(_FEATURES[method], kept.state)
         return kept
 
     def knows(self, method: str) -> bool:

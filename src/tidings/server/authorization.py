@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tidings.core.model import Topic
 from tidings.core.patterns import is_pattern
-from tidings.core.redact import shown, topic_name
+from tidings.core.redact import redact_uri, topic_name
 from tidings.errors import LimitReached
 from tidings.policy import Policy
 
@@ -131,7 +131,7 @@ class _May:
             if inspect.iscoroutine(answer):
                 answer.close()
         except Exception:  # as in `allowed`
-            logger.exception("authorize() failed for %r; refusing", shown(uri))
+            logger.exception("authorize() failed for %r; refusing", redact_uri(uri))
         return False
 
 

@@ -21,7 +21,7 @@ from pydantic import ConfigDict
 from tidings.core.cursor import Cursor
 from tidings.core.filters import Terms
 from tidings.core.frames import EXTENSION
-from tidings.core.history import ChangeHistory, as_json
+from tidings.core.journal import ChangeHistory, change_json
 from tidings.core.model import Change, Topic
 from tidings.errors import TidingsError
 from tidings.http.router import principal_of
@@ -247,7 +247,7 @@ async def _first(changes: Iterable[Change], is_full: bool, seen: _Sight) -> tupl
         if len(page) >= _PAGE or (page and size > _PAGE_BYTES) or seen.is_tired_of(change):
             return page, last
         if await seen.reaches(change):
-            page.append(as_json(change, is_full=is_full))
+            page.append(change_json(change, is_full=is_full))
         last = change.revision
     return page, None
 

@@ -16,7 +16,7 @@ from tidings.core.cursor import Cursor
 from tidings.core.filters import Terms
 from tidings.core.frames import CURSOR_KEY, DURABLE_KEY, EXTENSION, FILTER_KEY, REFETCH_KEY, RESUME_KEY, FrameFormat
 from tidings.core.model import Feature, Topic, Version
-from tidings.core.resume import Resumed, resumed, watched_by
+from tidings.core.resume import Resumed, resume, watch_predicate
 from tidings.core.subscriber import Subscriber
 from tidings.store.durable import Owner
 from tidings.store.durable_connection import DurableConnection
@@ -130,7 +130,7 @@ class ListenOptions:
     def told_once(self, uri: str, subscriber: Subscriber) -> Resumed:
         """Where a session stands that subscribes to contents later. What it watches already, the hub knows better."""
         told, refetch = self._by_cursor([uri])
-        is_watched = watched_by(subscriber.uris or (), self._live.hub, self.may)
+        is_watched = watch_predicate(subscriber.uris or (), self._live.hub, self.may)
         new = {topic: told[topic] for topic in told if topic not in self._once and not is_watched(str(topic))}
         is_new = uri not in self._once and not is_watched(uri)
         self._once |= {uri, *map(str, new)}
@@ -175,7 +175,7 @@ class ListenOptions:
     def _by_cursor(self, topics: Iterable[Topic]) -> Resumed:
         if self._resume is _ABSENT:
             return Resumed({})
-        return resumed(self._resume, self._live.epoch, self._live.hub, topics, self.may)
+        return resume(self._resume, self._live.epoch, self._live.hub, topics, self.may)
 
 
 def from_any_thread(end: Callable[[], None]) -> Callable[[], None]:

@@ -34,13 +34,13 @@ class Sight:
     def __enter__(self) -> Self:
         if self._shown is not None:
             for topic, version in self._before.items():
-                self._shown.begin(topic, version.revision)
+                self._shown.begin_fetch(topic, version.revision)
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._shown is not None:
             for topic, version in self._before.items():
-                self._shown.end(topic, version.revision)
+                self._shown.end_fetch(topic, version.revision)
 
     def cursor(self) -> dict[str, Any]:
         """Where whoever reads the answer stands, now that it is made."""
@@ -48,7 +48,7 @@ class Sight:
         known = {topic: after[topic] if self._is_sure(topic, after[topic]) else None for topic in after}
         if self._shown is not None:
             for topic, version in known.items():
-                self._shown.note(topic, version or Version(after[topic].revision, ""))
+                self._shown.record(topic, version or Version(after[topic].revision, ""))
         return Cursor(self._live.epoch, known).as_json()
 
     def _look(self, topics: Collection[Topic]) -> dict[Topic, Version]:

@@ -104,7 +104,7 @@ class SessionLane:
             logger.exception("reading the server's lists failed; going on with what was known")
         if ctx.method == "subscriptions/listen" and not live.steps_aside and (wanted := _listen_params(ctx)):
             # Past the SDK's span of the request, which would live as long as the stream.
-            live.hub.observer.take_up(ctx.meta)
+            live.hub.observer.continue_trace(ctx.meta)
             over = await self._listen(ctx, wanted)
             return {"resultType": "complete", "_meta": {**live.result_meta, **(over.meta or {})}}
         with Sight(live, _shown(ctx), is_for_us=ctx.request_id == live.own_list_id) as sight:
@@ -125,7 +125,7 @@ class SessionLane:
             return self._with_capabilities(_as_dict(result), ctx.protocol_version, is_served=True)
         if ctx.method == "initialize":
             answer = _as_dict(result)
-            self._live.hub.observer.take_up(ctx.meta)
+            self._live.hub.observer.continue_trace(ctx.meta)
             acknowledged = await self._open(ctx, answer["protocolVersion"])
             if acknowledged:
                 answer["_meta"] = {**(answer.get("_meta") or {}), **acknowledged}
@@ -193,8 +193,8 @@ class SessionLane:
             session = live.splice.session(session_id)
             subscriber = session.open(wish, f"session {short_id(session_id)}", is_muted)
             session.version = version
-        subscriber.collapses = True
-        subscriber.may = live.gate.predicate(principal)
+        subscriber.merges_on_overflow = True
+        subscriber.is_authorized = live.gate.predicate(principal)
         connection.state[_STATE] = session
         connection.state[_WISH] = wish
         if wish.terms.bookmarks:
@@ -390,7 +390,7 @@ class _Pump:
             filter=wish.filter,
             on_close=lambda reason: self.close(),
         )
-        self._subscriber.may = may
+        self._subscriber.is_authorized = may
         self._subscriber.is_ready = False  # until the acknowledgement is written
         self._subscriber.settle()
         wish.watch(self._subscriber)

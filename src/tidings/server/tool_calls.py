@@ -11,7 +11,7 @@ from mcp.server import ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp_types import CallToolResult
 
-from tidings.core.spans import RUN_TOOL
+from tidings.core.observer import RUN_TOOL
 
 if TYPE_CHECKING:
     from tidings.live import Live

@@ -20,7 +20,7 @@ from msgspec import structs
 from tidings.core.index import check_limit
 from tidings.core.model import Feature, Topic, Version
 from tidings.core.patterns import compile_pattern, is_pattern
-from tidings.core.resume import Resumed, missed, remembered, watched_by
+from tidings.core.resume import Resumed, contents_changed, resume_from_store, watch_predicate
 from tidings.errors import LimitReached, TidingsError
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ class DurableSubscriptions:
         """Where one stands that nobody is here for."""
         with self._lock:
             durable = self._kept.get(key) or DurableSubscription(name=key[1])
-            return remembered(self.hub, durable.told, durable.uris, durable.as_of)
+            return resume_from_store(self.hub, durable.told, durable.uris, durable.as_of)
 
     def refetched(self, key: Key, as_of: int) -> None:
         """It was told, as of a revision, what to refetch. Of the rest it may still have to hear."""
@@ -422,7 +422,7 @@ class DurableSubscriptions:
         contents = {
             uri: version if version == notifications.version(uri) else None for uri, version in durable.contents.items()
         }
-        is_watched = watched_by(durable.uris, self.hub)
+        is_watched = watch_predicate(durable.uris, self.hub)
         newer = [uri for uri in notifications.contents_since(durable.as_of) if is_watched(uri)] if durable.uris else []
         contents |= dict.fromkeys(newer)
         return structs.replace(durable, lists=lists, contents=contents, expires=self.expiry(durable))
@@ -433,10 +433,10 @@ class DurableSubscriptions:
         lists = {feature: known.lists.get(feature, notifications.version(feature)) for feature in durable.features}
         as_of, contents = known.as_of, known.contents
         if not set(durable.uris) <= set(known.uris):
-            since = missed(self.hub, known.uris, as_of)
+            since = contents_changed(self.hub, known.uris, as_of)
             if since is not None:  # else it has to refetch in any case
                 as_of, contents = notifications.revision, {**since, **contents}
-        is_watched = watched_by(durable.uris, self.hub)
+        is_watched = watch_predicate(durable.uris, self.hub)
         contents = {uri: version for uri, version in contents.items() if is_watched(uri)}
         return structs.replace(durable, as_of=as_of, lists=lists, contents=contents, created=known.created)
 

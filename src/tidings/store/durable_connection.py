@@ -17,7 +17,7 @@ from msgspec import structs
 from tidings.core.model import Feature, Notification, Topic, Version
 from tidings.core.patterns import is_pattern
 from tidings.core.redact import topic_name
-from tidings.core.resume import Resumed, remembered
+from tidings.core.resume import Resumed, resume_from_store
 from tidings.core.subscriber import Subscriber
 from tidings.store.durable import MOST_CONTENTS, DurableSubscription, DurableSubscriptions
 
@@ -62,7 +62,7 @@ class DurableConnection:
         `is_sure`, its lane knows what was read, and is busy until then: there is no doubt."""
         self._subscriber = subscriber
         self._is_sure = is_sure
-        subscriber.keep_told = self._leave
+        subscriber.before_close = self._leave
         deliver, durables = subscriber.deliver, self._durables
 
         def deliver_and_remember(notification: Notification) -> object:
@@ -99,7 +99,7 @@ class DurableConnection:
             durable = durables._kept.get(self.key)
             if durable is None or self._former is None:
                 return Resumed({})
-            return remembered(durables.hub, durable.told, durable.uris, durable.as_of, may)
+            return resume_from_store(durables.hub, durable.told, durable.uris, durable.as_of, may)
 
     def told(self) -> dict[Topic, Version | None]:
         """The same for `hub.subscribe`, where there is no acknowledgement that could say more."""
@@ -122,7 +122,7 @@ class DurableConnection:
             return False
         hub = durables.hub
         # Not what it was told: what its filter ruled out needs no telling when it comes back either.
-        waiting = hub.owed(subscriber)
+        waiting = hub.pending_versions(subscriber)
         contents: dict[str, Version | None] = {}
         for uri in islice(filterfalse(is_pattern, subscriber.uris or ()), MOST_CONTENTS):
             if (version := waiting.get(uri, hub.notifications.version(uri))) is None or version.revision > 0:
@@ -160,7 +160,7 @@ class DurableConnection:
         """The name is somebody else's now, or nobody's."""
         self._durables._expected.pop(self, None)
         if self._subscriber is not None:
-            self._subscriber.keep_told = None
+            self._subscriber.before_close = None
             self._subscriber = None
 
     def _leave(self, subscriber: Subscriber) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidings.core.history import moment
+from tidings.core.journal import iso_time
 from tidings.store.durable import DurableSubscription, Webhook
 
 __all__ = ["as_json"]
@@ -18,8 +18,8 @@ def as_json(durable: DurableSubscription, *, is_connected: bool = False) -> dict
         "name": durable.name,
         "notifications": watched,
         "ttl": durable.ttl,
-        "created": moment(durable.created),
-        "expires": None if durable.expires is None else moment(durable.expires),
+        "created": iso_time(durable.created),
+        "expires": None if durable.expires is None else iso_time(durable.expires),
         "connected": is_connected,
     }
     if durable.terms:
@@ -33,13 +33,13 @@ def _webhook(webhook: Webhook) -> dict[str, Any]:
     state = "dead" if webhook.is_dead else "retrying" if webhook.attempts else "active"
     described: dict[str, Any] = {"url": webhook.url, "state": state, "attempts": webhook.attempts}
     if webhook.next_attempt is not None:
-        described["nextAttempt"] = moment(webhook.next_attempt)
+        described["nextAttempt"] = iso_time(webhook.next_attempt)
     if webhook.last_success is not None:
-        described["lastSuccess"] = moment(webhook.last_success)
+        described["lastSuccess"] = iso_time(webhook.last_success)
     if webhook.last_error is not None:
         described["lastError"] = webhook.last_error
     if webhook.refetch:
         described["refetch"] = list(webhook.refetch)
     if webhook.last_refetch is not None:
-        described["lastRefetch"] = moment(webhook.last_refetch)
+        described["lastRefetch"] = iso_time(webhook.last_refetch)
     return described

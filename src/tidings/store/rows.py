@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from tidings.core.digest import plain
+from tidings.core.digest import json_value
 from tidings.core.model import Change, Item, Operation, Version
 from tidings.store import History
 
@@ -49,7 +49,7 @@ def packed(changes: Sequence[Change]) -> Iterator[tuple[int, bytes]]:
         try:
             row = _encode(thin)
         except OverflowError:  # metadata with an integer past 64 bits, which must not hold back all that comes after it
-            row = _encode([structs.replace(change, metadata=plain(change.metadata)) for change in thin])
+            row = _encode([structs.replace(change, metadata=json_value(change.metadata)) for change in thin])
         yield chunk[-1].revision, row
 
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidings.core.counts import Counts
 from tidings.core.model import Change, Feature
-from tidings.core.observer import Observer
-from tidings.core.spans import WRITE
+from tidings.core.observer import WRITE, Observer
 from tidings.store import Batch, History, State, Store, StoreBroken, StoreBusy, StoreError
 from tidings.store.durable import DurableSubscription, Key
 

@@ -43,7 +43,7 @@ def observe(telemetry: bool | Telemetry, server_name: str, server: MeasuredServe
     providers = Telemetry() if telemetry is True else telemetry
     observer = TracingObserver(server.hub.counts, server_name)
     server.hub.observer = observer
-    server.hub.catalog.trace = observer.cause
+    server.hub.catalog.trace = observer.current_trace
     if hasattr(server.source, "observer"):
         server.source.observer = observer
     observer.set_providers(server, providers.tracer_provider, providers.meter_provider)

@@ -19,11 +19,11 @@ from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from tidings.core import spans
+from tidings.core import observer as spans
 from tidings.core.counts import Counts, kind_of
 from tidings.core.model import Feature, Notification, Reason, Topic
 from tidings.core.observer import CUT_OFF, Observer, Outcome, distinct
-from tidings.core.redact import LONGEST, plain, shown
+from tidings.core.redact import LONGEST, one_line, redact_uri
 from tidings.server import internals as seams
 from tidings.telemetry.instruments import instruments_of
 from tidings.telemetry.metrics import MeasuredServer
@@ -193,12 +193,12 @@ class TracingObserver(Observer):
             span.end()
 
     @_guarded
-    def take_up(self, meta: Any) -> None:
+    def continue_trace(self, meta: Any) -> None:
         context = _extract(meta) if isinstance(meta, Mapping) else None
         if context is not None:
             contexts.attach(context)
 
-    def cause(self) -> dict[str, str] | None:
+    def current_trace(self) -> dict[str, str] | None:
         # Called for each change, so without the cost of `_guarded`.
         try:
             return _inject() if self._has_current_span() else None
@@ -236,7 +236,7 @@ class TracingObserver(Observer):
 
     def expired(self, name: str) -> None:
         super().expired(name)
-        attributes = {OUTCOME: Reason.EXPIRED.value, CLIENT: plain(name, LONGEST)}
+        attributes = {OUTCOME: Reason.EXPIRED.value, CLIENT: one_line(name, LONGEST)}
         self._record(spans.UNSUBSCRIBE, [], [], attributes, context=_ROOT)
 
     def closed(self, subscriber: Subscriber, reason: Reason) -> None:
@@ -356,5 +356,5 @@ class TracingObserver(Observer):
 
 def _topic_attributes(topics: Iterable[Topic]) -> dict[str, Any]:
     features = sorted(topic.value for topic in topics if isinstance(topic, Feature))
-    uris = [shown(topic) for topic in topics if not isinstance(topic, Feature)][:_MAX_URIS]
+    uris = [redact_uri(topic) for topic in topics if not isinstance(topic, Feature)][:_MAX_URIS]
     return ({FEATURE: features} if features else {}) | ({URI: uris} if uris else {})

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from tidings.core.mailbox import Filter
+from tidings.core.filters import Filter
 from tidings.core.model import Feature, Operation, Topic, Version
 from tidings.testing.history import (
     Acknowledged,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from tidings.core.mailbox import Filter
+from tidings.core.filters import Filter
 from tidings.core.model import Change, Feature, Operation, Topic, Version
 from tidings.errors import TidingsError
 

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import structs
 
 from tidings.core.frames import CURSOR_KEY, FILTER_KEY, REFETCH_KEY, FrameFormat, write
-from tidings.core.history import moment
+from tidings.core.journal import iso_time
 from tidings.core.model import Feature, Notification, Reason, Topic
 from tidings.core.redact import topic_name
 from tidings.core.subscriber import PENDING, ConnectionKind, Subscriber
@@ -270,7 +270,7 @@ class _WebhookDelivery:
             filter=wish.filter,
             on_close=self._on_close,
         )
-        subscriber.may = None if is_ours else live.gate.predicate(principal)
+        subscriber.is_authorized = None if is_ours else live.gate.predicate(principal)
         visit.watch(subscriber, is_sure=True)
         self._hub.subscribe(subscriber, *durable.features, uris=durable.uris, told=visit.told())
 
@@ -386,9 +386,9 @@ class _WebhookDelivery:
     def _succeed(self, notification: Notification) -> None:
         self._task = None
         # A delay by its own rate limit does not count as latency.
-        is_paced = self._subscriber is not None and self._subscriber.policy.paces
+        is_paced = self._subscriber is not None and self._subscriber.policy.has_delays
         start = self._delivered_at if is_paced or not notification.changes else notification.changes[-1].time
-        self._hub.counts.tell(notification.topic, self._live.catalog.now() - start)
+        self._hub.counts.add_sent(notification.topic, self._live.catalog.now() - start)
         self._save_success()
         if self._subscriber is None:
             return
@@ -465,4 +465,4 @@ def _settings(durable: DurableSubscription) -> tuple[object, ...]:
 
 
 def _encode(kind: str, timestamp: float, data: Any) -> bytes:
-    return msgspec.json.encode({"type": kind, "timestamp": moment(timestamp), "data": data})
+    return msgspec.json.encode({"type": kind, "timestamp": iso_time(timestamp), "data": data})

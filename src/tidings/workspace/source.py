@@ -25,8 +25,7 @@ from mcp.server.mcpserver.resources import FunctionResource
 from tidings.core.catalog import Catalog
 from tidings.core.counts import Counts
 from tidings.core.model import Feature
-from tidings.core.observer import Observer
-from tidings.core.spans import SCAN
+from tidings.core.observer import SCAN, Observer
 from tidings.errors import TidingsError
 from tidings.server import internals
 from tidings.workspace.executable import ExecutableTool

@@ -32,7 +32,7 @@ from tests.support.promises.world import Reader, World, digest_of
 from tidings import Feature, Filter, Hub, LimitReached, Policy, Subscriber, Topic, Version
 from tidings.core.cursor import Cursor
 from tidings.core.index import WatchIndex
-from tidings.core.resume import resumed
+from tidings.core.resume import resume
 from tidings.testing import Changed, Closed, History, check_all, check_reliable
 from tidings.testing.checks import changes_since, is_excluded
 
@@ -134,7 +134,7 @@ class Machine(World):
         reader = self.reader(number)
         if reader.subscriber is None or reader.closed is not None:
             return
-        known = self.hub.known(reader.subscriber)
+        known = self.hub.known_versions(reader.subscriber)
         self.a_bookmark_is_what_its_reader_knows(reader, known)
         cursor = Cursor("here", known, self.hub.notifications.revision)
         assert Cursor.parse(cursor.as_json()) == cursor
@@ -143,7 +143,7 @@ class Machine(World):
         self.close(reader)
         for step in meanwhile:
             step.do(self.catalog)
-        told, refetch = resumed(cursor.as_json(), epoch, self.hub, paths)
+        told, refetch = resume(cursor.as_json(), epoch, self.hub, paths)
         self.nothing_is_missed(paths, held, told, refetch if epoch == "here" else URIS)
         successor = Reader(self, "open", reader.policy, reader.filter)
         self.readers.append(successor)
@@ -240,7 +240,7 @@ class Machine(World):
         assert not any(subscriber.is_closed for subscriber in self.hub._subscribers)
         assert not any(subscriber.is_closed for _, watchers in self.hub.subscriptions() for subscriber in watchers)
         assert len(self.hub) == sum(reader.closed is None for reader in self.readers)
-        assert len(self.hub._agenda) <= len(self.hub)
+        assert len(self.hub._timers) <= len(self.hub)
 
     def nothing_is_overdue(self) -> None:
         due = self.hub.next_due()
@@ -252,7 +252,7 @@ class Machine(World):
         if self.backlog:
             return
         slow = [reader for reader in self.readers if reader.is_busy or reader.muted or reader.is_guard_broken]
-        excused = {*slow, *(reader for reader in self.readers if reader.policy.paces)}
+        excused = {*slow, *(reader for reader in self.readers if reader.policy.has_delays)}
         others = [
             Closed(self.recorder.name(reader.subscriber))
             for reader in excused
@@ -297,5 +297,5 @@ def assert_nothing_is_left(hub: Hub) -> None:
     assert not hub._outbox
     assert hub._index.patterns._root.is_empty()
     assert len(hub._index.patterns) == 0
-    assert hub._agenda._heap == []
+    assert hub._timers._heap == []
     assert hub.next_due() is None

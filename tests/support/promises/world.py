@@ -65,7 +65,7 @@ class Reader:
         """Each list as it was told; None where it can't know."""
         self.closed: Reason | None = None
         options: dict[str, Any] = {"label": kind, "policy": policy, "filter": filter, "on_close": self.on_close}
-        if filter is not None or policy.paces or kind == "method":  # the others are as plain as can be
+        if filter is not None or policy.has_delays or kind == "method":  # the others are as plain as can be
             options["is_muted"] = self.is_muted
         self.options = options
         if kind == "open":
