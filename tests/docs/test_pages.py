@@ -13,7 +13,7 @@ from tidings import Policy
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-BEING_WRITTEN = {"serve.md", "tools.md", "history.md", "workspace.md"}
+BEING_WRITTEN = {"serve.md", "history.md"}
 WITH_CODE = [
     page
     for page in PAGES

@@ -6,12 +6,12 @@ SPRINT = Path(__file__).parent.parent / "resources" / "sprint.md"
 
 
 def add_task(title: str) -> str:
-    """Put a task on the board."""
+    """Add a task to the board."""
     SPRINT.write_text(f"{SPRINT.read_text()}- {title}\n")
     return f"{len(SPRINT.read_text().splitlines())} tasks"
 
 
 def close_sprint() -> str:
-    """Take all tasks off the board."""
+    """Remove all tasks from the board."""
     SPRINT.write_text("")
     return "closed"

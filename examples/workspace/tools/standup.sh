@@ -1,5 +1,5 @@
 #!/bin/sh
-# @describe What is on the board, in a sentence
+# @describe Summarize the board in one sentence
 
 tasks=$(wc -l < resources/sprint.md)
 echo "$((tasks)) to do: $(sed 's/^- //' resources/sprint.md | tr '\n' ';')"
