@@ -54,6 +54,13 @@ def test_the_index_names_every_page() -> None:
     assert named == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
 
 
+def test_every_module_that_the_architecture_names_exists() -> None:
+    named = re.findall(r"`(\w+/[\w/]+\.py|\w+\.py)`", (ROOT / "docs/architecture.md").read_text())
+    assert len(set(named)) > 20
+    for name in named:
+        assert (ROOT / "src/tidings" / name).exists() or (ROOT / name).exists(), name
+
+
 def test_every_setting_of_the_policy_is_documented_with_its_default() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", (ROOT / "docs/policy.md").read_text(), re.MULTILINE))
     assert sorted(rows) == sorted(field.name for field in fields(Policy))
