@@ -1,6 +1,6 @@
 #!/bin/sh
-# Any executable file is a tool, in any language. The comment says what clients see of it.
+# Every executable file is a tool, in any language. These comments are its description for clients.
 # @describe Today's date
-# @arg format:string As `date` takes it, for example %A %d %B %Y
+# @arg format:string A format for `date`, for example %A %d %B %Y
 
 exec date "+${TIDINGS_ARG_FORMAT:-%Y-%m-%d}"

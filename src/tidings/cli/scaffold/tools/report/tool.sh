@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One JSON object on stdout is structured output; lines on the progress channel become progress notifications.
+# A JSON object on standard output is the structured result. Each line on the progress channel is a progress notification.
 set -euo pipefail
 cd "$TIDINGS_WORKSPACE/resources"
 
