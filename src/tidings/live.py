@@ -194,7 +194,7 @@ class Live:
 
             if options:
                 raise TidingsError(f"stdio has no option {', '.join(options)}; leave it out, or run http")
-            run_stdio(self)
+            run_stdio(self.server, self.lowlevel, self.lists, self.policy.write_deadline, self.stop)
         elif transport == "http":
             from tidings.http.app import run_http
 

@@ -1,4 +1,4 @@
-"""Lines on real pipes and sockets: whole, in order, bounded, and never in anybody's way."""
+"""Lines on real pipes and sockets: whole, in order, and with bounded buffers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import socket
 import time
 from collections.abc import Awaitable, Iterator
 from contextlib import suppress
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
 from tests.support.waiting import DEADLINE, until
-from tidings.stdio.lines import _MOMENT, LineReader, LineWriter
+from tidings.stdio.lines import BATCH_INTERVAL, LineReader, LineWriter
 
 pytestmark = pytest.mark.anyio
-HELD = 1 << 21
-"""Bytes: more than a writer, a reader or a pipe may ever hold."""
+BUFFERS = 1 << 21
+"""Bytes: more than a writer, a reader and a pipe can hold."""
 
 Ends: TypeAlias = tuple[int, int]
-"""Where to read, and where to write."""
+"""The descriptors to read from and to write to."""
 
 
 @pytest.fixture(params=["pipe", "socket"])
@@ -49,7 +49,7 @@ def read_now(descriptor: int, most: int = 1 << 20) -> bytes:
 
 
 def fill(descriptor: int) -> int:
-    """Write until the pipe takes no more."""
+    """Write until the pipe is full."""
     written = 0
     while True:
         try:
@@ -58,99 +58,111 @@ def fill(descriptor: int) -> int:
             return written
 
 
-def nobody() -> None:
-    """For what must not happen in this test."""
-    raise AssertionError("it was lost")
+def unexpected() -> None:
+    raise AssertionError("this callback must not be called")
 
 
 # Writing
 
 
-async def test_lines_arrive_whole_and_in_order_however_they_are_read(ends: Ends) -> None:
+@pytest.mark.parametrize("batched", [0.0, 0.9])
+async def test_lines_arrive_whole_and_in_order(ends: Ends, batched: float) -> None:
+    """`batched` is the share of batched lines."""
     reading, writing = ends
     dice = random.Random(7)
-    lines = [b"%d %s\n" % (number, b"y" * dice.choice((0, 10, 3000, 100_000))) for number in range(300)]
-    writer = LineWriter(writing, nobody)
+    lines = [b"%d %s\n" % (number, b"y" * dice.choice((0, 300, 3000, 100_000))) for number in range(500)]
+    writer = LineWriter(writing, unexpected)
     found = bytearray()
+    waits = 0
 
-    async def read() -> None:
-        while len(found) < sum(map(len, lines)):
-            found.extend(read_now(reading, dice.choice((1, 100, 70_000))))
+    def read() -> None:
+        found.extend(read_now(reading, dice.choice((1, 100, 70_000))))
+
+    for line in lines:
+        free = asyncio.Event()
+        has_room = (writer.write_batched if dice.random() < batched else writer.write)(line, free.set)
+        assert has_room is not writer.is_full
+        if not has_room:
+            waits += 1
+            await until(free.is_set, doing=read)
+        if dice.random() < 0.2:
             await asyncio.sleep(0)
-
-    async with asyncio.timeout(DEADLINE):
-        reader = asyncio.create_task(read())
-        for line in lines:
-            writer.write(line)
-            if dice.random() < 0.5:
-                await writer.until_free()
-        await writer.until_empty()
-        await reader
+    await until(lambda: len(found) == sum(map(len, lines)), doing=read)
     assert bytes(found) == b"".join(lines)
+    assert waits, "the writer was never full"
 
 
-async def test_what_is_written_in_one_turn_of_the_loop_is_one_system_call() -> None:
-    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps one write apart from the next
-    with left, right:
-        right.setblocking(False)
-        writer = LineWriter(right.fileno(), nobody)
-        for number in range(500):
-            assert writer.write(b"%d\n" % number)
-        left.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            left.recv(1)  # nothing before the turn is over
-        await writer.until_empty()
-        assert left.recv(1 << 20) == b"".join(b"%d\n" % number for number in range(500))
-
-
-async def test_what_is_not_pressing_goes_together_and_with_the_next_that_is() -> None:
+@pytest.fixture
+def packets() -> Iterator[tuple[socket.socket, int]]:
+    """A socket that keeps the data of each system call separate, and the descriptor to write to."""
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with left, right:
         left.setblocking(False)
         right.setblocking(False)
-        writer = LineWriter(right.fileno(), nobody)
-        count = 3000
-        found: list[bytes] = []
-        began = time.monotonic()
-        for number in range(count):
-            writer.write(b"%d\n" % number, is_pressing=False)
-            await asyncio.sleep(0)
-            with suppress(BlockingIOError):
-                found.append(left.recv(1 << 20))
-            if number == 1:
-                assert found[0] == b"0\n"  # the first of a moment does not wait
-        writer.write(b"pressing\n")
+        yield left, right.fileno()
+
+
+async def test_lines_of_one_turn_of_the_loop_are_written_with_one_system_call(
+    packets: tuple[socket.socket, int],
+) -> None:
+    left, writing = packets
+    writer = LineWriter(writing, unexpected)
+    for number in range(500):
+        assert writer.write(b"%d\n" % number)
+    with pytest.raises(BlockingIOError):
+        left.recv(1)  # nothing before the end of the turn
+    await writer.until_empty()
+    assert left.recv(1 << 20) == b"".join(b"%d\n" % number for number in range(500))
+
+
+async def test_batched_lines_are_written_together_or_with_the_next_other_line(
+    packets: tuple[socket.socket, int],
+) -> None:
+    left, writing = packets
+    writer = LineWriter(writing, unexpected)
+    count = 3000
+    found: list[bytes] = []
+    start = time.monotonic()
+    for number in range(count):
+        writer.write_batched(b"%d\n" % number, unexpected)
         await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        found.append(left.recv(1 << 20))
-        assert b"".join(found) == b"".join(b"%d\n" % number for number in range(count)) + b"pressing\n"
-        # One write in each moment, at most: where the machine is fast, some fifty lines.
-        assert len(found) <= (time.monotonic() - began) / _MOMENT + 2
+        with suppress(BlockingIOError):
+            found.append(left.recv(1 << 20))
+        if number == 1:
+            assert found[0] == b"0\n"  # the first line does not wait
+    writer.write(b"not batched\n")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    found.append(left.recv(1 << 20))
+    assert b"".join(found) == b"".join(b"%d\n" % number for number in range(count)) + b"not batched\n"
+    assert len(found) <= (time.monotonic() - start) / BATCH_INTERVAL + 2
 
 
-async def test_what_is_not_pressing_does_not_wait_for_anybody() -> None:
-    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with left, right:
-        right.setblocking(False)
-        writer = LineWriter(right.fileno(), nobody)
-        for number in range(3):
-            writer.write(b"%d\n" % number, is_pressing=False)
-            async with asyncio.timeout(DEADLINE):
-                await writer.until_empty()
-            assert left.recv(100) == b"%d\n" % number
+async def test_batched_line_is_written_without_another_line(packets: tuple[socket.socket, int]) -> None:
+    left, writing = packets
+    writer = LineWriter(writing, unexpected)
+    for number in range(3):
+        writer.write_batched(b"%d\n" % number, unexpected)
+        async with asyncio.timeout(DEADLINE):
+            await writer.until_empty()
+        assert left.recv(100) == b"%d\n" % number
 
 
-async def test_a_reader_who_does_not_read_costs_a_bounded_buffer_and_is_told_of_when_it_reads(ends: Ends) -> None:
+@pytest.mark.parametrize("is_batched", [False, True])
+async def test_writer_is_full_if_the_other_side_does_not_read_and_calls_back_later(
+    ends: Ends, is_batched: bool
+) -> None:
     reading, writing = ends
-    writer = LineWriter(writing, nobody)
+    writer = LineWriter(writing, unexpected)
+    write = writer.write_batched if is_batched else writer.write
     freed: list[str] = []
     line = b"z" * 999 + b"\n"
     count = 0
-    while writer.write(line, lambda: freed.append("first")):
+    while write(line, lambda: freed.append("first")):
         count += 1
-        assert count * len(line) < HELD, "it never says that it is full"
+        assert count * len(line) < BUFFERS, "the writer is never full"
     assert writer.is_full
-    assert not writer.write(line, lambda: freed.append("second"))
+    assert not write(line, lambda: freed.append("second"))
     await asyncio.sleep(0)
     assert not freed
 
@@ -162,9 +174,9 @@ async def test_a_reader_who_does_not_read_costs_a_bounded_buffer_and_is_told_of_
     assert bytes(found) == line * (count + 2)
 
 
-async def test_who_waits_for_room_is_never_called_from_within_a_write(ends: Ends) -> None:
+async def test_callback_is_never_called_from_within_a_write(ends: Ends) -> None:
     reading, writing = ends
-    writer = LineWriter(writing, nobody)
+    writer = LineWriter(writing, unexpected)
     is_writing = True
     called: list[bool] = []
     while writer.write(b"a" * 9_999 + b"\n", lambda: called.append(is_writing)):
@@ -177,7 +189,7 @@ async def test_who_waits_for_room_is_never_called_from_within_a_write(ends: Ends
     assert called == [False] * len(called)
 
 
-async def test_a_reader_that_is_gone_is_noticed_once_and_nobody_waits_for_it(ends: Ends) -> None:
+async def test_reader_that_is_gone_is_noticed_once_and_all_waiters_continue(ends: Ends) -> None:
     reading, writing = ends
     lost: list[str] = []
     writer = LineWriter(writing, lambda: lost.append("lost"))
@@ -189,66 +201,73 @@ async def test_a_reader_that_is_gone_is_noticed_once_and_nobody_waits_for_it(end
     async with asyncio.timeout(DEADLINE):
         await waiting
     assert (lost, freed) == (["lost"], ["free"])
-    assert writer.is_lost
+    assert writer.is_closed
     assert writer.write(b"more\n")
     assert not writer.is_full
 
 
-async def test_a_reader_who_reads_nothing_at_the_end_is_given_up(ends: Ends) -> None:
-    reading, writing = ends
-    lost: list[str] = []
-    writer = LineWriter(writing, lambda: lost.append("lost"))
-    while writer.write(b"c" * 9_999 + b"\n"):
-        pass
-    writer.hurry(0.05)
-    async with asyncio.timeout(DEADLINE):
-        await writer.until_empty()
-    assert lost == ["lost"]
-    assert read_now(reading)
-
-
-async def test_so_is_one_whose_pipe_was_full_when_nothing_waited_for_it_yet(ends: Ends) -> None:
+@pytest.mark.parametrize("is_written_before", [True, False])
+async def test_read_timeout_closes_the_writer_if_the_other_side_does_not_read(
+    ends: Ends, is_written_before: bool
+) -> None:
     lost: list[str] = []
     writer = LineWriter(ends[1], lambda: lost.append("lost"))
-    fill(ends[1])
-    writer.hurry(0.05)
-    writer.write(b"answer\n")
+    if is_written_before:
+        while writer.write(b"c" * 9_999 + b"\n"):
+            pass
+        writer.set_read_timeout(0.05)
+    else:
+        fill(ends[1])
+        writer.set_read_timeout(0.05)
+        writer.write(b"answer\n")
     async with asyncio.timeout(DEADLINE):
         await writer.until_empty()
     assert lost == ["lost"]
 
 
-async def test_a_reader_who_reads_slowly_at_the_end_gets_it_all(ends: Ends) -> None:
-    """However long all of it takes: whatever it reads gives it the whole time anew."""
+async def test_each_read_of_the_other_side_restarts_the_read_timeout(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, timeout = asyncio.get_running_loop(), 1234.5
+    call_later = loop.call_later
+    timers: list[asyncio.TimerHandle] = []
+
+    def spy(delay: float, *args: Any) -> asyncio.TimerHandle:
+        timer = call_later(delay, *args)
+        timers.extend([timer] if delay == timeout else [])
+        return timer
+
+    monkeypatch.setattr(loop, "call_later", spy)
     reading, writing = ends
-    writer = LineWriter(writing, nobody)
-    count = 2 * HELD // 10_000  # so much that it goes out in many parts
-    for _ in range(count):
+    writer = LineWriter(writing, unexpected)
+    size = 2 * BUFFERS
+    for _ in range(size // 10_000 + 1):
         writer.write(b"d" * 9_999 + b"\n")
-    writer.hurry(DEADLINE)
-    found, deadlines = 0, [when_given_up(writer)]
-    async with asyncio.timeout(DEADLINE):
-        while found < count * 10_000:
-            unwritten = writer._size
-            found += len(read_now(reading, 5_000))
-            await asyncio.sleep(0)
-            if 0 < writer._size < unwritten:
-                deadlines.append(when_given_up(writer))
-                assert deadlines[-1] > deadlines[-2]
-    assert len(deadlines) > 1
-    assert writer._deadline is None  # nothing is left to be read
+    writer.set_read_timeout(timeout)
+    await until(lambda: not writer.is_full, doing=lambda: read_now(reading, 5_000))
+    assert len(timers) > 10
+    assert [timer.cancelled() for timer in timers[:-1]] == [True] * (len(timers) - 1)
+    await until(lambda: all(timer.cancelled() for timer in timers), doing=lambda: read_now(reading))
 
 
-def when_given_up(writer: LineWriter) -> float:
-    assert writer._deadline is not None
-    return writer._deadline.when()
+async def test_closed_writer_accepts_and_discards_lines(ends: Ends) -> None:
+    writer = LineWriter(ends[1], unexpected)
+    writer.write_batched(b"discarded\n", unexpected)
+    writer.close()
+    assert writer.is_closed
+    for _ in range(BUFFERS // 1_000):
+        assert writer.write(b"e" * 999 + b"\n", unexpected)
+        assert writer.write_batched(b"e" * 999 + b"\n", unexpected)
+    await asyncio.sleep(0)
+    assert not writer.is_full
+    assert read_now(ends[0]) == b""
 
 
 # Reading
 
 
-class Desk:
-    """A reader whose lines of the form `answer …` are answered at once."""
+class Server:
+    """Answers each line that starts with `answer`, and leaves the others for `take()`."""
 
     def __init__(self, reading: int, writer: LineWriter) -> None:
         self.answered: list[bytes] = []
@@ -271,11 +290,11 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(ends: Ends) -> Desk:
-    return Desk(ends[0], LineWriter(os.open(os.devnull, os.O_WRONLY), nobody))
+async def server(ends: Ends) -> Server:
+    return Server(ends[0], LineWriter(os.open(os.devnull, os.O_WRONLY), unexpected))
 
 
-async def test_lines_are_taken_in_order_however_they_come(ends: Ends, desk: Desk) -> None:
+async def test_lines_are_taken_whole_and_in_order(ends: Ends, server: Server) -> None:
     dice = random.Random(11)
     lines = [b"%d %s" % (number, b"e" * dice.choice((0, 5, 200_000))) for number in range(60)] + [b"", b"end\r"]
     text = b"\n".join(lines) + b"\nunfinished"
@@ -292,71 +311,70 @@ async def test_lines_are_taken_in_order_however_they_come(ends: Ends, desk: Desk
 
     writing = asyncio.create_task(write())
     for line in (*lines, b"unfinished", None, None):
-        assert await desk.take() == line
-    assert desk.ended == 1
+        assert await server.take() == line
+    assert server.ended == 1
     await writing
 
 
-async def test_what_is_answered_at_once_is_not_taken(ends: Ends, desk: Desk) -> None:
+async def test_answered_line_is_not_taken(ends: Ends, server: Server) -> None:
     os.write(ends[1], b"one\nanswer two\nthree\nanswer four\n")
     os.close(ends[1])
-    assert [await desk.take() for _ in range(3)] == [b"one", b"three", None]
-    assert desk.answered == [b"answer two", b"answer four"]
+    assert [await server.take() for _ in range(3)] == [b"one", b"three", None]
+    assert server.answered == [b"answer two", b"answer four"]
 
 
-async def test_lines_that_nobody_takes_are_left_where_they_are(ends: Ends, desk: Desk) -> None:
+async def test_reader_stops_reading_while_its_lines_are_not_taken(ends: Ends, server: Server) -> None:
     written = 0
-    for _ in range(1000):  # turns of the loop, in which it could go on reading
+    for _ in range(1000):
         written += fill(ends[1])
         await asyncio.sleep(0)
-    assert written < 2 * HELD
+    assert written < 2 * BUFFERS
     for _ in range(written // 4096):
-        assert await desk.take() == b"x" * 4095
+        assert await server.take() == b"x" * 4095
 
 
-async def test_nothing_is_answered_while_the_answers_are_not_read(ends: Ends) -> None:
+async def test_reader_answers_nothing_while_the_writer_is_full(ends: Ends) -> None:
     unread, writing = os.pipe()
     os.set_blocking(unread, False)
     os.set_blocking(writing, False)
-    writer = LineWriter(writing, nobody)
-    desk = Desk(ends[0], writer)
-    asked = b"answer " + b"f" * 1000
+    writer = LineWriter(writing, unexpected)
+    server = Server(ends[0], writer)
+    request = b"answer " + b"f" * 1000
     written = 0
     for _ in range(3000):
         try:
-            written += os.write(ends[1], asked + b"\n")
+            written += os.write(ends[1], request + b"\n")
         except BlockingIOError:
             pass
         await asyncio.sleep(0)
-    # No more than the pipes, the reader and the writer hold.
-    assert len(desk.answered) * len(asked) < HELD
-    assert written < 2 * HELD
+    assert len(server.answered) * len(request) < BUFFERS
+    assert written < 2 * BUFFERS
     assert writer.is_full
 
-    count = written // (len(asked) + 1)
+    count = written // (len(request) + 1)
     found = bytearray()
-    await until(lambda: len(found) == count * (len(asked) + 1), doing=lambda: found.extend(read_now(unread)))
-    assert len(desk.answered) == count
+    await until(lambda: len(found) == count * (len(request) + 1), doing=lambda: found.extend(read_now(unread)))
+    assert len(server.answered) == count
     os.close(writing)
     os.close(unread)
 
 
-async def test_the_end_is_noticed_although_nothing_can_be_answered(ends: Ends) -> None:
+async def test_end_is_noticed_while_the_writer_is_full(ends: Ends) -> None:
     unread, writing = os.pipe()
     os.set_blocking(writing, False)
     writer = LineWriter(writing, lambda: None)
     while writer.write(b"g" * 9_999 + b"\n"):
         pass
-    desk = Desk(ends[0], writer)
+    server = Server(ends[0], writer)
     os.write(ends[1], b"answer me\nand me\n")
     os.close(ends[1])
-    await until(lambda: desk.ended)
-    taking = asyncio.ensure_future(desk.take())
+    await until(lambda: server.ended)
+    taking = asyncio.ensure_future(server.take())
     await asyncio.sleep(0)
     assert not taking.done()
 
-    writer.close()  # they will not be answered
+    writer.close()
     assert await taking == b"and me"
-    assert await desk.take() is None
+    assert await server.take() is None
     os.close(writing)
     os.close(unread)

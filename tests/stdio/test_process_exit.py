@@ -1,4 +1,4 @@
-"""A process that is left from within: what was registered for its end is done, and does not keep it."""
+"""The forced end of a process: exit functions run, and can't block it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tidings.store.sqlite import SQLiteStore
 
 pytestmark = pytest.mark.anyio
 
-PATIENT = """
-from tidings.stdio import process_exit as leaving
+WITHOUT_TIMEOUTS = """
+from tidings.stdio import process_exit
 from tidings.cli import main, otlp
 from tidings.store import writer as keeper
-leaving._MOMENT = otlp.SHUTDOWN_TIMEOUT = 3600  # as long as it takes, on however busy a machine
-keeper._GAP = 3600  # nothing is written before the end
+process_exit.EXIT_TIMEOUT = otlp.SHUTDOWN_TIMEOUT = 3600  # on a busy machine, exit functions need long
+keeper._GAP = 3600  # nothing is written before the exit
 main()
 """
 
 
 @asynccontextmanager
-async def serving_patiently(board: Path, collector: Collector) -> AsyncIterator[asyncio.subprocess.Process]:
+async def serving_without_timeouts(board: Path, collector: Collector) -> AsyncIterator[asyncio.subprocess.Process]:
     env = {
         **os.environ,
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
@@ -44,7 +44,7 @@ async def serving_patiently(board: Path, collector: Collector) -> AsyncIterator[
         "OTEL_BSP_SCHEDULE_DELAY": "3600000",
         "OTEL_METRIC_EXPORT_INTERVAL": "3600000",
     }
-    command = [sys.executable, "-c", PATIENT, "serve", str(board), "--stdio"]
+    command = [sys.executable, "-c", WITHOUT_TIMEOUTS, "serve", str(board), "--stdio"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     async with asyncio.timeout(DEADLINE):
         process = await asyncio.create_subprocess_exec(*command, env=env, **pipes)  # type: ignore[arg-type]
@@ -63,9 +63,9 @@ async def serving_patiently(board: Path, collector: Collector) -> AsyncIterator[
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_on_stdio_loses_no_telemetry(board: Path, number: signal.Signals) -> None:
+async def test_telemetry_is_sent_after_a_signal_on_stdio(board: Path, number: signal.Signals) -> None:
     with collecting() as collector:
-        async with serving_patiently(board, collector) as process:
+        async with serving_without_timeouts(board, collector) as process:
             process.send_signal(number)
             assert await process.wait() == 128 + number
         sent = [collector.received.get_nowait() for _ in range(collector.received.qsize())]
@@ -81,23 +81,23 @@ async def test_a_signal_on_stdio_loses_no_telemetry(board: Path, number: signal.
     assert [body for path, body in sent if path == "/v1/metrics" and ExportMetricsServiceRequest.FromString(body)]
 
 
-async def test_a_collector_that_never_answers_takes_no_time_from_the_store(board: Path) -> None:
+async def test_collector_that_never_answers_does_not_delay_the_store(board: Path) -> None:
     with collecting() as collector:
         collector.answers.clear()
-        async with serving_patiently(board, collector) as process:
+        async with serving_without_timeouts(board, collector) as process:
             replace_file(board / "tools" / "hello.py", HELLO)
             await line_with(process.stdout, "notifications/tools/list_changed")
             process.send_signal(signal.SIGTERM)
             await asyncio.to_thread(collector.received.get, timeout=DEADLINE)
-            state = await let_go(SQLiteStore(board / ".tidings" / "state.db"))
+            state = await open_when_free(SQLiteStore(board / ".tidings" / "state.db"))
             assert "hello" in [change.key for change in state.journal]
-            assert process.returncode is None, "it still waits for the collector"
+            assert process.returncode is None, "the process still waits for the collector"
             collector.answers.set()
             assert await process.wait() == 128 + signal.SIGTERM
 
 
-async def let_go(store: SQLiteStore) -> State:
-    """What is in it when the server that has it has closed it."""
+async def open_when_free(store: SQLiteStore) -> State:
+    """Return the state after the server has closed the store."""
     found: list[State] = []
 
     def is_free() -> bool:
@@ -112,22 +112,22 @@ async def let_go(store: SQLiteStore) -> State:
     return found[0]
 
 
-def left(last_will: str) -> subprocess.CompletedProcess[str]:
-    script = f"import atexit, threading; from tidings.stdio.process_exit import leave; {last_will}; leave(7)"
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE, check=False)
+@pytest.mark.parametrize("function", ["threading.Event().wait", "int, 'x'"], ids=["hangs", "raises"])
+def test_exit_function_that_hangs_or_raises_does_not_block_the_exit(function: str) -> None:
+    script = (
+        "import atexit, threading; from tidings.stdio.process_exit import exit_process;"
+        f"atexit.register({function}); exit_process(7)"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=DEADLINE, check=False)
+    assert ran.returncode == 7
 
 
-def test_what_fails_or_hangs_at_the_end_keeps_nobody() -> None:
-    assert left("atexit.register(threading.Event().wait)").returncode == 7
-    assert left("atexit.register(int, 'x')").returncode == 7
-
-
-DEAF = """
+UNCANCELLABLE = """
 import asyncio, contextlib
 from tidings.cli.remote import run
 
 async def work():
-    print("begun", flush=True)
+    print("started", flush=True)
     while True:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
@@ -136,10 +136,10 @@ run(work())
 """
 
 
-async def test_an_interruption_that_is_taken_for_something_else_ends_a_command_all_the_same() -> None:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", DEAF, stdout=subprocess.PIPE)
+async def test_interrupt_ends_a_command_that_suppresses_its_cancellation() -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", UNCANCELLABLE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     async with asyncio.timeout(DEADLINE):
-        assert await process.stdout.readline() == b"begun\n"
+        assert await process.stdout.readline() == b"started\n"
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 130

@@ -1,4 +1,4 @@
-"""stdio where the process is ours: the bytes of real processes, in both eras and on whatever a process may be given."""
+"""stdio of real processes, in both eras, on pipes, sockets and files."""
 
 from __future__ import annotations
 
@@ -22,20 +22,18 @@ from tests.support.sdk_clients import BOARD, DEADLINE, ENVIRONMENT, LEGACY, MODE
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY
 
 LONG = 3600.0
-SOON = 60.0
-"""Seconds for the end of a process, however busy the machine is: met only by one that does not end."""
 METHODS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 VERSIONS = (*LEGACY, MODERN)
 
 
 class Pipe:
-    """A client by hand: it sees every line, and reads only when it is told to."""
+    """A client that sees every line, and reads only when the test says so."""
 
     def __init__(self, process: subprocess.Popen[bytes], version: str) -> None:
         self.process = process
         self.version = version
         self.told: list[dict[str, Any]] = []
-        """The notifications that came so far."""
+        """The notifications received so far."""
         self._ids = 0
         self._rest = b""
 
@@ -50,11 +48,6 @@ class Pipe:
         assert self.process.stdin is not None
         self.process.stdin.write(text)
 
-    def stop(self, stream: IO[bytes] | None) -> None:
-        """Close one end for good."""
-        assert stream is not None
-        stream.close()
-
     def change(self, what: str, **args: Any) -> str | int:
         return self.send("tools/call", name="change", arguments={"what": what, "args": args})
 
@@ -62,9 +55,9 @@ class Pipe:
         assert self.process.stdout is not None
         while b"\n" not in self._rest:
             ready, _, _ = select.select([self.process.stdout], [], [], DEADLINE)
-            assert ready, f"nothing came; {len(self.told)} notifications did"
+            assert ready, f"no line after {len(self.told)} notifications"
             found = os.read(self.process.stdout.fileno(), 1 << 20)
-            assert found, "the server is gone"
+            assert found, "the server closed its output"
             self._rest += found
         line, _, self._rest = self._rest.partition(b"\n")
         read: dict[str, Any] = json.loads(line)
@@ -94,7 +87,7 @@ class Pipe:
             self.write(message(self.version, "notifications/initialized", None))
 
     def watch(self, uri: str) -> None:
-        """The list of tools, and a content."""
+        """Watch the list of tools and a resource."""
         if self.version == MODERN:
             wanted = {"toolsListChanged": True, "resourceSubscriptions": [uri]}
             self.send("subscriptions/listen", "ear", notifications=wanted)
@@ -105,12 +98,12 @@ class Pipe:
 
     @property
     def memory(self) -> int:
-        """Bytes of the server's memory that are its own."""
+        """Private memory of the server in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon"))
 
     def settle(self) -> None:
-        """Wait until the server has nothing left to do: it used no time for a while."""
+        """Wait until the server has used no CPU time for a while."""
         last = -1
         for _ in range(200):
             fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -120,7 +113,7 @@ class Pipe:
             last = now
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.3)
-        raise AssertionError("the server never rests")
+        raise AssertionError("the server is never idle")
 
 
 def message(version: str, method: str, request_id: str | int | None, **params: Any) -> bytes:
@@ -169,9 +162,8 @@ def without_cursor(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_list_says_what_the_sdk_says_whoever_answers(version: str) -> None:
-    """Byte for byte what the first one was, which is the SDK's; and, but for the cursor, what a server answers that
-    leaves each list to the SDK."""
+def test_list_from_the_cache_equals_the_response_of_the_sdk(version: str) -> None:
+    """The server with middleware leaves each list to the SDK; only the cursor differs."""
     methods = (*METHODS, *(["server/discover"] if version == MODERN else []))
     with (
         piped(version, policy={"list_memory": LONG}) as pipe,
@@ -185,25 +177,25 @@ def test_a_list_says_what_the_sdk_says_whoever_answers(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_list_is_answered_from_bytes_until_its_revision_changes(version: str) -> None:
-    """An item that is changed in place, unnoticed, shows who answers: the bytes, or the SDK."""
+def test_list_is_answered_from_the_cache_until_its_revision_changes(version: str) -> None:
+    """A change in place, which Tidings does not notice, shows whether the cache or the SDK answers."""
     with piped(version, policy={"list_memory": LONG}) as pipe:
         first = pipe.ask("tools/list")
         pipe.do("quietly", key="steady")
         assert pipe.ask("tools/list", "other") == first
-        # One with a cursor is the SDK's, and so is one that says anything else than the one it has answered.
+        # The SDK answers a request with a cursor, and one with other params than before.
         assert "Changed without a word." in str(pipe.ask("tools/list", cursor=""))
         assert "Changed without a word." in str(pipe.ask("tools/list", _meta={"progressToken": 5}))
 
         pipe.do("add", feature="tools", key="new")
-        anew = pipe.ask("tools/list")
-        assert "new" in [tool["name"] for tool in anew["tools"]]
-        assert anew["_meta"][CURSOR_KEY] != first["_meta"][CURSOR_KEY]
+        second = pipe.ask("tools/list")
+        assert "new" in [tool["name"] for tool in second["tools"]]
+        assert second["_meta"][CURSOR_KEY] != first["_meta"][CURSOR_KEY]
 
 
 @pytest.mark.parametrize(("kind", "options"), [("mcpserver", {"middleware": True}), ("lowlevel", {}), ("fastmcp", {})])
 @pytest.mark.parametrize("version", ["2025-11-25", MODERN])
-def test_the_sdk_answers_where_middleware_or_each_caller_may_change_the_list(
+def test_sdk_answers_if_middleware_or_the_caller_can_change_the_list(
     version: str, kind: str, options: dict[str, Any]
 ) -> None:
     with piped(version, kind, policy={"list_memory": LONG}, **options) as pipe:
@@ -217,7 +209,7 @@ def test_the_sdk_answers_where_middleware_or_each_caller_may_change_the_list(
         assert "Changed without a word." in str(pipe.ask("tools/list"))
 
 
-def test_what_nobody_noticed_shows_when_somebody_asks_after_a_while() -> None:
+def test_unnoticed_change_is_found_when_the_cached_list_expires() -> None:
     with piped("2025-11-25", policy={"list_memory": 0.05}) as pipe:
         pipe.ask("tools/list")
         pipe.do("quietly", key="steady")
@@ -228,14 +220,14 @@ def test_what_nobody_noticed_shows_when_somebody_asks_after_a_while() -> None:
         assert pipe.told[0]["method"] == "notifications/tools/list_changed"
 
 
-def test_an_answer_is_never_taken_for_that_of_a_list_with_the_same_id() -> None:
+def test_response_is_not_taken_for_that_of_a_list_request_with_the_same_id() -> None:
     with piped("2025-11-25", "lowlevel", policy={"list_memory": LONG}, shared_lists=True, only=["tools"]) as pipe:
         assert "error" in pipe.answer(pipe.send("prompts/list", "same"))
         assert "content" in pipe.ask("tools/call", "same", name="steady", arguments={})
         assert "error" in pipe.answer(pipe.send("prompts/list", "same"))
 
 
-def test_a_second_handshake_forgets_what_was_answered_in_the_version_before() -> None:
+def test_second_handshake_does_not_use_responses_of_the_first() -> None:
     with piped("2024-11-05", policy={"list_memory": LONG}) as pipe:
         pipe.ask("tools/list")
         pipe.do("quietly", key="steady")
@@ -246,7 +238,7 @@ def test_a_second_handshake_forgets_what_was_answered_in_the_version_before() ->
 
 
 @pytest.mark.parametrize("version", ["2025-11-25", MODERN])
-def test_no_list_is_older_than_a_notification_before_it(version: str) -> None:
+def test_list_is_never_older_than_a_notification_before_it(version: str) -> None:
     with piped(version) as pipe:
         pipe.watch("board://sprint")
         lists: set[str | int] = set()
@@ -265,7 +257,7 @@ def test_no_list_is_older_than_a_notification_before_it(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["2025-11-25", MODERN])
-def test_a_list_that_was_made_before_a_change_is_not_told_after_it(version: str) -> None:
+def test_list_read_before_a_change_is_not_sent_after_its_notification(version: str) -> None:
     with piped(version, "lowlevel", shared_lists=True, late=True) as pipe:
         pipe.watch("board://sprint")
         pipe.send("tools/list", "early")
@@ -277,7 +269,7 @@ def test_a_list_that_was_made_before_a_change_is_not_told_after_it(version: str)
         assert [tool["name"] for tool in message["result"]["tools"]] == ["change", "new", "steady"]
 
 
-# What a process may be given
+# Pipes, sockets and files
 
 
 INITIALIZE = message(
@@ -290,7 +282,7 @@ INITIALIZE = message(
 )
 
 
-def test_files_serve_as_well(tmp_path: Path) -> None:
+def test_server_runs_on_files(tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(INITIALIZE)
     with (
         (tmp_path / "in").open("rb") as stdin,
@@ -301,7 +293,7 @@ def test_files_serve_as_well(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out").read_bytes())["result"]["serverInfo"]["name"] == "board"
 
 
-def test_one_socket_serves_as_both_and_keeps_its_mode() -> None:
+def test_server_runs_on_one_socket_and_restores_its_mode() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(DEADLINE)
@@ -316,23 +308,24 @@ def test_one_socket_serves_as_both_and_keeps_its_mode() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mcpserver", "lowlevel", "fastmcp"])
-def test_what_a_tool_prints_or_reads_is_not_the_clients(kind: str) -> None:
+def test_tool_can_not_write_to_or_read_from_the_client(kind: str) -> None:
     with piped("2025-11-25", kind) as pipe:
         assert pipe.do("noise") == ""
         pipe.ask("tools/list")
         pipe.do("noise")
 
 
-def test_what_is_printed_at_the_very_end_is_not_the_clients_either() -> None:
+def test_output_at_exit_does_not_reach_the_client() -> None:
     with piped("2025-11-25") as pipe:
         pipe.do("mutter")
-        pipe.stop(pipe.process.stdin)
-        assert pipe.process.wait(DEADLINE) == 0
+        assert pipe.process.stdin is not None
         assert pipe.process.stdout is not None
+        pipe.process.stdin.close()
+        assert pipe.process.wait(DEADLINE) == 0
         assert pipe.process.stdout.read() == b""
 
 
-def test_what_is_no_message_is_passed_over() -> None:
+def test_invalid_lines_are_skipped() -> None:
     with piped("2025-11-25") as pipe:
         bad = (
             b"",
@@ -348,7 +341,7 @@ def test_what_is_no_message_is_passed_over() -> None:
         assert "steady" in str(pipe.answer(7))
 
 
-def test_a_list_request_that_is_no_text_is_answered_as_the_sdk_reads_it() -> None:
+def test_list_request_that_is_not_utf8_is_answered_by_the_sdk() -> None:
     with piped("2025-11-25") as pipe:
         pipe.write(b'{"jsonrpc":"2.0","id":"\xff","method":"tools/list"}\n')
         assert "steady" in str(pipe.answer("\ufffd"))
@@ -356,11 +349,11 @@ def test_a_list_request_that_is_no_text_is_answered_as_the_sdk_reads_it() -> Non
         assert "steady" in str(pipe.answer(7))
 
 
-# Readers who don't read
+# Clients that do not read
 
 
 @pytest.mark.parametrize("version", ["2025-11-25", MODERN])
-def test_a_client_that_does_not_read_costs_a_mailbox_and_hears_the_last_of_it(version: str) -> None:
+def test_client_that_does_not_read_costs_little_memory_and_gets_the_last_version(version: str) -> None:
     with piped(version, policy={"journal_changes": 10}) as pipe:
         pipe.watch("board://sprint")
         pipe.do("flood", uri="board://sprint", count=10, size=1)
@@ -378,7 +371,7 @@ def test_a_client_that_does_not_read_costs_a_mailbox_and_hears_the_last_of_it(ve
         assert len(numbers) < count
 
 
-def test_a_client_that_asks_and_does_not_read_costs_a_bounded_amount_and_gets_every_answer() -> None:
+def test_client_that_sends_without_reading_costs_bounded_memory_and_gets_every_response() -> None:
     with piped("2025-11-25") as pipe:
         pipe.do("crowd", count=100)
         size = len(json.dumps(pipe.ask("tools/list")))
@@ -395,27 +388,29 @@ def test_a_client_that_asks_and_does_not_read_costs_a_bounded_amount_and_gets_ev
 
 
 @pytest.mark.parametrize("version", ["2025-11-25", MODERN])
-def test_a_client_that_leaves_without_reading_does_not_keep_the_process(version: str) -> None:
+def test_process_exits_if_the_client_closes_without_reading(version: str) -> None:
     with piped(version, policy={"write_deadline": 0.3}) as pipe:
         pipe.watch("board://sprint")
         pipe.change("flood", uri="board://sprint", count=1_000, size=50_000)
         pipe.settle()
-        pipe.stop(pipe.process.stdin)
-        assert pipe.process.wait(SOON) == 0
+        assert pipe.process.stdin is not None
+        pipe.process.stdin.close()
+        assert pipe.process.wait(DEADLINE) == 0
 
 
 @pytest.mark.parametrize("version", ["2025-11-25", MODERN])
-def test_a_pipe_that_breaks_ends_the_process_quietly(version: str) -> None:
+def test_process_exits_with_0_if_the_pipe_breaks(version: str) -> None:
     with piped(version) as pipe:
         pipe.watch("board://sprint")
-        pipe.stop(pipe.process.stdout)
+        assert pipe.process.stdout is not None
+        pipe.process.stdout.close()
         pipe.change("flood", uri="board://sprint", count=100, size=1_000)
         assert pipe.process.wait(DEADLINE) == 0
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_process_whose_client_does_not_read(number: signal.Signals) -> None:
+def test_signal_ends_a_process_whose_client_does_not_read(number: signal.Signals) -> None:
     with piped("2025-11-25") as pipe:
         pipe.watch("board://sprint")
         pipe.change("flood", uri="board://sprint", count=1_000, size=50_000)
@@ -424,7 +419,7 @@ def test_a_signal_ends_a_process_whose_client_does_not_read(number: signal.Signa
         pipe.process.send_signal(number)
         deadline = time.monotonic() + DEADLINE
         while pipe.process.returncode is None:
-            assert time.monotonic() < deadline, "it does not end"
+            assert time.monotonic() < deadline, "the process does not end"
             watch.look()
             with suppress(subprocess.TimeoutExpired):
                 pipe.process.wait(0.02)
@@ -432,12 +427,12 @@ def test_a_signal_ends_a_process_whose_client_does_not_read(number: signal.Signa
         assert pipe.process.returncode == 128 + number
 
 
-# The same, with the SDK's own client
+# The client of the SDK
 
 
 @pytest.mark.parametrize("version", ["2025-11-25", MODERN])
 @pytest.mark.anyio
-async def test_many_changes_in_a_row_reach_the_sdks_client_in_order(version: str) -> None:
+async def test_client_of_the_sdk_gets_many_changes_in_order(version: str) -> None:
     async with open_ear(stdio_server("mcpserver"), version) as ear, listening(ear, "board://sprint"):
         await ear.change("crowd", count=50)
         await ear.mark()

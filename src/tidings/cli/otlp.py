@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tidings.cli.startup import without_gc
-from tidings.stdio.process_exit import meanwhile
+from tidings.stdio.process_exit import run_at_exit
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -65,7 +65,7 @@ def export_telemetry(service: str, failures: Counter[str]) -> Iterator[None]:
             handler.addFilter(errors)
     flush = partial(_shut_down, shutdowns)
     try:
-        with meanwhile(flush):
+        with run_at_exit(flush):
             yield
     finally:
         flush()

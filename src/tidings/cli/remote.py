@@ -12,7 +12,7 @@ import typer
 from tidings.cli.options import TOKEN_VARIABLE
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
-from tidings.stdio.process_exit import leave
+from tidings.stdio.process_exit import exit_process
 
 if TYPE_CHECKING:
     from mcp.client.client import Client
@@ -60,7 +60,7 @@ async def _cancel_on_interrupt(work: Coroutine[Any, Any, Result]) -> Result:
 
     def interrupt() -> None:
         task.cancel()
-        loop.call_later(_CLOSE_TIMEOUT, leave, 130)
+        loop.call_later(_CLOSE_TIMEOUT, exit_process, 130)
 
     # Windows has no such handler, and other threads than the main one get no signals: asyncio's default applies.
     with suppress(NotImplementedError, ValueError, RuntimeError):

@@ -27,7 +27,7 @@ from tidings.cli.options import TOKEN_VARIABLE, Folder
 from tidings.cli.otlp import export_telemetry
 from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr
 from tidings.cli.serve_stdio import DEFAULT_POLL, StdioOptions, make_live, serve_stdio
-from tidings.stdio.process_exit import leave
+from tidings.stdio.process_exit import exit_process
 
 if TYPE_CHECKING:
     from tidings.http.health import Audience
@@ -239,14 +239,14 @@ def _exit_with_0_on_signal() -> Iterator[None]:
 def _limit_shutdown() -> None:
     """Exit after a timeout even if a Python tool still computes or waits: nothing can interrupt its thread."""
 
-    def exit_process() -> None:
+    def exit_without_calls() -> None:
         logger.warning("some calls still run after %g s; exiting without them", _SHUTDOWN_TIMEOUT)
         if sys.stderr.isatty():
             sys.stderr.write("\x1b[?25h")  # show the cursor, which the status panel has hidden
             sys.stderr.flush()
-        leave(0)
+        exit_process(0)
 
-    timer = threading.Timer(_SHUTDOWN_TIMEOUT, exit_process)
+    timer = threading.Timer(_SHUTDOWN_TIMEOUT, exit_without_calls)
     timer.daemon = True
     timer.start()
 

@@ -105,6 +105,15 @@ class ListCache:
                 self._live.hub.notifications.fetched.record(_FEATURES[method], kept.state)
         return kept
 
+    def can_serve(self, method: str) -> bool:
+        """Return whether every caller gets the same response, and no middleware of the user must see the request."""
+        is_list = method in _FEATURES or method == "server/discover"
+        return is_list and self._live.shares_lists and not self._live.steps_aside
+
+    def state_of(self, method: str) -> Hashable:
+        """Return a value that changes when the response changes."""
+        return self._live.state_of(method)
+
     def knows(self, method: str) -> bool:
         """Whether the state that an answer depends on is known. While the server is being read, it may be an old one,
         and each caller has to ask for itself."""

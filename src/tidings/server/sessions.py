@@ -42,8 +42,8 @@ from tidings.server import internals as seams
 from tidings.server.authorization import Principal
 from tidings.server.granted_topics import GrantedTopics, RequestedTopics, honour
 from tidings.server.listen_options import ListenOptions
+from tidings.server.notification_stream import NotificationStream
 from tidings.server.response_cursor import Sight
-from tidings.stdio.transport import Wire
 
 if TYPE_CHECKING:
     from mcp.server.connection import Connection
@@ -319,7 +319,7 @@ class _Pipe:
     def open(self, wish: ListenOptions, label: str, is_muted: IsMuted | None) -> Subscriber:
         self._shape = wish.shape()
         if self._wire is not None:
-            self._wire.renew()
+            self._wire.on_handshake()
         kind = ConnectionKind("legacy", "stdio")
         self.subscriber = self._live.hub.open(
             self._deliver, label=label, kind=kind, policy=wish.policy, filter=wish.filter, is_muted=is_muted
@@ -347,7 +347,7 @@ class _Pipe:
         frame = write_alone(notification, self._shape)
         self._counts.bytes += len(frame)
         if self._wire is not None:
-            return None if self._wire.put(frame, self.start) else BUSY
+            return None if self._wire.write_notification(frame, self.start) else BUSY
         message = msgspec.json.decode(frame)
         self._begin(message["method"], message["params"])
         return BUSY
@@ -437,7 +437,7 @@ class _Pump:
         if self._wire is not None:
             frame = write(notification, self._shape, self._tag)
             self._live.hub.counts.bytes += len(frame)
-            return None if self._wire.put(frame, self._wake) else BUSY
+            return None if self._wire.write_notification(frame, self._wake) else BUSY
         self._notification = notification
         self._roused.set()
         return BUSY
@@ -447,10 +447,10 @@ class _Pump:
         self._roused.set()
 
 
-def _wire_of(connection: Connection) -> Wire | None:
+def _wire_of(connection: Connection) -> NotificationStream | None:
     """The lines of this process's standard output, if those are what this connection writes to and are ours."""
     stream = seams.write_stream_of(connection)
-    return stream if isinstance(stream, Wire) else None
+    return stream if isinstance(stream, NotificationStream) else None
 
 
 def _listen_params(ctx: Ctx) -> types.SubscriptionsListenRequestParams | None:

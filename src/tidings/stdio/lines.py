@@ -1,9 +1,9 @@
-"""Lines on two descriptors, read and written on the event loop without ever waiting.
+"""Lines on two file descriptors, read and written on the event loop without blocking.
 
-Written lines go out whole and in order, all those of one turn of the loop in one system call, and those that are not
-pressing once in a moment. What the other side does not read is bounded: a writer that is full says so, and tells when
-it no longer is; meanwhile nothing is answered, and who goes on asking waits in its own pipe. Nobody is cut off: on a
-pipe, the other side owns the process.
+Lines are written whole and in order, with one system call per turn of the event loop; notifications are collected for a
+millisecond. Buffers are bounded: if the client does not read, the writer is full and calls back when it has room again.
+Meanwhile no request is answered, and further requests wait in the pipe. A slow client is never disconnected, because on
+a pipe the client owns the process.
 """
 
 from __future__ import annotations
@@ -19,171 +19,176 @@ __all__ = ["LineReader", "LineWriter"]
 logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 16
-"""Bytes to read at once: what a pipe holds by default."""
+"""Bytes per read: the default size of a pipe."""
 
-_MOST_UNREAD = 1 << 16
-"""Bytes that may wait to be written before a writer is full: as much again as the pipe itself holds."""
+_MAX_UNWRITTEN = 1 << 16
+"""Bytes that can wait before a writer is full: as much as the pipe itself holds."""
 
-_MOMENT = 0.001
-"""Seconds between two writes of lines that may wait for others to go with them."""
+BATCH_INTERVAL = 0.001
+"""Seconds between two writes of batched lines."""
 
-_MOST_HELD = 1 << 20
-"""Bytes of lines that may wait to be looked at. Far more than the pipe holds: a client that asks for a thousand things
-before it reads the first answer must not be stuck with us waiting for each other."""
+_MAX_UNHANDLED = 1 << 20
+"""Bytes of lines that can wait to be handled. This is much more than a pipe holds: if a client sends a thousand
+requests before it reads the first response, client and server must not wait for each other."""
 
-_MOST_UNTAKEN = 64
-"""Lines that may wait to be taken: whoever takes them starts a task for each, and must not be far behind."""
+_MAX_UNTAKEN = 64
+"""Lines that can wait for `take()`. The caller starts a task for each one."""
 
 
 class LineWriter:
-    """Takes every line, and says when it should be given no more for a while."""
+    """Accepts every line, and reports when it is full."""
 
     def __init__(self, descriptor: int, on_lost: Callable[[], None]) -> None:
-        """`descriptor` must not block. `on_lost` is called once, when nobody can read any more."""
+        """`descriptor` must be non-blocking. `on_lost` is called once, when the other side can no longer read."""
         self._descriptor = descriptor
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._lines: list[bytes] = []
-        self._rest = memoryview(b"")
-        """What of the lines before was not taken by the pipe."""
+        self._unwritten = memoryview(b"")
+        """The rest of earlier lines that the pipe did not accept."""
         self._size = 0
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._emptied: asyncio.Future[None] | None = None
-        self._patience: float | None = None
+        self._callbacks: deque[Callable[[], None]] = deque()
+        self._empty: asyncio.Future[None] | None = None
+        self._read_timeout: float | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._is_due = False
-        self._flushed = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._is_flush_scheduled = False
+        self._flushed_at = 0.0
+        self._batch_timer: asyncio.TimerHandle | None = None
         self._is_blocked = False
-        self.is_lost = False
+        self.is_closed = False
 
     @property
     def is_full(self) -> bool:
-        return self._size >= _MOST_UNREAD
+        return self._size >= _MAX_UNWRITTEN
 
-    def write(self, line: bytes, on_free: Callable[[], None] | None = None, *, is_pressing: bool = True) -> bool:
-        """Write a line that ends with its newline: in this turn of the loop, or with others of the same moment if it is
-        not pressing. False if the writer is full now: `on_free` is called once it is not, never from within this
-        call."""
-        if self.is_lost:
+    def write(self, line: bytes, on_free: Callable[[], None] | None = None) -> bool:
+        """Write a line, with its newline, in this turn of the event loop.
+
+        Return False if the writer is full now. `on_free` is then called when it has room, never from within this call.
+        """
+        if self.is_closed:
             return True
         self._lines.append(line)
         self._size += len(line)
-        if self._size < _MOST_UNREAD:
-            if is_pressing or self._timer is None:
-                self._plan(is_pressing=is_pressing)
+        if self._size < _MAX_UNWRITTEN:
+            self._schedule_flush()
             return True
-        # Who writes much in one turn of the loop must not wait for the next one.
+        return self._write_if_possible(on_free)
+
+    def write_batched(self, line: bytes, on_free: Callable[[], None]) -> bool:
+        """Do the same, but collect the lines of `BATCH_INTERVAL` for one system call."""
+        if self.is_closed:
+            return True
+        self._lines.append(line)
+        self._size += len(line)
+        if self._size < _MAX_UNWRITTEN:
+            if self._batch_timer is None:
+                self._schedule_flush(self._flushed_at + BATCH_INTERVAL - self._loop.time())
+            return True
+        return self._write_if_possible(on_free)
+
+    def _write_if_possible(self, on_free: Callable[[], None] | None) -> bool:
+        # Without waiting for the next turn of the loop, since much was written in this one.
         if not self._is_blocked:
-            self._push()
-            if self._size < _MOST_UNREAD:
+            self._write_lines()
+            if self._size < _MAX_UNWRITTEN:
                 return True
         if on_free is not None:
-            self.when_free(on_free)
+            self.call_when_free(on_free)
         return False
 
-    def put(self, line: bytes, on_free: Callable[[], None]) -> bool:
-        """`write` for a line that is not pressing: the shortest way where it follows another of the same moment."""
-        size = self._size + len(line)
-        if self._timer is None or size >= _MOST_UNREAD:
-            return self.write(line, on_free, is_pressing=False)
-        self._lines.append(line)
-        self._size = size
-        return True
-
-    def when_free(self, callback: Callable[[], None]) -> None:
-        """Call back as soon as there is room, after all who asked before."""
-        self._waiting.append(callback)
+    def call_when_free(self, callback: Callable[[], None]) -> None:
+        """Call back when there is room, in the order of these calls."""
+        self._callbacks.append(callback)
         if not self._is_blocked:
-            self._plan()
+            self._schedule_flush()
 
     async def until_free(self) -> None:
         if self.is_full:
             future: asyncio.Future[None] = self._loop.create_future()
-            self.when_free(lambda: None if future.done() else future.set_result(None))
+            self.call_when_free(lambda: None if future.done() else future.set_result(None))
             await future
 
     async def until_empty(self) -> None:
         if self._size:
-            self._emptied = self._loop.create_future()
-            await self._emptied
+            self._empty = self._loop.create_future()
+            await self._empty
 
-    def hurry(self, patience: float) -> None:
-        """From now on, give up on a reader that reads nothing for so many seconds."""
-        self._patience = patience
-        self._set_deadline()
+    def set_read_timeout(self, seconds: float) -> None:
+        """Close from now on if the other side reads nothing for this time."""
+        self._read_timeout = seconds
+        self._reset_deadline()
 
     def flush(self) -> None:
-        """Write what can be written now."""
-        self._is_due = False
-        self._stop_timer()
-        self._flushed = self._loop.time()
-        if self._size and not self.is_lost:
-            self._push()
-        while self._waiting and not self.is_full:
-            self._waiting.popleft()()
+        """Write as much as possible now."""
+        self._is_flush_scheduled = False
+        self._cancel_batch_timer()
+        self._flushed_at = self._loop.time()
+        if self._size and not self.is_closed:
+            self._write_lines()
+        while self._callbacks and not self.is_full:
+            self._callbacks.popleft()()
 
     def close(self) -> None:
-        """Stop, whatever was not written."""
-        self.is_lost = True
-        self._stop_timer()
+        """Stop, and discard unwritten lines."""
+        self.is_closed = True
+        self._cancel_batch_timer()
         self._lines.clear()
-        self._rest = memoryview(b"")
+        self._unwritten = memoryview(b"")
         self._size = 0
-        self._push()
-        self._set_deadline()
-        self._plan()
+        self._write_lines()
+        self._reset_deadline()
+        self._schedule_flush()
 
     def _lose(self) -> None:
         self.close()
         self._on_lost()
 
-    def _set_deadline(self) -> None:
+    def _reset_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        if self._patience is not None and self._size:
-            self._deadline = self._loop.call_later(self._patience, self._lose)
+        if self._read_timeout is not None and self._size:
+            self._deadline = self._loop.call_later(self._read_timeout, self._lose)
 
-    def _plan(self, *, is_pressing: bool = True) -> None:
-        if self._is_blocked or self._is_due:
+    def _schedule_flush(self, delay: float = 0.0) -> None:
+        if self._is_blocked or self._is_flush_scheduled:
             return
-        wait = 0.0 if is_pressing else self._flushed + _MOMENT - self._loop.time()
-        if wait > 0:
-            self._timer = self._loop.call_later(wait, self.flush)
+        if delay > 0:
+            self._batch_timer = self._loop.call_later(delay, self.flush)
         else:
-            self._is_due = True
+            self._is_flush_scheduled = True
             self._loop.call_soon(self.flush)
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _cancel_batch_timer(self) -> None:
+        if self._batch_timer is not None:
+            self._batch_timer.cancel()
+            self._batch_timer = None
 
-    def _push(self) -> None:
+    def _write_lines(self) -> None:
         while self._size:
-            if not self._rest:
-                self._rest = memoryview(b"".join(self._lines))
+            if not self._unwritten:
+                self._unwritten = memoryview(b"".join(self._lines))
                 self._lines.clear()
             try:
-                written = os.write(self._descriptor, self._rest)
+                written = os.write(self._descriptor, self._unwritten)
             except BlockingIOError:
-                self._block(True)
-                if self._deadline is None:  # nothing waited when the hurry began
-                    self._set_deadline()
+                self._set_blocked(True)
+                if self._deadline is None:
+                    self._reset_deadline()
                 return
-            except OSError as error:  # the reader is gone, or the connection
-                logger.debug("standard output can't be written to any more: %r", error)
+            except OSError as error:
+                logger.debug("can't write to standard output: %r", error)
                 self._lose()
                 return
-            self._rest = self._rest[written:]
+            self._unwritten = self._unwritten[written:]
             self._size -= written
-            self._set_deadline()
-        self._block(False)
-        if self._emptied is not None and not self._emptied.done():
-            self._emptied.set_result(None)
+            self._reset_deadline()
+        self._set_blocked(False)
+        if self._empty is not None and not self._empty.done():
+            self._empty.set_result(None)
 
-    def _block(self, is_blocked: bool) -> None:
+    def _set_blocked(self, is_blocked: bool) -> None:
         if is_blocked is not self._is_blocked:
             self._is_blocked = is_blocked
             if is_blocked:
@@ -193,34 +198,35 @@ class LineWriter:
 
 
 class LineReader:
-    """Offers each line to `answer` first, and keeps those that it does not take for `take()`."""
+    """Passes each line to `handle`, and keeps those that it does not handle for `take()`."""
 
     def __init__(
-        self, descriptor: int, answer: Callable[[bytes], bool], writer: LineWriter, on_end: Callable[[], None]
+        self, descriptor: int, handle: Callable[[bytes], bool], writer: LineWriter, on_end: Callable[[], None]
     ) -> None:
-        """`descriptor` must not block. While `writer` is full, no line is looked at. `on_end` is called once, when the
-        other side will write no more."""
+        """`descriptor` must be non-blocking. While `writer` is full, no line is handled. `on_end` is called once, when
+        the other side will write no more."""
         self._descriptor = descriptor
-        self._answer = answer
+        self._handle = handle
         self._writer = writer
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._pieces: list[bytes] = []
-        """The line that has not ended yet."""
+        self._incomplete: list[bytes] = []
+        """The parts of a line without its end."""
         self._lines: deque[bytes] = deque()
-        """Those that nobody has looked at yet."""
+        """Lines that were not handled yet."""
         self._size = 0
         self._untaken: deque[bytes] = deque()
         self._taker: asyncio.Future[None] | None = None
         self._is_reading = False
         self._is_waiting = False
-        self._is_over = False
-        self._go_on()
+        """Whether the writer is full."""
+        self._is_ended = False
+        self._handle_lines()
 
     async def take(self) -> bytes | None:
-        """The next line that was not answered; None when there will be none."""
+        """Return the next line that was not handled; None at the end."""
         while not self._untaken:
-            if self._is_over and not self._lines:
+            if self._is_ended and not self._lines:
                 return None
             self._taker = self._loop.create_future()
             try:
@@ -229,25 +235,25 @@ class LineReader:
                 self._taker = None
         line = self._untaken.popleft()
         if self._lines and not self._is_waiting:
-            self._go_on()
+            self._handle_lines()
         return line
 
-    def put(self, line: bytes) -> None:
-        """Take a line as if it had just been read."""
-        if not self._answer(line):
+    def add(self, line: bytes) -> None:
+        """Handle a line as if it had just been read."""
+        if not self._handle(line):
             self._untaken.append(line)
-            self._rouse()
+            self._wake_taker()
 
     def end(self) -> None:
-        """Read no more, as if the other side had closed."""
-        if not self._is_over:
-            self._is_over = True
+        """Stop reading, as if the other side had closed."""
+        if not self._is_ended:
+            self._is_ended = True
             self._set_reading(False)
-            self._rouse()
+            self._wake_taker()
             self._on_end()
 
     def close(self) -> None:
-        """Read no more, and forget what was."""
+        """Stop reading, and discard all lines."""
         self._lines.clear()
         self._untaken.clear()
         self.end()
@@ -257,40 +263,40 @@ class LineReader:
             data = os.read(self._descriptor, _CHUNK)
         except BlockingIOError:
             return
-        except OSError as error:  # a socket that was reset
-            logger.debug("standard input can't be read any more: %r", error)
+        except OSError as error:  # for example a connection reset
+            logger.debug("can't read from standard input: %r", error)
             data = b""
         if not data:
-            # A last line may lack its newline.
-            self._lines.extend([b"".join(self._pieces)] if self._pieces else [])
+            # The last line can lack its newline.
+            self._lines.extend([b"".join(self._incomplete)] if self._incomplete else [])
             self.end()
         else:
             *lines, rest = data.split(b"\n")
-            if lines and self._pieces:
-                lines[0] = b"".join((*self._pieces, lines[0]))
-                self._pieces.clear()
+            if lines and self._incomplete:
+                lines[0] = b"".join((*self._incomplete, lines[0]))
+                self._incomplete.clear()
             if rest:
-                self._pieces.append(rest)
+                self._incomplete.append(rest)
             self._lines.extend(lines)
             self._size += sum(map(len, lines))
         if not self._is_waiting:
-            self._go_on()
-        elif self._size >= _MOST_HELD:
+            self._handle_lines()
+        elif self._size >= _MAX_UNHANDLED:
             self._set_reading(False)
 
-    def _go_on(self) -> None:
-        """Look at lines for as long as their answers can be written, and those without one are taken."""
+    def _handle_lines(self) -> None:
+        """Handle lines while the responses can be written and the other lines are taken."""
         self._is_waiting = False
-        while self._lines and len(self._untaken) < _MOST_UNTAKEN:
+        while self._lines and len(self._untaken) < _MAX_UNTAKEN:
             if self._writer.is_full:
                 self._is_waiting = True
-                self._writer.when_free(self._go_on)
+                self._writer.call_when_free(self._handle_lines)
                 break
             line = self._lines.popleft()
             self._size -= len(line)
-            self.put(line)
-        self._rouse()
-        self._set_reading(not self._is_over and self._size < _MOST_HELD)
+            self.add(line)
+        self._wake_taker()
+        self._set_reading(not self._is_ended and self._size < _MAX_UNHANDLED)
 
     def _set_reading(self, is_reading: bool) -> None:
         if is_reading is not self._is_reading:
@@ -300,6 +306,6 @@ class LineReader:
             else:
                 self._loop.remove_reader(self._descriptor)
 
-    def _rouse(self) -> None:
+    def _wake_taker(self) -> None:
         if self._taker is not None and not self._taker.done():
             self._taker.set_result(None)

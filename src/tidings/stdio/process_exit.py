@@ -1,7 +1,7 @@
-"""Leaves a process that does not end by itself, since a thread of it can't be interrupted.
+"""Ends a process whose threads can't be interrupted.
 
-What was registered for its end is done all the same, for as long as a moment lasts: the store is written, log files are
-flushed, and `meanwhile` telemetry is sent. Not the ordinary way: that is to return.
+The functions registered with `atexit` and `run_at_exit` still run, for a short time: the store is written, log files
+are flushed, telemetry is sent. This is not the normal way to end: return from the main function if that is possible.
 """
 
 from __future__ import annotations
@@ -14,31 +14,35 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-__all__ = ["leave", "meanwhile"]
+__all__ = ["exit_process", "run_at_exit"]
 
-_MOMENT = 0.5
-"""Seconds: a client that ends its server gives it about two, of which most are gone by then."""
+EXIT_TIMEOUT = 0.5
+"""Seconds. A client that ends its server waits about two seconds, and most of them are over by then."""
 
-_meanwhile: list[Callable[[], object]] = []
+_functions: list[Callable[[], object]] = []
 
 
 @contextmanager
-def meanwhile(work: Callable[[], object]) -> Iterator[None]:
-    """Do this too if the process is left within the block. Beside the rest and not before it: what waits for others, as
-    for a collector that is away, must not take the store's time."""
-    _meanwhile.append(work)
+def run_at_exit(function: Callable[[], object]) -> Iterator[None]:
+    """Call a function if the process exits within the block.
+
+    It runs in parallel with the functions of `atexit`: an unreachable collector must not delay the store.
+    """
+    _functions.append(function)
     try:
         yield
     finally:
-        _meanwhile.remove(work)
+        _functions.remove(function)
 
 
-def leave(status: int) -> NoReturn:
-    # On threads of their own, since whatever they wait for may be what hangs.
-    last = [threading.Thread(target=work, name="leaving", daemon=True) for work in (atexit._run_exitfuncs, *_meanwhile)]
-    for each in last:
-        each.start()
-    end = time.monotonic() + _MOMENT
-    for each in last:
-        each.join(max(0.0, end - time.monotonic()))
+def exit_process(status: int) -> NoReturn:
+    # In their own threads, because each of them can hang.
+    threads = [
+        threading.Thread(target=function, name="exit", daemon=True) for function in (atexit._run_exitfuncs, *_functions)
+    ]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + EXIT_TIMEOUT
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
     os._exit(status)

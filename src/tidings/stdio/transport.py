@@ -1,12 +1,11 @@
-"""stdio: a server on the standard input and output of its process.
+"""A server on the standard input and output of its process.
 
-The SDK reads and writes through a worker thread, a task and a queue each way. Where both descriptors are pipes or
-sockets, its streams here are lines on the event loop instead. Notifications go out as ready bytes, and a list that the
-SDK has answered since the last change is answered from what it said then; everything else goes through the SDK, in
-order. The descriptors are claimed as the SDK claims them: what a tool prints goes to standard error.
+The SDK uses a worker thread, a task and a queue for each direction. If both descriptors are pipes or sockets, this
+module replaces its streams: lines are read and written on the event loop, notifications are written as encoded bytes,
+and a list that has not changed is answered with the bytes of the SDK's last response. All other messages go through the
+SDK, in order. The descriptors are claimed as the SDK claims them, so the output of a tool goes to standard error.
 
-Not for a server with a way of its own to run on stdio, as FastMCP has, nor for a file or a terminal: those run on the
-SDK's own streams, and their notifications through its outbound queue.
+Files and terminals, and servers with their own stdio loop (FastMCP), use the streams of the SDK.
 """
 
 from __future__ import annotations
@@ -16,115 +15,155 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import anyio
 import anyio.lowlevel
 import mcp_types as types
 import msgspec
+from mcp.server.lowlevel import Server
 from mcp.server.mcpserver import MCPServer
 from mcp.server.stdio import stdio_server
 from mcp.shared.message import SessionMessage
 
 from tidings.core.frames import encode_tag
-from tidings.http.request_checks import LISTS, UNREADABLE
-from tidings.server import internals as seams
+from tidings.server import internals
 from tidings.server.garbage_collection import spare, sparing
+from tidings.server.notification_stream import NotificationStream
 from tidings.stdio.lines import LineReader, LineWriter
-from tidings.stdio.process_exit import leave
+from tidings.stdio.process_exit import exit_process
 
-if TYPE_CHECKING:
-    from tidings.live import Live
-
-__all__ = ["Wire", "run_stdio"]
+__all__ = ["ListCache", "StdioConnection", "run_stdio"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
+_STREAM_TIMEOUT = 0.2
+"""Seconds after a signal for the tasks that write the results of listen streams."""
+
+_CLEANUP_TIMEOUT = 1.2
+"""Seconds after a signal until the process exits. The SDK's thread that reads standard input can't be interrupted, and
+would keep the process until the next line of the client."""
+
 _HEAD = b'{"jsonrpc":"2.0","id":'
 
-_LONGEST_LIST_REQUEST = 8192
-"""Bytes. Longer ones are not worth a look; the usual one has 300."""
+_MAX_LIST_REQUEST = 8192
+"""Bytes. A longer line is not checked; a typical list request has 300."""
 
-_MOST_ASKED = 64
-"""List requests whose answer is looked out for. One that its client cancels never gets any."""
+_MAX_PENDING = 64
+"""List requests whose response is awaited. A cancelled request never gets one."""
 
-_MOST_TRIES = 3
-"""How often the SDK is asked for one list. One that changes all the time has to be answered as it was, once."""
+_MAX_TRIES = 3
+"""Times that the SDK is asked for one list while it changes. After that, the client gets the last response."""
+
+_INVALID = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def run_stdio(live: Live) -> None:
-    """Serve one client on standard input and output."""
-    with _lines_of(live) as lines, sparing():
+class EncodedResponse(Protocol):
+    """A response without its request id: the bytes before and after it."""
+
+    head: bytes
+    tail: bytes
+
+
+class ListCache(Protocol):
+    """Encoded list responses."""
+
+    def can_serve(self, method: str) -> bool:
+        """Return whether all callers get the same response."""
+
+    def state_of(self, method: str) -> Hashable:
+        """Return a value that changes when the response changes."""
+
+    def find(self, method: str, version: str) -> EncodedResponse | None:
+        """Return the current response, if it is known."""
+
+    def keep(
+        self, key: tuple[str, str], state: Hashable, head: bytes, tail: bytes, headers: list[tuple[bytes, bytes]]
+    ) -> None:
+        """Keep a response of the SDK."""
+
+
+def run_stdio(
+    server: Any, lowlevel: Server[Any], lists: ListCache, write_deadline: float, stop: Callable[[], None]
+) -> None:
+    """Serve one client on standard input and output. `stop` is called on SIGTERM and SIGINT."""
+    with _claim_descriptors(server) as descriptors, sparing():
         spare()
+
+        async def serve() -> None:
+            if descriptors is not None:
+                await StdioConnection(lowlevel, lists, write_deadline, *descriptors).serve()
+            elif hasattr(server, "run_stdio_async"):
+                await server.run_stdio_async()
+            else:
+                async with stdio_server() as (read_stream, write_stream):
+                    await lowlevel.run(read_stream, write_stream, lowlevel.create_initialization_options())
+
         try:
-            anyio.run(_serve, live, lines, backend_options={"use_uvloop": find_spec("uvloop") is not None})
+            anyio.run(_serve, serve, stop, backend_options={"use_uvloop": find_spec("uvloop") is not None})
         except KeyboardInterrupt:
             sys.exit(130)
 
 
-async def _serve(live: Live, lines: tuple[int, int] | None) -> None:
+async def _serve(serve: Callable[[], Any], stop: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
-    stopped: list[int] = []
+    signals: list[int] = []
 
-    def stop(number: int) -> None:
-        if stopped:
+    def on_signal(number: int) -> None:
+        if signals:
             return
-        stopped.append(number)
-        live.stop()
-        # The results of the streams are written by their own tasks: a moment for those, then for what the server wants
-        # to clean up. The SDK's thread that reads standard input can't be interrupted, and would keep the process until
-        # the client's next line.
+        signals.append(number)
+        stop()
         if task is not None:
-            loop.call_later(0.2, task.cancel)
-        loop.call_later(1.2, leave, 128 + number)
+            loop.call_later(_STREAM_TIMEOUT, task.cancel)
+        loop.call_later(_CLEANUP_TIMEOUT, exit_process, 128 + number)
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, stop, number)
+        loop.add_signal_handler(number, on_signal, number)
     try:
-        if lines is not None:
-            await Wire(live, *lines).serve()
-        elif hasattr(live.server, "run_stdio_async"):
-            await live.server.run_stdio_async()
-        else:
-            async with stdio_server() as (read_stream, write_stream):
-                await live.lowlevel.run(read_stream, write_stream, live.lowlevel.create_initialization_options())
+        await serve()
     except asyncio.CancelledError:
-        if not stopped:
+        if not signals:
             raise
-        leave(128 + stopped[0])
+        exit_process(128 + signals[0])
 
 
 @contextmanager
-def _lines_of(live: Live) -> Iterator[tuple[int, int] | None]:
-    """The descriptors to read and write lines on, if that is for us to do. They are given back when the event loop has
-    ended with all its threads, so that the last word of none of those goes to the client."""
-    own_way = getattr(type(live.server), "run_stdio_async", None)
-    is_ours = own_way in (None, MCPServer.run_stdio_async)
+def _claim_descriptors(server: Any) -> Iterator[tuple[int, int] | None]:
+    """Return the descriptors to read and write lines on, or None if the SDK or the server has to do it.
+
+    They are released after the event loop and its threads have ended, so that the last output of a thread does not
+    reach the client.
+    """
+    run = getattr(type(server), "run_stdio_async", None)
+    is_ours = run in (None, MCPServer.run_stdio_async)
     if is_ours and _can_be_polled(sys.stdin, 0) and _can_be_polled(sys.stdout, 1):
-        with seams.claimed_stdio() as (stdin, stdout), _not_blocking(stdin, stdout):
+        with internals.claimed_stdio() as (stdin, stdout), _non_blocking(stdin, stdout):
             yield stdin, stdout
     else:
         yield None
 
 
 def _can_be_polled(stream: Any, descriptor: int) -> bool:
-    """Whether a standard stream is what the process was given, and a pipe or a socket. A terminal is shared with
-    whoever else uses it, and must keep its mode; a file is always ready."""
+    """Return whether a standard stream was not replaced, and is a pipe or a socket.
+
+    Other processes use the same terminal, so its mode must not change. A file is always ready.
+    """
     try:
         mode = os.fstat(stream.buffer.fileno()).st_mode
-        is_its_own = stream.buffer.fileno() == descriptor
+        is_original = stream.buffer.fileno() == descriptor
     except (AttributeError, OSError, ValueError):
         return False
-    return is_its_own and sys.platform != "win32" and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
+    return is_original and sys.platform != "win32" and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
 
 
 @contextmanager
-def _not_blocking(*descriptors: int) -> Iterator[None]:
-    """The mode belongs to the pipe's end and not to us: a shell that started us would find it changed."""
+def _non_blocking(*descriptors: int) -> Iterator[None]:
+    """Make descriptors non-blocking, and restore their mode: other processes share it."""
     before = [os.get_blocking(descriptor) for descriptor in descriptors]
     for descriptor in descriptors:
         os.set_blocking(descriptor, False)
@@ -137,7 +176,7 @@ def _not_blocking(*descriptors: int) -> Iterator[None]:
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True):
-    """A request as every client writes it. Any other goes to the SDK, to be refused or not."""
+    """A request with no unknown members. The SDK handles all others."""
 
     jsonrpc: Literal["2.0"]
     id: int | str
@@ -145,8 +184,8 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
     params: msgspec.Raw = msgspec.Raw()
 
 
-class _Asked(NamedTuple):
-    """A list that the SDK was asked for."""
+class _PendingList(NamedTuple):
+    """A list request that the SDK is handling."""
 
     line: bytes
     key: tuple[str, str]
@@ -154,48 +193,48 @@ class _Asked(NamedTuple):
     tries: int
 
 
-class Wire:
-    """One client's connection: what the SDK calls its write stream, and the lines behind it."""
+class StdioConnection(NotificationStream):
+    """The connection to one client. For the SDK it is the write stream."""
 
-    def __init__(self, live: Live, stdin: int, stdout: int) -> None:
-        self._live = live
+    def __init__(self, lowlevel: Server[Any], lists: ListCache, write_deadline: float, stdin: int, stdout: int) -> None:
+        self._lowlevel = lowlevel
+        self._lists = lists
+        self._write_deadline = write_deadline
         self._writer = LineWriter(stdout, self._on_lost)
-        self.put = self._writer.put
-        """Write a notification; False if what is given to be called then has to be waited for before the next one."""
+        self.write_notification = self._writer.write_batched
         self._reader = LineReader(stdin, self._answer, self._writer, self._on_end)
         self._handshakes = 0
-        self._asked: dict[str | int, _Asked] = {}
-        """By the request's id."""
+        self._pending: dict[str | int, _PendingList] = {}
+        """By request id."""
 
     async def serve(self) -> None:
-        """Until the client closes its end."""
-        lowlevel = self._live.lowlevel
+        """Serve until the client closes its end."""
+        options = self._lowlevel.create_initialization_options()
         try:
-            await lowlevel.run(_Requests(self._reader, self), self, lowlevel.create_initialization_options())
+            await self._lowlevel.run(_ReadStream(self._reader, self._on_request), self, options)
             await self._writer.until_empty()
         finally:
             self._reader.close()
             self._writer.flush()
             self._writer.close()
 
-    def renew(self) -> None:
-        """A handshake: what was answered before it may have been in another version."""
+    def on_handshake(self) -> None:
         self._handshakes += 1
-        self._asked.clear()
+        self._pending.clear()
 
-    def expect(self, request_id: str | int, line: bytes) -> None:
-        """A request goes to the SDK. Its answer must not be taken for that of another one with the same id."""
-        asked = self._asked.get(request_id)
-        if asked is not None and asked.line is not line:
-            del self._asked[request_id]
+    def _on_request(self, request_id: str | int, line: bytes) -> None:
+        """A request goes to the SDK: its response must not be taken for that of a list request with the same id."""
+        pending = self._pending.get(request_id)
+        if pending is not None and pending.line is not line:
+            del self._pending[request_id]
 
-    # What the SDK calls
+    # The interface of a write stream
 
     async def send(self, item: SessionMessage) -> None:
-        if self._writer.is_lost:
+        if self._writer.is_closed:
             raise anyio.BrokenResourceError
         line = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
-        if isinstance(item.message, types.JSONRPCResponse) and not self._learn(item.message, line):
+        if isinstance(item.message, types.JSONRPCResponse) and not self._keep_list(item.message, line):
             return
         if self._writer.write(line + b"\n"):
             await anyio.lowlevel.checkpoint()
@@ -203,7 +242,7 @@ class Wire:
             await self._writer.until_free()
 
     async def aclose(self) -> None:
-        """What was written is still on its way."""
+        """Do nothing: unwritten lines must still be written."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -214,75 +253,74 @@ class Wire:
     # Lists
 
     def _answer(self, line: bytes) -> bool:
-        """Answer a request whose answer is known; otherwise take note of it, if it is one to learn from."""
-        if (b'/list"' not in line and b"server/discover" not in line) or len(line) > _LONGEST_LIST_REQUEST:
-            return False
-        live = self._live
-        if live.steps_aside or not live.shares_lists:
+        """Answer a list request if its response is known. Otherwise remember it, to keep the response of the SDK."""
+        if (b'/list"' not in line and b"server/discover" not in line) or len(line) > _MAX_LIST_REQUEST:
             return False
         try:
             request = msgspec.json.decode(line, type=_Request)
-        except UNREADABLE:
+        except _INVALID:
             return False
-        if request.method not in LISTS:
+        if not self._lists.can_serve(request.method):
             return False
-        # The bytes of the params say it all: the same request as one that the SDK has answered gets the same answer.
+        # The same params as in a request that the SDK has answered have the same response.
         key = (request.method, f"stdio {self._handshakes} {bytes(request.params).hex()}")
-        kept = live.lists.find(*key) if live.is_attended else None
-        if kept is not None:
-            self._writer.write(kept.head + encode_tag(request.id) + kept.tail)
+        response = self._lists.find(*key)
+        if response is not None:
+            self._writer.write(response.head + encode_tag(request.id) + response.tail)
             return True
-        if _is_whole(request.params):
-            before = self._asked.pop(request.id, None)
-            if len(self._asked) >= _MOST_ASKED:
-                del self._asked[next(iter(self._asked))]
+        if _has_only_meta(request.params):
+            before = self._pending.pop(request.id, None)
+            if len(self._pending) >= _MAX_PENDING:
+                del self._pending[next(iter(self._pending))]
             tries = before.tries + 1 if before is not None and before.line is line else 1
-            self._asked[request.id] = _Asked(line, key, live.state_of(request.method), tries)
+            self._pending[request.id] = _PendingList(line, key, self._lists.state_of(request.method), tries)
         return False
 
-    def _learn(self, response: types.JSONRPCResponse, line: bytes) -> bool:
-        """Keep what the SDK says of a list. False if that is no longer true, and it is asked again: the client may have
-        been told of the change already, and would take this for the list after it."""
-        asked = self._asked.get(response.id)
-        if asked is None:
+    def _keep_list(self, response: types.JSONRPCResponse, line: bytes) -> bool:
+        """Keep the response to a list request.
+
+        Return False if the list has changed meanwhile, and ask the SDK again: the client may already have the
+        notification of the change, and would take this response for the new list.
+        """
+        pending = self._pending.get(response.id)
+        if pending is None:
             return True
-        if self._live.state_of(asked.key[0]) != asked.state:
-            if asked.tries < _MOST_TRIES:
-                self._reader.put(asked.line)
+        if self._lists.state_of(pending.key[0]) != pending.state:
+            if pending.tries < _MAX_TRIES:
+                self._reader.add(pending.line)
                 return False
         elif "nextCursor" not in response.result:
             tag = msgspec.json.encode(response.id)
             if line.startswith(_HEAD + tag + b',"result":{'):
-                self._live.lists.keep(asked.key, asked.state, _HEAD, line[len(_HEAD) + len(tag) :] + b"\n", [])
-        self._asked.pop(response.id, None)
+                self._lists.keep(pending.key, pending.state, _HEAD, line[len(_HEAD) + len(tag) :] + b"\n", [])
+        self._pending.pop(response.id, None)
         return True
 
-    # The ends
+    # The end of the connection
 
     def _on_lost(self) -> None:
         self._reader.end()
 
     def _on_end(self) -> None:
-        # What is answered still goes out, but the process must not stay for somebody who has left without reading it.
-        self._writer.hurry(self._live.policy.write_deadline)
+        # Responses are still written, but the process must not wait for a client that does not read them.
+        self._writer.set_read_timeout(self._write_deadline)
 
 
-def _is_whole(params: msgspec.Raw) -> bool:
-    """Whether a list is asked for as a whole, and nothing else about it."""
+def _has_only_meta(params: msgspec.Raw) -> bool:
     if not bytes(params):
         return True
     try:
         return set(msgspec.json.decode(params, type=dict[str, msgspec.Raw])) <= {"_meta"}
-    except UNREADABLE:
+    except _INVALID:
         return False
 
 
-class _Requests:
-    """What the SDK calls its read stream."""
+class _ReadStream:
+    """The read stream of the SDK."""
 
-    def __init__(self, reader: LineReader, wire: Wire) -> None:
+    def __init__(self, reader: LineReader, on_request: Callable[[str | int, bytes], None]) -> None:
         self._reader = reader
-        self._wire = wire
+        self._on_request = on_request
 
     async def receive(self) -> SessionMessage | Exception:
         line = await self._reader.take()
@@ -290,10 +328,10 @@ class _Requests:
             raise anyio.EndOfStream
         try:
             message = types.jsonrpc_message_adapter.validate_json(line.decode(errors="replace"), by_name=False)
-        except Exception as error:  # as the SDK's own stream does it: the connection goes on
+        except Exception as error:  # the SDK's own stream returns it, too, and continues
             return error
         if isinstance(message, types.JSONRPCRequest):
-            self._wire.expect(message.id, line)
+            self._on_request(message.id, line)
         return SessionMessage(message)
 
     async def aclose(self) -> None:
