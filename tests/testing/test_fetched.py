@@ -1,4 +1,4 @@
-"""What was shown excuses a telling only where it could have been the reason for it."""
+"""A fetch excuses a repeated notification only if it could be the reason for it."""
 
 from __future__ import annotations
 
@@ -37,105 +37,103 @@ def changed(*versions: Version) -> list[Event]:
 
 A = Version(1, "a")
 START = [*changed(A), Subscribed("s", (TOOLS,), {TOOLS: A}), *changed(B), Told("s", TOOLS, B)]
-UNTIL_THE_SECOND = [*changed(C, B_AGAIN), told(B_AGAIN)]
-"""Which says again what it knows."""
-UNTIL_THE_THIRD = [*changed(C_AGAIN, B_AT_LAST), told(B_AT_LAST)]
+SAME_AGAIN = [*changed(C, B_AGAIN), told(B_AGAIN)]
+SAME_A_THIRD_TIME = [*changed(C_AGAIN, B_AT_LAST), told(B_AT_LAST)]
 
-CAUGHT: dict[str, list[Event]] = {
-    "nothing was shown": [*START, *UNTIL_THE_SECOND],
-    "something, before it was told": [Fetched(TOOLS), *START, *UNTIL_THE_SECOND],
-    "something, after all": [*START, *UNTIL_THE_SECOND, Fetched(TOOLS)],
-    "something, and that was told of": [*START, Fetched(TOOLS), *UNTIL_THE_SECOND, *UNTIL_THE_THIRD],
-    "something of another topic": [*START, Fetched(PROMPTS), FetchStarted(PROMPTS, 1), *UNTIL_THE_SECOND],
-    "another one, but later": [*START, *UNTIL_THE_SECOND, Fetched(TOOLS, C)],
-    "an answer that was over before": [FetchStarted(TOOLS, 0), FetchEnded(TOOLS, 0), *START, *UNTIL_THE_SECOND],
-    "an answer that was begun later": [*START, *UNTIL_THE_SECOND, FetchStarted(TOOLS, 3)],
-    "an answer that can show nothing older": [*START, *changed(C, B_AGAIN), FetchStarted(TOOLS, 4), told(B_AGAIN)],
-    "an answer that showed the same": [
+REJECTED: dict[str, list[Event]] = {
+    "no fetch": [*START, *SAME_AGAIN],
+    "fetch before the first notification": [Fetched(TOOLS), *START, *SAME_AGAIN],
+    "fetch after the repetition": [*START, *SAME_AGAIN, Fetched(TOOLS)],
+    "fetch that the second notification answered": [*START, Fetched(TOOLS), *SAME_AGAIN, *SAME_A_THIRD_TIME],
+    "fetch of another topic": [*START, Fetched(PROMPTS), FetchStarted(PROMPTS, 1), *SAME_AGAIN],
+    "fetch of another version after the repetition": [*START, *SAME_AGAIN, Fetched(TOOLS, C)],
+    "fetch that ended before": [FetchStarted(TOOLS, 0), FetchEnded(TOOLS, 0), *START, *SAME_AGAIN],
+    "fetch that started later": [*START, *SAME_AGAIN, FetchStarted(TOOLS, 3)],
+    "fetch that can return nothing older": [*START, *changed(C, B_AGAIN), FetchStarted(TOOLS, 4), told(B_AGAIN)],
+    "fetch that returned the same content": [
         *START,
         FetchStarted(TOOLS, 2),
         Fetched(TOOLS, B),
         FetchEnded(TOOLS, 2),
-        *UNTIL_THE_SECOND,
+        *SAME_AGAIN,
     ],
-    "an answer that was never given": [
+    "fetch without a result": [
         *START,
         FetchStarted(TOOLS, 2),
         *changed(C),
         FetchEnded(TOOLS, 2),
-        *UNTIL_THE_SECOND,
+        *SAME_AGAIN,
     ],
-    "an answer whose telling is over": [
+    "fetch that an earlier notification answered": [
         *START,
         FetchStarted(TOOLS, 2),
-        *UNTIL_THE_SECOND,
+        *SAME_AGAIN,
         Fetched(TOOLS, B_AGAIN),
         FetchEnded(TOOLS, 2),
-        *UNTIL_THE_THIRD,
+        *SAME_A_THIRD_TIME,
     ],
 }
-PERMITTED: dict[str, list[Event]] = {
-    "something, nobody knows what": [*START, *changed(C), Fetched(TOOLS), *changed(B_AGAIN), told(B_AGAIN)],
-    "another one": [*START, *changed(C), Fetched(TOOLS, C), *changed(B_AGAIN), told(B_AGAIN)],
-    "any one until then": [*START, *changed(C, B_AGAIN), Fetched(TOOLS, Version(4, "")), told(B_AGAIN)],
-    "an answer under way": [*START, FetchStarted(TOOLS, 2), *UNTIL_THE_SECOND, FetchEnded(TOOLS, 2)],
-    "an answer under way all the time": [FetchStarted(TOOLS), *START, *UNTIL_THE_SECOND, *UNTIL_THE_THIRD],
-    "one of two that began together": [
+ACCEPTED: dict[str, list[Event]] = {
+    "fetch of an unknown version": [*START, *changed(C), Fetched(TOOLS), *changed(B_AGAIN), told(B_AGAIN)],
+    "fetch of another version": [*START, *changed(C), Fetched(TOOLS, C), *changed(B_AGAIN), told(B_AGAIN)],
+    "fetch of any version until then": [*START, *changed(C, B_AGAIN), Fetched(TOOLS, Version(4, "")), told(B_AGAIN)],
+    "running fetch": [*START, FetchStarted(TOOLS, 2), *SAME_AGAIN, FetchEnded(TOOLS, 2)],
+    "fetch that never ends": [FetchStarted(TOOLS), *START, *SAME_AGAIN, *SAME_A_THIRD_TIME],
+    "one of two fetches with the same start": [
         *START,
         FetchStarted(TOOLS, 2),
         FetchStarted(TOOLS, 2),
         FetchEnded(TOOLS, 2),
-        *UNTIL_THE_SECOND,
+        *SAME_AGAIN,
     ],
 }
 
 
-@pytest.mark.parametrize("events", CAUGHT.values(), ids=CAUGHT)
-def test_the_same_again_is_caught(events: list[Event]) -> None:
+@pytest.mark.parametrize("events", REJECTED.values(), ids=REJECTED)
+def test_repeated_version_is_rejected(events: list[Event]) -> None:
     with pytest.raises(PromiseBroken, match="Unique"):
         check_unique(History(events))
 
 
-@pytest.mark.parametrize("events", CAUGHT.values(), ids=CAUGHT)
-def test_the_word_to_refetch_is_caught_where_all_is_kept(events: list[Event]) -> None:
+@pytest.mark.parametrize("events", REJECTED.values(), ids=REJECTED)
+def test_refetch_is_rejected_if_the_journal_has_all_changes(events: list[Event]) -> None:
     with pytest.raises(PromiseBroken, match="Resumable: s, tools: it was told to refetch"):
         check_resumable(History(events), journal=1000)
 
 
-@pytest.mark.parametrize("events", PERMITTED.values(), ids=PERMITTED)
-def test_where_something_else_may_have_been_shown_it_may_be_told_again(events: list[Event]) -> None:
+@pytest.mark.parametrize("events", ACCEPTED.values(), ids=ACCEPTED)
+def test_repeated_version_is_accepted_if_another_may_have_been_fetched(events: list[Event]) -> None:
     check_all(History(events))
     check_resumable(History(events), journal=1000)
 
 
-def test_answers_that_a_server_gives_are_recorded_from_their_begin_to_their_end() -> None:
+def test_recorder_records_fetches_from_start_to_end() -> None:
     catalog = Catalog()
     hub = Hub(catalog)
     hub.notifications.fetched.begin_fetch(PROMPTS, 0)
     history = Recorder(hub).history
-    begun = len(history)
+    start = len(history)
     hub.notifications.fetched.begin_fetch(TOOLS, 0)
     catalog.tools.add({"name": "a"})
     hub.notifications.fetched.record(TOOLS, catalog.tools.version)
     hub.notifications.fetched.end_fetch(TOOLS, 0)
     hub.notifications.fetched.end_fetch(PROMPTS, 0)
 
-    assert history.events[begun - 1] == FetchStarted(PROMPTS, 0), "it was under way already"
-    assert [type(each) for each in history.events[begun:]] == [FetchStarted, Changed, Fetched, FetchEnded, FetchEnded]
-    assert not hub.notifications.fetched._in_progress
+    assert history.events[start - 1] == FetchStarted(PROMPTS, 0), "it had started before the recorder"
+    assert [type(each) for each in history.events[start:]] == [FetchStarted, Changed, Fetched, FetchEnded, FetchEnded]
 
 
-@pytest.mark.parametrize("is_sound", [True, False])
-def test_a_server_whose_clients_list_all_the_time_is_checked_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, is_sound: bool
+@pytest.mark.parametrize("is_correct", [True, False])
+def test_promises_are_checked_while_clients_fetch_all_the_time(
+    monkeypatch: pytest.MonkeyPatch, is_correct: bool
 ) -> None:
-    if not is_sound:
+    if not is_correct:
         monkeypatch.setattr("tidings.core.fetched.FetchedVersions.may_differ", lambda self, topic, now, since: True)
     live = Live(MCPServer("lists"))
     recorder = Recorder(live.hub)
     reader = live.hub.open(lambda _: BUSY, label="slow")
     reader.subscribe("prompts")
-    live.catalog.prompts.add({"name": "told of, and busy since"})
+    live.catalog.prompts.add({"name": "first"})
     for _ in range(3):
         with Sight(live, [PROMPTS]) as sight:
             sight.cursor()
@@ -146,7 +144,7 @@ def test_a_server_whose_clients_list_all_the_time_is_checked_all_the_same(
         live.hub.wake(reader)
     recorder.look()
 
-    if is_sound:
+    if is_correct:
         check_all(recorder.history)
     else:
         with pytest.raises(PromiseBroken, match="Unique"):

@@ -1,4 +1,4 @@
-"""Where histories come from: what is read off the wire, and what a recorder writes down of a hub from inside."""
+"""Histories from messages on the wire, and from a recorder inside a process."""
 
 from __future__ import annotations
 
@@ -31,11 +31,8 @@ THREE = Version(3, "three")
 ADDED = Operation.ADDED
 
 
-# From the wire
-
-
 def notifications() -> list[Notification]:
-    """One for each form that a notification has."""
+    """Return a notification of each form."""
     catalog = Catalog()
     found: list[Notification] = []
     Hub(catalog).subscribe(found.append, "tools", "resources", uris=["a://**"])
@@ -51,7 +48,7 @@ def notifications() -> list[Notification]:
 
 @pytest.mark.parametrize("is_extended", [False, True])
 @pytest.mark.parametrize("detail", ["full", "summary"])
-def test_what_is_on_the_wire_is_read(detail: str, is_extended: bool) -> None:
+def test_message_is_read(detail: str, is_extended: bool) -> None:
     shape = FrameFormat(detail=detail, is_extended=is_extended)  # type: ignore[arg-type]
     for notification in notifications():
         read = Told.from_message("s", json.loads(write(notification, shape)))
@@ -59,16 +56,13 @@ def test_what_is_on_the_wire_is_read(detail: str, is_extended: bool) -> None:
         assert read == Told("s", notification.topic, notification.version, changes, notification.complete)
 
 
-def test_what_is_not_on_the_wire_stays_unknown() -> None:
+def test_missing_parts_of_a_message_stay_unknown() -> None:
     for notification in notifications():
         read = Told.from_message("s", json.loads(write(notification, FrameFormat(detail="none"))))
         assert read == Told("s", notification.topic, None, None)
     assert Told.from_message("s", {"method": "notifications/message", "params": {"level": "info"}}) is None
     assert Told.from_message("s", {"id": 1, "result": {}}) is None
     assert Told.from_message("s", {"method": "notifications/tools/list_changed"}) == Told("s", TOOLS)
-
-
-# From inside
 
 
 def recorded(policy: Policy | None = None) -> tuple[Clock, Catalog, Hub, Recorder]:
@@ -78,11 +72,11 @@ def recorded(policy: Policy | None = None) -> tuple[Clock, Catalog, Hub, Recorde
     return clock, catalog, hub, Recorder(hub)
 
 
-def of(history: History, *kinds: type[Event]) -> list[Event]:
+def events_of(history: History, *kinds: type[Event]) -> list[Event]:
     return [event for event in history if isinstance(event, kinds)]
 
 
-def test_a_recorder_writes_down_all_that_happens() -> None:
+def test_recorder_records_all_events() -> None:
     clock, catalog, hub, recorder = recorded()
     muted: set[Topic] = set()
     subscriber = hub.open(lambda _: BUSY, label="x", is_muted=muted.__contains__)
@@ -104,11 +98,11 @@ def test_a_recorder_writes_down_all_that_happens() -> None:
     subscriber.close()
     subscriber.close()
     check_all(recorder.history)
-    start, one, two = catalog.tools.version, *(event for event in of(recorder.history, Changed)[3:])
+    start, one, two = catalog.tools.version, *(event for event in events_of(recorder.history, Changed)[3:])
     assert isinstance(one, Changed)
     assert isinstance(two, Changed)
     assert two.version == start
-    assert of(recorder.history, Subscribed, Unsubscribed, Told, Muted, Unmuted, Closed) == [
+    assert events_of(recorder.history, Subscribed, Unsubscribed, Told, Muted, Unmuted, Closed) == [
         Subscribed(name, (TOOLS, "a://p")),
         Told(name, TOOLS, first, ((ADDED, "p"),)),
         Muted(name, (TOOLS,)),
@@ -119,10 +113,10 @@ def test_a_recorder_writes_down_all_that_happens() -> None:
         Unsubscribed(name, (PROMPTS,)),
         Closed(name, "unsubscribed"),
     ]
-    assert of(recorder.history, MailboxSize) == [MailboxSize(name, 1, 10_000), MailboxSize(name, 1, 10_000)]
+    assert events_of(recorder.history, MailboxSize) == [MailboxSize(name, 1, 10_000), MailboxSize(name, 1, 10_000)]
 
 
-def test_a_recorder_knows_who_and_what_was_there_before() -> None:
+def test_recorder_starts_with_existing_versions_and_subscribers() -> None:
     catalog = Catalog()
     hub = Hub(catalog)
     catalog.tools.add({"name": "p"})
@@ -136,7 +130,7 @@ def test_a_recorder_knows_who_and_what_was_there_before() -> None:
     assert [type(event) for event in recorder.history] == [Changed] * 4 + [Subscribed, Changed, Told, MailboxSize]
 
 
-def test_recording_changes_nothing_for_a_callback() -> None:
+def test_recorder_does_not_change_how_callbacks_are_found() -> None:
     _, catalog, hub, recorder = recorded()
     found: list[Notification] = []
     subscriber = hub.subscribe(found.append, "tools")
@@ -151,10 +145,10 @@ def test_recording_changes_nothing_for_a_callback() -> None:
     hub.close(found.append)
     recorder.look()
     check_all(recorder.history)
-    assert len(of(recorder.history, Closed)) == 1
+    assert len(events_of(recorder.history, Closed)) == 1
 
 
-def test_a_recorder_does_not_keep_the_owner_of_a_method_alive() -> None:
+def test_recorder_does_not_keep_the_object_of_a_bound_method_alive() -> None:
     class Owner:
         def deliver(self, _: Notification) -> None: ...
 
@@ -164,12 +158,12 @@ def test_a_recorder_does_not_keep_the_owner_of_a_method_alive() -> None:
     del owner
     catalog.tools.add({"name": "p"})
     assert len(hub) == 0
-    assert of(recorder.history, Told) == []
-    assert len(of(recorder.history, Closed)) == 1
+    assert events_of(recorder.history, Told) == []
+    assert len(events_of(recorder.history, Closed)) == 1
     check_all(recorder.history)
 
 
-def test_what_was_refused_is_not_taken_as_subscribed() -> None:
+def test_refused_subscription_is_not_recorded() -> None:
     _, catalog, hub, recorder = recorded(Policy(max_uris=1))
     subscriber = hub.open(lambda _: None)
     subscriber.subscribe(uris=["a://p"])
@@ -183,7 +177,7 @@ def test_what_was_refused_is_not_taken_as_subscribed() -> None:
     check_all(recorder.history)
 
 
-def test_a_guard_that_fails_counts_as_muted() -> None:
+def test_is_muted_that_raises_counts_as_muted() -> None:
     def fail(_: Topic) -> bool:
         raise RuntimeError
 
@@ -195,7 +189,7 @@ def test_a_guard_that_fails_counts_as_muted() -> None:
 
 
 @pytest.mark.parametrize("check", PROMISES.values(), ids=PROMISES)
-def test_a_recorder_shows_each_promise_kept(check: Callable[[History], None]) -> None:
+def test_each_promise_holds_for_a_recorded_history(check: Callable[[History], None]) -> None:
     clock, catalog, hub, recorder = recorded()
     paced = hub.open(lambda _: None, policy=Policy(quiet_gap=1.0), filter=Filter(["added"]))
     paced.subscribe("tools", uris=["a://*"])
@@ -206,5 +200,5 @@ def test_a_recorder_shows_each_promise_kept(check: Callable[[History], None]) ->
     clock.now = 3.0
     hub.tick()
     recorder.look()
-    assert len(of(recorder.history, Told)) == 3
+    assert len(events_of(recorder.history, Told)) == 3
     check(recorder.history)
