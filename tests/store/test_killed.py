@@ -19,7 +19,18 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.support.folder import DEADLINE, URIS, Client, Folder, ForkedServer, Server, Way, ending, here, on
+from tests.support.folder import (
+    DEADLINE,
+    URIS,
+    Client,
+    Folder,
+    ForkedServer,
+    ResumeBy,
+    Server,
+    serve_folder,
+    stopping,
+    until_connected,
+)
 from tests.support.waiting import until
 from tidings.core.model import Feature
 from tidings.store.sqlite import peek
@@ -34,11 +45,11 @@ IN_DOUBT = 2 * (3 + 1) + 4
 async def test_clients_of_servers_that_are_killed_miss_nothing_and_are_told_nothing_twice(
     tmp_path: Path, journal: int, seed: int
 ) -> None:
-    dice = random.Random(seed)
-    folder = Folder(tmp_path, dice)
+    rng = random.Random(seed)
+    folder = Folder(tmp_path, rng)
     folder.set_up(f"journal_changes = {journal}\nwrite_deadline = 3\nkeep_alive = 1")
-    async with on(tmp_path) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
-        ways: list[Way] = ["cursor", "name", "cursor", "name"]
+    async with serve_folder(tmp_path) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
+        ways: list[ResumeBy] = ["cursor", "name", "cursor", "name"]
         clients = [Client(f"client {number} by {way}", way, http) for number, way in enumerate(ways)]
         for life in itertools.count():
             # How much they hear meanwhile is chance's, and the machine's.
@@ -47,26 +58,26 @@ async def test_clients_of_servers_that_are_killed_miss_nothing_and_are_told_noth
             assert life < 25, "hardly anything is heard in this play"
             await server.start()
             for client in clients:
-                client.come(server.url)
-            await here(clients)
-            for _ in range(dice.randrange(5, 25)):
+                client.connect(server.url)
+            await until_connected(clients)
+            for _ in range(rng.randrange(5, 25)):
                 folder.change()
-                await act(dice, clients, server)
+                await act(rng, clients, server)
             ends = signal.SIGKILL if life % 3 else signal.SIGTERM
             if ends is signal.SIGKILL:
                 # At once, or at the moment when somebody hears of it: before, or while, or after it is written down.
                 folder.change()
-                if dice.random() < 0.7:
+                if rng.random() < 0.7:
                     await heard_by_somebody(clients)
-            await server.end(ends)
+            await server.stop(ends)
             for client in clients:
-                await client.leave()
-            for _ in range(dice.choice([0, 0, 1, 4])):
+                await client.disconnect()
+            for _ in range(rng.choice([0, 0, 1, 4])):
                 folder.change()
         await server.start()
         for client in clients:
-            client.come(server.url)
-        await here(clients)
+            client.connect(server.url)
+        await until_connected(clients)
         folder.write("prompts/last.md", "---\ndescription: the end\n---\n")
         for uri in URIS:
             folder.write(f"resources/{uri.rpartition('/')[2]}", f"the end of {uri}")
@@ -75,12 +86,12 @@ async def test_clients_of_servers_that_are_killed_miss_nothing_and_are_told_noth
         for client in clients:
             assert (client.name, client.copy()) == (client.name, folder.copy())
         for client in clients:
-            await client.leave()
+            await client.disconnect()
     for client in clients:
-        if client.way == "cursor":
-            assert client.repeats == [], client.name
-        for topic, when in client.repeats:
-            assert any(0 <= end - when < IN_DOUBT for end in client.ends), (client.name, topic)
+        if client.resume_by == "cursor":
+            assert client.repeated == [], client.name
+        for topic, when in client.repeated:
+            assert any(0 <= end - when < IN_DOUBT for end in client.disconnected_at), (client.name, topic)
 
 
 @pytest.mark.slow
@@ -88,42 +99,42 @@ async def test_durable_clients_of_a_server_killed_at_100_moments_miss_nothing_an
     tmp_path: Path, seed: int
 ) -> None:
     """The folder never becomes what it was before: the store can't know what a client holds that was never written."""
-    dice = random.Random(seed)
-    folder = Folder(tmp_path, dice)
+    rng = random.Random(seed)
+    folder = Folder(tmp_path, rng)
     folder.set_up("write_deadline = 0.05\nkeep_alive = 0.05")  # so that much of what was delivered counts as told
     quiet = 0
-    async with ending(ForkedServer(tmp_path)) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
+    async with stopping(ForkedServer(tmp_path)) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
         clients = [Client(f"client {number}", "name", http) for number in range(3)]
         written: dict[str, dict[str, str]] = {}
         """By client, the topics that are as it was told by the last write, with their digests."""
         for life in range(101):
             await server.start()
-            repeats = {client.name: len(client.repeats) for client in clients}
+            repeats = {client.name: len(client.repeated) for client in clients}
             for client in clients:
-                client.come(server.url)
+                client.connect(server.url)
             if life == 100:
                 break
-            if dice.random() < 0.8:
-                await here(clients)
-            for _ in range(dice.randrange(10)):
-                folder.change_to_new()
-                await heard_by_somebody(clients, within=dice.uniform(0, 0.05))
+            if rng.random() < 0.8:
+                await until_connected(clients)
+            for _ in range(rng.randrange(10)):
+                folder.change_to_new_content()
+                await heard_by_somebody(clients, within=rng.uniform(0, 0.05))
             await server.kill()
             for client in clients:
-                await client.leave()
-                for topic, _ in client.repeats[repeats[client.name] :]:
+                await client.disconnect()
+                for topic, _ in client.repeated[repeats[client.name] :]:
                     assert topic not in written.get(client.name, {}), f"{client.name} was told again of {topic}"
                 written[client.name] = told_by_the_store(tmp_path, client)
                 quiet += len(written[client.name])
-            for _ in range(dice.choice([0, 0, 1, 4])):
-                folder.change_to_new()
-        await here(clients)
+            for _ in range(rng.choice([0, 0, 1, 4])):
+                folder.change_to_new_content()
+        await until_connected(clients)
         with contextlib.suppress(TimeoutError):
             await until(lambda: all(client.copy() == folder.copy() for client in clients), DEADLINE)
         for client in clients:
             assert (client.name, client.copy()) == (client.name, folder.copy())
-            await client.leave()
-    sys.stdout.write(f"{folder.edition} changes, {quiet} topics not to be repeated\n")
+            await client.disconnect()
+    sys.stdout.write(f"{folder.change_count} changes, {quiet} topics not to be repeated\n")
     assert quiet > 0, "nothing was ever written as told"
 
 
@@ -149,25 +160,25 @@ def told_by_the_store(folder: Path, client: Client) -> dict[str, str]:
     return found
 
 
-async def act(dice: random.Random, clients: list[Client], server: Server) -> None:
+async def act(rng: random.Random, clients: list[Client], server: Server) -> None:
     """Let something happen between two changes, or nothing."""
-    client = dice.choice(clients)
-    roll = dice.random()
+    client = rng.choice(clients)
+    roll = rng.random()
     if roll < 0.3:
         await client.call(server.url, "prompts/list")
     elif roll < 0.45:
         await heard_by_somebody(clients)
     elif roll < 0.6:
-        await client.leave()
-        client.come(server.url)
-        await here([client])
+        await client.disconnect()
+        client.connect(server.url)
+        await until_connected([client])
 
 
 async def heard_by_somebody(clients: list[Client], within: float = 0.3) -> None:
     """Or by nobody, where a change made no difference."""
     for client in clients:
-        client.heard.clear()
-    waiting = [asyncio.create_task(client.heard.wait()) for client in clients]
+        client.has_received.clear()
+    waiting = [asyncio.create_task(client.has_received.wait()) for client in clients]
     await asyncio.wait(waiting, timeout=within, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
         task.cancel()

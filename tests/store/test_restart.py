@@ -25,10 +25,10 @@ from tests.support.folder import (
     URIS,
     Client,
     Folder,
-    Way,
-    here,
-    listening,
-    on,
+    ResumeBy,
+    open_listen,
+    serve_folder,
+    until_connected,
 )
 from tests.support.sdk_clients import MODERN
 from tests.support.waiting import until
@@ -63,15 +63,15 @@ async def next_change(stream: Stream) -> tuple[str, list[tuple[str, str]], bool]
 
 
 @pytest.mark.parametrize("way", ["cursor", "name"])
-async def test_journal_contents_and_names_survive_being_killed(folder: Folder, way: Way) -> None:
+async def test_journal_contents_and_names_survive_being_killed(folder: Folder, way: ResumeBy) -> None:
     """While its client is away: two prompts, two contents; while nobody is there, one more of each."""
-    async with on(folder.root) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
+    async with serve_folder(folder.root) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
         await server.start()
         client = Client("laptop", way, http)
-        client.come(server.url)
-        await here([client])
-        await client.leave()
-        asked = client._asked() if way == "name" else {RESUME: client.cursor}
+        client.connect(server.url)
+        await until_connected([client])
+        await client.disconnect()
+        asked = client.make_meta() if way == "name" else {RESUME: client.cursor}
         prompt(folder, "a")
         folder.write("resources/0.txt", "new")
         folder.write("resources/1.txt", "new")
@@ -80,13 +80,13 @@ async def test_journal_contents_and_names_survive_being_killed(folder: Folder, w
         await until(lambda: len(kept(folder, "b")) == 1, DEADLINE)
         await until(lambda: len([each for each in state(folder).journal if each.topic in URIS[:2]]) == 4, DEADLINE)
         epoch = state(folder).epoch
-        await server.end(signal.SIGKILL)
+        await server.stop(signal.SIGKILL)
         prompt(folder, "c")
         folder.write("resources/1.txt", "0")  # as the client knows it
         folder.write("resources/2.txt", "newer")
 
         await server.start()
-        async with listening(Wire(server.url, http), asked) as stream:
+        async with open_listen(Wire(server.url, http), asked) as stream:
             meta = (await stream.message())["params"]["_meta"]
             assert meta[CURSOR]["epoch"] == epoch
             if way == "name":
@@ -110,41 +110,41 @@ def kept(folder: Folder, name: str) -> list[Any]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_restart_with_the_same_content_tells_nobody_anything(folder: Folder, number: signal.Signals) -> None:
-    async with on(folder.root) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
+    async with serve_folder(folder.root) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
         clients = [Client("laptop", "cursor", http), Client("phone", "name", http)]
         await server.start()
         for client in clients:
-            client.come(server.url)
-        await here(clients)
+            client.connect(server.url)
+        await until_connected(clients)
         prompt(folder, "a")
         folder.write("resources/0.txt", "new")
         await until(lambda: all("a" in each.lists["prompts"] for each in clients), DEADLINE)
         await until(lambda: all(each.contents[URIS[0]] == "new" for each in clients), DEADLINE)
         life = state(folder).life
         await until(lambda: all(knows(folder, each) for each in clients), DEADLINE)
-        await server.end(number)
+        await server.stop(number)
         for client in clients:
-            await client.leave()
+            await client.disconnect()
         heard = [client.changes for client in clients]
 
         await server.start()
         for client in clients:
-            client.come(server.url)
-        await here(clients)
+            client.connect(server.url)
+        await until_connected(clients)
         prompt(folder, "z")
         await until(lambda: all("z" in each.lists["prompts"] for each in clients), DEADLINE)
         for client in clients:
-            await client.leave()
+            await client.disconnect()
 
         assert [client.changes for client in clients] == [before + 1 for before in heard]
-        assert [client.repeats for client in clients] == [[], []]
+        assert [client.repeated for client in clients] == [[], []]
         assert state(folder).life == life + 1
 
 
 def knows(folder: Folder, client: Client) -> bool:
     """Whether the file has all that the client was told."""
     found = state(folder)
-    if client.way == "cursor":
+    if client.resume_by == "cursor":
         return {each.digest for each in (*found.versions.values(), *found.contents.values())} >= set(
             client.told.values()
         )
@@ -153,15 +153,15 @@ def knows(folder: Folder, client: Client) -> bool:
 
 
 async def test_two_connections_under_one_name_and_the_newer_has_it(folder: Folder) -> None:
-    async with on(folder.root) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
+    async with serve_folder(folder.root) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
         await server.start()
         wire = Wire(server.url, http)
         asked = {DURABLE: {"name": "laptop"}}
-        async with listening(wire, asked) as older:
+        async with open_listen(wire, asked) as older:
             assert (await older.message())["params"]["_meta"][DURABLE]["isNew"] is True
             prompt(folder, "a")
             assert (await next_change(older))[1] == [("added", "a")]
-            async with listening(wire, asked) as newer:
+            async with open_listen(wire, asked) as newer:
                 assert (await newer.message())["params"]["_meta"][DURABLE]["isNew"] is False
                 assert "result" in await older.message(), "the older one ends with its result"
                 assert await older.event() == ""
@@ -172,7 +172,7 @@ async def test_two_connections_under_one_name_and_the_newer_has_it(folder: Folde
 
 async def test_a_legacy_session_goes_on_under_its_name(folder: Folder) -> None:
     """With the contents that it subscribed to, and what it missed of them and of the lists."""
-    async with on(folder.root) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
+    async with serve_folder(folder.root) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
         await server.start()
         first = Legacy(server.url, http)
         assert await first.shake_hands() == {"name": "old laptop", "ttl": 600.0, "isNew": True}
@@ -184,7 +184,7 @@ async def test_a_legacy_session_goes_on_under_its_name(folder: Folder) -> None:
             folder.write("resources/0.txt", "new")
             assert (await next_change(stream))[0] == URIS[0]
             await until(lambda: is_settled(folder, URIS[0]), DEADLINE)
-        await server.end(signal.SIGKILL)
+        await server.stop(signal.SIGKILL)
         folder.write("resources/0.txt", "newer")
         prompt(folder, "a")
 
@@ -198,7 +198,7 @@ async def test_a_legacy_session_goes_on_under_its_name(folder: Folder) -> None:
 
 
 async def test_uris_that_a_legacy_session_subscribes_to_are_written_immediately(folder: Folder) -> None:
-    async with on(folder.root) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
+    async with serve_folder(folder.root) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
         await server.start()
         session = Legacy(server.url, http)
         await session.shake_hands()
@@ -266,7 +266,7 @@ async def test_a_server_whose_disk_is_full_goes_on_and_loses_nothing_that_was_wr
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 
-    async with on(folder.root) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
+    async with serve_folder(folder.root) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
         await server.start(preexec_fn=limit, stderr=asyncio.subprocess.PIPE)
         assert server.process is not None
         assert server.process.stderr is not None
@@ -275,13 +275,13 @@ async def test_a_server_whose_disk_is_full_goes_on_and_loses_nothing_that_was_wr
         line = await line_with(server.process.stderr, "state.db")
         assert "What changes now is in memory only, until that is mended" in line
         # Not before: who does not read all of the above for 0.3 s is cut off.
-        async with listening(Wire(server.url, http), {}) as stream:
+        async with open_listen(Wire(server.url, http), {}) as stream:
             await stream.message()
             prompt(folder, "last")
             await next_change(stream)
         client = Client("any", "cursor", http)
         await until_async(lambda: counts(client, server.url), 202)
-        await server.end(signal.SIGKILL)
+        await server.stop(signal.SIGKILL)
         before = state(folder)
         assert before.items
 
@@ -315,7 +315,11 @@ async def line_with(pipe: asyncio.StreamReader, text: str) -> str:
 
 async def test_a_second_server_of_one_folder_says_one_line_and_serves(folder: Folder) -> None:
     """As every client on stdio starts its own."""
-    async with on(folder.root) as first, on(folder.root) as second, httpx2.AsyncClient(timeout=DEADLINE) as http:
+    async with (
+        serve_folder(folder.root) as first,
+        serve_folder(folder.root) as second,
+        httpx2.AsyncClient(timeout=DEADLINE) as http,
+    ):
         await first.start()
         await second.start(stderr=asyncio.subprocess.PIPE)
         assert second.process is not None
@@ -324,12 +328,12 @@ async def test_a_second_server_of_one_folder_says_one_line_and_serves(folder: Fo
         line = await line_with(pipe, "state.db")
         assert "in use by another server" in line
         assert "warning" not in line
-        async with listening(Wire(first.url, http), {}) as one, listening(Wire(second.url, http), {}) as two:
+        async with open_listen(Wire(first.url, http), {}) as one, open_listen(Wire(second.url, http), {}) as two:
             cursors = [(await stream.message())["params"]["_meta"][CURSOR] for stream in (one, two)]
             assert cursors[0]["epoch"] != cursors[1]["epoch"]
             prompt(folder, "a")
             assert (await next_change(one))[1] == (await next_change(two))[1] == [("added", "a")]
-        await second.end(signal.SIGTERM)
+        await second.stop(signal.SIGTERM)
         assert "state.db" not in (await pipe.read()).decode()
 
 
@@ -337,9 +341,9 @@ async def test_a_second_server_of_one_folder_says_one_line_and_serves(folder: Fo
 async def test_the_state_is_where_it_was_asked_to_be(folder: Folder, options: tuple[str, str]) -> None:
     place = folder.root.parent / "elsewhere.db"
     options = (options[0], str(place) if options[1] != "none" else "none")
-    async with on(folder.root, *options) as server:
+    async with serve_folder(folder.root, *options) as server:
         await server.start()
-        await server.end(signal.SIGTERM)
+        await server.stop(signal.SIGTERM)
 
     assert not (folder.root / ".tidings").exists()
     assert place.exists() == (options[1] != "none")
@@ -348,9 +352,9 @@ async def test_the_state_is_where_it_was_asked_to_be(folder: Folder, options: tu
 
 
 async def test_the_folder_of_the_state_is_no_content(folder: Folder) -> None:
-    async with on(folder.root) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
+    async with serve_folder(folder.root) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
         await server.start()
-        async with listening(Wire(server.url, http), {}) as stream:
+        async with open_listen(Wire(server.url, http), {}) as stream:
             await stream.message()
             (folder.root / ".tidings" / "more.txt").write_text("x")
             shutil.copy(folder.root / ".tidings" / "state.db", folder.root / ".tidings" / "copy.db")

@@ -1,7 +1,7 @@
-"""A folder that `tidings serve` serves in a process of its own, until it is killed; and clients that come back.
+"""A folder that `tidings serve` serves in its own process, which is killed, and clients that reconnect.
 
-Each client keeps a copy of the lists by nothing but what it is told, and of the contents by reading what it is told of.
-The folder is the truth that the copies are held against.
+Each client keeps a copy of the lists from the notifications alone, and reads a resource when it is notified of it. In
+the end, the copies must equal the folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEADLINE = 60.0
 CURSOR, RESUME, DURABLE, CHANGE = (f"dev.tidings/{name}" for name in ("cursor", "resume", "durable", "change"))
 URIS = [f"workspace:///{number}.txt" for number in range(5)]
 LISTS = {"prompts": ("prompt", "name"), "resources": ("resource", "uri")}
-WANTED = {"promptsListChanged": True, "resourcesListChanged": True, "resourceSubscriptions": URIS}
+SUBSCRIPTIONS = {"promptsListChanged": True, "resourcesListChanged": True, "resourceSubscriptions": URIS}
 
 
 # The folder
@@ -39,11 +39,11 @@ WANTED = {"promptsListChanged": True, "resourcesListChanged": True, "resourceSub
 
 @dataclass
 class Folder:
-    """What there is to serve, and the truth about it."""
+    """The served files, which random changes are made to."""
 
     root: Path
-    dice: random.Random
-    edition: int = 0
+    rng: random.Random
+    change_count: int = 0
 
     def set_up(self, policy: str) -> None:
         for name in ("prompts", "resources"):
@@ -54,38 +54,38 @@ class Folder:
         self.write("prompts/first.md", "---\ndescription: first\n---\nHello")
 
     def write(self, name: str, text: str) -> None:
-        """In one step, as an editor saves."""
+        """Write a file atomically, as an editor does."""
         path = self.root / name
-        spare = path.with_name(f".{path.name}.tmp")
-        spare.write_text(text)
-        spare.replace(path)
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text(text)
+        temporary.replace(path)
 
     def change(self) -> None:
-        """Something, at random. Contents and lists may become what they were before."""
-        self.edition += 1
-        number = self.dice.randrange(4)
-        match self.dice.randrange(5):
+        """Make a random change. Contents and lists may return to an earlier state."""
+        self.change_count += 1
+        number = self.rng.randrange(4)
+        match self.rng.randrange(5):
             case 0 | 1:
-                self.write(f"resources/{self.dice.randrange(len(URIS))}.txt", str(self.dice.randrange(3)))
+                self.write(f"resources/{self.rng.randrange(len(URIS))}.txt", str(self.rng.randrange(3)))
             case 2:
-                self.write(f"prompts/p{number}.md", f"---\ndescription: edition {self.edition}\n---\nText")
+                self.write(f"prompts/p{number}.md", f"---\ndescription: change {self.change_count}\n---\nText")
             case 3:
                 (self.root / f"prompts/p{number}.md").unlink(missing_ok=True)
             case 4:
                 path = self.root / f"resources/more{number}.txt"
                 path.unlink() if path.exists() else self.write(f"resources/more{number}.txt", "x")
 
-    def change_to_new(self) -> None:
-        """Something, at random, that never was before."""
-        self.edition += 1
-        match self.dice.randrange(10):
+    def change_to_new_content(self) -> None:
+        """Make a random change to a state that has not existed before."""
+        self.change_count += 1
+        match self.rng.randrange(10):
             case 0:
-                self.write(f"resources/new{self.edition}.txt", "x")
+                self.write(f"resources/new{self.change_count}.txt", "x")
             case 1 | 2 | 3:
-                name = f"prompts/p{self.dice.randrange(4)}.md"
-                self.write(name, f"---\ndescription: edition {self.edition}\n---\nText")
+                name = f"prompts/p{self.rng.randrange(4)}.md"
+                self.write(name, f"---\ndescription: change {self.change_count}\n---\nText")
             case _:
-                self.write(f"resources/{self.dice.randrange(len(URIS))}.txt", str(self.edition))
+                self.write(f"resources/{self.rng.randrange(len(URIS))}.txt", str(self.change_count))
 
     def contents(self) -> dict[str, str]:
         return {uri: (self.root / "resources" / uri.rpartition("/")[2]).read_text() for uri in URIS}
@@ -96,8 +96,8 @@ class Folder:
             for path in (self.root / "prompts").glob("[!.]*.md")
         }
         resources = [f"workspace:///{path.name}" for path in (self.root / "resources").glob("[!.]*.txt")]
-        shown = dict.fromkeys([*resources, "tidings://errors"])
-        return {"prompts": prompts, "resources": shown, "contents": self.contents()}
+        uris = dict.fromkeys([*resources, "tidings://errors"])
+        return {"prompts": prompts, "resources": uris, "contents": self.contents()}
 
 
 # The server
@@ -118,10 +118,10 @@ class Server:
         assert self.process.stdout is not None
         with anyio.fail_after(DEADLINE):
             line = await self.process.stdout.readline()
-        assert line, "the server did not start; what it said is above"
+        assert line, "the server did not start; its output is above"
         self.url = json.loads(line)["url"]
 
-    async def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+    async def stop(self, number: signal.Signals = signal.SIGKILL) -> None:
         process, self.process = self.process, None
         if process is not None:
             process.send_signal(number)
@@ -130,7 +130,7 @@ class Server:
 
 
 class ForkedServer(Server):
-    """The same in a process that is forked from one that has imported everything: it starts several times as fast."""
+    """A server that is forked from a process with all imports done, so that it starts several times as fast."""
 
     FORK = """
 import os, sys
@@ -153,78 +153,78 @@ for _ in sys.stdin:
             self.process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, **more)
         assert self.process.stdin is not None
         self.process.stdin.write(b"start\n")
-        first, second = await self._line(), await self._line()  # in any order
+        first, second = await self._read_line(), await self._read_line()  # in any order
         self.pid, self.url = (first | second)["pid"], (first | second)["url"]
 
     async def kill(self) -> None:
         assert self.pid is not None
         os.kill(self.pid, signal.SIGKILL)
-        while await self._line() != {"ended": self.pid}:
+        while await self._read_line() != {"ended": self.pid}:
             pass
         self.pid = None
 
-    async def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+    async def stop(self, number: signal.Signals = signal.SIGKILL) -> None:
         if self.pid is not None:
             await self.kill()
-        await super().end(number)
+        await super().stop(number)
 
-    async def _line(self) -> dict[str, Any]:
+    async def _read_line(self) -> dict[str, Any]:
         assert self.process is not None
         assert self.process.stdout is not None
         with anyio.fail_after(DEADLINE):
             line = await self.process.stdout.readline()
-        assert line, "the server did not start; what it said is above"
-        said: dict[str, Any] = json.loads(line)
-        return said
+        assert line, "the server did not start; its output is above"
+        content: dict[str, Any] = json.loads(line)
+        return content
 
 
 @asynccontextmanager
-async def on(folder: Path, *options: str) -> AsyncIterator[Server]:
-    async with ending(Server(folder, options)) as server:
+async def serve_folder(folder: Path, *options: str) -> AsyncIterator[Server]:
+    async with stopping(Server(folder, options)) as server:
         yield server
 
 
 @asynccontextmanager
-async def ending(server: S) -> AsyncIterator[S]:
+async def stopping(server: S) -> AsyncIterator[S]:
     try:
         yield server
     finally:
-        await server.end()
+        await server.stop()
 
 
 # The clients
 
 
-Way = Literal["cursor", "name"]
+ResumeBy = Literal["cursor", "name"]
 
 
 @dataclass(eq=False)
 class Client:
-    """One that keeps a copy of everything, over as many connections as it takes."""
+    """A client that keeps a copy of everything, over several connections."""
 
     name: str
-    way: Way
+    resume_by: ResumeBy
     http: httpx2.AsyncClient
     told: dict[str, str] = field(default_factory=dict)
-    """The digest that it was last told, or saw, by topic."""
+    """The digest by topic that it was last told or has fetched."""
     cursor: dict[str, Any] = field(default_factory=lambda: {"epoch": "", "topics": {}, "uris": {}})
     lists: dict[str, dict[str, Any]] = field(default_factory=dict)
     contents: dict[str, str] = field(default_factory=dict)
     fetched: dict[str, int] = field(default_factory=dict)
-    """The revisions of the lists that it fetched last."""
-    stands: dict[str, int] = field(default_factory=dict)
-    """The revisions of the lists that it was told last."""
-    when: dict[str, float] = field(default_factory=dict)
-    repeats: list[tuple[str, float]] = field(default_factory=list)
-    """What it was told although it knew it, and when it had been told it first."""
-    ends: list[float] = field(default_factory=list)
-    """When its connections ended."""
-    due: set[str] = field(default_factory=set)
-    """What it was told of and has not fetched or read yet."""
+    """The revision of each list that it last fetched."""
+    told_revisions: dict[str, int] = field(default_factory=dict)
+    """The revision of each list that it was last told."""
+    told_at: dict[str, float] = field(default_factory=dict)
+    repeated: list[tuple[str, float]] = field(default_factory=list)
+    """The topics of repeated notifications, and the time of the first one."""
+    disconnected_at: list[float] = field(default_factory=list)
+    """The times at which its connections ended."""
+    pending: set[str] = field(default_factory=set)
+    """The topics that it was notified of, and has not fetched or read yet."""
     refetches: int = 0
     changes: int = 0
-    is_here: asyncio.Event = field(default_factory=asyncio.Event)
-    heard: asyncio.Event = field(default_factory=asyncio.Event)
+    is_connected: asyncio.Event = field(default_factory=asyncio.Event)
+    has_received: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
     async def call(self, url: str, method: str, **params: Any) -> dict[str, Any]:
@@ -234,11 +234,11 @@ class Client:
         result: dict[str, Any] = read_answer(response.text)["result"]
         return result
 
-    def come(self, url: str) -> None:
-        self.is_here.clear()
+    def connect(self, url: str) -> None:
+        self.is_connected.clear()
         self.task = asyncio.create_task(self._follow(url))
 
-    async def leave(self) -> None:
+    async def disconnect(self) -> None:
         task, self.task = self.task, None
         if task is not None:
             task.cancel()
@@ -247,81 +247,82 @@ class Client:
 
     async def _follow(self, url: str) -> None:
         try:
-            async with listening(Wire(url, self.http), self._asked()) as stream:
-                await self._take_in(stream, url)
+            async with open_listen(Wire(url, self.http), self.make_meta()) as stream:
+                await self._receive_all(stream, url)
         except (httpx2.HTTPError, EOFError):
-            pass  # the server was killed, in the middle of anything
+            pass  # the server was killed
         finally:
-            self.ends.append(time.monotonic())
+            self.disconnected_at.append(time.monotonic())
 
-    def _asked(self) -> dict[str, Any]:
-        if self.way == "name":
+    def make_meta(self) -> dict[str, Any]:
+        if self.resume_by == "name":
             return {DURABLE: {"name": self.name, "ttl": 600}}
         return {RESUME: self.cursor} if self.told else {}
 
-    async def _take_in(self, stream: Stream, url: str) -> None:
-        acknowledged = await next_message(stream)
-        meta = acknowledged["params"]["_meta"]
+    async def _receive_all(self, stream: Stream, url: str) -> None:
+        acknowledgement = await next_message(stream)
+        meta = acknowledgement["params"]["_meta"]
         is_new = not self.told or meta.get(DURABLE, {}).get("isNew")
-        # What it fetched by itself is in its cursor; who comes by name alone has to see to it.
-        ahead = [name for name, revision in self.fetched.items() if revision > self.stands.get(name, -1)]
-        self._stand(meta[CURSOR])
+        # A cursor contains what the client has fetched. A client that resumes by name must fetch those lists again.
+        ahead = [name for name, revision in self.fetched.items() if revision > self.told_revisions.get(name, -1)]
+        self._update_cursor(meta[CURSOR])
         if is_new:
-            self.due |= {*LISTS, *URIS}
-        elif self.way == "name":
-            self.due |= set(ahead)
-        for topic in sorted(self.due):
+            self.pending |= {*LISTS, *URIS}
+        elif self.resume_by == "name":
+            self.pending |= set(ahead)
+        for topic in sorted(self.pending):
             await (self._fetch if topic in LISTS else self._read)(url, topic)
         if is_new:
-            self._learn({"uris": meta[CURSOR]["uris"]})
-        self.stands |= {name: version["revision"] for name, version in meta[CURSOR]["topics"].items() if version}
-        self.is_here.set()
+            self._record_told({"uris": meta[CURSOR]["uris"]})
+        self.told_revisions |= {
+            name: version["revision"] for name, version in meta[CURSOR]["topics"].items() if version
+        }
+        self.is_connected.set()
         while True:
             message = await next_message(stream)
             if "result" in message:
-                return  # the server was told to stop
-            await self._hear(message, url)
-            self.heard.set()
+                return  # the server has stopped
+            await self._receive(message, url)
+            self.has_received.set()
 
-    async def _hear(self, message: dict[str, Any], url: str) -> None:
+    async def _receive(self, message: dict[str, Any], url: str) -> None:
         method, params = message["method"], message["params"]
         meta = params["_meta"]
         self.changes += 1
         if method == "notifications/resources/updated":
-            self._look_for_repeats(meta[CURSOR])
+            self._find_repeated(meta[CURSOR])
             await self._read(url, params["uri"])
-            self._learn(meta[CURSOR])
+            self._record_told(meta[CURSOR])
             return
         name = method.split("/")[1]
         revision = meta[CURSOR]["topics"][name]["revision"]
         if revision <= self.fetched.get(name, -1):
-            if revision == self.stands.get(name):
-                self._look_for_repeats(meta[CURSOR])
-            self.stands[name] = revision
-            return  # it has seen that, or more, when it fetched the list
-        self._look_for_repeats(meta[CURSOR])
-        # What it has to fetch, it knows once it has it: it may have to leave before.
+            if revision == self.told_revisions.get(name):
+                self._find_repeated(meta[CURSOR])
+            self.told_revisions[name] = revision
+            return  # the fetched list is at least as new
+        self._find_repeated(meta[CURSOR])
+        # If it must fetch the list, it records the version only after that: it may be disconnected before.
         if meta[CHANGE]["complete"]:
             self._apply(name, params)
-            self._learn(meta[CURSOR])
+            self._record_told(meta[CURSOR])
         else:
             self.refetches += 1
             await self._fetch(url, name)
-        self.stands[name] = revision
+        self.told_revisions[name] = revision
 
-    def _look_for_repeats(self, cursor: dict[str, Any]) -> None:
+    def _find_repeated(self, cursor: dict[str, Any]) -> None:
         for topic, version in [*cursor.get("topics", {}).items(), *cursor.get("uris", {}).items()]:
             if self.told.get(topic) == version["digest"]:
-                self.repeats.append((topic, self.when[topic]))
+                self.repeated.append((topic, self.told_at[topic]))
 
-    def _learn(self, cursor: dict[str, Any]) -> None:
+    def _record_told(self, cursor: dict[str, Any]) -> None:
         for topic, version in [*cursor.get("topics", {}).items(), *cursor.get("uris", {}).items()]:
             self.told[topic] = version["digest"]
-            self.when[topic] = time.monotonic()
-        self._stand(cursor)
+            self.told_at[topic] = time.monotonic()
+        self._update_cursor(cursor)
 
-    def _stand(self, cursor: dict[str, Any]) -> None:
-        """Go on from where the server says that we are."""
+    def _update_cursor(self, cursor: dict[str, Any]) -> None:
         self.cursor["epoch"] = cursor.get("epoch", self.cursor["epoch"])
         for kind in ("topics", "uris"):
             self.cursor[kind] |= cursor.get(kind, {})
@@ -337,20 +338,20 @@ class Client:
 
     async def _fetch(self, url: str, name: str) -> None:
         _, key = LISTS[name]
-        self.due.add(name)
+        self.pending.add(name)
         result = await self.call(url, f"{name}/list")
         while (version := result["_meta"][CURSOR]["topics"][name]) is None:  # it changed meanwhile
             result = await self.call(url, f"{name}/list")
         self.lists[name] = {item[key]: item.get("description") for item in result[name]}
         self.fetched[name] = version["revision"]
-        self.due.discard(name)
-        self._learn(result["_meta"][CURSOR])
+        self.pending.discard(name)
+        self._record_told(result["_meta"][CURSOR])
 
     async def _read(self, url: str, uri: str) -> None:
-        self.due.add(uri)
+        self.pending.add(uri)
         result = await self.call(url, "resources/read", uri=uri)
         self.contents[uri] = result["contents"][0]["text"]
-        self.due.discard(uri)
+        self.pending.discard(uri)
 
     def copy(self) -> dict[str, dict[str, Any]]:
         resources = dict.fromkeys(self.lists.get("resources", {}))
@@ -358,17 +359,19 @@ class Client:
 
 
 @asynccontextmanager
-async def listening(wire: Wire, asked: dict[str, Any], wanted: dict[str, Any] = WANTED) -> AsyncIterator[Stream]:
+async def open_listen(
+    wire: Wire, meta: dict[str, Any], notifications: dict[str, Any] = SUBSCRIPTIONS
+) -> AsyncIterator[Stream]:
     method = "subscriptions/listen"
-    message = wire.message(method, 1, {"notifications": wanted})
-    message["params"]["_meta"] |= asked
+    message = wire.message(method, 1, {"notifications": notifications})
+    message["params"]["_meta"] |= meta
     async with wire.http.stream("POST", wire.url, json=message, headers=wire._headers(method, {})) as response:
         stream = Stream(response, response.aiter_text())
         yield stream
 
 
 async def next_message(stream: Stream) -> dict[str, Any]:
-    """However long it takes: between two changes nothing comes."""
+    """Wait for the next message, without a deadline: there is none between two changes."""
     while True:
         with contextlib.suppress(TimeoutError):
             event = await stream.event()
@@ -380,13 +383,13 @@ async def next_message(stream: Stream) -> dict[str, Any]:
                     return message
 
 
-async def here(clients: list[Client]) -> None:
+async def until_connected(clients: list[Client]) -> None:
     with anyio.fail_after(DEADLINE):
         for client in clients:
             assert client.task is not None
-            here = asyncio.create_task(client.is_here.wait())
-            await asyncio.wait({here, client.task}, return_when=asyncio.FIRST_COMPLETED)
-            if not here.done():
-                here.cancel()
+            connecting = asyncio.create_task(client.is_connected.wait())
+            await asyncio.wait({connecting, client.task}, return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                connecting.cancel()
                 client.task.result()
-                raise AssertionError(f"{client.name} could not come")
+                raise AssertionError(f"{client.name} could not connect")
