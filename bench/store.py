@@ -76,9 +76,9 @@ class Side:
         subscriber = live.hub.open(self._deliver)
         told = None
         if is_durable:
-            visit = live.durables.enter({"name": f"reader {number}"}, None, [Feature.TOOLS], uris, {}, lambda: None)
+            visit = live.durables.connect({"name": f"reader {number}"}, None, [Feature.TOOLS], uris, {}, lambda: None)
             assert visit is not None
-            visit.watch(subscriber)
+            visit.attach(subscriber)
             told = visit.told()
         live.hub.subscribe(subscriber, "tools", uris=uris, told=told)
 

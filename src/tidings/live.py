@@ -47,7 +47,7 @@ from tidings.server.sessions import SessionLane
 from tidings.server.tool_calls import ToolCallMiddleware
 from tidings.server.uri_templates import read_template
 from tidings.store import State, Store
-from tidings.store.durable import DurableSubscriptions
+from tidings.store.durable_registry import DurableSubscriptions
 from tidings.store.writer import StoreWriter, writer_for
 from tidings.telemetry import MeasuredServer, Telemetry, observe
 from tidings.webhooks.delivery import Webhooks
@@ -128,7 +128,7 @@ class Live:
             first=first,
             last=last,
         )
-        self.durables = DurableSubscriptions(self.hub, state.durables.values(), rouse=self.keeper.rouse)
+        self.durables = DurableSubscriptions(self.hub, state.durables.values(), wake=self.keeper.rouse)
         """Subscriptions that outlive their connections."""
         self.gate = Authorization(self.policy, authorize)
         self._terms = terms
@@ -160,7 +160,7 @@ class Live:
         self._left_out: set[str] = set()
         self._has_list_change = False
         self.keeper.observer = self.hub.observer
-        self.keeper.follow(self.catalog, journal, self.durables, self.failures)
+        self.keeper.follow(self.catalog, journal, self.durables.unsaved, self.failures)
         self.catalog.publisher = self._publish
         self.bookmarks = Bookmarks(self.policy.keep_alive)
         self.splice: LegacyStreams = LegacyStreams(self)

@@ -11,7 +11,8 @@ import pytest
 
 from tests.support.durables import KEY, Client, Place, add
 from tidings import Feature, LimitReached, TidingsError
-from tidings.store.durable import SERVER, DurableSubscription, DurableSubscriptions, Owner, Webhook
+from tidings.store.durable import SERVER, DurableSubscription, Owner, Webhook
+from tidings.store.durable_registry import DurableSubscriptions
 
 TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
 HALF = {"name": "\ud800"}  # half of a surrogate pair, which JSON can say and UTF-8 can't
@@ -62,14 +63,14 @@ def test_whose_client_was_there_when_the_server_died_has_its_time_to_come_back()
 
 
 def test_a_time_beyond_all_numbers_is_the_longest(place: Place) -> None:
-    visit = place.durables.enter({"name": "laptop", "ttl": 10**400}, None, [TOOLS], [], {}, lambda: None)
+    visit = place.durables.connect({"name": "laptop", "ttl": 10**400}, None, [TOOLS], [], {}, lambda: None)
     assert visit is not None
     assert visit.ack["ttl"] == place.policy.durable_ttl
 
 
 @pytest.mark.parametrize("asked", [None, 3, "laptop", [], {}, {"name": ""}, {"name": 3}, {"name": "x" * 257}, HALF])
 def test_what_is_no_name_makes_nothing_durable(place: Place, asked: Any) -> None:
-    assert place.durables.enter(asked, None, [TOOLS], [], {}, lambda: None) is None
+    assert place.durables.connect(asked, None, [TOOLS], [], {}, lambda: None) is None
     assert place.durables.terms(asked, None) == {}
     assert len(place.durables) == 0
 
@@ -80,7 +81,7 @@ def test_what_is_no_name_makes_nothing_durable(place: Place, asked: Any) -> None
     ids=["uri", "terms", "size"],
 )
 def test_what_could_not_be_written_down_makes_nothing_durable(place: Place, uris: list[str], terms: Any) -> None:
-    assert place.durables.enter({"name": "laptop"}, None, [TOOLS], uris, terms, lambda: None) is None
+    assert place.durables.connect({"name": "laptop"}, None, [TOOLS], uris, terms, lambda: None) is None
     with pytest.raises(TidingsError):
         place.durables.put(DurableSubscription(name="laptop", uris=tuple(uris), terms=terms))
     assert len(place.durables) == 0
@@ -186,10 +187,10 @@ def test_several_of_one_name_can_be_listed(place: Place) -> None:
 def test_without_a_store_nothing_is_noted_for_it(place: Place) -> None:
     durables = DurableSubscriptions(place.hub)
     durables.put(DurableSubscription(name="laptop", ttl=9))
-    assert not durables.is_waiting
-    durables = DurableSubscriptions(place.hub, rouse=lambda: False)
+    assert not durables.unsaved.is_waiting
+    durables = DurableSubscriptions(place.hub, wake=lambda: False)
     durables.put(DurableSubscription(name="laptop", ttl=9))
-    assert not durables.is_waiting
+    assert not durables.unsaved.is_waiting
 
 
 @pytest.mark.parametrize("expires", [None, 1001.0])
@@ -207,7 +208,7 @@ def test_the_time_of_a_webhook_runs_only_when_it_was_given_up(place: Place, expi
 
 
 def test_fields_can_be_changed_and_terms_are_kept(place: Place) -> None:
-    place.durables.enter({"name": "laptop"}, None, [TOOLS], [], {"operations": ["added"]}, lambda: None)
+    place.durables.connect({"name": "laptop"}, None, [TOOLS], [], {"operations": ["added"]}, lambda: None)
     place.durables.change(KEY, ttl=7.0)
     assert place.durables.change((None, "nobody"), ttl=7.0) is None
     place.save()
@@ -227,10 +228,10 @@ def test_many_are_collected_in_slices_that_let_others_at_the_hub(place: Place) -
     place.settle()
     pauses = []
 
-    assert len(place.durables.collect(lambda: pauses.append(1))) == 1000
+    assert len(place.durables.unsaved.collect(lambda: pauses.append(1))) == 1000
     assert len(pauses) >= 2
-    place.durables.written()
-    assert place.durables.collect() == {}
+    place.durables.unsaved.written()
+    assert place.durables.unsaved.collect() == {}
 
 
 def test_nobody_waits_long_for_those_who_watch_much(place: Place) -> None:
@@ -242,7 +243,7 @@ def test_nobody_waits_long_for_those_who_watch_much(place: Place) -> None:
     gc.disable()  # its pauses are nobody's here
     try:
         times = [time.thread_time()]
-        assert len(place.durables.collect(lambda: times.append(time.thread_time()))) == 20
+        assert len(place.durables.unsaved.collect(lambda: times.append(time.thread_time()))) == 20
         times.append(time.thread_time())
     finally:
         gc.enable()
@@ -258,12 +259,12 @@ def test_names_that_come_and_go_while_nothing_can_be_written_leave_nothing(place
     durables.remove((None, "was written"))
     for number in range(100):
         durables.put(DurableSubscription(name=f"collected {number}", ttl=9))
-        durables.collect()
+        durables.unsaved.collect()
         durables.remove((None, f"collected {number}"))
         durables.put(DurableSubscription(name=f"marked {number}", ttl=9))
         durables.remove((None, f"marked {number}"))
 
-    assert dict(durables.collect()) == {(None, "was written"): None}
+    assert dict(durables.unsaved.collect()) == {(None, "was written"): None}
     place.save()
     place.die()
     assert [each.name for each in place.durables.all()] == ["stays"]
@@ -271,11 +272,11 @@ def test_names_that_come_and_go_while_nothing_can_be_written_leave_nothing(place
 
 def test_a_name_that_is_removed_while_it_is_written_is_gone(place: Place) -> None:
     place.durables.put(DurableSubscription(name="laptop", ttl=9))
-    place.batch.durables.update(place.durables.collect())
+    place.batch.durables.update(place.durables.unsaved.collect())
     place.durables.remove(KEY)
     place.store.write(place.batch)
     place.batch.durables.clear()
-    place.durables.written()
+    place.durables.unsaved.written()
 
     place.save()
     place.die()

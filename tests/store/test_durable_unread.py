@@ -26,8 +26,8 @@ def test_what_was_on_its_way_when_the_connection_broke_is_told_again(place: Plac
     client = Client(place, TOOLS, uris="a://b")
     client.answer = BUSY
     add(place, "a")
-    assert place.durables.collect()[KEY] is not None
-    assert place.durables.is_waiting
+    assert place.durables.unsaved.collect()[KEY] is not None
+    assert place.durables.unsaved.is_waiting
     client.leave()
 
     assert [each.topic for each in Client(place, TOOLS, uris="a://b").heard] == [TOOLS]
@@ -50,11 +50,11 @@ def test_what_a_lane_knows_not_to_have_been_read_is_told_again_as_it_was(place: 
     """As a webhook does, which closes its subscriber until it tries again."""
     place.catalog.resources.updated("a://b")
     for expected in ([], [("added", "a"), ("deleted", "a://b")], [("added", "a"), ("deleted", "a://b")]):
-        visit = place.durables.enter({"name": "hook"}, None, [TOOLS], ["a://b"], {}, lambda: None)
+        visit = place.durables.connect({"name": "hook"}, None, [TOOLS], ["a://b"], {}, lambda: None)
         assert visit is not None
         heard: list[Any] = []
         subscriber = place.hub.open(lambda notification, heard=heard: heard.append(notification) or BUSY)  # type: ignore[misc]
-        visit.watch(subscriber, is_sure=True)
+        visit.attach(subscriber, confirms_reads=True)
         place.hub.subscribe(subscriber, TOOLS, uris=["a://b"], told=visit.told())
         if not expected:
             add(place, "a")
@@ -72,7 +72,7 @@ def test_what_was_read_later_counts_as_told(place: Place) -> None:
     client = Client(place)
     client.answer = BUSY
     add(place, "a")
-    place.durables.collect()
+    place.durables.unsaved.collect()
     assert client.subscriber is not None
     client.answer = None
     place.hub.wake(client.subscriber)
@@ -153,14 +153,14 @@ def test_what_was_told_is_written_when_it_is_beyond_doubt_and_not_with_each_batc
     written = 0
     for number in range(50):
         add(place, f"t{number}")
-        written += len(place.durables.collect())
+        written += len(place.durables.unsaved.collect())
         place.save()
         place.now += 0.05
     assert written == 0
     place.settle()
-    assert len(place.durables.collect()) == 20
+    assert len(place.durables.unsaved.collect()) == 20
     place.save()
-    assert not place.durables.is_waiting
+    assert not place.durables.unsaved.is_waiting
     assert {each.lists[TOOLS] for each in place.durables.all()} == {place.catalog.version(TOOLS)}
 
 
@@ -187,7 +187,7 @@ def test_what_was_told_just_before_a_connection_broke_is_told_again(place: Place
     place.catalog.resources.updated("a://2")
     place.now += place.policy.write_deadline
     add(place, "c")
-    assert place.durables.is_waiting
+    assert place.durables.unsaved.is_waiting
     client.leave()
 
     again = Client(place, TOOLS, uris="a://{+path}")
@@ -208,11 +208,11 @@ def test_what_came_back_to_what_it_was_before_the_doubt_is_told_all_the_same(pla
 
 
 def test_a_lane_that_knows_what_was_read_is_believed(place: Place) -> None:
-    visit = place.durables.enter({"name": "hook"}, None, [TOOLS], [], {}, lambda: None)
+    visit = place.durables.connect({"name": "hook"}, None, [TOOLS], [], {}, lambda: None)
     assert visit is not None
     heard: list[Notification] = []
     subscriber = place.hub.open(heard.append)
-    visit.watch(subscriber, is_sure=True)
+    visit.attach(subscriber, confirms_reads=True)
     place.hub.subscribe(subscriber, TOOLS, told=visit.told())
     add(place, "a")
     subscriber.close()
@@ -225,12 +225,12 @@ def test_what_is_settled_is_written_once_more_and_then_no_more(place: Place) -> 
     add(place, "a")
     assert place.collect()[KEY] is not None
     assert place.collect() == {}
-    assert place.durables.is_waiting
+    assert place.durables.unsaved.is_waiting
     place.settle()
     settled = place.collect()[KEY]
     assert settled is not None
     assert settled.lists == {TOOLS: place.catalog.version(TOOLS)}
-    assert not place.durables.is_waiting
+    assert not place.durables.unsaved.is_waiting
 
 
 def test_one_that_is_busy_is_told_when_it_is_ready(place: Place) -> None:

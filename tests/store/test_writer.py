@@ -184,10 +184,10 @@ def test_for_a_store_that_is_gone_for_good_nothing_is_noted() -> None:
         live.durables.put(DurableSubscription(name="laptop", ttl=9))
         until(lambda: live.keeper.problem, "the store to fail")
         live.durables.put(DurableSubscription(name="other", ttl=9))
-        assert not live.durables.is_waiting
+        assert not live.durables.unsaved.is_waiting
     with living() as live:
         live.durables.put(DurableSubscription(name="laptop", ttl=9))
-        assert not live.durables.is_waiting
+        assert not live.durables.unsaved.is_waiting
 
 
 def test_names_that_come_and_go_during_an_outage_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ from tidings import Catalog, Feature, Hub, Journal, Notification, Policy, Versio
 from tidings.core.subscriber import Subscriber
 from tidings.server.uri_templates import read_template
 from tidings.store import Batch
-from tidings.store.durable import DurableSubscription, DurableSubscriptions, Key, Owner
+from tidings.store.durable import DurableSubscription, Key, Owner
 from tidings.store.durable_connection import DurableConnection
+from tidings.store.durable_registry import DurableSubscriptions
 from tidings.store.memory import MemoryStore
 
 TOOLS = Feature.TOOLS
@@ -35,20 +36,20 @@ class Place:
         self.batch = Batch()
         self.catalog.follow(self.batch.take)
         self.hub = Hub(self.catalog, journal=journal, clock=lambda: self.now, templates=read_template)
-        self.durables = DurableSubscriptions(self.hub, state.durables.values(), rouse=lambda: True)
+        self.durables = DurableSubscriptions(self.hub, state.durables.values(), wake=lambda: True)
 
     def collect(self) -> Mapping[Key, DurableSubscription | None]:
         """What there is to write, written."""
-        found = self.durables.collect()
-        self.durables.written()
+        found = self.durables.unsaved.collect()
+        self.durables.unsaved.written()
         return found
 
     def save(self) -> None:
-        self.batch.durables.update(self.durables.collect())
+        self.batch.durables.update(self.durables.unsaved.collect())
         self.batch.forget(self.hub.journal.floors(), self.catalog.resources.forgotten)
         self.store.write(self.batch)
         self.batch.__init__()  # type: ignore[misc]
-        self.durables.written()
+        self.durables.unsaved.written()
 
     def settle(self) -> None:
         """Let so much time pass that what was told before is beyond doubt."""
@@ -83,11 +84,11 @@ class Client:
         **options: Any,
     ) -> DurableConnection | None:
         hub, durables = self.place.hub, self.place.durables
-        visit = durables.enter({"name": name, "ttl": ttl}, owner, features, uris, {}, self._end)
+        visit = durables.connect({"name": name, "ttl": ttl}, owner, features, uris, {}, self._end)
         self.subscriber = hub.open(self._deliver, **options)
         told: dict[Any, Version | None] = resume or {}
         if visit is not None:
-            visit.watch(self.subscriber)
+            visit.attach(self.subscriber)
             told = {**visit.told(), **told}
         hub.subscribe(self.subscriber, *features, uris=uris, told=told)
         return visit

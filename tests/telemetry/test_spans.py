@@ -124,7 +124,7 @@ def test_unsubscribing_from_a_topic_without_a_subscription_has_no_span(recorded:
 def test_expired_durable_subscription_has_a_span(recorded: RecordedTelemetry) -> None:
     live = make_live(recorded)
     live.durables.put(DurableSubscription(name="laptop", features=(Feature.TOOLS,), expires=live.catalog.now() - 1))
-    assert len(live.durables.collect()) == 0
+    assert len(live.durables.unsaved.collect()) == 0
     [span] = recorded.spans(UNSUBSCRIBE)
     assert span["attributes"].items() >= {"tidings.outcome": "expired", "tidings.client": "laptop"}.items()
 

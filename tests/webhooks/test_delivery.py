@@ -185,7 +185,7 @@ async def test_subscriptions_of_two_owners_can_have_the_same_name(tmp_path: Path
     async with receiving() as receiver:
         async with live_server(path) as live:
             await open_webhook(live, receiver, "tools")
-            assert live.durables.enter({"name": "hook"}, None, [Feature.TOOLS], [], {}, lambda: None) is not None
+            assert live.durables.connect({"name": "hook"}, None, [Feature.TOOLS], [], {}, lambda: None) is not None
         async with live_server(path) as live:
             await until_open(live)
 
@@ -196,11 +196,11 @@ async def test_stream_with_the_same_name_replaces_the_webhook_while_it_is_open(
     monkeypatch.setattr("tidings.webhooks.delivery._RECHECK_DELAY", 0.01)
     async with receiving() as receiver, live_server() as live:
         await open_webhook(live, receiver, "tools")
-        visit = live.durables.enter({"name": "hook"}, SERVER, [Feature.TOOLS], (), {}, nothing)
+        visit = live.durables.connect({"name": "hook"}, SERVER, [Feature.TOOLS], (), {}, nothing)
         assert visit is not None
         told: list[str] = []
         stream = live.hub.open(lambda notification: told.append(repr(notification)))
-        visit.watch(stream)
+        visit.attach(stream)
         live.hub.subscribe(stream, "tools", told=visit.told())
         live.tools.add(nothing, name="one")
         assert len(told) == 1

@@ -164,10 +164,10 @@ async def test_stream_that_connects_during_a_failing_request_does_not_shorten_th
     monkeypatch.setattr("tidings.webhooks.delivery._RECHECK_DELAY", 0.01)
 
     def connect_stream(live: Live, name: str, feature: Feature) -> None:
-        visit = live.durables.enter({"name": name}, SERVER, [feature], (), {}, nothing)
+        visit = live.durables.connect({"name": name}, SERVER, [feature], (), {}, nothing)
         assert visit is not None
         stream = live.hub.open(lambda notification: None)
-        visit.watch(stream)
+        visit.attach(stream)
         live.hub.subscribe(stream, feature, told=visit.told())
         stream.close()
 

@@ -15,8 +15,7 @@ from tests.support.hooks import durable_of, live_server, nothing, open_webhook, 
 from tests.support.receiver import Delivery, Receiver, receiving, verify
 from tests.support.waiting import until
 from tidings import Feature, Live, Policy
-from tidings.store.durable import SERVER, DurableSubscription, Webhook
-from tidings.store.durable_json import as_json
+from tidings.store.durable import SERVER, DurableSubscription, Webhook, as_json
 from tidings.store.sqlite import peek
 from tidings.webhooks.signature import new_secret
 
@@ -272,10 +271,10 @@ async def test_webhook_opens_after_a_stream_used_its_name_during_a_refetch_reque
         await miss_too_much(path, receiver)
 
         def connect_stream(live: Live) -> None:
-            visit = live.durables.enter({"name": "hook"}, SERVER, [Feature.PROMPTS], [], {}, nothing)
+            visit = live.durables.connect({"name": "hook"}, SERVER, [Feature.PROMPTS], [], {}, nothing)
             assert visit is not None
             subscriber = live.hub.open(lambda notification: None)
-            visit.watch(subscriber)
+            visit.attach(subscriber)
             live.hub.subscribe(subscriber, "prompts")
             live.hub.close(subscriber)
 

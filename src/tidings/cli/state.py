@@ -12,7 +12,7 @@ from tidings.cli.output import fail
 
 if TYPE_CHECKING:
     from tidings.store import Batch, State
-    from tidings.store.durable import DurableSubscriptions
+    from tidings.store.durable_registry import DurableSubscriptions
 
 __all__ = ["edit_state", "find_state", "read_state", "restore_durables"]
 
@@ -59,7 +59,7 @@ def restore_durables(state: State) -> DurableSubscriptions:
     from tidings.core.hub import Hub
     from tidings.core.journal import Journal
     from tidings.server.uri_templates import read_template
-    from tidings.store.durable import DurableSubscriptions
+    from tidings.store.durable_registry import DurableSubscriptions
 
     catalog, journal = Catalog(), Journal()
     catalog.restore(state.items, state.versions, state.contents, state.life << 32, state.forgotten)

@@ -191,7 +191,7 @@ def _put_webhook(state: State, params: dict[str, Any]) -> tuple[DurableSubscript
 
 
 def _describe(durable: DurableSubscription) -> dict[str, Any]:
-    from tidings.store.durable_json import as_json
+    from tidings.store.durable import as_json
 
     described = as_json(durable, is_connected=durable.expires is None)
     return {"name": described.pop("name"), "owner": _format_owner(durable.owner), **described}

@@ -180,6 +180,16 @@ class Subscriber:
         self.pause()
         return taken.is_told
 
+    def before_delivery(self, callback: Callable[[Notification], None]) -> None:
+        """Call `callback` with each notification before it is delivered."""
+        deliver = self.deliver
+
+        def call_and_deliver(notification: Notification) -> object:
+            callback(notification)
+            return deliver(notification)
+
+        self.deliver = call_and_deliver
+
     def end_at(self, topics: Iterable[Topic], end: float | None) -> None:
         """Let subscriptions run out at a time, or never."""
         expiries = self.expiries or {}

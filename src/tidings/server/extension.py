@@ -28,7 +28,7 @@ from tidings.http.router import principal_of
 from tidings.server.authorization import Principal
 from tidings.server.granted_topics import RequestedTopics, honour
 from tidings.store.durable import DurableSubscription, Owner, Webhook
-from tidings.store.durable_json import as_json as as_subscription
+from tidings.store.durable import as_json as as_subscription
 from tidings.webhooks.http_client import check_url
 from tidings.webhooks.signature import check_secret, new_secret
 

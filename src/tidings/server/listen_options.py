@@ -103,7 +103,7 @@ class ListenOptions:
         topics = list(topics)
         features = [topic for topic in topics if isinstance(topic, Feature)]
         uris = [topic for topic in topics if not isinstance(topic, Feature)]
-        self._visit = self._live.durables.enter(
+        self._visit = self._live.durables.connect(
             self._durable,
             self._owner,
             features,
@@ -115,13 +115,13 @@ class ListenOptions:
     def watch(self, subscriber: Subscriber) -> None:
         """Let the durable subscription remember what this subscriber is told."""
         if self._visit is not None:
-            self._visit.watch(subscriber)
+            self._visit.attach(subscriber)
 
     def keep(self) -> None:
         """A session watches something else than before: let its durable subscription know, whether or not it is told
         anything."""
         if self._visit is not None:
-            self._visit.mark()
+            self._visit.save()
 
     def told(self, topics: Iterable[Topic]) -> dict[Topic, Version | None] | None:
         """What the client was told last of what it watches, if it comes back: for `hub.subscribe(told=…)`."""

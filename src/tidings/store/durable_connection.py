@@ -1,16 +1,17 @@
-"""One connection under a durable name: what its client knows for sure.
+"""One connection of a durable subscription: which versions its client is sure to have received.
 
-What was written to a connection may be lost with it, and nobody says so. So it counts as told only when the connection
-has lasted for as long after it as a reader that vanished may go unnoticed. Whoever comes back before that may know the
-one thing or the other, and is told to refetch. Better twice than never: a client that wants neither comes back with its
-cursor.
+A notification that was written to a connection may be lost with it, without any error. So it counts as received only
+when the connection has lasted long enough afterwards for a lost client to be noticed. A client that returns earlier is
+told to refetch. It may get a notification twice, but never misses one; a client that returns with its cursor avoids
+both.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import filterfalse, islice
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -19,157 +20,154 @@ from tidings.core.patterns import is_pattern
 from tidings.core.redact import topic_name
 from tidings.core.resume import Resumed, resume_from_store
 from tidings.core.subscriber import Subscriber
-from tidings.store.durable import MOST_CONTENTS, DurableSubscription, DurableSubscriptions
+from tidings.store.durable import DurableSubscription, Key
+from tidings.store.unsaved import UnsavedSubscriptions
 
-__all__ = ["DurableConnection"]
+if TYPE_CHECKING:
+    from tidings.core.hub import Hub
+
+__all__ = ["MAX_CONTENTS", "DurableConnection"]
 
 logger = logging.getLogger(__name__)
 
+MAX_CONTENTS = 256
+"""Watched URIs whose versions are stored one by one. For the others, `as_of` and the journal are enough; at worst the
+client is told of a content that has become the same again."""
+
 
 class DurableConnection:
-    """One connection under a durable name."""
+    """One connection under the name of a durable subscription."""
 
     def __init__(
         self,
-        durables: DurableSubscriptions,
-        durable: DurableSubscription,
-        known: DurableSubscription | None,
+        hub: Hub,
+        records: Mapping[Key, DurableSubscription],
+        record: DurableSubscription,
+        unsaved: UnsavedSubscriptions,
+        *,
+        is_new: bool,
         end: Callable[[], None],
+        on_close: Callable[[DurableConnection], None],
     ) -> None:
-        self.key = durable.key
-        self.ack = {"name": durable.name, "ttl": durable.ttl, "isNew": known is None}
+        """`on_close` is called when the connection closes, while its subscriber still has its topics."""
+        self.key = record.key
+        self.ack = {"name": record.name, "ttl": record.ttl, "isNew": is_new}
         self.end = end
-        """Ends the connection, gracefully where its lane can."""
-        self._durables = durables
-        self._former = known
+        """Ends the connection, gracefully where its transport can."""
+        self._hub = hub
+        self._records = records
+        self._unsaved = unsaved
+        self._is_new = is_new
+        self._on_close = on_close
         self._subscriber: Subscriber | None = None
-        policy = durables.hub.policy
-        self._doubt = policy.write_deadline + policy.keep_alive
-        self._doubted: set[Topic] = set()
-        """What it was told of lately."""
+        self._confirm_after = hub.policy.write_deadline + hub.policy.keep_alive
+        self._recent: set[Topic] = set()
+        """Topics that the client was told of since `_period_start`."""
         self._older: set[Topic] = set()
-        """The same of the time before. After as long again, it is beyond doubt."""
-        self._turned = durables._now()
-        self._is_sure = False
+        """Topics that it was told of in the period before. They are confirmed when this period is over."""
+        self._period_start = hub.catalog.now()
+        self._confirms_reads = False
 
     @property
-    def turns_at(self) -> float:
-        """When there is something new to `remember`, if nothing happens before."""
-        return self._turned + self._doubt
+    def confirmed_at(self) -> float:
+        """The time at which what the client was told counts as received, if nothing happens before."""
+        return self._period_start + self._confirm_after
 
-    def watch(self, subscriber: Subscriber, *, is_sure: bool = False) -> None:
-        """Remember from now on what this subscriber is told. Before it subscribes, so that nothing is missed. With
-        `is_sure`, its lane knows what was read, and is busy until then: there is no doubt."""
+    def attach(self, subscriber: Subscriber, *, confirms_reads: bool = False) -> None:
+        """Record from now on what this subscriber is told. Call it before the subscriber subscribes. With
+        `confirms_reads`, its transport is busy until the client has confirmed a notification."""
         self._subscriber = subscriber
-        self._is_sure = is_sure
-        subscriber.before_close = self._leave
-        deliver, durables = subscriber.deliver, self._durables
+        self._confirms_reads = confirms_reads
+        subscriber.before_close = self._before_close
+        subscriber.before_delivery(self._before_delivery)
 
-        def deliver_and_remember(notification: Notification) -> object:
-            topic = notification.topic
-            if is_sure:
-                durables._mark(self.key)
-            else:
-                self._turn()
-                if not self._doubted:
-                    durables._expect(self)
-                self._doubted.add(topic)
-            return deliver(notification)
-
-        subscriber.deliver = deliver_and_remember
-
-    def mark(self) -> None:
-        """There is something to write down at once."""
-        with self._durables._lock:
+    def save(self) -> None:
+        """Write the record with the next batch: the client watches other topics than before."""
+        with self._hub.catalog.lock:
             if self._subscriber is not None:
-                self._durables._mark(self.key)
+                self._unsaved.mark(self.key)
 
-    def _turn(self) -> None:
-        now = self._durables._now()
-        if now - self._turned >= self._doubt:
-            self._older = self._doubted if now - self._turned < 2 * self._doubt else set()
-            self._doubted, self._turned = set(), now
-            if self in self._durables._expected:
-                self._durables._marked.setdefault(self.key, False)  # what it was told before may be beyond doubt
+    def detach(self) -> None:
+        """Stop recording: another connection has the name, or the subscription was removed."""
+        if self._subscriber is not None:
+            self._subscriber.before_close = None
+            self._subscriber = None
 
-    def resumed(self, may: Callable[[str], bool] | None = None) -> Resumed:
-        """Where the client stands, by what is remembered of it."""
-        durables = self._durables
-        with durables._lock:
-            durable = durables._kept.get(self.key)
-            if durable is None or self._former is None:
+    def resumed(self, is_authorized: Callable[[str], bool] | None = None) -> Resumed:
+        """Return what the client has missed, according to its record."""
+        with self._hub.catalog.lock:
+            record = self._records.get(self.key)
+            if record is None or self._is_new:
                 return Resumed({})
-            return resume_from_store(durables.hub, durable.told, durable.uris, durable.as_of, may)
+            return resume_from_store(self._hub, record.told, record.uris, record.as_of, is_authorized)
 
     def told(self) -> dict[Topic, Version | None]:
-        """The same for `hub.subscribe`, where there is no acknowledgement that could say more."""
+        """Return the same for `hub.subscribe`, where no acknowledgement can tell the client to refetch."""
         told, refetch = self.resumed()
         if refetch:
             names = ", ".join(map(topic_name, refetch))
             logger.warning("%r was away for too long to be told what it missed of %s", self.key[1], names)
         return {**told, **dict.fromkeys(uri for uri in refetch if not is_pattern(uri))}
 
-    def remember(self) -> bool:
-        """Take in what the subscriber knows for sure now. False if there will be more to take in when it has read, or
-        surely has, what it was told last."""
-        durables, subscriber = self._durables, self._subscriber
-        durable = durables._kept.get(self.key)
-        if subscriber is None or durable is None:
-            return True
+    def snapshot(self, record: DurableSubscription) -> tuple[DurableSubscription | None, bool]:
+        """Return `record` with what the client is sure to have received (None if that is unchanged or not known), and
+        whether all that it was told is confirmed."""
+        subscriber, hub = self._subscriber, self._hub
+        if subscriber is None:
+            return None, True
         if not subscriber.is_ready:
-            self._turned = durables._now()  # it has not read even that; whatever is in doubt stays so
-        if self._is_sure and not subscriber.is_ready:
-            return False
-        hub = durables.hub
-        # Not what it was told: what its filter ruled out needs no telling when it comes back either.
-        waiting = hub.pending_versions(subscriber)
+            self._period_start = hub.catalog.now()  # the client has not read: nothing is confirmed meanwhile
+            if self._confirms_reads:
+                return None, False
+        # Changes that its filter excluded count as known: they need no notification later either.
+        pending = hub.pending_versions(subscriber)
         contents: dict[str, Version | None] = {}
-        for uri in islice(filterfalse(is_pattern, subscriber.uris or ()), MOST_CONTENTS):
-            if (version := waiting.get(uri, hub.notifications.version(uri))) is None or version.revision > 0:
+        for uri in islice(filterfalse(is_pattern, subscriber.uris or ()), MAX_CONTENTS):
+            if (version := pending.get(uri, hub.notifications.version(uri))) is None or version.revision > 0:
                 contents[uri] = version
-        contents |= {topic: version for topic, version in waiting.items() if not isinstance(topic, Feature)}
+        contents |= {topic: version for topic, version in pending.items() if not isinstance(topic, Feature)}
         watched = [feature for feature in Feature if feature in subscriber.features]
-        lists = {feature: waiting.get(feature, hub.notifications.version(feature)) for feature in watched}
-        self._turn()
-        doubted = self._doubted | self._older
-        if (topic := hub.delivering_to(subscriber)) is not None:  # a callback ended this subscription meanwhile
-            doubted.add(topic)
+        lists = {feature: pending.get(feature, hub.notifications.version(feature)) for feature in watched}
+        self._start_period()
+        unconfirmed = self._recent | self._older
+        if (topic := hub.delivering_to(subscriber)) is not None:  # a callback closed this subscriber meanwhile
+            unconfirmed.add(topic)
         uris = subscriber.uris or {}
-        # A deletion ended the subscription, if it was heard.
-        gone = {topic for topic in doubted if not isinstance(topic, Feature) and topic not in uris}
-        for topic in doubted:
+        # A deletion ended these subscriptions, if the client received it.
+        deleted = {topic for topic in unconfirmed if not isinstance(topic, Feature) and topic not in uris}
+        for topic in unconfirmed:
             if not isinstance(topic, Feature):
                 contents[topic] = None
             elif topic in lists:
                 lists[topic] = None
-        durables._set(
-            structs.replace(
-                durable,
-                features=tuple(lists),
-                uris=(*uris, *(uri for uri in durable.uris if uri in gone)) if gone else tuple(uris),
-                as_of=hub.notifications.revision,
-                lists=lists,
-                contents=contents,
-            )
+        told = structs.replace(
+            record,
+            features=tuple(lists),
+            uris=(*uris, *(uri for uri in record.uris if uri in deleted)) if deleted else tuple(uris),
+            as_of=hub.notifications.revision,
+            lists=lists,
+            contents=contents,
         )
-        if not doubted:
-            durables._expected.pop(self, None)
-        return not doubted
+        return told, not unconfirmed
 
-    def let_go(self) -> None:
-        """The name is somebody else's now, or nobody's."""
-        self._durables._expected.pop(self, None)
-        if self._subscriber is not None:
-            self._subscriber.before_close = None
-            self._subscriber = None
+    def _before_delivery(self, notification: Notification) -> None:
+        if self._subscriber is None:
+            return
+        if self._confirms_reads:
+            self._unsaved.mark(self.key)
+            return
+        self._start_period()
+        if not self._recent:
+            self._unsaved.expect(self)
+        self._recent.add(notification.topic)
 
-    def _leave(self, subscriber: Subscriber) -> None:
-        """The connection ends."""
-        self.remember()
-        self.let_go()
-        durables = self._durables
-        if durables._visits.get(self.key) is self:
-            del durables._visits[self.key]
-            durable = durables._kept.get(self.key)
-            if durable is not None:
-                durables.change(self.key, expires=durables.expiry(durable))
+    def _start_period(self) -> None:
+        """Start a new period if the present one is over."""
+        now = self._hub.catalog.now()
+        if now - self._period_start >= self._confirm_after:
+            self._older = self._recent if now - self._period_start < 2 * self._confirm_after else set()
+            self._recent, self._period_start = set(), now
+            self._unsaved.recheck(self.key)
+
+    def _before_close(self, subscriber: Subscriber) -> None:
+        self._on_close(self)

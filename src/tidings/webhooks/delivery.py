@@ -255,7 +255,7 @@ class _WebhookDelivery:
             wish = ListenOptions(live, {FILTER_KEY: durable.terms} if durable.terms else None, None, principal)
             self._shape = wish.shape()
             asked = {"name": durable.name, "ttl": durable.ttl}
-            visit = self._durables.enter(
+            visit = self._durables.connect(
                 asked, durable.owner, durable.features, durable.uris, durable.terms, from_any_thread(self._on_replaced)
             )
         if visit is None:
@@ -271,7 +271,7 @@ class _WebhookDelivery:
             on_close=self._on_close,
         )
         subscriber.is_authorized = None if is_ours else live.gate.predicate(principal)
-        visit.watch(subscriber, is_sure=True)
+        visit.attach(subscriber, confirms_reads=True)
         self._hub.subscribe(subscriber, *durable.features, uris=durable.uris, told=visit.told())
 
     async def _send_refetch(self, durable: DurableSubscription) -> bool:
@@ -396,7 +396,7 @@ class _WebhookDelivery:
             # Before the next delivery starts, so that its failure does not affect this one.
             self._subscriber.is_ready = True
             if self._visit is not None:
-                self._visit.remember()
+                self._durables.save_told(self._visit)
             self._hub.wake(self._subscriber)
 
     def _fail(self, result: PostResult) -> None:
