@@ -1,4 +1,4 @@
-"""That `make bench` measures what it says it does. How fast anything is, is the bench's to say and not a test's."""
+"""The benchmarks run and report what they measure. No test here checks how fast anything is."""
 
 import json
 import math
@@ -41,7 +41,7 @@ REQUIRED = {
     "removal-closed": "≤ 41",
     "removal-lost": "≤ 41",
 }
-"""The figures that were asked for, and their targets."""
+"""The required figures and their targets."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_json_has_every_figure_with_its_target_and_spread(measured: dict[str, An
     assert isinstance(measured["pgo"], bool)
 
 
-def test_table_has_a_line_for_each_figure_and_says_that_a_quick_run_proves_nothing(
+def test_the_table_has_each_figure_and_marks_a_quick_run(
     measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [Row(**row) for row in measured["rows"]]
@@ -84,7 +84,7 @@ def test_rounds_below_one_are_refused(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--rounds must be at least 1" in capsys.readouterr().err
 
 
-# Beside its peers
+# Peers
 
 ROOT = BENCH.parent.parent
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="the load client is in C: needs a compiler")
@@ -100,7 +100,7 @@ def peers(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 @needs_linux
 @needs_compiler
-def test_peers_are_measured_side_by_side_and_the_client_with_them() -> None:
+def test_peers_and_the_load_client_are_measured() -> None:
     done = peers("--quick", "--json", "--only", "fanout,lists,floor,raw,bare,asgi,sdk", "--streams", "1,100")
 
     assert done.returncode == 0, done.stderr
@@ -121,7 +121,7 @@ def test_peers_are_measured_side_by_side_and_the_client_with_them() -> None:
 
 @needs_linux
 @needs_compiler
-def test_a_server_that_does_not_start_is_named_and_the_others_are_measured(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_is_reported_and_the_others_are_measured(tmp_path: Path) -> None:
     (tmp_path / "fastmcp.py").touch()
 
     done = peers("--quick", "--only", "lists,fastmcp,sdk", PYTHONPATH=str(tmp_path))
@@ -134,8 +134,8 @@ def test_a_server_that_does_not_start_is_named_and_the_others_are_measured(tmp_p
 @needs_linux
 @needs_compiler
 def test_the_parts_of_every_sitting_can_share_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the client above all: what one part leaves there must not be in the way of the next. Its herd is larger
-    than the number of connections that it may ask on."""
+    """Above all the process of the load client: a part must not disturb the next one. There are more clients here than
+    connections on which they may refetch."""
     monkeypatch.setattr(work, "ASKERS", 3)
     compile_c("load", tmp_path)
     scale = Scale(streams=(1, 10), legacy=(10,), herds=(10,), others=100, busy=0.01, listing=0.1)
@@ -145,7 +145,7 @@ def test_the_parts_of_every_sitting_can_share_a_process(tmp_path: Path, monkeypa
         assert len(notes) >= len(sitting.parts)
 
 
-def test_what_takes_long_is_measured_in_the_first_round_only() -> None:
+def test_slow_work_is_measured_in_the_first_round_only() -> None:
     sizes = (1, 1000, 5000)
     scale = Scale(streams=sizes, legacy=sizes, herds=sizes)
 
@@ -157,7 +157,7 @@ def test_what_takes_long_is_measured_in_the_first_round_only() -> None:
 
 @needs_linux
 @needs_compiler
-def test_a_change_that_fails_is_named(tmp_path: Path) -> None:
+def test_a_change_that_fails_is_reported(tmp_path: Path) -> None:
     compile_c("load", tmp_path)
     record(10, tmp_path)
 
@@ -170,7 +170,7 @@ def test_a_change_that_fails_is_named(tmp_path: Path) -> None:
 
 
 @needs_linux
-def test_without_a_compiler_the_bench_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_missing_compiler_is_reported(tmp_path: Path) -> None:
     done = peers("--quick", "--only", "lists,sdk", PATH=str(tmp_path))
 
     assert done.returncode == 2
@@ -180,7 +180,7 @@ def test_without_a_compiler_the_bench_says_what_is_missing(tmp_path: Path) -> No
 @needs_linux
 @needs_compiler
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_bench_that_is_stopped_leaves_nothing_behind(number: signal.Signals) -> None:
+def test_a_stopped_bench_leaves_no_process(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "bench.peers", "--quick", "--only", "lists,sdk"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 120
@@ -193,7 +193,7 @@ def test_a_bench_that_is_stopped_leaves_nothing_behind(number: signal.Signals) -
 
 
 def children_of(parent: int, name: str) -> list[int]:
-    """The processes of this name that a process has started."""
+    """Return the child processes of this name."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -201,12 +201,12 @@ def children_of(parent: int, name: str) -> list[int]:
             if is_child and name in (place / "cmdline").read_text():
                 found.append(int(place.name))
         except OSError:
-            pass  # gone in the meantime
+            pass  # it has ended
     return found
 
 
 @pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--streams", "0"], ["--streams", "many"], ["--only", "nothing"]])
-def test_options_that_mean_nothing_are_refused(wrong: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_options_are_refused(wrong: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["bench.peers", *wrong])
     with pytest.raises(SystemExit) as refused:
         main()
@@ -222,7 +222,7 @@ def samples_of_two_rounds() -> Samples:
     return samples
 
 
-def test_a_target_is_held_against_the_medians_and_shows_the_rounds() -> None:
+def test_a_target_compares_medians_and_shows_the_rounds() -> None:
     target = next(target for target in TARGETS if target.requirement == "S24")
     verdict = target.verdict(samples_of_two_rounds())
 
@@ -231,7 +231,7 @@ def test_a_target_is_held_against_the_medians_and_shows_the_rounds() -> None:
     assert target.verdict(Samples()) is None
 
 
-def test_a_target_may_be_about_one_figure_alone() -> None:
+def test_a_target_may_apply_to_one_figure() -> None:
     samples = Samples()
     for kilobytes, ratio in ((3.0, 1.1), (3.4, 1.5), (5.0, 1.3)):
         samples.add("own", {"memory/5000": kilobytes, "others": ratio})
@@ -245,7 +245,7 @@ def test_a_target_may_be_about_one_figure_alone() -> None:
     assert re.search(r"S43 .* 3\.40 kB .* ≤ 4 kB +\| met", targets(samples))
 
 
-def test_plots_are_whole_and_name_every_peer_that_was_measured() -> None:
+def test_plots_are_valid_and_name_every_measured_peer() -> None:
     samples = samples_of_two_rounds()
     for picture in (lines("t", samples, "delivery", "streams"), bars("t", samples, {"lists/10": "10 tools"}, "/s")):
         assert picture is not None
@@ -254,7 +254,7 @@ def test_plots_are_whole_and_name_every_peer_that_was_measured() -> None:
     assert lines("t", Samples(), "delivery", "streams") is None
 
 
-def test_the_page_gets_what_was_measured_between_its_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_written_between_the_markers_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{plots.BEGIN}\nold\n{plots.END}\nafter\n")
     monkeypatch.setattr(plots, "PAGE", page)
@@ -274,7 +274,7 @@ def test_the_page_gets_what_was_measured_between_its_marks(tmp_path: Path, monke
     assert page.read_text().count(plots.BEGIN) == 1
 
 
-def test_the_bench_of_telemetry_has_its_figures_its_targets_and_a_control() -> None:
+def test_the_telemetry_bench_has_figures_targets_and_a_control() -> None:
     command = [sys.executable, str(BENCH.with_name("telemetry.py")), "--quick", "--json"]
     printed = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
     rows = {row["key"]: row for row in json.loads(printed)["rows"]}
