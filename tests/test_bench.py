@@ -114,7 +114,7 @@ def test_peers_and_the_load_client_are_measured() -> None:
             assert samples[name][0] > 0, name
     verdicts = {target["requirement"]: target["verdict"] for target in found["targets"]}
     assert verdicts["S30"]["value"] > 1
-    near_bare = next(target for target in found["targets"] if target["requirement"] == "S62")
+    near_bare = next(target for target in found["targets"] if target["requirement"] == "S51")
     assert near_bare["verdict"]["value"] > 0
     assert verdicts["S55"] is None
 
