@@ -1,4 +1,4 @@
-"""As much of an OTLP collector as there is to see what is sent to it."""
+"""An OTLP collector that keeps each request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Collector(ThreadingHTTPServer):
     def __init__(self) -> None:
         self.received: Queue[tuple[str, bytes]] = Queue()
         self.answers = threading.Event()
-        """Cleared, it takes what is sent and says nothing."""
+        """If cleared, the collector reads requests and does not answer."""
         self.answers.set()
         super().__init__(("127.0.0.1", 0), _Receiver)
 
@@ -28,7 +28,7 @@ class Collector(ThreadingHTTPServer):
 
 
 class _Receiver(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:  # as http.server has it
+    def do_POST(self) -> None:  # a name of http.server
         body = self.rfile.read(int(self.headers["content-length"]))
         assert isinstance(self.server, Collector)
         self.server.received.put((self.path, body))

@@ -1,42 +1,57 @@
-"""Log lines: the life of a subscription, in words and in parts, without secrets; and `tidings serve` in JSON."""
+"""Log lines: the events of subscriptions, JSON lines of `tidings serve`, no secrets, and no forged lines."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from mcp import Client
+from rich.console import Console
 
-from tests.support.command import DEADLINE, HELLO, TOKEN, replace_file, serving, start_command
-from tests.support.otlp_collector import SECRET, collecting
+from tests.support.command import DEADLINE, GRACE, HELLO, TOKEN, line_with, replace_file, start_command
+from tests.support.otlp_collector import SECRET
 from tests.support.wire_clients import LegacyWire
 from tidings import Catalog, Feature, Hub, Reason
 from tidings.cli.logs import TextFormatter
-from tidings.cli.otlp import CollectorErrors, build_resource, endpoint_of, protocol_of, without_secrets
+from tidings.cli.status import Panel, Snapshot
 from tidings.core.redact import one_line, redact_uri
-from tidings.server.authorization import Authorization
-from tidings.telemetry.metrics import METRICS
+from tidings.server.authorization import Authorization, Principal
+from tidings.workspace.problems import Problem
 
 pytestmark = pytest.mark.anyio
 
+TITLE = "\x1b]0;forged\x07"
+"""Sets the title of a terminal."""
+JSON_LOG = ("--log-format", "json", "--json", "--port", 0)
 
-def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
-    return [(record.levelname.lower(), record.getMessage()) for record in caplog.records]
+
+def events(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """Return the fields of each line, with its level."""
+    return [{"level": record.levelname.lower(), **vars(record)["tidings"]} for record in caplog.records]
 
 
-def test_the_life_of_a_subscription_is_logged_at_info_and_debug(caplog: pytest.LogCaptureFixture) -> None:
+def check_events(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert [each["event"] for each in found] == [each["event"] for each in expected]
+    for fields, known in zip(found, expected, strict=True):
+        assert fields | known == fields
+
+
+# Events of subscriptions
+
+
+def test_events_of_a_subscription_are_logged_at_info_and_debug(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "tidings.subscriptions")
     catalog = Catalog()
     hub = Hub(catalog)
     uri = f"https://ada:{SECRET}@example.org/notes/1?token={SECRET}#{SECRET}"
+    shown = "https://example.org/notes/1"
     catalog.tools.add({"name": "lonely", "description": SECRET})
     client = hub.open(lambda notification: None, label="listen 7")
     hub.subscribe(client, Feature.TOOLS, Feature.RESOURCES)
@@ -46,53 +61,61 @@ def test_the_life_of_a_subscription_is_logged_at_info_and_debug(caplog: pytest.L
     hub.unsubscribe(client, uris=[uri])
     hub.close(client, Reason.DISCONNECTED)
 
-    assert lines(caplog) == [
-        ("debug", "nobody to tell: tools added lonely (revision 1)"),
-        ("debug", "listen 7 subscribed to tools, resources"),
-        ("debug", "listen 7 subscribed to 1 URI"),
-        ("info", "told 1 client: tools added deploy (revision 2)"),
-        ("debug", "told 1 client: contents updated https://example.org/notes/1 (revision 3)"),
-        ("debug", "listen 7 unsubscribed from 1 URI"),
-        ("debug", "listen 7 is gone (disconnected): cleaned 2 subscriptions and 0 pending"),
-    ]
-    parts: list[dict[str, Any]] = [vars(record)["tidings"] for record in caplog.records]
-    assert [each["event"] for each in parts] == [
-        *("told", "subscribed", "subscribed", "told", "told", "unsubscribed", "gone"),
-    ]
-    assert parts[1] | {"client": "listen 7", "topics": ["tools", "resources"]} == parts[1]
-    assert parts[-1] | {"cleaned": 2, "pending": 0, "reason": "disconnected"} == parts[-1]
-    assert SECRET not in caplog.text
-    assert SECRET not in str(parts)
+    check_events(
+        events(caplog),
+        [
+            {"event": "told", "level": "debug", "clients": 0, "changes": ["added lonely"], "revision": 1},
+            {"event": "subscribed", "level": "debug", "client": "listen 7", "topics": ["tools", "resources"]},
+            {"event": "subscribed", "level": "debug", "client": "listen 7", "topics": [shown]},
+            {"event": "told", "level": "info", "clients": 1, "topics": ["tools"], "changes": ["added deploy"]},
+            {"event": "told", "level": "debug", "clients": 1, "topics": [shown], "changes": [f"updated {shown}"]},
+            {"event": "unsubscribed", "level": "debug", "client": "listen 7", "topics": [shown]},
+            {"event": "gone", "level": "debug", "client": "listen 7", "reason": "disconnected", "cleaned": 2},
+        ],
+    )
+    assert SECRET not in caplog.text + str(events(caplog))
 
 
-def test_subscriptions_that_run_out_or_end_with_their_resource_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "tidings.subscriptions")
+def test_expired_and_deleted_subscriptions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     catalog = Catalog()
     hub = Hub(catalog)
     clients = [hub.open(lambda notification: None, label=f"listen {number}") for number in range(3)]
     for client in clients:
         client.subscribe(uris=["a://b"])
     clients[0].subscribe("tools", uris=["a://c"], ttl=5)
-    caplog.clear()
+    caplog.set_level(logging.DEBUG, "tidings.subscriptions")
 
     due = hub.next_due()
     assert due is not None
     hub.tick(due)
     catalog.resources.deleted("a://b")
-    clients[0].unsubscribe("tools", uris=["a://b"])  # is over long ago
+    clients[0].unsubscribe("tools", uris=["a://b"])  # has ended already
 
-    assert lines(caplog) == [
-        ("debug", "listen 0 unsubscribed from tools, 1 URI (expired)"),
-        ("debug", "told 3 clients: contents deleted a://b (revision 1)"),
-        ("debug", "3 clients unsubscribed from 1 URI (deleted)"),
-    ]
-    expired, _, deleted = [vars(record)["tidings"] for record in caplog.records]
-    assert expired.items() >= {"event": "unsubscribed", "reason": "expired", "client": "listen 0"}.items()
-    assert deleted.items() >= {"reason": "deleted", "clients": 3, "topics": ["a://b"]}.items()
+    check_events(
+        events(caplog),
+        [
+            {"event": "unsubscribed", "client": "listen 0", "reason": "expired", "topics": ["tools", "a://c"]},
+            {"event": "told", "clients": 3, "changes": ["deleted a://b"]},
+            {"event": "unsubscribed", "clients": 3, "reason": "deleted", "topics": ["a://b"]},
+        ],
+    )
+
+
+def test_closed_stream_is_logged_at_info_only_if_the_server_cut_it_off(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tidings.subscriptions")
+    hub = Hub(Catalog())
+    for reason in (Reason.DISCONNECTED, Reason.SLOW):
+        client = hub.open(lambda notification: None)
+        hub.subscribe(client, Feature.TOOLS)
+        hub.close(client, reason)
+    check_events(events(caplog), [{"event": "gone", "level": "info", "reason": "slow", "cleaned": 1, "pending": 0}])
+
+
+# Secrets and forged lines
 
 
 @pytest.mark.parametrize(
-    ("uri", "said"),
+    ("uri", "expected"),
     [
         ("deploy", "deploy"),
         ("db:users?password=hunter2", "db:users"),
@@ -104,21 +127,11 @@ def test_subscriptions_that_run_out_or_end_with_their_resource_are_logged(caplog
         ("board://x#frag\nment", "board://x"),
     ],
 )
-def test_what_people_hide_in_a_uri_is_not_shown(uri: str, said: str) -> None:
-    assert redact_uri(uri) == said
+def test_uri_is_logged_without_user_query_and_fragment(uri: str, expected: str) -> None:
+    assert redact_uri(uri) == expected
 
 
-def test_a_stream_costs_no_line_at_info_unless_it_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "tidings.subscriptions")
-    hub = Hub(Catalog())
-    for reason in (Reason.DISCONNECTED, Reason.SLOW):
-        client = hub.open(lambda notification: None)
-        hub.subscribe(client, Feature.TOOLS)
-        hub.close(client, reason)
-    assert lines(caplog) == [("info", "a subscriber is gone (slow): cleaned 1 subscriptions and 0 pending")]
-
-
-def test_no_client_can_forge_a_line_or_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_client_can_not_forge_a_line_or_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "tidings.subscriptions")
     catalog = Catalog()
     hub = Hub(catalog)
@@ -129,44 +142,47 @@ def test_no_client_can_forge_a_line_or_fill_the_log(caplog: pytest.LogCaptureFix
     catalog.resources.updated("a://b\nc")
     client.close()
     assert len(client.label) < 200
-    for _, line in lines(caplog):
-        assert len(line) < 400
-        assert line.isprintable()
-    assert lines(caplog)[0][1].startswith(r"listen x\n12:00:00 error: \x1b[2J\u202eyyy")
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line for line in lines if len(line) >= 400 or not line.isprintable()] == []
+    assert lines[0].startswith(r"listen x\n12:00:00 error: \x1b[2J\u202eyyy")
 
 
-@pytest.mark.parametrize(
-    "character",
-    [
-        "\0",
-        "\n",
-        "\r",
-        "\x1b",
-        "\x7f",
-        "\x85",
-        "\x9b",
-        "\u2028",
-        "\u2029",
-        "\u202a",
-        "\u2066",
-        "\u2069",
-        "\ud800",
-    ],
-    ids=ascii,
-)
-def test_no_character_ends_a_line_turns_it_round_or_breaks_its_encoding(character: str) -> None:
-    said = one_line(f"a{character}b")
-    assert said == f"a{ascii(character)[1:-1]}b"
-    assert said.encode() == said.encode("ascii")
+@pytest.mark.parametrize("character", "\0\n\r\x1b\x7f\x85\x9b\u2028\u2029\u202a\u2066\u2069\ud800", ids=ascii)
+def test_control_characters_are_escaped(character: str) -> None:
+    text = one_line(f"a{character}b")
+    assert text == f"a{ascii(character)[1:-1]}b"
+    assert text.encode() == text.encode("ascii")
 
 
-def test_a_logged_line_is_one_line_whoever_said_it() -> None:
-    record = logging.LogRecord("other", logging.INFO, "", 0, "two\nlines \u001b[2J", (), None)
-    assert TextFormatter("%(message)s").format(record) == r"two\nlines \x1b[2J"
+def test_each_message_is_one_line_and_a_traceback_is_indented() -> None:
+    """An exception of a tool can contain text of a client."""
+    try:
+        raise ValueError(f"no such name: {TITLE}\n12:00:00 all is well")
+    except ValueError:
+        record = logging.LogRecord("other", logging.ERROR, "", 0, "two\nlines \u001b[2J", (), sys.exc_info())
+    first, *rest = TextFormatter("%(asctime)s %(message)s", "%H:%M:%S").format(record).split("\n")
+    assert first.endswith(r"error: two\nlines \x1b[2J")
+    assert rest[-2:] == [r"  ValueError: no such name: \x1b]0;forged\x07", "  12:00:00 all is well"]
+    assert all(line.startswith("  ") for line in rest)
 
 
-def test_no_secret_of_a_uri_is_in_what_is_logged_of_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    """Of all that the user may hand in and that may fail: a subscriber, a hook, a mute, an authorization."""
+def test_problem_of_a_file_can_not_control_the_terminal() -> None:
+    terminal = io.StringIO()
+    panel = Panel(Console(file=terminal, force_terminal=True, width=120), "board")
+    problem = Problem("tools/bad.py", 1, f"ValueError: {TITLE}")
+    with panel.open():
+        panel.show(Snapshot(problems=(problem,)))
+    assert r"\x1b]0;forged" in terminal.getvalue()
+    assert TITLE[:-1] not in terminal.getvalue()
+
+
+def test_principal_is_shown_without_the_claims_of_its_token() -> None:
+    principal = Principal("client", "subject", ("read",), {"session": SECRET})
+    assert "client" in repr(principal)
+    assert SECRET not in repr(principal)
+
+
+def test_failures_of_user_functions_are_logged_without_secrets(caplog: pytest.LogCaptureFixture) -> None:
     uri = f"db:users?password={SECRET}"
 
     def fail(*_: object) -> Any:
@@ -181,56 +197,58 @@ def test_no_secret_of_a_uri_is_in_what_is_logged_of_a_failure(caplog: pytest.Log
     catalog.resources.add({"uri": uri, "name": "x"})
     for each in hub:
         each.close()
-    gate = Authorization(hub.policy, authorize=fail)
-    assert asyncio.run(gate.allowed(None, [uri])) == []
-    may = gate.predicate(None)
+    authorization = Authorization(hub.policy, authorize=fail)
+    assert asyncio.run(authorization.allowed(None, [uri])) == []
+    may = authorization.predicate(None)
     assert may is not None
     assert not may(uri)
+    messages = {record.getMessage() for record in caplog.records}
+    assert len(messages) >= 5
     assert "db:users" in caplog.text
-    said = {record.getMessage() for record in caplog.records}
-    assert len(said) >= 5
-    assert not [each for each in said if SECRET in each]
+    assert not [message for message in messages if SECRET in message]
 
 
-async def test_json_lines_tell_the_life_of_a_server_without_a_secret(board: Path) -> None:
-    options = ("--log-format", "json", "--log-level", "debug", "--json", "--port", 0)
-    env = {"TIDINGS_AUTH_TOKEN": TOKEN}
+# `tidings serve`
+
+
+async def test_json_log_has_the_events_of_a_server_and_no_secrets(board: Path) -> None:
     (board / "tools" / "secretive.py").write_text(HELLO.replace("Say hello.", SECRET))
-    async with asyncio.timeout(DEADLINE), start_command("serve", board, *options, env=env) as process:
+    command = start_command("serve", board, "--log-level", "debug", *JSON_LOG, env={"TIDINGS_AUTH_TOKEN": TOKEN})
+    async with asyncio.timeout(DEADLINE), command as process:
         url = json.loads(await process.stdout.readline())["url"]
+        metrics = url.replace("/mcp", "/metrics")
         async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}, timeout=DEADLINE) as http:
             session = LegacyWire(url, http)
             await session.shake_hands()
             async with session.stream() as stream:
-                (board / "tools" / "late.py").write_text(HELLO.replace("hello()", "late()"))
-                heard = await stream.heard()
-                while "late" not in heard.gist:
-                    heard = await stream.heard()
+                replace_file(board / "tools" / "late.py", HELLO.replace("hello()", "late()"))
+                while "late" not in (await stream.heard()).gist:
+                    pass
             await session.end()
-            assert (await http.get(url.replace("/mcp", "/metrics"))).status_code == 200
-            refused = await http.get(url.replace("/mcp", "/metrics"), headers={"Authorization": "none"})
-            assert refused.status_code == 401
+            assert (await http.get(metrics)).status_code == 200
+            assert (await http.get(metrics, headers={"Authorization": "none"})).status_code == 401
         process.terminate()
-        said = (await process.stderr.read()).decode()
+        log = (await process.stderr.read()).decode()
         assert await process.wait() == 0
 
-    found = [json.loads(line) for line in said.splitlines()]
-    for each in found:
-        assert each.keys() >= {"time", "level", "logger", "message"}
-    events = [each["event"] for each in found if "event" in each and each.get("clients") != 0]
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert all(line.keys() >= {"time", "level", "logger", "message"} for line in lines)
+    found = [line["event"] for line in lines if "event" in line and line.get("clients") != 0]
     expected = ["serving", "starting", "subscribed", "told", "gone", "stopping"]
-    assert sorted(set(expected), key=events.index) == expected
-    told = [each for each in found if each.get("event") == "told" and "added late" in each["changes"]]
-    assert told[0]["clients"] == 1
-    assert told[0]["level"] == "info"
-    assert TOKEN not in said
-    assert session.session_id not in said
-    assert SECRET not in "".join(str(each) for each in found if each["level"] != "debug")
+    assert sorted(set(expected), key=found.index) == expected
+    told = [line for line in lines if line.get("event") == "told" and "added late" in line["changes"]]
+    assert (told[0]["clients"], told[0]["level"]) == (1, "info")
+    assert TOKEN not in log
+    assert session.session_id not in log
+    assert SECRET not in "".join(str(line) for line in lines if line["level"] != "debug")
 
 
-@pytest.mark.parametrize("options", [(), ("--log-format", "json")], ids=["text", "json"])
-async def test_a_change_in_a_served_folder_is_said_once_watched_or_not(board: Path, options: tuple[str, ...]) -> None:
-    async with asyncio.timeout(DEADLINE), start_command("serve", board, "--json", "--port", 0, *options) as process:
+@pytest.mark.parametrize("options", [("--json", "--port", 0), JSON_LOG], ids=["text", "json"])
+async def test_change_in_a_folder_is_logged_once_with_and_without_subscribers_and_without_secrets(
+    board: Path, options: tuple[object, ...]
+) -> None:
+    uri = f"https://me:{SECRET}@host/lonely?token={SECRET}"
+    async with asyncio.timeout(DEADLINE), start_command("serve", board, *options) as process:
         url = json.loads(await process.stdout.readline())["url"]
         async with httpx2.AsyncClient(timeout=DEADLINE) as http:
             session = LegacyWire(url, http)
@@ -240,168 +258,57 @@ async def test_a_change_in_a_served_folder_is_said_once_watched_or_not(board: Pa
                 while "watched" not in (await stream.heard()).gist:
                     pass
             await session.end()
-        replace_file(board / "tools" / "lonely.py", HELLO.replace("hello()", "lonely()"))
-        said: list[str] = []
-        while not said or "lonely" not in said[-1]:
-            said.append((await process.stderr.readline()).decode())
+        replace_file(board / "resources" / "lonely.meta.json", json.dumps({"uri": uri}))
+        replace_file(board / "resources" / "lonely.md", "first")
+        log: list[str] = []
+        while not [line for line in log if "https://host/lonely" in line and "added" in line]:
+            log.append((await process.stderr.readline()).decode())
         process.terminate()
-        said += (await process.stderr.read()).decode().splitlines()
+        log += (await process.stderr.read()).decode().splitlines()
         assert await process.wait() == 0
 
-    told = {name: [line for line in said if name in line] for name in ("watched", "lonely")}
-    assert [len(found) for found in told.values()] == [1, 1], said
-    if options:
-        parts = [json.loads(found[0]) for found in told.values()]
-        assert [(each["event"], each["level"], each["clients"]) for each in parts] == [
+    assert SECRET not in "".join(log)
+    found = [[line for line in log if name in line and "added" in line] for name in ("watched", "https://host/lonely")]
+    assert [len(lines) for lines in found] == [1, 1], log
+    if options == JSON_LOG:
+        fields = [json.loads(lines[0]) for lines in found]
+        assert [(each["event"], each["level"], each["clients"]) for each in fields] == [
             ("told", "info", 1),
             ("told", "info", 0),
         ]
 
 
-# Export
+async def test_warning_about_hanging_calls_at_exit_is_json(board: Path) -> None:
+    begun = """print('{"message": "begun"}', file=sys.stderr, flush=True)"""
+    stuck = f"import sys, time\n\ndef stuck() -> None:\n    {begun}\n    time.sleep(600)\n"
+    (board / "tools" / "stuck.py").write_text(stuck)
+    async with asyncio.timeout(DEADLINE), start_command("serve", board, *JSON_LOG) as process:
+        url = json.loads(await process.stdout.readline())["url"]
+        async with Client(url) as client:
+            call = asyncio.create_task(client.call_tool("stuck"))
+            await line_with(process.stderr, "begun")
+            process.terminate()
+            assert await asyncio.wait_for(process.wait(), GRACE) == 0
+            lines = [json.loads(line) for line in (await process.stderr.read()).decode().splitlines()]
+            call.cancel()
+    assert [line["level"] for line in lines if "calls still run" in line["message"]] == ["warning"]
 
 
-async def test_a_served_folder_sends_its_traces_and_metrics_to_a_collector(board: Path) -> None:
-    with collecting() as collector:
-        env = {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
-            "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
-            "OTEL_BSP_SCHEDULE_DELAY": "50",
-            "OTEL_METRIC_EXPORT_INTERVAL": "200",
-            "OTEL_RESOURCE_ATTRIBUTES": "service.name=mine",
-        }
-        async with serving(board, env=env) as server:
-            line = await server.line_with("telemetry is sent to")
-            assert f"http://127.0.0.1:{collector.server_address[1]}" in line
-            assert SECRET not in line
-            (board / "tools" / "late.py").write_text(HELLO.replace("hello()", "late()"))
-            spans: dict[str, tuple[bytes, bytes]] = {}
-            metrics: set[str] = set()
-            services: set[str] = set()
-            wanted = {metric.name for metric in METRICS} - {"tidings.delivery.latency"}  # nobody was told yet
-            while not (spans.keys() >= {"workspace.scan", "tool_list_changed.send"} and metrics >= wanted):
-                path, body = await asyncio.to_thread(collector.received.get, timeout=DEADLINE)
-                if path == "/v1/traces":
-                    for group in ExportTraceServiceRequest.FromString(body).resource_spans:
-                        services |= {
-                            each.value.string_value for each in group.resource.attributes if each.key == "service.name"
-                        }
-                        for scope in group.scope_spans:
-                            spans |= {span.name: (span.span_id, span.parent_span_id) for span in scope.spans}
-                else:
-                    for reading in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-                        metrics |= {metric.name for scope in reading.scope_metrics for metric in scope.metrics}
-            await server.stop()
-    assert services == {"mine"}
-    # The change's span lies in that of the look through the folder which found it.
-    assert spans["change_notifier.notify_list_changed"][1] == spans["workspace.scan"][0]
-
-
-async def test_a_collector_that_is_away_keeps_nobody(board: Path) -> None:
-    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_BSP_SCHEDULE_DELAY": "50"}
-    async with serving(board, env=env) as server:
-        await server.line_with("telemetry is sent to")
-        (board / "tools" / "late.py").write_text(HELLO.replace("hello()", "late()"))
-        await server.line_with("tool late added")
-        await server.stop()
-
-
-async def test_a_collector_that_is_away_is_mentioned_once_and_counted_each_time(board: Path) -> None:
-    env = {
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"http://127.0.0.1:9/v1/traces?key={SECRET}",
-        "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "1",
-        "OTEL_BSP_SCHEDULE_DELAY": "50",
-    }
-    async with serving(board, env=env) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
-        failed = number = 0.0
-        async with asyncio.timeout(DEADLINE):
-            while failed < 2:
-                number += 1
-                (board / "tools" / "late.py").write_text(HELLO.replace("Say hello.", f"Say {number}."))
-                text = (await http.get(server.url.replace("/mcp", "/metrics"))).text
-                failed = float(text.partition('tidings_failures_total{what="telemetry"} ')[2].split()[0])
-        said = await server.stop()
-    assert SECRET not in said
-    assert said.count("the collector does not accept telemetry") == 1
-
-
-@pytest.mark.parametrize(
-    ("env", "sent"),
-    [
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1"}, {"TRACES": "http", "METRICS": "http"}),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:1"}, {"TRACES": "http"}),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", "OTEL_METRICS_EXPORTER": "none"}, {"TRACES": "http"}),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", "OTEL_TRACES_EXPORTER": "none"}, {"METRICS": "http"}),
-        (
-            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"},
-            {"TRACES": "grpc", "METRICS": "http"},
-        ),
-    ],
-)
-def test_each_signal_goes_where_its_own_variables_say(
-    env: dict[str, str], sent: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    assert {each: protocol_of(each) for each in ("TRACES", "METRICS") if endpoint_of(each) is not None} == sent
-
-
-@pytest.mark.parametrize(
-    ("env", "name"),
-    [
-        ({}, "board"),
-        ({"OTEL_SERVICE_NAME": "mine"}, "mine"),
-        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=mine"}, "mine"),
-        ({"OTEL_RESOURCE_ATTRIBUTES": "host.name=here"}, "board"),
-    ],
-)
-def test_a_server_goes_by_its_own_name_unless_the_environment_has_one(
-    env: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for key, value in env.items():
-        monkeypatch.setenv(key, value)
-    assert build_resource("board").attributes["service.name"] == name
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "said"),
-    [
-        (f"https://user:{SECRET}@collector:4318/v1?key={SECRET}", "https://collector:4318"),
-        (f"collector:4317?key={SECRET}", "collector:4317"),
-        (f"http://[{SECRET}", "an invalid endpoint"),
-    ],
-)
-def test_no_secret_of_an_endpoint_is_said(endpoint: str, said: str) -> None:
-    assert without_secrets(endpoint) == said
-
-
-def test_what_an_exporter_raised_is_not_said_in_its_own_words() -> None:
-    failures: Counter[str] = Counter()
-    errors = CollectorErrors(failures)
-    try:
-        raise RuntimeError(SECRET)
-    except RuntimeError:
-        raised = sys.exc_info()
-
-    def said(name: str, level: int) -> str | None:
-        record = logging.LogRecord(name, level, "", 0, "failed: %s", (SECRET,), raised)
-        return logging.Formatter().format(record) if errors.filter(record) else None
-
-    ours = "the collector does not accept telemetry; this is logged once per outage"
-    assert said("opentelemetry.exporter.otlp", logging.ERROR) == ours
-    assert said("opentelemetry.sdk.trace.export", logging.WARNING) is None
-    assert failures == {"telemetry": 2}
-    assert SECRET in (said("opentelemetry.exporter.otlp", logging.INFO) or "")  # no complaint
-    assert SECRET in (said("somebody.else", logging.ERROR) or "")
-    assert failures == {"telemetry": 2}
-
-
-async def test_the_switch_of_opentelemetry_is_honoured(board: Path) -> None:
-    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_SDK_DISABLED": "true"}
-    async with serving(board, env=env) as server:
-        (board / "tools" / "late.py").write_text(HELLO.replace("hello()", "late()"))
-        assert server.process.stderr is not None
-        said = [server.greeting]
-        while "tool late added" not in said[-1]:
-            said.append((await server.process.stderr.readline()).decode())
-        assert not [line for line in said if "telemetry" in line]
+async def test_warnings_and_thread_exceptions_of_a_tool_are_json(board: Path) -> None:
+    careless = (
+        "import threading, warnings",
+        "def careless() -> None:",
+        "    warnings.warn('two\\nlines')",
+        "    threading.Thread(target=int, args=['x']).start()",
+    )
+    (board / "tools" / "careless.py").write_text("\n".join(careless))
+    async with asyncio.timeout(DEADLINE), start_command("serve", board, *JSON_LOG) as process:
+        async with Client(json.loads(await process.stdout.readline())["url"]) as client:
+            await client.call_tool("careless")
+        lines = [json.loads(await process.stderr.readline())]
+        while "exception" not in lines[-1]:
+            lines.append(json.loads(await process.stderr.readline()))
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), GRACE) == 0
+    assert [line["level"] for line in lines if "two\nlines" in line["message"]] == ["warning"]
+    assert lines[-1]["exception"].endswith("invalid literal for int() with base 10: 'x'")
