@@ -324,12 +324,11 @@ class Comings(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
+        if self.client is not None:
+            self.hear()
+            self.lately.clear()
         self.place.settle()
         self.place.save()
-        if self.client is not None:
-            heard = {each.topic for each in self.client.heard}
-            self.hear()
-            self.lately = {topic: before for topic, before in self.lately.items() if topic in heard}
 
     @precondition(lambda self: self.client is not None)
     @rule(is_heard=st.booleans())
