@@ -11,7 +11,7 @@ from mcp.server.mcpserver import MCPServer
 
 from tests.support.receiver import Receiver
 from tests.support.waiting import DEADLINE, until
-from tidings import Live, Policy
+from tidings import Feature, Live, Notification, Policy, Subscriber
 from tidings.store.durable import SERVER, DurableSubscription, Webhook
 from tidings.webhooks.http_client import PostResult, WebhookClient
 
@@ -70,6 +70,18 @@ async def open_webhook(live: Live, receiver: Receiver, *features: str, name: str
     live.webhooks.put(name, receiver.url, *features, **options)
     await until_open(live, name)
     return webhook_of(live, name)
+
+
+def connect_stream(
+    live: Live, feature: Feature, name: str = "hook", deliver: Callable[[Notification], object] = lambda told: None
+) -> Subscriber:
+    """Open a stream that takes over the durable subscription of a webhook."""
+    connection = live.durables.connect({"name": name}, SERVER, [feature], (), {}, nothing)
+    assert connection is not None
+    stream = live.hub.open(deliver)
+    connection.attach(stream)
+    live.hub.subscribe(stream, feature, told=connection.told())
+    return stream
 
 
 async def gists_until_now(live: Live, receiver: Receiver) -> list[str]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.certificates import make_certificates
 from tests.support.hooks import (
+    connect_stream,
     durable_of,
     gists_until_now,
     live_server,
@@ -20,8 +20,8 @@ from tests.support.hooks import (
 )
 from tests.support.receiver import receiving, verify
 from tests.support.waiting import until
-from tidings import Feature, LimitReached, Principal, TidingsError
-from tidings.store.durable import SERVER, DurableSubscription, Webhook
+from tidings import Feature, LimitReached, Notification, Principal, TidingsError
+from tidings.store.durable import DurableSubscription, Webhook
 from tidings.webhooks.signature import new_secret
 
 pytestmark = pytest.mark.anyio
@@ -55,19 +55,6 @@ async def test_delivery_is_signed_and_has_the_params_of_the_notification() -> No
         live.resources.updated("board://b")
         live.tools.remove("one")
         assert (await receiver.next()).gist == "tools.list_changed removed one"
-
-
-async def test_https_receiver_with_a_private_certificate_authority(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority, certificate = make_certificates(tmp_path, "localhost")
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
-    async with receiving(certificate, "localhost") as receiver, live_server() as live:
-        webhook = await open_webhook(live, receiver, "tools")
-        live.tools.add(nothing, name="one")
-        delivery = await receiver.next()
-        verify(delivery, webhook.secret, now=time.time())
-        assert delivery.headers["host"].startswith("localhost:")
 
 
 async def test_changes_during_a_delivery_are_merged_into_one_delivery() -> None:
@@ -196,12 +183,8 @@ async def test_stream_with_the_same_name_replaces_the_webhook_while_it_is_open(
     monkeypatch.setattr("tidings.webhooks.delivery._RECHECK_DELAY", 0.01)
     async with receiving() as receiver, live_server() as live:
         await open_webhook(live, receiver, "tools")
-        visit = live.durables.connect({"name": "hook"}, SERVER, [Feature.TOOLS], (), {}, nothing)
-        assert visit is not None
-        told: list[str] = []
-        stream = live.hub.open(lambda notification: told.append(repr(notification)))
-        visit.attach(stream)
-        live.hub.subscribe(stream, "tools", told=visit.told())
+        told: list[Notification] = []
+        stream = connect_stream(live, Feature.TOOLS, deliver=told.append)
         live.tools.add(nothing, name="one")
         assert len(told) == 1
         stream.close()

@@ -7,7 +7,15 @@ from itertools import pairwise
 
 import pytest
 
-from tests.support.hooks import gists_until_now, live_server, nothing, open_webhook, until_open, webhook_of
+from tests.support.hooks import (
+    connect_stream,
+    gists_until_now,
+    live_server,
+    nothing,
+    open_webhook,
+    until_open,
+    webhook_of,
+)
 from tests.support.receiver import receiving
 from tests.support.waiting import until
 from tidings import Feature, Live
@@ -163,14 +171,6 @@ async def test_stream_that_connects_during_a_failing_request_does_not_shorten_th
 ) -> None:
     monkeypatch.setattr("tidings.webhooks.delivery._RECHECK_DELAY", 0.01)
 
-    def connect_stream(live: Live, name: str, feature: Feature) -> None:
-        visit = live.durables.connect({"name": name}, SERVER, [feature], (), {}, nothing)
-        assert visit is not None
-        stream = live.hub.open(lambda notification: None)
-        visit.attach(stream)
-        live.hub.subscribe(stream, feature, told=visit.told())
-        stream.close()
-
     async with receiving() as receiver, receiving() as other, live_server(webhook_backoff=60.0) as live:
         await open_webhook(live, receiver, "tools")
         await open_webhook(live, other, "prompts", name="other")
@@ -178,12 +178,12 @@ async def test_stream_that_connects_during_a_failing_request_does_not_shorten_th
         receiver.answers(500)
         live.tools.add(nothing, name="one")
         await receiver.next()
-        connect_stream(live, "hook", Feature.TOOLS)
+        connect_stream(live, Feature.TOOLS).close()
         receiver.gate.set()
         await receiver.next()  # the one attempt after the stream
         await until(lambda: webhook_of(live).attempts == 1)
         # Another webhook with the same delay after a stream is open again: a second timer would have fired.
-        connect_stream(live, "other", Feature.PROMPTS)
+        connect_stream(live, Feature.PROMPTS, "other").close()
         await until_open(live, "other")
         live.prompts.add(nothing, name="two")
         await other.next()

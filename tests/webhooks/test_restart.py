@@ -11,7 +11,7 @@ from mcp.server.mcpserver import MCPServer
 from msgspec.structs import replace
 
 from tests.support.command import run_command
-from tests.support.hooks import durable_of, live_server, nothing, open_webhook, until_open, webhook_of
+from tests.support.hooks import connect_stream, durable_of, live_server, nothing, open_webhook, until_open, webhook_of
 from tests.support.receiver import Delivery, Receiver, receiving, verify
 from tests.support.waiting import until
 from tidings import Feature, Live, Policy
@@ -270,15 +270,10 @@ async def test_webhook_opens_after_a_stream_used_its_name_during_a_refetch_reque
     async with receiving() as receiver:
         await miss_too_much(path, receiver)
 
-        def connect_stream(live: Live) -> None:
-            visit = live.durables.connect({"name": "hook"}, SERVER, [Feature.PROMPTS], [], {}, nothing)
-            assert visit is not None
-            subscriber = live.hub.open(lambda notification: None)
-            visit.attach(subscriber)
-            live.hub.subscribe(subscriber, "prompts")
-            live.hub.close(subscriber)
+        def use_the_name(live: Live) -> None:
+            connect_stream(live, Feature.PROMPTS).close()
 
-        async with live_server(path, then=connect_stream) as live:
+        async with live_server(path, then=use_the_name) as live:
             assert (await receiver.next()).envelope["type"] == "resources.refetch"
             await until_open(live)
             live.prompts.add(nothing, name="one")
