@@ -28,7 +28,7 @@ PROGRESS_FD = "TIDINGS_PROGRESS_FD"
 SDK = Path(__file__).parent / "sdk"
 
 _ALLOWED = ("PATH", "HOME", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "TERM", "USER", "LOGNAME", "SHELL")
-"""What a program needs to start; none of them contains a secret."""
+"""The variables that a program needs to start. None of them contains a secret."""
 
 _ALLOWED_MCPBASH = ("MCPBASH_HTTPS_*", "MCPBASH_LOG_LEVEL", "MCPBASH_MAX_TEXT_BYTES", "MCPBASH_DEBUG_LOG")
 """Settings for the helpers in `sdk/`. Not `MCPBASH_*`, because one of those may be a token."""

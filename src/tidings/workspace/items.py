@@ -29,7 +29,7 @@ class LoadedItem:
     component: Any
     """The object that the SDK's `MCPServer` keeps in its registry."""
     etag: str | None = None
-    """Of a resource's content."""
+    """The etag of a resource's content."""
     files: tuple[Path, ...] = ()
     """The files that it is made of, inside the unit or not."""
 

@@ -129,8 +129,7 @@ class _Run:
         self._line = bytearray()
         self._is_line_too_long = False
         self._input = memoryview(b"")
-        self._readers: dict[int, Callable[[bytes], None]] = {}
-        self._files: dict[int, IO[bytes]] = {}
+        self._readers: dict[int, tuple[IO[bytes], Callable[[bytes], None]]] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._has_exited = self._is_stopping = self._has_ended = False
         self._is_timeout = self._is_truncated = False
@@ -239,8 +238,7 @@ class _Run:
             return
         descriptor = file.fileno()
         os.set_blocking(descriptor, False)
-        self._files[descriptor] = file
-        self._readers[descriptor] = consume
+        self._readers[descriptor] = (file, consume)
         self._loop.add_reader(descriptor, self._on_readable, descriptor)
 
     def _on_readable(self, descriptor: int) -> bool:
@@ -252,7 +250,7 @@ class _Run:
         except OSError:
             chunk = b""
         if chunk:
-            self._readers[descriptor](chunk)
+            self._readers[descriptor][1](chunk)
             return descriptor in self._readers
         self._close(descriptor)
         if self._has_exited and not self._readers:
@@ -261,8 +259,8 @@ class _Run:
 
     def _close(self, descriptor: int) -> None:
         self._loop.remove_reader(descriptor)
-        del self._readers[descriptor]
-        self._files.pop(descriptor).close()
+        file, _ = self._readers.pop(descriptor)
+        file.close()
 
     def _add_stdout(self, chunk: bytes) -> None:
         if self._is_truncated:

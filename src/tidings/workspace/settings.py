@@ -51,7 +51,7 @@ class Settings:
 
 
 _MINIMUM = 0.1
-"""Of every number: a shorter interval is a busy loop, and nothing finishes within a shorter timeout."""
+"""The minimum of every number: a shorter interval is a busy loop, and nothing finishes within a shorter timeout."""
 
 _SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
     "": {"name": (str,), "title": (str,), "version": (str,), "description": (str,), "instructions": (str,)},

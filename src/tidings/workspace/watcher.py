@@ -93,7 +93,7 @@ def _advise(error: Exception) -> str:
 async def watch_paths(root: Path) -> AsyncIterator[set[Path] | None]:
     """Yield the paths of each burst of events; None if anything may have changed, as when watching starts.
 
-    Only the folders of a workspace are watched, not what lies beside them (a virtual environment, `.git`). If one of
+    Only the folders of a workspace are watched, not others beside them (a virtual environment, `.git`). If one of
     those folders is created, removed or replaced, watching starts again.
     """
     while True:
