@@ -69,7 +69,7 @@ class Side:
         self.write()
 
     def write(self) -> None:
-        self.live.keeper.flush(60)
+        self.live.writer.flush(60)
 
     def _listen(self, number: int, is_durable: bool) -> None:
         live, uris = self.live, ["file:///{+path}"]
@@ -233,7 +233,7 @@ def many(folder: Path, changes: int, durables: int = 0) -> list[Row]:
 def lone(folder: Path, times: int) -> Row:
     """Measure one change alone, which is one transaction."""
     side = Side(folder / "lone.db", 0)
-    side.live.keeper.flush(60)
+    side.live.writer.flush(60)
     taken = [side.timed(side.change_tools, 1)[0] for _ in range(times)]
     side.live.close()
     cost = middle([1e6 * value for value in taken])

@@ -48,7 +48,7 @@ from tidings.server.tool_calls import ToolCallMiddleware
 from tidings.server.uri_templates import read_template
 from tidings.store import State, Store
 from tidings.store.durable_registry import DurableSubscriptions
-from tidings.store.writer import StoreWriter, writer_for
+from tidings.store.writer import StoreWriter, create_writer
 from tidings.telemetry import MeasuredServer, Telemetry, observe
 from tidings.webhooks.delivery import Webhooks
 
@@ -98,16 +98,16 @@ class Live:
         if EXTENSION in self.lowlevel.extensions:
             raise TidingsError(f"{self.lowlevel.name!r} is live already; keep the first Live() and use that")
         # Only now: what is refused must not hold a file that the next one needs.
-        self.keeper = writer_for(store)
+        self.writer = create_writer(store)
         """Writes the state down; says in `problem` why, if it does not."""
-        state = self.keeper.state or State(secrets.token_hex(4), 0)
+        state = self.writer.state or State(secrets.token_hex(4), 0)
         self.epoch = state.epoch
         """Whose revisions these are, the store's or those of this life alone: a cursor from another one means nothing
         here."""
         self.templates = read_template
         self.catalog = Catalog(self.policy, life=secrets.token_hex(4))
         # Each life has its own revisions: those of one that was killed may be known to somebody, and to us no longer.
-        self.catalog.restore(state.items, state.versions, state.contents, state.life << 32, state.forgotten)
+        self.catalog.restore(state.items, state.versions, state.contents, state.run << 32, state.forgotten)
         journal = Journal(self.policy)
         journal.restore(state.journal, state.floors)
         self._listed = {
@@ -128,7 +128,7 @@ class Live:
             first=first,
             last=last,
         )
-        self.durables = DurableSubscriptions(self.hub, state.durables.values(), wake=self.keeper.rouse)
+        self.durables = DurableSubscriptions(self.hub, state.durables.values(), wake=self.writer.wake)
         """Subscriptions that outlive their connections."""
         self.gate = Authorization(self.policy, authorize)
         self._terms = terms
@@ -159,8 +159,8 @@ class Live:
         self._tasks: set[asyncio.Task[None]] = set()
         self._left_out: set[str] = set()
         self._has_list_change = False
-        self.keeper.observer = self.hub.observer
-        self.keeper.follow(self.catalog, journal, self.durables.unsaved, self.failures)
+        self.writer.observer = self.hub.observer
+        self.writer.follow(self.catalog, journal, self.durables.unsaved, self.failures)
         self.catalog.publisher = self._publish
         self.bookmarks = Bookmarks(self.policy.keep_alive)
         self.splice: LegacyStreams = LegacyStreams(self)
@@ -218,13 +218,13 @@ class Live:
         self.webhooks.stop()
         for task in self._tasks:
             task.cancel()
-        self.keeper.rouse()  # what the streams were told last
+        self.writer.wake()  # what the streams were told last
 
     def close(self) -> None:
         """Stop, write down what is left, and let go of the store: another server in this process may have it then. At
         the end of the process this happens by itself. Waits for the disk."""
         self.stop()
-        self.keeper.close()
+        self.writer.close()
 
     def waits_for(self) -> list[str]:
         """What is missing before it can serve well; nothing, when it is ready."""

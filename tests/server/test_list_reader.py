@@ -127,7 +127,7 @@ async def test_a_server_that_can_not_be_made_live_leaves_the_store_to_the_next(t
     with pytest.raises(TidingsError, match="is live already"):
         Live(mcp, store=path)
     live = Live(MCPServer("board"), store=path)
-    assert live.keeper.problem is None
+    assert live.writer.problem is None
     live.close()
 
 

@@ -27,9 +27,9 @@ pytestmark = pytest.mark.anyio
 WITHOUT_TIMEOUTS = """
 from tidings.stdio import process_exit
 from tidings.cli import main, otlp
-from tidings.store import writer as keeper
+from tidings.store import writer
 process_exit.EXIT_TIMEOUT = otlp.SHUTDOWN_TIMEOUT = 3600  # on a busy machine, exit functions need long
-keeper._GAP = 3600  # nothing is written before the exit
+writer.WRITE_DELAY = 3600  # nothing is written before the exit
 main()
 """
 

@@ -54,7 +54,7 @@ def test_what_was_written_is_there_in_the_next_life(make: Callable[[], Store]) -
 
     again = Server(make())
 
-    assert (again.state.epoch, again.state.life) == (epoch, 2)
+    assert (again.state.epoch, again.state.run) == (epoch, 2)
     assert again.shown() == before
     assert again.catalog.revision == 2 << 32
     assert [change.operation for change in again.journal.since(0, TOOLS) or ()] == [
@@ -109,7 +109,7 @@ def test_each_opening_is_a_life_of_its_own(make: Callable[[], Store]) -> None:
     lives = []
     for _ in range(3):
         store = make()
-        lives.append(store.open().life)
+        lives.append(store.open().run)
         store.close()
 
     assert lives == [1, 2, 3]
@@ -201,7 +201,7 @@ def test_a_batch_that_was_folded_is_whole_but_for_what_its_floors_say(make: Call
     for number in range(50):
         server.catalog.tools.add({"name": f"t{number % 7}", "title": str(number)}, replace=True)
     server.batch.items = {(item.feature, item.key): item for item in server.catalog.tools.snapshot()}
-    server.batch.is_whole = True
+    server.batch.replaces_items = True
     server.write()
     shown = server.shown()
     server.store.close()

@@ -187,10 +187,10 @@ def test_several_of_one_name_can_be_listed(place: Place) -> None:
 def test_without_a_store_nothing_is_noted_for_it(place: Place) -> None:
     durables = DurableSubscriptions(place.hub)
     durables.put(DurableSubscription(name="laptop", ttl=9))
-    assert not durables.unsaved.is_waiting
+    assert not durables.unsaved.has_records
     durables = DurableSubscriptions(place.hub, wake=lambda: False)
     durables.put(DurableSubscription(name="laptop", ttl=9))
-    assert not durables.unsaved.is_waiting
+    assert not durables.unsaved.has_records
 
 
 @pytest.mark.parametrize("expires", [None, 1001.0])

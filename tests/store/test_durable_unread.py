@@ -27,7 +27,7 @@ def test_what_was_on_its_way_when_the_connection_broke_is_told_again(place: Plac
     client.answer = BUSY
     add(place, "a")
     assert place.durables.unsaved.collect()[KEY] is not None
-    assert place.durables.unsaved.is_waiting
+    assert place.durables.unsaved.has_records
     client.leave()
 
     assert [each.topic for each in Client(place, TOOLS, uris="a://b").heard] == [TOOLS]
@@ -160,7 +160,7 @@ def test_what_was_told_is_written_when_it_is_beyond_doubt_and_not_with_each_batc
     place.settle()
     assert len(place.durables.unsaved.collect()) == 20
     place.save()
-    assert not place.durables.unsaved.is_waiting
+    assert not place.durables.unsaved.has_records
     assert {each.lists[TOOLS] for each in place.durables.all()} == {place.catalog.version(TOOLS)}
 
 
@@ -187,7 +187,7 @@ def test_what_was_told_just_before_a_connection_broke_is_told_again(place: Place
     place.catalog.resources.updated("a://2")
     place.now += place.policy.write_deadline
     add(place, "c")
-    assert place.durables.unsaved.is_waiting
+    assert place.durables.unsaved.has_records
     client.leave()
 
     again = Client(place, TOOLS, uris="a://{+path}")
@@ -225,12 +225,12 @@ def test_what_is_settled_is_written_once_more_and_then_no_more(place: Place) -> 
     add(place, "a")
     assert place.collect()[KEY] is not None
     assert place.collect() == {}
-    assert place.durables.unsaved.is_waiting
+    assert place.durables.unsaved.has_records
     place.settle()
     settled = place.collect()[KEY]
     assert settled is not None
     assert settled.lists == {TOOLS: place.catalog.version(TOOLS)}
-    assert not place.durables.unsaved.is_waiting
+    assert not place.durables.unsaved.has_records
 
 
 def test_one_that_is_busy_is_told_when_it_is_ready(place: Place) -> None:

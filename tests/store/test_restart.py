@@ -120,7 +120,7 @@ async def test_a_restart_with_the_same_content_tells_nobody_anything(folder: Fol
         folder.write("resources/0.txt", "new")
         await until(lambda: all("a" in each.lists["prompts"] for each in clients), DEADLINE)
         await until(lambda: all(each.contents[URIS[0]] == "new" for each in clients), DEADLINE)
-        life = state(folder).life
+        life = state(folder).run
         await until(lambda: all(knows(folder, each) for each in clients), DEADLINE)
         await server.stop(number)
         for client in clients:
@@ -138,7 +138,7 @@ async def test_a_restart_with_the_same_content_tells_nobody_anything(folder: Fol
 
         assert [client.changes for client in clients] == [before + 1 for before in heard]
         assert [client.repeated for client in clients] == [[], []]
-        assert state(folder).life == life + 1
+        assert state(folder).run == life + 1
 
 
 def knows(folder: Folder, client: Client) -> bool:

@@ -87,7 +87,7 @@ def test_a_file_can_be_read_while_a_server_has_it_and_while_none_has(path: Path)
     assert list(while_open.durables) == [(None, "x")]
     server.store.close()
     assert peek(path) == while_open
-    assert peek(path).life == 1, "to look is no life"
+    assert peek(path).run == 1, "to look is no life"
 
 
 def test_there_is_nothing_to_look_at_where_no_file_is(path: Path) -> None:

@@ -22,8 +22,7 @@ from mcp.server import MCPServer
 
 from tidings import Feature, Policy
 from tidings.live import Live
-from tidings.store import Batch, State, StoreBroken, StoreError
-from tidings.store import writer as keeper
+from tidings.store import Batch, State, StoreBroken, StoreError, writer
 from tidings.store.durable import DurableSubscription
 from tidings.store.memory import MemoryStore
 from tidings.store.sqlite import peek
@@ -131,13 +130,13 @@ def test_what_waits_for_a_store_that_hangs_is_no_more_than_the_state() -> None:
             live.catalog.prompts.add({"name": f"p{number}"})
             live.catalog.prompts.remove(f"p{number}")
 
-        waiting = live.keeper._folded
-        assert len(live.keeper._changes) <= keeper._FOLD + 4
-        assert len(waiting.changes) <= 4 * 50 + keeper._FOLD
-        assert len(waiting.contents) <= 20 + keeper._FOLD
-        assert len(waiting.items) <= 31 + keeper._MOST_ITEMS + 2 * keeper._FOLD
+        waiting = live.writer._folded
+        assert len(live.writer._changes) <= writer._FOLD + 4
+        assert len(waiting.changes) <= 4 * 50 + writer._FOLD
+        assert len(waiting.contents) <= 20 + writer._FOLD
+        assert len(waiting.items) <= 31 + writer._MOST_ITEMS + 2 * writer._FOLD
         store.may_write.set()
-        live.keeper.flush(DEADLINE)
+        live.writer.flush(DEADLINE)
         expected = {feature: live.catalog.version(feature) for feature in (TOOLS, Feature.PROMPTS)}
         contents = live.catalog.resources.contents()
         floors = live.hub.journal.floors()
@@ -152,24 +151,24 @@ def test_what_waits_for_a_store_that_hangs_is_no_more_than_the_state() -> None:
 def test_a_store_that_fails_is_tried_again_and_nothing_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(keeper, "_RETRY", 0.01)
+    monkeypatch.setattr(writer, "RETRY_DELAY", 0.01)
     caplog.set_level(logging.INFO)
     store = Moody()
     store.failures = [StoreError("state.db: the disk is full; make room")] * 3 + [ValueError("what is this?")]
     store.fails_once = True
     with living(store) as live:
         add(live, "a")
-        until(lambda: live.keeper.problem, "a failure")
-        assert "the disk is full" in (live.keeper.problem or "")
-        assert not live.keeper.is_saving
+        until(lambda: live.writer.problem, "a failure")
+        assert "the disk is full" in (live.writer.problem or "")
+        assert not live.writer.is_saving
         add(live, "b")
         store.fails_once = False
         store.may_write.set()
         until(lambda: store.written, "a success")
-        until(lambda: live.keeper.problem is None, "its being said")
+        until(lambda: live.writer.problem is None, "its being said")
 
         assert live.failures["store"] == 4
-        assert live.keeper.is_saving
+        assert live.writer.is_saving
         said = [record.message for record in caplog.records if "the disk is full" in record.message]
         assert len(said) == 1, "once, and not at every try"
         assert "is being saved to again" in caplog.text
@@ -182,32 +181,32 @@ def test_for_a_store_that_is_gone_for_good_nothing_is_noted() -> None:
     with living(store) as live:
         store.failures.append(StoreBroken("it is damaged"))
         live.durables.put(DurableSubscription(name="laptop", ttl=9))
-        until(lambda: live.keeper.problem, "the store to fail")
+        until(lambda: live.writer.problem, "the store to fail")
         live.durables.put(DurableSubscription(name="other", ttl=9))
-        assert not live.durables.unsaved.is_waiting
+        assert not live.durables.unsaved.has_records
     with living() as live:
         live.durables.put(DurableSubscription(name="laptop", ttl=9))
-        assert not live.durables.unsaved.is_waiting
+        assert not live.durables.unsaved.has_records
 
 
 def test_names_that_come_and_go_during_an_outage_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "_RETRY", 0.001)
-    monkeypatch.setattr(keeper, "_LONGEST_RETRY", 0.001)
+    monkeypatch.setattr(writer, "RETRY_DELAY", 0.001)
+    monkeypatch.setattr(writer, "MAX_RETRY_DELAY", 0.001)
     store = Moody()
     with living(store) as live:
         live.durables.put(DurableSubscription(name="kept", ttl=9))
-        live.keeper.flush(DEADLINE)
+        live.writer.flush(DEADLINE)
         store.failures = [StoreError("state.db: the disk is full; make room")] * 10_000
         for number in range(200):
             live.durables.put(DurableSubscription(name=f"n{number}", ttl=9))
-            live.keeper.flush(DEADLINE)
+            live.writer.flush(DEADLINE)
             live.durables.remove((None, f"n{number}"))
-        live.keeper.flush(DEADLINE)
+        live.writer.flush(DEADLINE)
 
         assert live.failures["store"] >= 200
-        assert len(live.keeper._batch.durables) == 0
+        assert len(live.writer._batch.durables) == 0
         store.failures.clear()
-        until(lambda: live.keeper.problem is None, "a success")
+        until(lambda: live.writer.problem is None, "a success")
     assert [name for _, name in left(store).durables] == ["kept"]
 
 
@@ -216,8 +215,8 @@ def test_a_store_that_is_broken_is_left_alone() -> None:
     store.failures = [StoreBroken("state.db is damaged")] * 100
     with living(store) as live:
         add(live, "a")
-        until(lambda: live.keeper.problem, "a failure")
-        thread = live.keeper._thread
+        until(lambda: live.writer.problem, "a failure")
+        thread = live.writer._thread
         assert thread is not None
         thread.join(DEADLINE)
         add(live, "b")
@@ -250,15 +249,15 @@ def test_a_second_server_on_one_file_says_so_and_goes_on_in_memory(
         add(first, "a")
         with living(path) as second:
             add(second, "b")
-            second.keeper.flush()
+            second.writer.flush()
 
-            assert "in use by another server" in (second.keeper.problem or "")
+            assert "in use by another server" in (second.writer.problem or "")
             assert second.failures["store"] == 1
             assert second.epoch != first.epoch
             assert "in use by another server" in caplog.text
             assert len(second.tools) == 1
-        first.keeper.flush()
-        assert first.keeper.problem is None
+        first.writer.flush()
+        assert first.writer.problem is None
     assert [item.key for item in peek(path).items] == ["a"]
 
 
@@ -366,7 +365,7 @@ def test_what_may_not_be_written_is_said_and_left_as_it_is(
         assert len(live.tools) == 1
         assert f"{path} may not be written by this user; allow it, or name another file" in caplog.text
         assert live.failures["store"] == 1
-        assert not live.keeper.is_saving
+        assert not live.writer.is_saving
     assert (path.read_bytes() if path.exists() else None) == before
 
 
@@ -375,7 +374,7 @@ def test_a_log_that_can_not_be_read_is_not_passed_over(open_folder: Path) -> Non
     path = open_folder / "state.db"
     with living(path) as live:
         add(live, "a")
-        live.keeper.flush(DEADLINE)
+        live.writer.flush(DEADLINE)
         copied = {
             path.with_name(f"copy.db{end}"): path.with_name(f"state.db{end}").read_bytes() for end in ("", "-wal")
         }
@@ -406,7 +405,7 @@ def test_a_damaged_file_and_one_of_a_newer_version_leave_a_server_in_memory(
     for path, said in ((damaged, "is damaged"), (newer, "was written by a newer Tidings")):
         with living(path) as live:
             add(live, "a")
-            assert said in (live.keeper.problem or "")
+            assert said in (live.writer.problem or "")
             assert f"{path} {said}" in caplog.text
             assert len(live.tools) == 1
         assert path.read_bytes() == before[path]
@@ -416,6 +415,6 @@ def test_without_a_store_there_is_no_thread_and_no_problem() -> None:
     with living() as live:
         add(live, "a")
 
-        assert live.keeper._thread is None
-        assert live.keeper.problem is None
-        assert not live.keeper.is_saving
+        assert live.writer._thread is None
+        assert live.writer.problem is None
+        assert not live.writer.is_saving

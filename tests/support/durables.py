@@ -30,7 +30,7 @@ class Place:
     def start(self) -> None:
         state = self.store.open()
         self.catalog = Catalog(self.policy, clock=lambda: self.now)
-        self.catalog.restore(state.items, state.versions, state.contents, state.life << 32)
+        self.catalog.restore(state.items, state.versions, state.contents, state.run << 32)
         journal = Journal(self.policy)
         journal.restore(state.journal, state.floors)
         self.batch = Batch()

@@ -23,7 +23,7 @@ class Server:
     def begin(self) -> None:
         self.state = state = self.store.open()
         self.catalog = Catalog(self.policy, clock=lambda: self.clock)
-        self.catalog.restore(state.items, state.versions, state.contents, state.life << 32)
+        self.catalog.restore(state.items, state.versions, state.contents, state.run << 32)
         self.journal = Journal(self.policy)
         self.journal.restore(state.journal, state.floors)
         self.batch = Batch()

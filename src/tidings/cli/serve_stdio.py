@@ -94,4 +94,4 @@ def _open_store(root: Path, state: str | None) -> StoreWriter | None:
     from tidings.store.writer import StoreWriter
 
     # Each stdio client starts a process of its own, so a default file that another process uses needs no warning.
-    return StoreWriter(SQLiteStore(state or default_state_file(root)), is_expected=state is not None)
+    return StoreWriter(SQLiteStore(state or default_state_file(root)), is_explicit=state is not None)

@@ -62,6 +62,6 @@ def restore_durables(state: State) -> DurableSubscriptions:
     from tidings.store.durable_registry import DurableSubscriptions
 
     catalog, journal = Catalog(), Journal()
-    catalog.restore(state.items, state.versions, state.contents, state.life << 32, state.forgotten)
+    catalog.restore(state.items, state.versions, state.contents, state.run << 32, state.forgotten)
     journal.restore(state.journal, state.floors)
     return DurableSubscriptions(Hub(catalog, journal=journal, templates=read_template), state.durables.values())

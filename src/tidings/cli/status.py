@@ -144,7 +144,7 @@ class _Updater:
             max(0, len(live.hub) - modern),
             tuple(changes),
             self._workspace.problems,
-            live.keeper.problem,
+            live.writer.problem,
         )
 
 

@@ -16,7 +16,7 @@ from tidings.core.model import Change, Feature, Item, Version
 from tidings.errors import TidingsError
 from tidings.store.durable import DurableSubscription, Key
 
-__all__ = ["Batch", "History", "State", "Store", "StoreBroken", "StoreBusy", "StoreError", "history_of"]
+__all__ = ["Batch", "History", "State", "Store", "StoreBroken", "StoreBusy", "StoreError", "journal_part"]
 
 History: TypeAlias = Feature | None
 """One of the journal's histories: a feature's, or (None) that of all contents."""
@@ -40,7 +40,7 @@ class State:
 
     epoch: str
     """The store's own id, for as long as it exists."""
-    life: int
+    run: int
     """How many servers have begun with this store. Counted up before `open` returns, for good."""
     items: list[Item] = field(default_factory=list)
     versions: dict[Feature, Version] = field(default_factory=dict)
@@ -58,11 +58,11 @@ class State:
 class Batch:
     """What became of the state since the last batch. Folds: of an item only its last definition counts."""
 
-    __slots__ = ("changes", "contents", "durables", "floors", "forgotten", "is_whole", "items", "versions")
+    __slots__ = ("changes", "contents", "durables", "floors", "forgotten", "items", "replaces_items", "versions")
 
     def __init__(self) -> None:
         self.items: dict[tuple[Feature, str], Item | None] = {}
-        self.is_whole = False
+        self.replaces_items = False
         """Whether there are no other items than these."""
         self.versions: dict[Feature, Version] = {}
         self.contents: dict[str, Version] = {}
@@ -90,8 +90,8 @@ class Batch:
 
     def add(self, later: Batch) -> None:
         """Fold in a whole batch that came after this one."""
-        if later.is_whole:
-            self.is_whole = True
+        if later.replaces_items:
+            self.replaces_items = True
             self.items.clear()
         self.items |= later.items
         self.versions |= later.versions
@@ -106,7 +106,7 @@ class Batch:
         """Take in what the catalog and its journal have forgotten, which needs no writing either."""
         self.floors.update(floors)
         if self.changes and any(floor >= self.changes[0].revision for floor in floors.values()):
-            self.changes = [each for each in self.changes if each.revision > self.floors.get(history_of(each), 0)]
+            self.changes = [each for each in self.changes if each.revision > self.floors.get(journal_part(each), 0)]
         if forgotten > self.forgotten:
             self.forgotten = forgotten
             self.contents = {uri: each for uri, each in self.contents.items() if each.revision > forgotten}
@@ -128,5 +128,5 @@ class Store(Protocol):
         """Let go of it. Closing twice is fine."""
 
 
-def history_of(change: Change) -> History:
+def journal_part(change: Change) -> History:
     return change.topic if isinstance(change.topic, Feature) else None

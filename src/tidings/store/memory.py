@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 
 from tidings.core.model import Feature, Item
-from tidings.store import Batch, State, StoreBusy, history_of
+from tidings.store import Batch, State, StoreBusy, journal_part
 
 __all__ = ["MemoryStore"]
 
@@ -22,7 +22,7 @@ class MemoryStore:
             raise StoreBusy("this store in memory is open already; close the other server first")
         self._is_open = True
         state = self._state
-        state.life += 1
+        state.run += 1
         return replace(
             state,
             items=list(self._items.values()),
@@ -35,7 +35,7 @@ class MemoryStore:
 
     def write(self, batch: Batch) -> None:
         state = self._state
-        if batch.is_whole:
+        if batch.replaces_items:
             self._items.clear()
         for key, item in batch.items.items():
             if item is None:
@@ -51,7 +51,7 @@ class MemoryStore:
         state.journal += batch.changes
         state.floors.update(batch.floors)
         state.journal = [
-            change for change in state.journal if change.revision > state.floors.get(history_of(change), 0)
+            change for change in state.journal if change.revision > state.floors.get(journal_part(change), 0)
         ]
         for name, durable in batch.durables.items():
             if durable is None:

@@ -24,7 +24,7 @@ import msgspec
 
 from tidings.core.digest import EMPTY, ListDigest
 from tidings.core.model import Change, Feature, Item, Version
-from tidings.store import Batch, History, State, StoreBroken, StoreError, history_of
+from tidings.store import Batch, History, State, StoreBroken, StoreError, journal_part
 from tidings.store.durable import DurableSubscription
 from tidings.store.errors import NOT_ALLOWED, explained, primary_code
 from tidings.store.file_lock import FileLock, identity
@@ -116,7 +116,7 @@ class SQLiteStore:
                 self._set_up()
                 # Before the first write to it: a damaged file stays as it is.
                 state, self._settled = _load(self._db)
-                state.life = self._begin_life()
+                state.run = self._begin_life()
             except BaseException:
                 self.close()
                 raise
@@ -132,7 +132,9 @@ class SQLiteStore:
         newest = max(self._newest, *(version.revision for version in _versions(batch)), 0)
         rows, durables = _journal_rows(batch.changes), _durable_rows(batch)
         coming = _COMMIT + sum(len(row[-1]) for row in rows)
-        is_due = count >= _SETTLE or batch.is_whole or any(floor > self._settled for floor in batch.floors.values())
+        is_due = (
+            count >= _SETTLE or batch.replaces_items or any(floor > self._settled for floor in batch.floors.values())
+        )
         if is_due:
             coming += _settle_bytes(self._fresh, batch)
         with explained(self.path), self._known_log():
@@ -331,7 +333,7 @@ def _read(db: sqlite3.Connection) -> tuple[State, int]:
         state.contents[uri] = version
     state.forgotten = int(meta["forgotten"])
     state.contents = {uri: each for uri, each in state.contents.items() if each.revision > state.forgotten}
-    state.journal = [change for change in changes if change.revision > state.floors.get(history_of(change), 0)]
+    state.journal = [change for change in changes if change.revision > state.floors.get(journal_part(change), 0)]
     return state, settled
 
 
@@ -352,7 +354,7 @@ def _verify(state: State) -> None:
 def _journal_rows(changes: Iterable[Change]) -> list[tuple[str, int, bytes]]:
     histories: dict[History, list[Change]] = {}
     for change in changes:
-        histories.setdefault(history_of(change), []).append(change)
+        histories.setdefault(journal_part(change), []).append(change)
     return [
         (history.value if history else "", last, row)
         for history, found in histories.items()
@@ -369,7 +371,7 @@ def _forget(db: sqlite3.Connection, batch: Batch) -> None:
 
 def _settle(db: sqlite3.Connection, fresh: Batch, revision: int) -> None:
     """Bring the tables up to date."""
-    if fresh.is_whole:
+    if fresh.replaces_items:
         db.execute("DELETE FROM items")
     items = [(key[0].value, key[1], item) for key, item in fresh.items.items()]
     gone = [(feature, key) for feature, key, item in items if item is None]

@@ -100,7 +100,7 @@ class UnsavedSubscriptions:
     # For the writer, on its own thread
 
     @property
-    def is_waiting(self) -> bool:
+    def has_records(self) -> bool:
         """Whether there is, or will be, something to collect."""
         return bool(self._marked or self._unconfirmed)
 

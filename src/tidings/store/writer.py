@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from tidings.core.catalog import Catalog
     from tidings.core.journal import Journal
 
-__all__ = ["StoreWriter", "writer_for"]
+__all__ = ["StoreWriter", "create_writer"]
 
 logger = logging.getLogger(__name__)
 
-_GAP = 0.05
+WRITE_DELAY = 0.05
 """Seconds from a change to its writing: what `kill -9` may cost is what happened in so long, and a storm is few
 transactions."""
 
@@ -41,7 +41,7 @@ _FOLD = 1024
 _MOST_ITEMS = 10_000
 """Items that wait over those that there are now: past it, all items are written anew."""
 
-_RETRY, _LONGEST_RETRY = 1.0, 60.0
+RETRY_DELAY, MAX_RETRY_DELAY = 1.0, 60.0
 """Seconds until a store that failed is tried again, twice as long each time."""
 
 _LOOK = 2.0
@@ -50,7 +50,7 @@ _LOOK = 2.0
 _BREATH = 0.0005
 """Seconds between two slices of what is collected under the catalog's lock."""
 
-_FAREWELL = 2.0
+_CLOSE_TIMEOUT = 2.0
 """Seconds that the end of the process may wait for the last batch."""
 
 
@@ -64,22 +64,22 @@ class Notes(Protocol):
         """What was collected last is written."""
 
     @property
-    def is_waiting(self) -> bool:
+    def has_records(self) -> bool:
         """Whether there is, or will be, something to collect."""
 
 
 class StoreWriter:
     """Keeps one server's state in a store for as long as both are there."""
 
-    def __init__(self, store: Store | None, *, is_expected: bool = True) -> None:
-        """`is_expected` says that its user named the store, and wants to hear if it is not to be had."""
+    def __init__(self, store: Store | None, *, is_explicit: bool = True) -> None:
+        """`is_explicit` says that its user named the store, and wants to hear if it is not to be had."""
         self.store = store
         self.state: State | None = None
         """What the store knew at the start; None without one."""
         self.problem: str | None = None
         """Why nothing is being saved, if nothing is."""
         self._failures: Counter[str] = Counter()
-        self._is_expected = is_expected
+        self._is_expected = is_explicit
         self._catalog: Catalog | None = None
         self._journal: Journal | None = None
         self._notes: Notes | None = None
@@ -127,10 +127,10 @@ class StoreWriter:
             return
         self._catalog, self._journal, self._notes = catalog, journal, notes
         self._floors = dict(self.state.floors)
-        self.state = State(self.state.epoch, self.state.life)  # the rest is the catalog's now
+        self.state = State(self.state.epoch, self.state.run)  # the rest is the catalog's now
         self._stop_following = catalog.follow(self.take)
-        if notes.is_waiting:
-            self.rouse()
+        if notes.has_records:
+            self.wake()
         close = weakref.WeakMethod(self.close)
         atexit.register(lambda: (found := close()) and found())
 
@@ -143,9 +143,9 @@ class StoreWriter:
             if len(self._changes) > _FOLD:
                 self._fold()
         if not self._roused.is_set():
-            self.rouse()
+            self.wake()
 
-    def rouse(self) -> bool:
+    def wake(self) -> bool:
         """There is something to write; whether anybody will."""
         if self.state is None or self._is_broken:
             return False
@@ -157,7 +157,7 @@ class StoreWriter:
         self._roused.set()
         return True
 
-    def flush(self, timeout: float = _FAREWELL) -> bool:
+    def flush(self, timeout: float = _CLOSE_TIMEOUT) -> bool:
         """Write what there is, now, and wait for it; whether it was written in time. Not for an event loop."""
         if self.state is None:
             return False
@@ -178,8 +178,8 @@ class StoreWriter:
         self._is_closing.set()
         self._roused.set()
         if self._thread is not None:
-            self._thread.join(_FAREWELL)
-        is_written = self.flush(_FAREWELL)
+            self._thread.join(_CLOSE_TIMEOUT)
+        is_written = self.flush(_CLOSE_TIMEOUT)
         if self._thread is not None and self._thread.is_alive():
             return  # a disk that hangs: the kernel lets go of it in our place
         self.state = None
@@ -200,7 +200,7 @@ class StoreWriter:
         self._folded.forget(self._journal.floors(), self._catalog.resources.forgotten)
         there = sum(len(self._catalog.items(feature)) for feature in Feature)
         if len(self._folded.items) > there + _MOST_ITEMS:
-            self._folded.is_whole = True
+            self._folded.replaces_items = True
             self._folded.items = {
                 (item.feature, item.key): item
                 for feature in Feature
@@ -210,17 +210,17 @@ class StoreWriter:
     # On the thread that writes
 
     def _run(self) -> None:
-        wait = _RETRY
+        wait = RETRY_DELAY
         while not self._is_closing.is_set():
-            self._roused.wait(_LOOK if self._notes is not None and self._notes.is_waiting else None)
-            self._is_closing.wait(_GAP)
+            self._roused.wait(_LOOK if self._notes is not None and self._notes.has_records else None)
+            self._is_closing.wait(WRITE_DELAY)
             self._roused.clear()
-            if self.flush(timeout=_LONGEST_RETRY):
-                wait = _RETRY
+            if self.flush(timeout=MAX_RETRY_DELAY):
+                wait = RETRY_DELAY
             elif self.state is None or self._is_closing.wait(wait):
                 return
             else:
-                wait = min(2 * wait, _LONGEST_RETRY)
+                wait = min(2 * wait, MAX_RETRY_DELAY)
                 self._roused.set()
 
     def _write(self) -> bool:
@@ -280,7 +280,7 @@ class StoreWriter:
             logger.error("%s. What changes now is in memory only, until that is mended", error)
 
 
-def writer_for(given: StoreWriter | Store | str | os.PathLike[str] | None) -> StoreWriter:
+def create_writer(given: StoreWriter | Store | str | os.PathLike[str] | None) -> StoreWriter:
     """For a store, for the path of a file, or for none at all."""
     if isinstance(given, StoreWriter):
         return given
