@@ -289,7 +289,7 @@ def mailbox_memory(scale: Scale) -> Iterator[Row]:
     change(100, total)
     many, more = size_of(subscriber.mailbox), allocated()
     figure = f"mailbox never collected, {total:,} changes over 100"
-    note = f"{many:,} over {few:,} B, {subscriber.pending} topics pending"
+    note = f"{many:,} over {few:,} B, {subscriber.mailbox_size} topics pending"
     yield row("mailbox", figure, [many / few], note=note, most=1.1)
     yield row(
         "mailbox-process", "  memory blocks of the process", [more / blocks], note=f"{more - blocks:+,} of {blocks:,}"

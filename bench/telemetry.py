@@ -114,9 +114,9 @@ class Seen:
 
     def strip(self) -> None:
         """Remove the lines that count and observe from the functions of a fan-out."""
-        fan_out: Any = self.live.hub._delivery
-        for name in ("publish", "_hand_round"):
-            setattr(fan_out, name, MethodType(stripped(getattr(Delivery, name)), fan_out))
+        delivery: Any = self.live.hub._delivery
+        for name in ("publish", "_deliver_to_all"):
+            setattr(delivery, name, MethodType(stripped(getattr(Delivery, name)), delivery))
         for subscriber in self.live.hub:
             deliver: Any = subscriber.deliver
             subscriber.deliver = MethodType(stripped(deliver.__func__), deliver.__self__)

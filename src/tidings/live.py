@@ -139,7 +139,7 @@ class Live:
         """Of the requests with which we ask the server ourselves, so that we don't take them for a client's."""
         self.own_list_id = f"{self.own_request_id}-list"
         self.is_stopping = False
-        self.failures: Counter[str] = self.hub.failures
+        self.failures: Counter[str] = self.hub.counts.failures
         """How often something inside failed, by what it was: each was logged, and survived."""
         self.metrics = MeasuredServer(self.hub, self.source, lambda: self.listen.slow + self.splice.slow)
         observe(telemetry, self.lowlevel.name, self.metrics)
@@ -159,7 +159,7 @@ class Live:
         self._tasks: set[asyncio.Task[None]] = set()
         self._left_out: set[str] = set()
         self._has_list_change = False
-        self.writer.observer = self.hub.observer
+        self.writer.tracer = self.hub.tracer
         self.writer.follow(self.catalog, journal, self.durables.unsaved, self.failures)
         self.catalog.publisher = self._publish
         self.bookmarks = Bookmarks(self.policy.keep_alive)
@@ -360,7 +360,7 @@ class Live:
                     self._replace(feature, listed, keep=is_early)
                     return
             self._stale.add(feature)
-            if (cause := self.hub.observer.current_trace()) is not None:
+            if (cause := self.hub.tracer.current_trace()) is not None:
                 self._causes[feature] = cause
             if self._loop is not None and self._lifespan is not inquiry.UNKNOWN and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._read_soon)
@@ -447,7 +447,7 @@ class Live:
         self._stale.discard(feature)
         cause = self._causes.pop(feature, None)
         try:
-            with self.hub.observer.span(READ_LIST, cause=cause, feature=feature.value):
+            with self.hub.tracer.span(READ_LIST, cause=cause, feature=feature.value):
                 self._replace(feature, await self._ask(feature))
         finally:
             self._being_read.pop(feature, None)

@@ -252,7 +252,7 @@ def test_a_subscriber_ahead_of_what_was_published_is_told_too() -> None:
 
 
 def test_what_was_shown_of_contents_is_bounded_and_in_doubt_it_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown_module, "_MOST_CONTENTS", 3)
+    monkeypatch.setattr(shown_module, "_MAX_CONTENTS", 3)
     catalog = Catalog()
     shown = FetchedVersions(catalog.lock)
     for revision in range(1, 8):
@@ -268,7 +268,7 @@ def test_what_was_shown_of_contents_is_bounded_and_in_doubt_it_was_shown(monkeyp
 
 
 def test_of_a_content_that_is_known_only_what_was_shown_of_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown_module, "_MOST_CONTENTS", 2)
+    monkeypatch.setattr(shown_module, "_MAX_CONTENTS", 2)
     shown = FetchedVersions(Catalog().lock)
     shown.record(URI, Version(1, "a"))
     for revision in (2, 9):
@@ -277,12 +277,12 @@ def test_of_a_content_that_is_known_only_what_was_shown_of_it_counts(monkeypatch
     shown.record("a://10", Version(10, "x"))
     shown.record(URI, Version(11, "a"))
     shown.record("a://12", Version(12, "x"))
-    assert shown._forgotten == 10
+    assert shown._dropped == 10
     assert not shown.may_differ(URI, Version(13, "a"), since=3), "others were forgotten, this one was not"
 
 
-def test_what_was_forgotten_of_a_content_counts_when_it_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown_module, "_MOST_CONTENTS", 1)
+def test_what_was_dropped_of_a_content_counts_when_it_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown_module, "_MAX_CONTENTS", 1)
     shown = FetchedVersions(Catalog().lock)
     shown.record(URI, Version(5, "b"))
     shown.record("a://other", Version(6, "x"))

@@ -268,7 +268,7 @@ def test_the_picky_share_what_passes_and_hear_of_it_in_their_turn(catalog: Catal
     assert [who for who, _ in heard] == ["one", "two", "picky", "picky"]
     assert len({id(told) for who, told in heard if who != "one"}) == 1
     assert [change.key for change in heard[-1][1].changes] == ["p"]
-    assert all(subscriber.pending == 0 for subscriber in picky)
+    assert all(subscriber.mailbox_size == 0 for subscriber in picky)
     catalog.tools.add({"name": "r"})
     assert len(heard) == 5, "only the one that asked for all"
     assert all(hub.told(subscriber, Feature.TOOLS) != catalog.version(Feature.TOOLS) for subscriber in picky)

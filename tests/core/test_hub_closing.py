@@ -72,7 +72,7 @@ def test_after_100_000_random_cycles_nothing_is_left(catalog: Catalog, hub: Hub)
 
     assert (len(hub), hub.subscriptions(), hub.next_due()) == (0, [], None)
     assert len(alive) == 0
-    assert (len(hub._timers), len(hub._index.patterns), len(hub._callbacks)) == (0, 0, 0)
+    assert (len(hub._delivery._timers), len(hub._index.patterns), len(hub._callbacks)) == (0, 0, 0)
 
 
 def test_a_deletion_is_told_and_then_ends_the_subscriptions_to_just_that_uri(

@@ -6,7 +6,7 @@ import random
 
 from tidings.core.catalog import Catalog
 from tidings.core.hub import Hub
-from tidings.core.index import _MOST_FOLDERS, WatchIndex
+from tidings.core.index import _MAX_FOLDERS, WatchIndex
 from tidings.core.model import Topic
 
 SEGMENTS = ("a", "b", "", "a b", "a:")
@@ -41,7 +41,7 @@ def test_a_uri_is_found_under_all_its_folders_however_the_watched_ones_change() 
             gone = dice.choice(sorted(watched))
             assert index.discard(subscriber, gone)
             watched.remove(gone)
-        paths = index.paths(uri)
+        paths = index.keys(uri)
         assert paths == expected(uri, watched), uri
         found += len(paths) - 1
     assert found > 1_000
@@ -49,6 +49,6 @@ def test_a_uri_is_found_under_all_its_folders_however_the_watched_ones_change() 
 
 def test_what_is_remembered_of_folders_is_bounded() -> None:
     index = WatchIndex(None, covers_subresources=True)
-    for number in range(3 * _MOST_FOLDERS):
-        index.paths(f"x://h/{number}/a")
-    assert len(index._above) <= _MOST_FOLDERS
+    for number in range(3 * _MAX_FOLDERS):
+        index.keys(f"x://h/{number}/a")
+    assert len(index._ancestors) <= _MAX_FOLDERS

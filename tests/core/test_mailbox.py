@@ -25,12 +25,12 @@ def test_told_is_kept_per_subscriber_and_topic(catalog: Catalog, hub: Hub, reade
     assert hub.told(slow, TOOLS) == first
     assert hub.told(slow, "a://b") == Version(0, "")
     assert hub.told(fast, TOOLS) == catalog.version(TOOLS)
-    assert slow.pending == 2
+    assert slow.mailbox_size == 2
     reader.is_slow = False
     hub.wake(slow)
     assert hub.told(slow, TOOLS) == catalog.version(TOOLS)
     assert hub.told(slow, "a://b") == catalog.version("a://b")
-    assert slow.pending == 0
+    assert slow.mailbox_size == 0
 
 
 def test_a_slow_reader_is_told_the_net_of_what_it_missed_in_one(catalog: Catalog, hub: Hub, reader: Reader) -> None:
@@ -43,7 +43,7 @@ def test_a_slow_reader_is_told_the_net_of_what_it_missed_in_one(catalog: Catalog
     for version in (1, 2, 3):
         catalog.resources.updated("a://b", version=version)
     assert reader.told() == [["added first"]]
-    assert subscriber.pending == 2, "topics, not events"
+    assert subscriber.mailbox_size == 2, "topics, not events"
 
     hub.wake(subscriber)
     assert reader.told() == [["added kept", "removed first"]]
@@ -65,7 +65,7 @@ def test_what_came_back_to_what_was_told_is_not_told(catalog: Catalog, hub: Hub,
 
     hub.wake(subscriber)
     assert reader.told() == []
-    assert subscriber.pending == 0
+    assert subscriber.mailbox_size == 0
     add(catalog, "y")
     assert reader.told() == [["added y"]]
 
@@ -105,7 +105,7 @@ def test_more_topics_than_allowed_close_a_reader_that_does_not_read(catalog: Cat
     subscriber.subscribe(uris=["a://**"])
     for uri in ("a://1", "a://2", "a://3", "a://2", "a://3"):
         catalog.resources.updated(uri)
-    assert (reasons, subscriber.pending) == ([], 2)
+    assert (reasons, subscriber.mailbox_size) == ([], 2)
 
     catalog.resources.updated("a://4")
     assert reasons == [Reason.OVERFLOW]
@@ -132,7 +132,7 @@ def test_what_is_no_longer_watched_is_no_longer_pending(catalog: Catalog, hub: H
     add(catalog, "x")
     catalog.resources.updated("a://b")
     subscriber.unsubscribe("tools", uris=["a://b"])
-    assert subscriber.pending == 1, "a://b is watched through the pattern still"
+    assert subscriber.mailbox_size == 1, "a://b is watched through the pattern still"
     reader.told()
 
     reader.is_slow = False
@@ -148,7 +148,7 @@ def test_a_reader_that_never_reads_costs_no_more_than_the_topics_it_watches(
     for number in range(1000):
         catalog.tools.add({"name": "x", "title": str(number)}, replace=True)
         catalog.resources.updated("a://b")
-        assert subscriber.pending <= 2
+        assert subscriber.mailbox_size <= 2
     reader.told()
 
     hub.wake(subscriber)
@@ -165,7 +165,7 @@ def test_a_session_with_too_much_pending_is_told_to_refetch_in_place_of_being_cl
     subscriber.subscribe("resources", uris=["a://**"])
     for number in range(20):
         catalog.resources.updated(f"a://{number}")
-    assert subscriber.pending <= 3
+    assert subscriber.mailbox_size <= 3
     hub.wake(subscriber)
 
     assert not subscriber.is_closed

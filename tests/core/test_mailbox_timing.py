@@ -66,7 +66,7 @@ def test_a_rate_limit_tells_the_first_at_once_and_the_last_in_the_end(
     assert lines(reader) == ["added d"]
     hub.tick(30)
     assert hub.next_due() is None
-    assert hub.subscribers("tools")[0].pending == 0
+    assert hub.subscribers("tools")[0].mailbox_size == 0
     clock.now = 31
     add(catalog, "e")
     assert lines(reader) == ["added e"]

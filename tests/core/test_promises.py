@@ -72,7 +72,7 @@ def test_after_100_000_random_openings_and_closings_nothing_is_left() -> None:
             clock.now += 0.3
             hub.tick()
     assert len(hub) <= 40
-    assert len(hub._timers._heap) <= 2 * len(hub)
+    assert len(hub._delivery._timers._heap) <= 2 * len(hub)
     passersby.clear()
     for guest in guests:
         guest.close()

@@ -15,6 +15,7 @@ from tests.support.promises.draws import ALIEN
 from tests.support.promises.machine import Machine
 from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Change, Feature, Filter, Hub, Notification, Policy, Subscriber, Topic, Version
+from tidings.core.delivery import Delivery
 from tidings.core.index import WatchIndex
 from tidings.core.journal import Journal
 from tidings.core.mailbox import Entry, Mailbox
@@ -94,14 +95,14 @@ def ignore_mutes(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_what_is_no_longer_watched(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Hub, "_forget_unwatched", lambda self, subscriber: None)
+    patch.setattr(Delivery, "drop_unwatched", lambda self, subscriber: None)
 
 
 def tell_everybody(patch: pytest.MonkeyPatch) -> None:
-    def everybody(self: WatchIndex, paths: list[Topic]) -> dict[Subscriber, None]:
+    def everybody(self: WatchIndex, keys: list[Topic]) -> dict[Subscriber, None]:
         return {subscriber: None for watchers in self.watchers.values() for subscriber in watchers}
 
-    patch.setattr(WatchIndex, "watching", everybody)
+    patch.setattr(WatchIndex, "subscribers", everybody)
 
 
 def tell_the_newest_commit_first(patch: pytest.MonkeyPatch) -> None:
@@ -113,13 +114,13 @@ def tell_the_newest_commit_first(patch: pytest.MonkeyPatch) -> None:
 
     def begin_with_a_stack(self: Hub, *args: Any, **options: Any) -> None:
         begin(self, *args, **options)
-        self._outbox = Stack()
+        self._delivery._queue = Stack()
 
     patch.setattr(Hub, "__init__", begin_with_a_stack)
 
 
 def not_remember_what_was_told(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Entry, "is_true_still", property(lambda self: False))
+    patch.setattr(Entry, "is_told_current", property(lambda self: False))
 
 
 def forget_what_is_taken(patch: pytest.MonkeyPatch) -> None:
@@ -139,7 +140,7 @@ def never_wake(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_arm(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Hub, "_arm", lambda self, subscriber, when: None)
+    patch.setattr(Delivery, "set_timer", lambda self, subscriber, when: None)
     patch.setattr(Hub, "wake", lambda self, subscriber: None)
 
 
@@ -167,6 +168,10 @@ def keep_a_list(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Mailbox, "add", add_each)
 
 
+def since_any_revision(self: Notifications, topic: Topic, version: Version) -> Notification:
+    return self.since_revision(topic, version.revision)
+
+
 def resume_from_the_last_change_only(patch: pytest.MonkeyPatch) -> None:
     since = Journal.since
 
@@ -175,11 +180,15 @@ def resume_from_the_last_change_only(patch: pytest.MonkeyPatch) -> None:
         return found[-1:] if found else found
 
     patch.setattr(Journal, "since", only_the_last)
-    patch.setattr(Notifications, "since", lambda self, topic, version: self.missed(topic, version.revision))
+    patch.setattr(
+        Notifications, "since_version", lambda self, topic, version: self.since_revision(topic, version.revision)
+    )
 
 
 def believe_any_cursor(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Notifications, "since", lambda self, topic, version: self.missed(topic, version.revision))
+    patch.setattr(
+        Notifications, "since_version", lambda self, topic, version: self.since_revision(topic, version.revision)
+    )
 
 
 def test_a_sound_core_passes() -> None:

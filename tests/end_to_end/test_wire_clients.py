@@ -224,7 +224,7 @@ def test_a_copy_kept_by_deltas_is_the_list_in_the_end(first: int) -> None:
                         each.check()
                 case what:
                     getattr(client, what)()
-            assert not server.hub.failures, f"play {number}"
+            assert not server.hub.counts.failures, f"play {number}"
 
 
 @pytest.mark.parametrize("looks", [False, True])

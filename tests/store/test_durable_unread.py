@@ -64,7 +64,7 @@ def test_what_a_lane_knows_not_to_have_been_read_is_told_again_as_it_was(place: 
         assert [(change.operation, change.key) for each in heard for change in each.changes] == (
             expected or [("added", "a")]
         )
-        subscriber.is_ready = False
+        subscriber.pause()
         subscriber.close()
 
 

@@ -212,7 +212,7 @@ class Board:
                 for _, watchers in subscriptions
                 for each in watchers
             },
-            "pending": sum(each.pending for _, watchers in subscriptions for each in watchers),
+            "pending": sum(each.mailbox_size for _, watchers in subscriptions for each in watchers),
             "streams": live.gate.count,
             "parked": sum(type(each.channel) is Parked for streams in live.listen._streams for each in streams),
             "spliced": len(live.splice._sessions),

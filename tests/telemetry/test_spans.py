@@ -208,7 +208,7 @@ def test_span_ends_even_if_its_attributes_and_events_raise() -> None:
     subscriber = live.hub.subscribe(lambda notification: None, Feature.TOOLS)
     live.tools.add(print, name="p")
     subscriber.close()
-    with live.hub.observer.span("workspace.scan", units=1):
+    with live.hub.tracer.span("workspace.scan", units=1):
         pass
     assert [span.ended for span in tracer.spans] == [1] * 5
     assert live.failures["telemetry"] > 0

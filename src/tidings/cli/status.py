@@ -75,7 +75,7 @@ def show_status(live: Live, workspace: Workspace, logs: LogOptions, *, title: st
     else:
         display = _Lines(logs.is_detailed)
         if logs.is_detailed:
-            live.hub.observer.level_unwatched = logging.INFO
+            live.hub.log.level_unwatched = logging.INFO
     duplicates = _DropDuplicates(logs.is_detailed)
     for handler in logging.getLogger().handlers:
         handler.addFilter(duplicates)

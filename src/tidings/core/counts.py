@@ -1,7 +1,7 @@
-"""How often what happened: plain integers that the hub and the lanes add to, and that metrics are read from.
+"""Counters: plain integers that the hub and the transports add to, and that metrics are read from.
 
-Nothing here is per delivery. A fan-out is counted and timed a batch at a time, so that a delivery costs the same with
-and without it. Not an exporter: what becomes of the numbers is `tidings.telemetry.metrics`'.
+Nothing is counted per delivery. Deliveries of one change are counted and timed in batches, so that counting costs
+nothing measurable. This module exports nothing: that is the task of `tidings.telemetry.metrics`.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from typing import TypeVar
 
 from tidings.core.model import Feature, Topic
 
-__all__ = ["BOUNDS", "Counts", "Latency", "SuppressionReason", "batches", "kind_of"]
+__all__ = ["BOUNDS", "Counts", "Latency", "SuppressionReason", "batches", "topic_kind"]
 
 T = TypeVar("T")
 
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
-"""Seconds, the upper ends of the latency's buckets: from one stream on an idle machine to a reader that is away."""
+"""Seconds, the upper ends of the latency buckets: from one stream on an idle machine to an absent client."""
 
-_BATCH = 64
-"""Deliveries that are timed together. The clock is read after the last one, so that no latency is understated, and none
-is overstated by more than it takes to write to so many streams: well below a millisecond."""
+_BATCH_SIZE = 64
+"""Deliveries that are timed together. The clock is read after the last one, so no latency is understated. It is
+overstated by less than a millisecond, the time for so many writes."""
 
 
 class SuppressionReason(StrEnum):
-    """Why a subscriber was not told of a change by a notification of its own."""
+    """Why a subscriber got no notification for a change."""
 
     SAME_DIGEST = "same_digest"
-    """What it was told last is true, again or still."""
+    """The content that it was told last is the present one."""
     MUTED = "muted"
     FILTERED = "filtered"
     RATE = "rate"
-    """The policy's pace held the topic back, and a later notification said it all."""
+    """The policy delayed the topic, and a later notification contained the change."""
     UNSUBSCRIBED = "unsubscribed"
-    """It left, or ended the subscription, before it was told."""
+    """It unsubscribed or left before the delivery."""
 
 
 class Latency:
@@ -46,18 +46,18 @@ class Latency:
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS) + 1)
-        """One per bucket, not cumulative; the last one has no upper end."""
+        """One per bucket, not cumulative. The last bucket has no upper end."""
         self.sums = [0.0] * (len(BOUNDS) + 1)
 
     def add(self, seconds: float, count: int = 1) -> None:
         bucket = bisect_left(BOUNDS, seconds)
         self.counts[bucket] += count
-        if seconds > 0.0:  # the machine's clock may be set back
+        if seconds > 0.0:  # the clock may be set back
             self.sums[bucket] += seconds * count
 
 
 class Counts:
-    """All that is counted in one process, for one hub. Whoever adds holds the hub's lock, or is the only one to add."""
+    """The counters of one hub. Add to them with the hub's lock held, or from one thread only."""
 
     __slots__ = (
         "bytes",
@@ -72,58 +72,58 @@ class Counts:
         "sent",
         "skipped",
         "suppressed",
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self.changes: Counter[tuple[str, str]] = Counter()
         """By kind of topic and operation."""
         self.sent: Counter[str] = Counter()
-        """Notifications handed to subscribers, by kind of topic."""
+        """Notifications delivered to subscribers, by kind of topic."""
         self.suppressed: Counter[SuppressionReason] = Counter()
         self.coalesced = 0
-        """Changes that were told together with a later one, because their reader was not ready."""
+        """Changes that were delivered together with a later one, because their subscriber was busy."""
         self.bytes = 0
-        """Of notifications, as the lanes wrote them."""
+        """Bytes of notifications that the transports wrote."""
         self.latency = Latency()
-        """From when a change could be told until it was handed to the subscriber."""
+        """The time from when a change could be delivered until it was."""
         self.open: Counter[tuple[str, str]] = Counter()
-        """Subscribers by era and transport."""
+        """Open subscribers, by era and transport."""
         self.closed: Counter[str] = Counter()
-        """Subscribers by why they were closed."""
+        """Closed subscribers, by reason."""
         self.cut_off: Counter[str] = Counter()
-        """Streams that were ended against their reader's will, by reason."""
+        """Streams that the server ended, by reason."""
         self.runs: Counter[str] = Counter()
-        """Calls of tools, by outcome."""
+        """Tool calls, by outcome."""
         self.failures: Counter[str] = Counter()
-        """What failed inside and was survived, by what it was."""
+        """Errors in user code and inside that were caught, by place."""
         self.skipped = 0
-        """Those of fan-outs who were not told there and then. Who counts a batch takes off those that were added."""
+        """Subscribers of a change that did not get it immediately. A batch subtracts those of its own."""
 
-    def skip(self, why: SuppressionReason | None = None) -> None:
+    def skip(self, reason: SuppressionReason | None = None) -> None:
         self.skipped += 1
-        if why is not None:
-            self.suppressed[why] += 1
+        if reason is not None:
+            self.suppressed[reason] += 1
 
     def add_sent(self, topic: Topic, seconds: float, count: int = 1) -> None:
-        """So many were told, that long after there was something to tell them."""
+        """Add notifications that were delivered, and the latency that they had."""
         if count:
-            self.sent[kind_of(topic)] += count
+            self.sent[topic_kind(topic)] += count
             self.latency.add(seconds, count)
 
-    def suppress(self, why: SuppressionReason, count: int = 1) -> None:
+    def suppress(self, reason: SuppressionReason, count: int = 1) -> None:
         if count:
-            self.suppressed[why] += count
+            self.suppressed[reason] += count
 
 
 def batches(subscribers: tuple[T, ...]) -> Iterable[tuple[T, ...]]:
-    """The subscribers of a fan-out, as they are counted and timed together."""
-    if len(subscribers) <= _BATCH:
+    """Split the subscribers of a change into those that are counted and timed together."""
+    if len(subscribers) <= _BATCH_SIZE:
         return (subscribers,)
-    return (subscribers[start : start + _BATCH] for start in range(0, len(subscribers), _BATCH))
+    return (subscribers[start : start + _BATCH_SIZE] for start in range(0, len(subscribers), _BATCH_SIZE))
 
 
-def kind_of(topic: Topic) -> str:
-    """What a topic is counted under: its list, or `contents`, since there may be any number of URIs."""
+def topic_kind(topic: Topic) -> str:
+    """Return the label of a topic in counters: its feature, or `contents`, because there may be any number of URIs."""
     return _KINDS.get(topic, "contents")
 
 

@@ -1,127 +1,362 @@
-"""A change is told to all who watch it.
+"""Delivery of changes to subscribers: publish commits, serve mailboxes, keep timers.
 
-Deliver the notification immediately to subscribers that are ready. For the others, note it in their mailbox; the hub
-delivers it later.
+One rule: if the digest of a topic differs from the digest that a subscriber was told, deliver one notification. A
+subscriber that is ready gets it immediately. For any other one it is added to its mailbox and delivered later.
+
+Delivery never waits. `deliver` returns `BUSY` if it accepts no more, and the transport calls `wake` later. The owner of
+the hub calls `tick` at `next_due()`.
+
+Delivery does not open or close subscribers: it asks the hub, as its `Registry`. The index finds the subscribers of a
+topic, and `Notifications` builds what they get.
+
+All methods take the lock of the catalog, except those that say that their caller holds it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from tidings.core.counts import SuppressionReason, batches
+from tidings.core.catalog import Catalog
+from tidings.core.counts import Counts, SuppressionReason, batches
 from tidings.core.index import WatchIndex
+from tidings.core.mailbox import NEVER, Entry, Mailbox
 from tidings.core.model import Change, Feature, Notification, Operation, Reason, Topic, Version
+from tidings.core.notifications import Notifications, by_topic
+from tidings.core.observer import Observer, Tracer
 from tidings.core.subscriber import Busy, Subscriber
+from tidings.core.timers import Timers
 
-if TYPE_CHECKING:
-    from tidings.core.hub import Hub
+__all__ = ["Delivery", "Registry"]
 
-__all__ = ["Delivery"]
+
+class Registry(Protocol):
+    """What delivery needs of the hub. The lock is held."""
+
+    tracer: Tracer
+
+    def close(self, subscriber: Subscriber, reason: Reason) -> None: ...
+
+    def end_subscriptions(
+        self, subscribers: list[Subscriber], topics: list[Topic], reason: Reason, cause: Notification | None = None
+    ) -> None: ...
+
+    def close_collected(self) -> None:
+        """Close the subscribers whose callback was garbage-collected."""
+
+    def timer_changed(self, when: float) -> None:
+        """Called if `tick` is needed earlier than before."""
 
 
 class Delivery:
-    """A part of its hub, which holds the lock and sees to it that one is over before the next begins.
+    """Use it as a context manager around a call that may deliver: it holds the lock, and at the end of the outermost
+    block it raises the `KeyboardInterrupt` or `SystemExit` that a callback raised."""
 
-    `with` it, the hub tells what waits for some: a round as well, and callbacks may begin others within either.
-    """
-
-    def __init__(self, hub: Hub, index: WatchIndex) -> None:
-        self._hub = hub
-        self._index = index
-        self._ending: BaseException | None = None
-        self._rounds = 0
+    def __init__(
+        self,
+        registry: Registry,
+        catalog: Catalog,
+        notifications: Notifications,
+        index: WatchIndex,
+        counts: Counts,
+        observer: Observer,
+        clock: Callable[[], float],
+    ) -> None:
+        self.counts = counts
+        self.observer = observer
         self.topic: Topic | None = None
-        """The topic whose delivery is under way: some of its subscribers have not been told its newest version yet."""
+        """The topic that is being delivered. Some of its subscribers have not been told the newest version yet."""
+        self._registry = registry
+        self._catalog = catalog
+        self._lock = catalog.lock
+        self._notifications = notifications
+        self._index = index
+        self._clock = clock
+        self._timers = Timers()
+        self._queue: deque[tuple[Change, ...]] = deque()
+        self._is_publishing = False
+        self._woken: dict[Subscriber, None] = {}
+        """The subscribers to serve after the present change has been delivered to all."""
+        self._depth = 0
+        self._exit: BaseException | None = None
 
     def __enter__(self) -> None:
-        self._rounds += 1
+        self._lock.acquire()
+        self._depth += 1
 
     def __exit__(self, *exception: object) -> None:
-        self._rounds -= 1
-        self.hand_on()
+        self._depth -= 1
+        try:
+            # Raised earlier, it would prevent other deliveries, or interrupt a callback that made a change.
+            if self._exit is not None and not self._depth:
+                error, self._exit = self._exit, None
+                raise error
+        finally:
+            self._lock.release()
+
+    # Publishing
+
+    def enqueue(self, changes: tuple[Change, ...]) -> None:
+        """Queue one commit without taking the lock."""
+        self._queue.append(changes)
+
+    def publish_queued(self) -> None:
+        """Deliver the queued commits in order. A commit that a callback makes waits until all have been notified."""
+        with self:
+            if self._is_publishing:
+                return
+            self._is_publishing = True
+            try:
+                while self._queue:
+                    self._registry.close_collected()
+                    for changes in by_topic(self._queue.popleft()):
+                        self.publish(changes)
+                        self._serve_woken()
+            finally:
+                self._is_publishing = False
 
     def publish(self, changes: tuple[Change, ...]) -> None:
-        """Tell some changes of one topic."""
-        hub = self._hub
-        notification, previous = hub.notifications.publish(changes), changes[0].previous
-        paths = self._index.paths(notification.topic)
-        asked = tuple(self._index.watching(paths))
-        if hub.events is not None:
-            hub.events.published(changes)
-        telling = hub.observer.telling(notification, len(asked))
+        """Deliver changes of one topic. The caller holds the lock."""
+        notification, previous = self._notifications.publish(changes), changes[0].previous
+        keys = self._index.keys(notification.topic)
+        subscribers = tuple(self._index.subscribers(keys))
+        self.observer.publishing(notification, len(subscribers))
         self.topic = notification.topic
         try:
-            told = self._hand_round(notification, previous, asked, paths, changes[0].time)
+            told = self._deliver_to_all(notification, previous, subscribers, keys, changes[0].time)
         finally:
             self.topic = None
-        hub.observer.told(telling, notification, len(asked))
-        if told:  # the resource is gone, and these know: their subscriptions to just this URI are over
-            hub._unwatch(told, [notification.topic], Reason.DELETED, notification)
+        self.observer.published(notification, len(subscribers))
+        if told:  # of a deletion, which ends the subscriptions to this URI
+            self._registry.end_subscriptions(told, [notification.topic], Reason.DELETED, notification)
 
-    def _hand_round(
+    def _deliver_to_all(
         self,
         notification: Notification,
         previous: Version,
-        asked: tuple[Subscriber, ...],
-        paths: list[Topic],
-        began: float,
+        subscribers: tuple[Subscriber, ...],
+        keys: list[Topic],
+        changed_at: float,
     ) -> list[Subscriber]:
         """Return the subscribers that were told of a deletion."""
-        hub, index, events = self._hub, self._index, self._hub.events
-        topic, now, edits = notification.topic, hub._clock(), index.edits
+        index, now, removals = self._index, self._clock(), self._index.removals
         told: list[Subscriber] = []
         is_deletion = _is_deletion(notification)
-        for batch in batches(asked):
-            skipped = hub.counts.skipped
+        for batch in batches(subscribers):
+            skipped = self.counts.skipped
             for subscriber in batch:
-                # A callback may have closed or unsubscribed others meanwhile.
-                if edits != index.edits and not index.is_watching(subscriber, paths):
-                    hub.counts.skip(SuppressionReason.UNSUBSCRIBED)
+                # A callback may have closed or unsubscribed others.
+                if removals != index.removals and not index.is_watching(subscriber, keys):
+                    self.counts.skip(SuppressionReason.UNSUBSCRIBED)
                     continue
-                said = notification
-                if not subscriber.is_plain:
-                    if (found := self._said_at_once(subscriber, notification)) is None:
-                        hub.counts.skip()
-                        hub._note(subscriber, notification, previous, now)
+                message, deliver = notification, subscriber.deliver
+                if not subscriber.is_direct:
+                    if (filtered := self._filtered(subscriber, notification)) is None:
+                        self.counts.skip()
+                        self._add(subscriber, notification, previous, now)
                         continue
-                    said = found
-                if events is not None:
-                    events.delivering(subscriber, said)
+                    message, deliver = filtered, subscriber.call_deliver
                 try:
-                    taken = subscriber.deliver(said)
-                    if taken is not None and isinstance(taken, Busy):
+                    result = deliver(message)
+                    if result is not None and isinstance(result, Busy):
                         subscriber.pause()
-                        hub.counts.skipped += not taken.is_told
-                except BaseException as error:  # one bad subscriber must not affect another, nor the publisher
-                    hub.counts.skip()
-                    self.fail(subscriber, said, error)
+                        self.counts.skipped += not result.is_told
+                except BaseException as error:  # one bad subscriber must affect neither another nor the publisher
+                    self.counts.skip()
+                    self._fail(subscriber, message, error)
                 if is_deletion:
                     told.append(subscriber)
-            hub.counts.add_sent(topic, hub.catalog.now() - began, len(batch) - (hub.counts.skipped - skipped))
+            latency = self._catalog.now() - changed_at
+            self.counts.add_sent(notification.topic, latency, len(batch) - (self.counts.skipped - skipped))
         return told
 
-    def fail(self, subscriber: Subscriber, notification: Notification, error: BaseException) -> None:
-        """A subscriber raised. What is to end the program does so, but only when all others have been told."""
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            self._ending = error
-        else:
-            self._hub.observer.failed(subscriber, notification, error)
-
-    def hand_on(self) -> None:
-        """Raise what a subscriber raised to end the program. When the outermost round is over: sooner, it would keep
-        others from being told, or cut short a callback that made a change of its own."""
-        if self._ending is not None and not self._rounds and not self._hub._publishing:
-            ending, self._ending = self._ending, None
-            raise ending
-
-    def _said_at_once(self, subscriber: Subscriber, notification: Notification) -> Notification | None:
-        """Return what to deliver to a subscriber that is not plain; None if its mailbox has to decide."""
-        if not subscriber.is_only_picky:
+    def _filtered(self, subscriber: Subscriber, notification: Notification) -> Notification | None:
+        """Return what to deliver immediately, or None if it has to go through the mailbox."""
+        if not subscriber.bypasses_mailbox:
             return None
-        if not isinstance(notification.topic, Feature):
-            return notification  # filters are of lists
-        said = self._hub.notifications.missed(notification.topic, notification.since, subscriber.filter)
-        return said if said.changes else None
+        topic = notification.topic
+        if subscriber.filter is None or not isinstance(topic, Feature):  # filters apply to lists
+            return notification
+        filtered = self._notifications.since_revision(topic, notification.since, subscriber.filter)
+        return filtered if filtered.changes else None
+
+    def _fail(self, subscriber: Subscriber, notification: Notification, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            self._exit = error
+        else:
+            self.observer.failed(subscriber, notification, error)
+
+    # Mailboxes
+
+    def wake(self, subscriber: Subscriber, *, was_absent: bool = False) -> None:
+        """Deliver what is pending: the subscriber is ready again, or no longer muted."""
+        with self:
+            if subscriber.is_closed:
+                return
+            subscriber.mark_ready()
+            now = self._clock()
+            if was_absent and subscriber.mailbox is not None:
+                subscriber.mailbox.restart_latency(now)
+            self.serve(subscriber, now)
+
+    def serve(self, subscriber: Subscriber, now: float) -> None:
+        """Deliver what is due: immediately, or after the present change, which would deliver the same version again.
+        The caller holds the lock."""
+        if self._is_publishing:
+            self._woken[subscriber] = None
+        else:
+            self._serve(subscriber, now)
+
+    def add_missed(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
+        """Add what differs between the versions that a subscriber was told and the present ones. The caller holds the
+        lock."""
+        for topic, version in told.items():
+            if subscriber.mailbox and not subscriber.mailbox.has_room(topic, subscriber.policy):
+                self.serve(subscriber, now)  # otherwise one that missed too much would be closed each time
+            if not self._index.is_watching(subscriber, self._index.keys(topic)):
+                continue
+            mailbox = subscriber.mailbox = subscriber.mailbox or Mailbox()
+            if not mailbox.has_room(topic, subscriber.policy):
+                self._overflow(subscriber, mailbox)
+                return
+            published, current = self._notifications.version(topic), self._catalog.version(topic)
+            if version is not None and version.revision > published.revision and current != published:
+                mailbox.await_revision(topic, version, current.revision)
+            elif version is not None and version.digest == published.digest:
+                mailbox.mark_current(topic, published)
+            else:
+                missed = self._notifications.since_version(topic, version)
+                mailbox.add_missed(missed, version, subscriber.policy, now)
+        subscriber.update_is_direct()
+
+    def drop_unwatched(self, subscriber: Subscriber) -> None:
+        """Remove topics from a mailbox that its subscriber no longer watches. The caller holds the lock."""
+        mailbox = subscriber.mailbox
+        if mailbox is not None:
+            for topic in list(mailbox.entries):
+                if not self._index.is_watching(subscriber, self._index.keys(topic)):
+                    is_pending = mailbox.is_pending(topic, subscriber.is_muted)
+                    self.counts.suppress(SuppressionReason.UNSUBSCRIBED, is_pending)
+                    mailbox.drop(topic)
+            if not mailbox.entries:
+                subscriber.mailbox = None
+        subscriber.update_is_direct()
+
+    def _add(self, subscriber: Subscriber, notification: Notification, previous: Version, now: float) -> None:
+        if subscriber.is_closed:
+            return
+        mailbox, topic = subscriber.mailbox, notification.topic
+        if mailbox is None:
+            mailbox = subscriber.mailbox = Mailbox()
+        elif not mailbox.has_room(topic, subscriber.policy):
+            self._overflow(subscriber, mailbox)
+            return
+        was_pending = mailbox.is_pending(topic)
+        due = mailbox.add(notification, previous, subscriber.policy, subscriber.filter, now, subscriber.delay)
+        self.observer.queued(subscriber, notification, due, was_pending=was_pending)
+        if not subscriber.is_ready:
+            return
+        if due <= now or due == NEVER:
+            self._serve(subscriber, now)
+        else:
+            self.set_timer(subscriber, due)
+
+    def _overflow(self, subscriber: Subscriber, mailbox: Mailbox) -> None:
+        merges = subscriber.merges_on_overflow and Feature.RESOURCES in subscriber.features
+        pending = subscriber.pending + 1
+        if merges:
+            refetch = self._notifications.since_revision(Feature.RESOURCES, -1)
+            mailbox.merge_contents(refetch, subscriber.policy, self._clock())
+        self.observer.overflowed(subscriber, pending - subscriber.pending, is_closed=not merges)
+        if not merges:
+            self._registry.close(subscriber, Reason.OVERFLOW)
+
+    def _serve_woken(self) -> None:
+        while self._woken:
+            subscriber = next(iter(self._woken))
+            del self._woken[subscriber]
+            if subscriber.is_ready:
+                self._serve(subscriber, self._clock())
+
+    def _serve(self, subscriber: Subscriber, now: float) -> None:
+        """Deliver what is due, for as long as the subscriber is ready."""
+        if subscriber.expiries is not None:
+            self._registry.end_subscriptions([subscriber], subscriber.expired(now), Reason.EXPIRED)
+        while subscriber.is_ready and subscriber.mailbox is not None:
+            taken = subscriber.mailbox.take(now, subscriber.is_muted)
+            if taken is None:
+                break
+            self._deliver_entry(subscriber, subscriber.mailbox, *taken, now)
+        if subscriber.is_closed:
+            return
+        if subscriber.mailbox is not None:
+            if subscriber.is_ready and (due := subscriber.mailbox.next_due(now, subscriber.is_muted)) != NEVER:
+                self.set_timer(subscriber, due)
+            if not subscriber.mailbox.entries:
+                subscriber.mailbox = None
+        if subscriber.expiries:
+            self.set_timer(subscriber, min(subscriber.expiries.values()))
+        subscriber.update_is_direct()
+
+    def _deliver_entry(self, subscriber: Subscriber, mailbox: Mailbox, topic: Topic, entry: Entry, now: float) -> None:
+        notification = self._notifications.of_entry(topic, entry, subscriber.filter)
+        if isinstance(notification, SuppressionReason):
+            self.counts.suppress(notification)
+            mailbox.suppress(topic, entry, now)
+            return
+        # Before the delivery, because `deliver` may call the hub.
+        mailbox.mark_told(topic, entry, subscriber.policy, now)
+        tracer = self._registry.tracer
+        try:
+            entered = tracer.enter(notification)
+            try:
+                result = subscriber.call_deliver(notification)
+            finally:
+                tracer.leave(entered)
+            if isinstance(result, Busy):
+                subscriber.pause()
+            if not isinstance(result, Busy) or result.is_told:
+                # Not since the change: a returning subscriber gets changes that are older than its return.
+                self.counts.add_sent(topic, max(self._clock(), now) - entry.pending_since)
+        except BaseException as error:  # as in `_deliver_to_all`
+            self._fail(subscriber, notification, error)
+        if any(change.operation is Operation.DELETED for change in notification.changes):
+            self._registry.end_subscriptions([subscriber], [topic], Reason.DELETED, notification)
+
+    # Timers
+
+    def next_due(self) -> float | None:
+        """Return when `tick` is needed."""
+        with self._lock:
+            return self._timers.next()
+
+    def tick(self, now: float | None = None) -> None:
+        """Deliver what has become due, and end the subscriptions whose time to live is over."""
+        with self:
+            self._registry.close_collected()
+            now = self._clock() if now is None else now
+            while (subscriber := self._timers.pop(now)) is not None:
+                subscriber.timer = None
+                self.serve(subscriber, now)
+
+    def set_timer(self, subscriber: Subscriber, when: float) -> None:
+        """Serve a subscriber at this time at the latest. The caller holds the lock."""
+        if subscriber.timer is not None:
+            if subscriber.timer.when <= when:
+                return
+            self._timers.cancel(subscriber.timer)
+        soonest = self._timers.next()
+        subscriber.timer = self._timers.add(when, subscriber)
+        if soonest is None or when < soonest:
+            self._registry.timer_changed(when)
+
+    def forget(self, subscriber: Subscriber) -> None:
+        """Serve a closed subscriber no more. The caller holds the lock."""
+        if subscriber.timer is not None:
+            self._timers.cancel(subscriber.timer)
+            subscriber.timer = None
+        self._woken.pop(subscriber, None)
 
 
 def _is_deletion(notification: Notification) -> bool:

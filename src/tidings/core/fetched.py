@@ -1,106 +1,102 @@
-"""Which versions of a topic somebody was shown: in a list, or in what was read of a resource.
+"""The versions that clients may have fetched, in a list result or by reading a resource.
 
-Who was told A and finds A again needs no telling, unless its client has looked in between: then it holds B, and nothing
-would ever say so. Over a stateless protocol nobody knows who it was that looked, so what was shown to anyone counts for
-all. Only where silence would follow from equal content is this asked.
+A topic may change from A to B and back to A. A client that was told A then needs no notification, unless it fetched B
+in between. The protocol is stateless, so the server does not know which client fetched what: a version that one client
+fetched counts for all. This is asked only where equal content would suppress a notification.
 
-Not a log: of each topic the version that was shown last, and the last one before it with another digest. No more is
-needed to know whether anything but a given content was shown after a revision.
+Not a log: it keeps for each topic the last fetched version, and the last one before it with another digest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidings.core.model import Feature, Topic, Version
-
-if TYPE_CHECKING:
-    from tidings.core.observer import EventSink
+from tidings.core.observer import Observer
 
 __all__ = ["FetchedVersions"]
 
-_MOST_CONTENTS = 4096
-"""Contents of which it is known what was shown. Of those forgotten, it is taken that anything was."""
+_MAX_CONTENTS = 4096
+"""Contents whose fetched versions are kept. For others, any version may have been fetched."""
 
 
 class FetchedVersions:
-    def __init__(self, lock: AbstractContextManager[Any], begun: Mapping[Topic, int] | None = None) -> None:
-        """What was shown before the revisions that this life has `begun` with, nobody knows."""
+    def __init__(
+        self,
+        lock: AbstractContextManager[Any],
+        started: Mapping[Topic, int] | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """`started` has the revisions at the start of this process. Fetches before them are unknown."""
         self._lock = lock
-        self._begun = begun or {}
+        self._started = started or {}
+        self._observer = observer or Observer()
         self._lists: dict[Topic, tuple[Version, Version | None]] = {}
         self._contents: dict[Topic, tuple[Version, Version | None]] = {}
-        """In the order in which a new version was shown, so that the one longest unchanged is forgotten first."""
-        self._forgotten = 0
-        """The revision until which something may have been shown of contents that are forgotten."""
+        """Ordered by when a new version was fetched; the oldest is dropped first."""
+        self._dropped = 0
+        """The revision up to which contents without an entry may have been fetched."""
         self._in_progress: dict[Topic, list[int]] = {}
-        """The revisions at which answers were begun that are not given yet: they may show anything since."""
-        self._events: EventSink | None = None
+        """The revisions at which unfinished fetches began. They may return any version since."""
 
-    def send_events_to(self, events: EventSink) -> None:
-        """Send every event to a sink, beginning with the fetches that have started and not ended."""
-        self._events = events
-        for topic, revisions in self._in_progress.items():
-            for revision in revisions:
-                events.fetch_started(topic, revision)
+    def in_progress(self) -> Iterator[tuple[Topic, int]]:
+        """Return the topics and revisions of unfinished fetches."""
+        return ((topic, revision) for topic, revisions in self._in_progress.items() for revision in revisions)
 
     def begin_fetch(self, topic: Topic, revision: int) -> None:
-        """An answer is being made that will show what a topic is."""
+        """A response is being made that will contain a topic."""
         with self._lock:
             self._in_progress.setdefault(topic, []).append(revision)
-            if self._events is not None:
-                self._events.fetch_started(topic, revision)
+            self._observer.fetch_started(topic, revision)
 
     def end_fetch(self, topic: Topic, revision: int) -> None:
-        """It is made, or never will be."""
+        """The response is made, or never will be."""
         with self._lock:
-            begun = self._in_progress[topic]
-            begun.remove(revision)
-            if not begun:
+            revisions = self._in_progress[topic]
+            revisions.remove(revision)
+            if not revisions:
                 del self._in_progress[topic]
-            if self._events is not None:
-                self._events.fetch_ended(topic, revision)
+            self._observer.fetch_ended(topic, revision)
 
     def record(self, topic: Topic, version: Version) -> None:
-        """Somebody is shown this version, or, with an empty digest, any one until its revision."""
+        """A client fetched this version, or, with an empty digest, any version up to its revision."""
         if not version.revision:
-            return  # nobody was ever told less
+            return  # no client was told an earlier version
         with self._lock:
-            if self._events is not None:
-                self._events.fetched(topic, version)
-            shown = self._lists if isinstance(topic, Feature) else self._contents
-            last, other = shown.get(topic) or (None, self._in_doubt(topic, version))
+            self._observer.fetched(topic, version)
+            fetched = self._lists if isinstance(topic, Feature) else self._contents
+            last, other = fetched.get(topic) or (None, self._unknown_before(topic, version))
             if last == version:
                 return
-            shown.pop(topic, None)
-            shown[topic] = (version, other if last is None or last.digest == version.digest else last)
-            if len(self._contents) > _MOST_CONTENTS:
-                forgotten, _ = self._contents.pop(next(iter(self._contents)))
-                self._forgotten = max(self._forgotten, forgotten.revision)
+            fetched.pop(topic, None)
+            fetched[topic] = (version, other if last is None or last.digest == version.digest else last)
+            if len(self._contents) > _MAX_CONTENTS:
+                dropped, _ = self._contents.pop(next(iter(self._contents)))
+                self._dropped = max(self._dropped, dropped.revision)
 
-    def may_differ(self, topic: Topic, now: Version, since: int) -> bool:
-        """Whether anybody who looked after the revision `since` may hold something else than is there now."""
-        if since >= now.revision:
+    def may_differ(self, topic: Topic, current: Version, since: int) -> bool:
+        """Return whether a client may have fetched something else than the current content after a revision."""
+        if since >= current.revision:
             return False
-        if any(begun < now.revision for begun in self._in_progress.get(topic, ())):
+        if any(revision < current.revision for revision in self._in_progress.get(topic, ())):
             return True
         is_list = isinstance(topic, Feature)
         last, other = (self._lists if is_list else self._contents).get(topic) or (None, None)
         if last is None:
-            return not is_list and self._forgotten > since
-        found = other if last.digest == now.digest else last
-        return found is not None and found.revision > since
+            return not is_list and self._dropped > since
+        different = other if last.digest == current.digest else last
+        return different is not None and different.revision > since
 
-    def _in_doubt(self, topic: Topic, version: Version) -> Version | None:
-        """What may have been shown before a version, of a topic of which nothing is known."""
-        if isinstance(topic, Feature) or not self._forgotten:
-            return None
-        return Version(min(self._forgotten, version.revision), "")
-
-    def may_be_outdated(self, topic: Topic, told: Version, now: Version) -> bool:
-        """Whether one who was away, and was told what is true again, may hold something else all the same."""
-        if told.digest != now.digest or told.revision >= now.revision:
+    def may_be_outdated(self, topic: Topic, told: Version, current: Version) -> bool:
+        """Return whether an absent client that was told the current content may have fetched something else since."""
+        if told.digest != current.digest or told.revision >= current.revision:
             return False
-        return told.revision < self._begun.get(topic, 0) or self.may_differ(topic, now, told.revision)
+        return told.revision < self._started.get(topic, 0) or self.may_differ(topic, current, told.revision)
+
+    def _unknown_before(self, topic: Topic, version: Version) -> Version | None:
+        """Return what may have been fetched before a version of a topic without an entry."""
+        if isinstance(topic, Feature) or not self._dropped:
+            return None
+        return Version(min(self._dropped, version.revision), "")

@@ -1,39 +1,34 @@
-"""Who listens to what, and the fan-out.
+"""The registry of the subscribers of one catalog.
 
-One rule: if a topic's digest differs from what a subscriber was told, tell it, and remember. So too if it differed and
-somebody was shown it then. A subscriber that keeps up is told at once and costs no memory per topic; for any other one
-the change is noted in its mailbox.
+Subscribers are opened, subscribe to topics, and are closed here. `tidings.core.delivery` delivers to them; the hub
+passes commits, wake-ups and ticks on to it. A callback that the hub calls must not wait.
 
-The hub writes to nobody. It calls each subscriber's `deliver`, which must not wait: one that can take no more for now
-returns `BUSY` and calls `hub.wake(subscriber)` later. It never sleeps either: whoever owns the hub calls `tick(now)`
-at `next_due()`, and is told through `on_timer_change` when that comes nearer. Not a queue: what happened in between is
-in the journal, if it still is.
+The hub has no queue of notifications: past changes are in the journal, as far as it reaches. It never sleeps: its owner
+calls `tick(now)` at `next_due()`, and `on_timer_change` says when that becomes earlier.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from tidings.core.catalog import Catalog
-from tidings.core.counts import Counts, SuppressionReason
+from tidings.core.counts import Counts
 from tidings.core.cursor import Cursor
 from tidings.core.delivery import Delivery
 from tidings.core.filters import Filter
 from tidings.core.index import WatchIndex, check_limit
 from tidings.core.journal import ChangeHistory, Journal, changes_since_told
-from tidings.core.mailbox import NEVER, Entry, IsMuted, Mailbox
-from tidings.core.model import Change, Feature, Notification, Operation, Reason, Topic, Version, topic_named
-from tidings.core.notifications import Notifications, by_topic
-from tidings.core.observer import EventSink, Observer
+from tidings.core.mailbox import IsMuted
+from tidings.core.model import Change, Feature, Notification, Reason, Topic, Version, topic_named
+from tidings.core.notifications import Notifications
+from tidings.core.observer import EventLog, Observers, Tracer
 from tidings.core.patterns import Templates, is_pattern
 from tidings.core.redact import redact_uri
 from tidings.core.subscriber import BUSY, LOCAL, Callbacks, ConnectionKind, Deliver, OnClose, Subscriber, check_callback
-from tidings.core.timers import Timers
 from tidings.policy import Policy
 
 if TYPE_CHECKING:
@@ -45,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Hub:
-    """The subscribers of one catalog. Shares the catalog's lock, so that both may be used from any thread."""
+    """The subscribers of one catalog. It shares the lock of the catalog, so both can be used from any thread."""
 
     def __init__(
         self,
@@ -63,34 +58,28 @@ class Hub:
         another `publisher` afterwards."""
         self.catalog = catalog
         self.policy = policy or catalog.policy
-        self.notifications = Notifications(catalog, self.policy, journal)
-        self.counts: Counts = Counts()
-        self.observer: Observer = Observer(self.counts)
-        self.events: EventSink | None = None
-        """Set by `record`."""
-        self.failures = self.counts.failures
-        """How often something of a subscriber's or a user's failed, by what it was."""
+        self.counts = Counts()
+        self.log = EventLog(self.counts)
+        self.observer = Observers(self.log)
+        """Add an observer with `hub.observer.add(…)`."""
+        self.tracer = Tracer()
+        self.notifications = Notifications(catalog, self.policy, journal, self.observer)
         self.first = first
-        """Called with a feature, URI or pattern when its first subscriber comes: the place to start a watcher."""
+        """Called with a feature, URI or pattern when it gets its first subscriber, to start a watcher."""
         self.last = last
-        """Called when its last subscriber is gone: the place to stop the watcher."""
+        """Called when its last subscriber is gone, to stop the watcher."""
         self.on_timer_change = on_timer_change
-        """Called with a time when `tick` is needed then, and was not needed so early before."""
+        """Called with a time when `tick` is needed then, earlier than before."""
+        self.templates = templates
         self._clock = clock
         self._lock = catalog.lock
         self._subscribers: dict[Subscriber, None] = {}
         self._serials = count()
         self._callbacks = Callbacks()
-        self.templates = templates
         self._index = WatchIndex(templates, self.policy.subresources)
-        self._timers = Timers()
-        self._outbox: deque[tuple[Change, ...]] = deque()
-        self._publishing = False
         self._started: set[Topic] = set()
-        """What `first` was called for, and `last` not yet."""
-        self._woken: dict[Subscriber, None] = {}
-        """Who can be told again, but only when all have heard of the change that is being told."""
-        self._delivery = Delivery(self, self._index)
+        """The topics for which `first` was called, and `last` was not."""
+        self._delivery = Delivery(self, catalog, self.notifications, self._index, self.counts, self.observer, clock)
         catalog.publisher = self.publish
 
     # Subscribing
@@ -106,104 +95,102 @@ class Hub:
         is_muted: IsMuted | None = None,
         on_close: OnClose | None = None,
     ) -> Subscriber:
-        """A new subscriber that watches nothing yet."""
+        """Return a new subscriber that watches nothing yet."""
         with self._lock:
-            self._sweep()
-            own, serial = policy or self.policy, next(self._serials)
+            self.close_collected()
             subscriber = Subscriber(
-                self, deliver, own, serial, label=label, kind=kind, filter=filter, is_muted=is_muted, on_close=on_close
+                self,
+                deliver,
+                policy or self.policy,
+                next(self._serials),
+                label=label,
+                kind=kind,
+                filter=filter,
+                is_muted=is_muted,
+                on_close=on_close,
             )
             self._subscribers[subscriber] = None
             self.observer.opened(subscriber)
-            if self.events is not None:
-                self.events.opened(subscriber)
             return subscriber
 
     def subscribe(
         self,
-        who: Subscriber | Callable[[Notification], object],
+        subscriber: Subscriber | Callable[[Notification], object],
         *features: Feature | str,
         uris: Iterable[str] = (),
         told: Mapping[Topic, Version | None] | None = None,
         ttl: float | None = None,
         **options: Any,
     ) -> Subscriber:
-        """Let a subscriber, or a callback, watch features, URIs and URI patterns too.
+        """Subscribe a subscriber, or a callback, to further features, URIs and URI patterns.
 
-        A callback is subscribed once, however often it is named; `options` are those of `open()` and count the first
-        time. A bound method does not keep its object alive: with the object goes the subscription.
+        A callback has one subscriber, however often it subscribes. `options` are those of `open()` and count the first
+        time. A bound method does not keep its object alive: the subscription ends with the object.
 
-        Who subscribes is taken to know the present version of what it watches, unless `told` says otherwise: the
-        version it was told last, or None for never. After `ttl` seconds, the subscriptions named here end.
+        A subscriber is taken to know the present version of what it watches, unless `told` has another version, or None
+        for none. After `ttl` seconds, the subscriptions named here end.
         """
         chosen = [Feature(feature) for feature in features]
         paths = [uris] if isinstance(uris, str) else list(uris)
-        with self._lock, self._delivery:
-            self._sweep()
-            # Before anything is changed: a bad one must leave no half.
-            matches = self._index.compiled(paths)
-            known = self._find(who)
+        with self._delivery:
+            self.close_collected()
+            # Check everything before anything is changed.
+            matches = self._index.compile_patterns(paths)
+            known = self._find(subscriber)
             check_limit(known.policy if known else options.get("policy") or self.policy, known, paths)
-            subscriber = who if isinstance(who, Subscriber) else self._callback(who, options)
+            if not isinstance(subscriber, Subscriber):
+                subscriber = known or self._open_callback(subscriber, options)
             if subscriber.is_closed:
                 return subscriber
             topics: list[Topic] = [*chosen, *paths]
             started = [topic for topic in topics if self._index.add(subscriber, topic, matches)]
-            self.observer.subscribed(subscriber, topics)
-            if self.events is not None:
-                self.events.subscribed(subscriber, topics, told or {})
+            told = told or {}
+            self.observer.subscribed(subscriber, topics, told)
             now = self._clock()
-            subscriber.end_at(topics, None if ttl is None else now + ttl)
+            subscriber.set_expiry(topics, None if ttl is None else now + ttl)
             if ttl is not None:
-                self._arm(subscriber, now + ttl)
-            self._add_missed(subscriber, told or {}, now)
-            # Last, since whatever a hook changes is then told as to anybody else.
+                self._delivery.set_timer(subscriber, now + ttl)
+            self._delivery.add_missed(subscriber, told, now)
+            # Last, because a hook may make changes, and this subscriber gets them like any other.
             for topic in started:
                 self._start(topic)
             if told and not subscriber.is_closed:
-                self._serve_in_turn(subscriber, now)
+                self._delivery.serve(subscriber, now)
             return subscriber
 
     def unsubscribe(
         self,
-        who: Subscriber | Callable[[Notification], object],
+        subscriber: Subscriber | Callable[[Notification], object],
         *features: Feature | str,
         uris: Iterable[str] = (),
     ) -> None:
-        """End some subscriptions, or all when none is named. Ending what never was is fine."""
+        """End the named subscriptions, or all if none is named. Those that do not exist are ignored."""
         chosen = [Feature(feature) for feature in features]
         paths = [uris] if isinstance(uris, str) else list(uris)
         with self._lock:
-            subscriber = self._find(who)
-            if subscriber is None:
-                return
-            self._unwatch([subscriber], [*chosen, *paths] or subscriber.watched, Reason.UNSUBSCRIBED)
+            known = self._find(subscriber)
+            if known is not None:
+                self.end_subscriptions([known], [*chosen, *paths] or known.watched, Reason.UNSUBSCRIBED)
 
-    def close(self, who: Subscriber | Callable[[Notification], object], reason: Reason = Reason.UNSUBSCRIBED) -> None:
-        """Remove every trace of a subscriber. Closing twice is fine."""
+    def close(
+        self, subscriber: Subscriber | Callable[[Notification], object], reason: Reason = Reason.UNSUBSCRIBED
+    ) -> None:
+        """Remove a subscriber. Closing it again does nothing."""
         with self._lock:
-            subscriber = self._find(who)
-            if subscriber is None or subscriber.is_closed:
+            known = self._find(subscriber)
+            if known is None or known.is_closed:
                 return
-            self.observer.closed(subscriber, reason)
-            if self.events is not None:
-                self.events.closed(subscriber, reason)
-            if subscriber.before_close is not None:
-                self._guarded(subscriber.before_close, subscriber)
-            subscriber.is_closed = True
-            subscriber.settle()
-            for topic in self._index.remove(subscriber):
+            self.observer.closed(known, reason)
+            if known.before_close is not None:
+                self._call_hook(known.before_close, known)
+            known.mark_closed()
+            for topic in self._index.remove(known):
                 self._stop(topic)
-            subscriber.mailbox = None
-            subscriber.expiries = None
-            if subscriber.date is not None:
-                self._timers.cancel(subscriber.date)
-                subscriber.date = None
-            self._subscribers.pop(subscriber, None)
-            self._woken.pop(subscriber, None)
-            self._callbacks.discard(subscriber)
-            if subscriber.on_close is not None:
-                self._guarded(subscriber.on_close, reason)
+            self._delivery.forget(known)
+            self._subscribers.pop(known, None)
+            self._callbacks.discard(known)
+            if known.on_close is not None:
+                self._call_hook(known.on_close, reason)
 
     def listen(self, *features: Feature | str, uris: Iterable[str] = (), **options: Any) -> Listener:
         """`async with hub.listen("prompts") as changes: async for change in changes: …`"""
@@ -211,304 +198,155 @@ class Hub:
 
         return Listener(self, features, uris, options)
 
-    def record(self, events: EventSink) -> None:
-        """Send every event from now on to a sink. There is one sink at a time."""
-        with self._lock:
-            self.events = events
-            self.notifications.fetched.send_events_to(events)
+    def end_subscriptions(
+        self, subscribers: list[Subscriber], topics: list[Topic], reason: Reason, cause: Notification | None = None
+    ) -> None:
+        """End the subscriptions of each subscriber to each topic. The caller holds the lock."""
+        ended = [
+            (subscriber, topic)
+            for subscriber in subscribers
+            for topic in topics
+            if self._index.discard(subscriber, topic)
+        ]
+        for subscriber, topic in ended:
+            subscriber.set_expiry([topic], None)
+            self._stop(topic)
+        if ended:
+            self.observer.unsubscribed(ended, reason, cause)
+        for subscriber in subscribers:
+            self._delivery.drop_unwatched(subscriber)
+            # A callback without subscriptions is closed. A connection stays open: it may subscribe again.
+            if subscriber.is_idle and subscriber in self._callbacks:
+                self.close(subscriber, reason)
+
+    def close_collected(self) -> None:
+        """Close the subscribers whose callback was garbage-collected. The caller holds the lock."""
+        for subscriber in self._callbacks.collected():
+            self.close(subscriber, Reason.COLLECTED)
+
+    # Queries
 
     @property
     def journal(self) -> Journal:
         return self.notifications.journal
 
-    # Asking
-
     def subscribers(self, topic: Feature | str) -> list[Subscriber]:
-        """Who is told when this changes: a feature by its name, or the URI of a resource."""
+        """Return the subscribers that get the changes of a topic: a feature by its name, or the URI of a resource."""
         with self._lock:
-            self._sweep()
-            return list(self._index.watching(self._index.paths(topic_named(topic))))
+            self.close_collected()
+            return list(self._index.subscribers(self._index.keys(topic_named(topic))))
 
     def subscriptions(self) -> list[tuple[Topic, list[Subscriber]]]:
-        """Every feature, URI and pattern that is watched, and by whom."""
+        """Return every feature, URI and pattern that is watched, with its subscribers."""
         with self._lock:
-            self._sweep()
+            self.close_collected()
             return [(topic, list(watchers)) for topic, watchers in self._index.watchers.items()]
 
-    def watching(self) -> list[tuple[Topic, int]]:
-        """The same by how many, for whoever asks often: without the lock."""
+    def count_subscriptions(self) -> list[tuple[Topic, int]]:
+        """Return the same with the number of subscribers, and without the lock, because metrics ask often."""
         return [(topic, len(watchers)) for topic, watchers in list(self._index.watchers.items())]
 
     def told(self, subscriber: Subscriber, topic: Topic) -> Version | None:
-        """The version that a subscriber was last told, or knew when it came; None if it was never told."""
+        """Return the version that a subscriber was told, or knew when it subscribed; None for none."""
         entry = subscriber.mailbox.entries.get(topic) if subscriber.mailbox else None
         return entry.told if entry else self.notifications.version(topic)
 
-    def __iter__(self) -> Iterator[Subscriber]:
-        return iter(tuple(self._subscribers))
-
     def known_versions(self, subscriber: Subscriber) -> dict[Topic, Version | None]:
-        """Where a subscriber stands: if it came back with just this, it would be told all that it has not heard yet.
-        Patterns have no version; what they match is in it while it waits."""
+        """Return the versions from which a subscriber can resume: with these as `told`, it gets all that it has not
+        been told. Patterns have no version; the URIs that they match are included while they are pending."""
         with self._lock:
             exact = (topic for topic in subscriber.watched if isinstance(topic, Feature) or not is_pattern(topic))
             known: dict[Topic, Version | None] = {topic: self.notifications.version(topic) for topic in exact}
             return known | self.pending_versions(subscriber)
 
     def pending_versions(self, subscriber: Subscriber) -> dict[Topic, Version | None]:
-        """The part of that which is not the newest, or may not be."""
+        """Return the part of `known_versions` that is not the newest version, or may not be."""
         return subscriber.mailbox.known_versions() if subscriber.mailbox else {}
+
+    def delivering_to(self, subscriber: Subscriber) -> Topic | None:
+        """Return the topic that is being delivered, if the subscriber watches it and may not have been told yet."""
+        topic = self._delivery.topic
+        return topic if topic and self._index.is_watching(subscriber, self._index.keys(topic)) else None
 
     def history(self, topic: Topic | None, since: int | Cursor | None, epoch: str) -> ChangeHistory:
         """Return the changes of one topic, or of all, after a revision or since a cursor of this `epoch`."""
         with self._lock:
             self.journal.expire(self.catalog.now())
             if isinstance(since, Cursor):
-                return changes_since_told(
-                    self.journal.after(0)[0], self.notifications.version, since.told(epoch), topic
-                )
+                changes, _ = self.journal.after(0)
+                return changes_since_told(changes, self.notifications.version, since.told(epoch), topic)
             changes, is_complete = self.journal.after(since or 0, topic)
             return ChangeHistory(tuple(changes), is_complete)
 
-    def delivering_to(self, subscriber: Subscriber) -> Topic | None:
-        """Return the topic whose delivery is under way, if the subscriber watches it and may not have been told yet."""
-        topic = self._delivery.topic
-        return topic if topic and self._index.is_watching(subscriber, self._index.paths(topic)) else None
+    def __iter__(self) -> Iterator[Subscriber]:
+        return iter(tuple(self._subscribers))
 
     def __len__(self) -> int:
         with self._lock:
-            self._sweep()
+            self.close_collected()
             return len(self._subscribers)
 
-    # Telling
+    # Delivery
 
     def publish(self, changes: tuple[Change, ...]) -> None:
         """Deliver one commit of the catalog, after those that are queued."""
-        self.enqueue(changes)
-        self.publish_queued()
+        self._delivery.enqueue(changes)
+        self._delivery.publish_queued()
 
     def enqueue(self, changes: tuple[Change, ...]) -> None:
         """Queue one commit of the catalog. The caller then has `publish_queued` called on the thread of its choice."""
-        self._outbox.append(changes)
+        self._delivery.enqueue(changes)
 
     def publish_queued(self) -> None:
-        """Deliver the queued commits in order. Commits made by a subscriber meanwhile wait until all subscribers have
-        been notified of the present one."""
-        with self._lock:
-            if self._publishing:
-                return
-            self._publishing = True
-            try:
-                while self._outbox:
-                    self._sweep()
-                    for group in by_topic(self._outbox.popleft()):
-                        self._delivery.publish(group)
-                        self._serve_woken()
-            finally:
-                self._publishing = False
-            self._delivery.hand_on()
+        self._delivery.publish_queued()
 
-    def wake(self, subscriber: Subscriber) -> None:
-        """The subscriber can take notifications again, or is muted no longer."""
-        with self._lock, self._delivery:
-            if subscriber.is_closed:
-                return
-            subscriber.is_ready = True
-            self._serve_in_turn(subscriber, self._clock())
+    def wake(self, subscriber: Subscriber, *, was_absent: bool = False) -> None:
+        """Deliver what is pending for a subscriber that accepts notifications again, or is no longer muted.
+
+        `was_absent`: its client was away, so its latency counts from now on.
+        """
+        self._delivery.wake(subscriber, was_absent=was_absent)
 
     def next_due(self) -> float | None:
-        """When `tick` has something to do."""
-        with self._lock:
-            return self._timers.next()
+        """Return when `tick` is needed."""
+        return self._delivery.next_due()
 
     def tick(self, now: float | None = None) -> None:
-        """Tell what has become due, and end the subscriptions that have run out."""
-        with self._lock, self._delivery:
-            self._sweep()
-            now = self._clock() if now is None else now
-            while (subscriber := self._timers.pop(now)) is not None:
-                subscriber.date = None
-                self._serve_in_turn(subscriber, now)
+        """Deliver what has become due, and end the subscriptions whose time to live is over."""
+        self._delivery.tick(now)
 
-    def _serve_in_turn(self, subscriber: Subscriber, now: float) -> None:
-        """At once, or after the fan-out under way, which would tell the same version again."""
-        if self._publishing:
-            self._woken[subscriber] = None
-        else:
-            self._serve(subscriber, now)
+    def timer_changed(self, when: float) -> None:
+        if self.on_timer_change is not None:
+            self._call_hook(self.on_timer_change, when)
 
-    def _serve_woken(self) -> None:
-        while self._woken:
-            subscriber = next(iter(self._woken))
-            del self._woken[subscriber]
-            if not subscriber.is_closed and subscriber.is_ready:
-                self._serve(subscriber, self._clock())
-
-    def _note(self, subscriber: Subscriber, notification: Notification, previous: Version, now: float) -> None:
-        if subscriber.is_closed:
-            return
-        mailbox, topic = subscriber.mailbox, notification.topic
-        if mailbox is None:
-            mailbox = subscriber.mailbox = Mailbox()
-        elif not mailbox.has_room(topic, subscriber.policy):
-            self._overflow(subscriber, mailbox)
-            return
-        was_waiting = mailbox.is_waiting(topic)
-        due = mailbox.add(notification, previous, subscriber.policy, subscriber.filter, now, subscriber.delay)
-        self.observer.noted(subscriber, notification, due, was_waiting=was_waiting)
-        if not subscriber.is_ready:
-            return
-        if due <= now or due == NEVER:
-            self._serve(subscriber, now)
-        else:
-            self._arm(subscriber, due)
-
-    def _overflow(self, subscriber: Subscriber, mailbox: Mailbox) -> None:
-        merges_on_overflow = subscriber.merges_on_overflow and Feature.RESOURCES in subscriber.features
-        waiting = subscriber.waiting + 1
-        if merges_on_overflow:
-            mailbox.collapse(self.notifications.missed(Feature.RESOURCES, -1), subscriber.policy, self._clock())
-        self.observer.overflowed(subscriber, waiting - subscriber.waiting, is_closed=not merges_on_overflow)
-        if not merges_on_overflow:
-            self.close(subscriber, Reason.OVERFLOW)
-
-    def _serve(self, subscriber: Subscriber, now: float) -> None:
-        """Hand over whatever is due, for as long as the subscriber takes it."""
-        if subscriber.expiries is not None:
-            self._unwatch([subscriber], subscriber.expired(now), Reason.EXPIRED)
-        while subscriber.is_ready and subscriber.mailbox is not None:
-            taken = subscriber.mailbox.take(now, subscriber.is_muted)
-            if taken is None:
-                break
-            self._tell(subscriber, *taken, now)
-        if subscriber.is_closed:
-            return
-        if subscriber.mailbox is not None:
-            if subscriber.is_ready and (due := subscriber.mailbox.next_due(now, subscriber.is_muted)) != NEVER:
-                self._arm(subscriber, due)
-            if not subscriber.mailbox.entries:
-                subscriber.mailbox = None
-        if subscriber.expiries:
-            self._arm(subscriber, min(subscriber.expiries.values()))
-        subscriber.settle()
-
-    def _tell(self, subscriber: Subscriber, topic: Topic, entry: Entry, now: float) -> None:
-        mailbox = subscriber.mailbox
-        assert mailbox is not None
-        notification = self.notifications.pending(topic, entry, subscriber.filter)
-        if isinstance(notification, SuppressionReason):
-            self.counts.suppress(notification)
-            mailbox.suppress(topic, entry, now)
-            return
-        # Remember before delivering: whatever `deliver` does, it does to a subscriber that has been told.
-        mailbox.mark_told(topic, entry, subscriber.policy, now)
-        if self.events is not None:
-            self.events.delivering(subscriber, notification)
-        try:
-            is_told = subscriber.hand(notification)
-        except BaseException as error:  # as in the fan-out
-            self._delivery.fail(subscriber, notification, error)
-        else:
-            if is_told:
-                # Not from the change: one that came back is owed changes older than its coming.
-                self.counts.add_sent(topic, max(self._clock(), now) - entry.first)
-        if any(change.operation is Operation.DELETED for change in notification.changes):
-            self._unwatch([subscriber], [topic], Reason.DELETED, notification)
-
-    def _add_missed(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
-        """Note what differs between what the subscriber was told last and what is true now."""
-        for topic, version in told.items():
-            if subscriber.mailbox and not subscriber.mailbox.has_room(topic, subscriber.policy):
-                self._serve_in_turn(subscriber, now)  # who is owed more than may wait must not be closed each time
-            if not self._index.is_watching(subscriber, self._index.paths(topic)):
-                continue
-            mailbox = subscriber.mailbox = subscriber.mailbox or Mailbox()
-            if not mailbox.has_room(topic, subscriber.policy):
-                self._overflow(subscriber, mailbox)
-                return
-            published, current = self.notifications.version(topic), self.catalog.version(topic)
-            if version is not None and version.revision > published.revision and current != published:
-                mailbox.await_revision(topic, version, current.revision)
-            elif version is not None and version.digest == published.digest:
-                mailbox.mark_current(topic, published)
-            else:
-                mailbox.add_missed(self.notifications.since(topic, version), version, subscriber.policy, now)
-        subscriber.settle()
-
-    # Keeping the index
+    # Hooks
 
     def _start(self, topic: Topic) -> None:
         if topic in self._index.watchers and topic not in self._started:
             self._started.add(topic)
             if self.first is not None:
-                self._guarded(self.first, topic)
-
-    def _unwatch(
-        self, who: list[Subscriber], topics: list[Topic], reason: Reason, cause: Notification | None = None
-    ) -> None:
-        ended = [(each, topic) for each in who for topic in topics if self._index.discard(each, topic)]
-        for subscriber, topic in ended:
-            subscriber.end_at([topic], None)
-            if self.events is not None:
-                self.events.unsubscribed(subscriber, topic)
-            self._stop(topic)
-        if ended:
-            self.observer.unsubscribed(ended, reason, cause)
-        for subscriber in who:
-            self._forget_unwatched(subscriber)
-            # A callback that watches nothing is done; a lane's subscriber stays open for what it may watch later.
-            if subscriber.is_idle and subscriber in self._callbacks:
-                self.close(subscriber, reason)
+                self._call_hook(self.first, topic)
 
     def _stop(self, topic: Topic) -> None:
         if topic in self._started and topic not in self._index.watchers:
             self._started.remove(topic)
             if self.last is not None:
-                self._guarded(self.last, topic)
+                self._call_hook(self.last, topic)
 
-    def _forget_unwatched(self, subscriber: Subscriber) -> None:
-        if subscriber.mailbox is not None:
-            for topic in list(subscriber.mailbox.entries):
-                if not self._index.is_watching(subscriber, self._index.paths(topic)):
-                    self.counts.suppress(
-                        SuppressionReason.UNSUBSCRIBED, subscriber.mailbox.is_waiting(topic, subscriber.is_muted)
-                    )
-                    subscriber.mailbox.drop(topic)
-            if not subscriber.mailbox.entries:
-                subscriber.mailbox = None
-        subscriber.settle()
-
-    def _callback(self, callback: Callable[[Notification], object], options: Mapping[str, Any]) -> Subscriber:
-        check_callback(callback)
-        subscriber = self._callbacks.find(callback)
-        if subscriber is None:
-            options = {"label": getattr(callback, "__qualname__", ""), **options}
-            subscriber = self.open(self._callbacks.reference(callback), **options)
-            self._callbacks.add(subscriber)
-        return subscriber
-
-    def _find(self, who: Subscriber | Callable[[Notification], object]) -> Subscriber | None:
-        return who if isinstance(who, Subscriber) else self._callbacks.find(who)
-
-    def _sweep(self) -> None:
-        for subscriber in self._callbacks.collected():
-            self.close(subscriber, Reason.COLLECTED)
-
-    def _arm(self, subscriber: Subscriber, when: float) -> None:
-        """See to it that the subscriber is looked at by then."""
-        if subscriber.date is not None:
-            if subscriber.date.when <= when:
-                return
-            self._timers.cancel(subscriber.date)
-        soonest = self._timers.next()
-        subscriber.date = self._timers.add(when, subscriber)
-        if self.on_timer_change is not None and (soonest is None or when < soonest):
-            self._guarded(self.on_timer_change, when)
-
-    def _guarded(self, hook: Callable[[Any], object], argument: object) -> None:
+    def _call_hook(self, hook: Callable[[Any], object], argument: object) -> None:
         try:
             hook(argument)
-        except Exception:  # a hook is the user's; the hub must stay whole
-            self.failures["hook"] += 1
-            what = redact_uri(argument) if isinstance(argument, str) else argument
-            logger.exception("a hook of the hub failed on %r; going on", what)
+        except Exception:  # the user's function must not leave the hub inconsistent
+            self.counts.failures["hook"] += 1
+            name = redact_uri(argument) if isinstance(argument, str) else argument
+            logger.exception("a hook of the hub failed on %r; going on", name)
+
+    def _open_callback(self, callback: Callable[[Notification], object], options: Mapping[str, Any]) -> Subscriber:
+        check_callback(callback)
+        options = {"label": getattr(callback, "__qualname__", ""), **options}
+        subscriber = self.open(self._callbacks.reference(callback), **options)
+        self._callbacks.add(subscriber)
+        return subscriber
+
+    def _find(self, subscriber: Subscriber | Callable[[Notification], object]) -> Subscriber | None:
+        return subscriber if isinstance(subscriber, Subscriber) else self._callbacks.find(subscriber)

@@ -1,6 +1,7 @@
-"""What there is to say: the versions as far as they were published, and the notifications about them, built once.
+"""Build notifications, and keep the versions of all topics as far as they are published.
 
-The catalog may be ahead: a subscriber may change it while others are still being told of an earlier change.
+The catalog may be ahead of these versions: a callback may change it while an earlier change is being delivered.
+Notifications are built once and shared by all subscribers that missed the same changes.
 """
 
 from __future__ import annotations
@@ -16,34 +17,37 @@ from tidings.core.filters import Filter
 from tidings.core.journal import Journal, net_changes
 from tidings.core.mailbox import Entry
 from tidings.core.model import Change, Feature, Notification, Topic, Version
+from tidings.core.observer import Observer
 from tidings.policy import Policy
 
 __all__ = ["Notifications", "by_topic"]
 
-_MOST_BUILT = 256
-"""Notifications kept per list: readers that fell behind at the same time share one, and there are few such times."""
+_MAX_CACHED = 256
+"""Notifications that are cached per list. Subscribers that became busy at the same time share one."""
 
 
 class Notifications:
-    def __init__(self, catalog: Catalog, policy: Policy, journal: Journal | None = None) -> None:
-        # An empty journal is falsy, and still the one that was given.
+    def __init__(
+        self, catalog: Catalog, policy: Policy, journal: Journal | None = None, observer: Observer | None = None
+    ) -> None:
+        # Not `journal or …`: an empty journal is falsy.
         self.journal = Journal(policy, since=catalog.revision) if journal is None else journal
         self._catalog = catalog
-        self._most_contents = policy.max_contents
+        self._max_contents = policy.max_contents
         self._revision = catalog.revision
         self._versions = {feature: catalog.version(feature) for feature in Feature}
         self._contents = catalog.resources.contents()
-        begun: dict[Topic, int] = {topic: version.revision for topic, version in self._contents.items()}
-        begun.update((feature, version.revision) for feature, version in self._versions.items())
-        self.fetched = FetchedVersions(catalog.lock, begun)
-        self._built: dict[Feature, dict[tuple[int, Filter | None], Notification]] = {feature: {} for feature in Feature}
-        """By the revision as of which a list is known, and the filter."""
-        self._hides: dict[Feature, dict[tuple[int, Filter], bool]] = {feature: {} for feature in Feature}
-        """By the same, whether something came and went of which the notification says nothing."""
+        started: dict[Topic, int] = {topic: version.revision for topic, version in self._contents.items()}
+        started.update((feature, version.revision) for feature, version in self._versions.items())
+        self.fetched = FetchedVersions(catalog.lock, started, observer)
+        self._cache: dict[Feature, dict[tuple[int, Filter | None], Notification]] = {feature: {} for feature in Feature}
+        """By the revision that the subscriber knows, and by its filter."""
+        self._hidden: dict[Feature, dict[tuple[int, Filter], bool]] = {feature: {} for feature in Feature}
+        """By the same, the result of `_hides_changes`."""
 
     @property
     def revision(self) -> int:
-        """Everything until here was published."""
+        """The revision up to which everything is published."""
         return self._revision
 
     def version(self, topic: Topic) -> Version:
@@ -51,16 +55,17 @@ class Notifications:
 
     @property
     def newest_content(self) -> int:
-        """The revision of the content that changed last: unlike the catalog's, the same after a restart."""
+        """The revision of the content that changed last. Unlike the catalog's revision, it survives a restart."""
         return next((version.revision for version in reversed(self._contents.values())), 0)
 
     def contents_since(self, revision: int) -> list[str]:
-        """The contents that changed after `revision`, the newest first."""
-        return [uri for uri, _ in takewhile(lambda each: each[1].revision > revision, reversed(self._contents.items()))]
+        """Return the URIs of the contents that changed after `revision`, the newest first."""
+        newer = takewhile(lambda pair: pair[1].revision > revision, reversed(self._contents.items()))
+        return [uri for uri, _ in newer]
 
     def publish(self, changes: tuple[Change, ...]) -> Notification:
-        """Take in the changes of one topic; returns what to tell those who knew it as it was."""
-        # Each topic by itself: whoever is told of one list now must not hear of another one's changes before its turn.
+        """Add changes of one topic. Return the notification for subscribers that know the version before."""
+        # One topic at a time: a subscriber of one list must not get the changes of another one before its turn.
         self.journal.append(changes)
         topic, version, since = changes[0].topic, changes[-1].version, changes[0].previous.revision
         self._revision = version.revision
@@ -69,89 +74,89 @@ class Notifications:
             contents = self._contents
             contents.pop(topic, None)
             contents[topic] = version
-            while len(contents) > self._most_contents:
+            while len(contents) > self._max_contents:
                 del contents[next(iter(contents))]
         else:
             self._versions[topic] = version
-            self._built[topic] = {(since, None): notification}
-            self._hides[topic] = {}
+            self._cache[topic] = {(since, None): notification}
+            self._hidden[topic] = {}
         return notification
 
-    def since(self, topic: Topic, version: Version | None) -> Notification:
-        """What to tell one who says that it was told this version, whether or not that ever was."""
+    def since_version(self, topic: Topic, version: Version | None) -> Notification:
+        """Return the notification for a client that says that it knows this version, which may never have existed."""
         self.journal.expire(self._catalog.now())
         changes = None if version is None else self.journal.since(version.revision, topic)
-        is_known = bool(changes) and changes is not None and changes[0].previous == version
-        return self.missed(topic, version.revision if version is not None and is_known else -1)
+        if version is None or not changes or changes[0].previous != version:
+            return self.since_revision(topic, -1)
+        return self.since_revision(topic, version.revision)
 
-    def held(self, told: Mapping[Topic, Version | None]) -> dict[Topic, Version | None]:
-        """What somebody holds who was away, and by our own books was told this last: None where that is true again, but
-        was not all the time, and it may have looked then."""
-        misleads = self.fetched.may_be_outdated
+    def since_revision(self, topic: Topic, revision: int, filter: Filter | None = None) -> Notification:
+        """Return the notification for a subscriber that knows a topic as of `revision`; -1 if that is unknown."""
+        if not isinstance(topic, Feature):
+            changes = self.journal.since(revision, topic)
+            version = self._contents.get(topic) or Version(self._revision, UNKNOWN.digest)
+            return Notification(topic, version, tuple(changes or ())[-1:], since=revision, complete=bool(changes))
+        cache = self._cache[topic]
+        notification = cache.get((revision, filter))
+        if notification is None:
+            notification = self._build(topic, revision, filter)
+            if len(cache) < _MAX_CACHED:
+                cache[revision, filter] = notification
+        return notification
+
+    def of_entry(self, topic: Topic, entry: Entry, filter: Filter | None) -> Notification | SuppressionReason:
+        """Return the notification for an entry of a mailbox, or the reason for which there is none."""
+        told, latest = entry.told, entry.latest
+        if told and entry.is_told_current and not self.fetched.may_differ(topic, latest, told.revision):
+            return SuppressionReason.SAME_DIGEST
+        notification = entry.content or self.since_revision(topic, entry.since, filter)
+        if entry.content is not None or not notification.complete or (notification.changes and filter is None):
+            return notification
+        # The net change is empty, or a filter hides a part of it. A client that fetched an intermediate version has to
+        # refetch.
+        if self.fetched.may_differ(topic, latest, entry.since) and self._hides_changes(
+            topic, entry.since, filter, notification
+        ):
+            return self.since_revision(topic, -1)
+        return notification if notification.changes else SuppressionReason.FILTERED
+
+    def without_outdated(self, told: Mapping[Topic, Version | None]) -> dict[Topic, Version | None]:
+        """Replace by None the versions that an absent client was told, where it may have fetched another one since."""
+        may_be_outdated = self.fetched.may_be_outdated
         return {
-            topic: None if version is not None and misleads(topic, version, self.version(topic)) else version
+            topic: None if version is not None and may_be_outdated(topic, version, self.version(topic)) else version
             for topic, version in told.items()
         }
 
-    def pending(self, topic: Topic, entry: Entry, filter: Filter | None) -> Notification | SuppressionReason:
-        """Return what to tell a subscriber in whose mailbox this waits, or why there is nothing to tell."""
-        told, latest = entry.told, entry.latest
-        if told and entry.is_true_still and not self.fetched.may_differ(topic, latest, told.revision):
-            return SuppressionReason.SAME_DIGEST
-        notification = entry.content or self.missed(topic, entry.since, filter)
-        if entry.content is not None or not notification.complete or (notification.changes and filter is None):
-            return notification
-        # Of what came and went nothing is left, seen at once; but somebody has seen it one by one. Where something else
-        # is left, the digest says so, unless a filter hides what it is of.
-        if self.fetched.may_differ(topic, latest, entry.since) and self._hides_any(
-            topic, entry.since, filter, notification
-        ):
-            return self.missed(topic, -1)
-        return notification if notification.changes else SuppressionReason.FILTERED
-
-    def _hides_any(self, topic: Topic, since: int, filter: Filter | None, left: Notification) -> bool:
-        """Whether any item changed after a revision, in a way that a filter lets pass, and nothing of that is left."""
-        if filter is None or not isinstance(topic, Feature):  # filters are of lists
+    def _hides_changes(self, topic: Topic, revision: int, filter: Filter | None, notification: Notification) -> bool:
+        """Return whether a change after a revision passed the filter but is not in the net changes."""
+        if filter is None or not isinstance(topic, Feature):  # filters apply to lists
             return True
-        hides = self._hides[topic]
-        found = hides.get((since, filter))
-        if found is None:
-            changes = self.journal.since(since, topic)
+        cache = self._hidden[topic]
+        is_hidden = cache.get((revision, filter))
+        if is_hidden is None:
+            changes = self.journal.since(revision, topic)
             passed = {change.key for change in changes or () if filter.passes(change)}
-            # What was built before the journal forgot is still told; of what it hides, nobody knows any more.
-            found = changes is None or not passed <= {change.key for change in left.changes}
-            if len(hides) < _MOST_BUILT:
-                hides[since, filter] = found
-        return found
+            # The notification may be older than what the journal still has; then nothing is known of what it hides.
+            is_hidden = changes is None or not passed <= {change.key for change in notification.changes}
+            if len(cache) < _MAX_CACHED:
+                cache[revision, filter] = is_hidden
+        return is_hidden
 
-    def missed(self, topic: Topic, since: int, filter: Filter | None = None) -> Notification:
-        """What to tell one who knows a topic as of a revision."""
-        if not isinstance(topic, Feature):
-            found = self.journal.since(since, topic)
-            version = self._contents.get(topic) or Version(self._revision, UNKNOWN.digest)
-            return Notification(topic, version, tuple(found or ())[-1:], since=since, complete=bool(found))
-        built = self._built[topic]
-        notification = built.get((since, filter))
-        if notification is None:
-            notification = self._build(topic, since, filter)
-            if len(built) < _MOST_BUILT:
-                built[since, filter] = notification
-        return notification
-
-    def _build(self, feature: Feature, since: int, filter: Filter | None) -> Notification:
-        whole = self._built[feature].get((since, None))
-        if whole is not None:
-            changes, complete = whole.changes, whole.complete
+    def _build(self, feature: Feature, revision: int, filter: Filter | None) -> Notification:
+        unfiltered = self._cache[feature].get((revision, None))
+        if unfiltered is not None:
+            changes, complete = unfiltered.changes, unfiltered.complete
         else:
-            found = self.journal.since(since, feature)
+            found = self.journal.since(revision, feature)
             changes, complete = net_changes(found or ()), found is not None
         if filter is not None:
             changes = tuple(change for change in changes if filter.passes(change))
-        return Notification(feature, self._versions[feature], changes, since=since, complete=complete)
+        return Notification(feature, self._versions[feature], changes, since=revision, complete=complete)
 
 
 def by_topic(changes: tuple[Change, ...]) -> Iterable[tuple[Change, ...]]:
-    """Those of one topic that come one after the other."""
+    """Split changes into runs of the same topic."""
     if len(changes) == 1:  # most often
         return (changes,)
     return (tuple(group) for _, group in groupby(changes, attrgetter("topic")))

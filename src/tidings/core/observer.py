@@ -1,9 +1,10 @@
-"""What the hub tells of the life of its subscribers: one seam, for counting, logs and traces.
+"""The events of a hub, for counting, logs, traces and tests.
 
-The hub calls these methods with its lock held, and not for each delivery. They must not wait and must not raise. This
-class counts and writes log lines; `tidings.telemetry.tracing` adds spans.
+The hub calls each observer with its lock held. An observer must not wait and must not raise. There is no event per
+delivery; an observer that needs one adds `Subscriber.before_delivery` when the subscriber is opened.
 
-A log line names clients, lists, items and revisions. What an item says, and what may be a secret in a URI, stays out.
+`EventLog` counts and logs the events, `tidings.telemetry.tracing` makes spans of them, and `tidings.testing` a history.
+Log lines contain clients, lists, items and revisions, but no item definitions and no secrets of URIs.
 """
 
 from __future__ import annotations
@@ -11,24 +12,37 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from tidings.core.counts import Counts, SuppressionReason, kind_of
-from tidings.core.mailbox import NEVER, is_silent
-from tidings.core.model import Change, Feature, Notification, Reason, Topic, Version
-from tidings.core.redact import LONGEST, change_name, one_line, topic_name
+from tidings.core.counts import Counts, SuppressionReason, topic_kind
+from tidings.core.mailbox import NEVER, is_topic_muted
+from tidings.core.model import Feature, Notification, Reason, Topic, Version
+from tidings.core.redact import MAX_LABEL, change_name, one_line, topic_name
 
 if TYPE_CHECKING:
     from tidings.core.subscriber import Subscriber
 
-__all__ = ["CUT_OFF", "READ_LIST", "RUN_TOOL", "SCAN", "SPANS", "WRITE", "EventSink", "Observer", "Outcome", "distinct"]
+__all__ = [
+    "CUT_OFF",
+    "READ_LIST",
+    "RUN_TOOL",
+    "SCAN",
+    "SPANS",
+    "WRITE",
+    "EventLog",
+    "Observer",
+    "Observers",
+    "Outcome",
+    "Tracer",
+    "distinct",
+]
 
 logger = logging.getLogger("tidings.subscriptions")
 
 CUT_OFF = frozenset({Reason.OVERFLOW, Reason.SLOW})
-"""Why a subscriber is closed that did nothing to be closed, and would be told more otherwise."""
+"""The reasons for which the server closes a subscriber that its client did not close."""
 
-_MOST_SHOWN = 4
+_MAX_LOGGED_CHANGES = 4
 
 # Names of spans; docs/telemetry.md describes them.
 SUBSCRIBE = "change_notifier.subscribe"
@@ -46,23 +60,41 @@ SPANS = frozenset(
 )
 
 
-class EventSink(Protocol):
-    """Receives every event of a hub, in order. The hub calls it with its lock held; it must not raise."""
+class Observer:
+    """Receives the events of a hub, in order. This one ignores them."""
 
     def opened(self, subscriber: Subscriber) -> None: ...
 
     def subscribed(self, subscriber: Subscriber, topics: list[Topic], told: Mapping[Topic, Version | None]) -> None:
         """Called before anything of these topics is delivered."""
 
-    def unsubscribed(self, subscriber: Subscriber, topic: Topic) -> None: ...
+    def unsubscribed(
+        self, ended: list[tuple[Subscriber, Topic]], reason: Reason, cause: Notification | None = None
+    ) -> None:
+        """Called after subscriptions ended: those of one subscriber, or, if `cause` deleted a resource, of several."""
 
-    def closed(self, subscriber: Subscriber, reason: Reason) -> None: ...
+    def expired(self, name: str) -> None:
+        """Called when a durable subscription ends because its client was away for too long."""
 
-    def published(self, changes: tuple[Change, ...]) -> None:
-        """Called with the changes of one topic, before they are delivered."""
+    def closed(self, subscriber: Subscriber, reason: Reason) -> None:
+        """Called before a subscriber is closed, while its subscriptions and mailbox still exist."""
 
-    def delivering(self, subscriber: Subscriber, notification: Notification) -> None:
-        """Called before each delivery."""
+    def publishing(self, notification: Notification, subscribers: int) -> None:
+        """Called before the changes of one topic are delivered to its subscribers."""
+
+    def published(self, notification: Notification, subscribers: int) -> None:
+        """Called after the changes were delivered to all subscribers that are ready."""
+
+    def queued(self, subscriber: Subscriber, notification: Notification, due: float, *, was_pending: bool) -> None:
+        """Called after a change was added to a mailbox. `due` is `NEVER` if it needs no notification. `was_pending`:
+        an earlier change of the topic was pending."""
+
+    def overflowed(self, subscriber: Subscriber, merged: int, *, is_closed: bool) -> None:
+        """Called if more topics are pending than the policy allows. The subscriber is closed, or the pending contents
+        are `merged` into one notification to refetch all resources."""
+
+    def failed(self, subscriber: Subscriber, notification: Notification, error: BaseException) -> None:
+        """Called if `deliver` raised."""
 
     def fetch_started(self, topic: Topic, revision: int) -> None: ...
 
@@ -71,8 +103,166 @@ class EventSink(Protocol):
     def fetch_ended(self, topic: Topic, revision: int) -> None: ...
 
 
+class Observers(Observer):
+    """Passes each event to several observers."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def add(self, observer: Observer) -> None:
+        self._observers += (observer,)
+
+    def opened(self, subscriber: Subscriber) -> None:
+        for observer in self._observers:
+            observer.opened(subscriber)
+
+    def subscribed(self, subscriber: Subscriber, topics: list[Topic], told: Mapping[Topic, Version | None]) -> None:
+        for observer in self._observers:
+            observer.subscribed(subscriber, topics, told)
+
+    def unsubscribed(
+        self, ended: list[tuple[Subscriber, Topic]], reason: Reason, cause: Notification | None = None
+    ) -> None:
+        for observer in self._observers:
+            observer.unsubscribed(ended, reason, cause)
+
+    def expired(self, name: str) -> None:
+        for observer in self._observers:
+            observer.expired(name)
+
+    def closed(self, subscriber: Subscriber, reason: Reason) -> None:
+        for observer in self._observers:
+            observer.closed(subscriber, reason)
+
+    def publishing(self, notification: Notification, subscribers: int) -> None:
+        for observer in self._observers:
+            observer.publishing(notification, subscribers)
+
+    def published(self, notification: Notification, subscribers: int) -> None:
+        for observer in self._observers:
+            observer.published(notification, subscribers)
+
+    def queued(self, subscriber: Subscriber, notification: Notification, due: float, *, was_pending: bool) -> None:
+        for observer in self._observers:
+            observer.queued(subscriber, notification, due, was_pending=was_pending)
+
+    def overflowed(self, subscriber: Subscriber, merged: int, *, is_closed: bool) -> None:
+        for observer in self._observers:
+            observer.overflowed(subscriber, merged, is_closed=is_closed)
+
+    def failed(self, subscriber: Subscriber, notification: Notification, error: BaseException) -> None:
+        for observer in self._observers:
+            observer.failed(subscriber, notification, error)
+
+    def fetch_started(self, topic: Topic, revision: int) -> None:
+        for observer in self._observers:
+            observer.fetch_started(topic, revision)
+
+    def fetched(self, topic: Topic, version: Version) -> None:
+        for observer in self._observers:
+            observer.fetched(topic, version)
+
+    def fetch_ended(self, topic: Topic, revision: int) -> None:
+        for observer in self._observers:
+            observer.fetch_ended(topic, revision)
+
+
+class EventLog(Observer):
+    """Counts the events of a hub and logs them."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        self.level_unwatched = logging.DEBUG
+        """The level of the log line for a change of a list without subscribers."""
+
+    def opened(self, subscriber: Subscriber) -> None:
+        self._counts.open[subscriber.kind] += 1
+
+    def subscribed(self, subscriber: Subscriber, topics: list[Topic], told: Mapping[Topic, Version | None]) -> None:
+        # Not at INFO: most handlers take a millisecond per line, more than it takes to open a stream.
+        if logger.isEnabledFor(logging.DEBUG):
+            text = f"{_name(subscriber)} subscribed to {_summary(topics)}"
+            _log(logging.DEBUG, "subscribed", text, subscriber, topics=topics)
+
+    def unsubscribed(
+        self, ended: list[tuple[Subscriber, Topic]], reason: Reason, cause: Notification | None = None
+    ) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            subscribers, topics = distinct(ended)
+            only = subscribers[0] if len(subscribers) == 1 else None
+            name = _name(only) if only is not None else f"{len(subscribers)} clients"
+            why = "" if reason is Reason.UNSUBSCRIBED else f" ({reason})"
+            text = f"{name} unsubscribed from {_summary(topics)}{why}"
+            _log(logging.DEBUG, "unsubscribed", text, only, topics=topics, reason=reason, clients=len(subscribers))
+
+    def expired(self, name: str) -> None:
+        name = one_line(name, MAX_LABEL)
+        _log(logging.INFO, "expired", f"the durable subscription {name!r} has expired", None, name=name)
+
+    def closed(self, subscriber: Subscriber, reason: Reason) -> None:
+        counts, pending = self._counts, subscriber.pending
+        counts.open[subscriber.kind] -= 1
+        counts.closed[reason] += 1
+        if reason in CUT_OFF:
+            counts.cut_off[reason] += 1
+        counts.suppress(SuppressionReason.UNSUBSCRIBED, pending)
+        level = logging.INFO if reason in CUT_OFF else logging.DEBUG
+        if logger.isEnabledFor(level):
+            watched = len(subscriber.features) + len(subscriber.uris or ())
+            text = f"{_name(subscriber)} is gone ({reason}): cleaned {watched} subscriptions and {pending} pending"
+            _log(level, "gone", text, subscriber, reason=reason, cleaned=watched, pending=pending)
+
+    def publishing(self, notification: Notification, subscribers: int) -> None:
+        kind = topic_kind(notification.topic)
+        for change in notification.changes:
+            self._counts.changes[kind, change.operation] += 1
+
+    def published(self, notification: Notification, subscribers: int) -> None:
+        is_list = not isinstance(notification.topic, str)
+        level = logging.DEBUG if not is_list else logging.INFO if subscribers else self.level_unwatched
+        if logger.isEnabledFor(level):
+            named = notification.changes[:_MAX_LOGGED_CHANGES]
+            changes = [f"{change.operation} {change_name(change)}" for change in named]
+            what = ", ".join(changes) + (", …" if len(notification.changes) > _MAX_LOGGED_CHANGES else "")
+            clients = f"told {subscribers} client{'' if subscribers == 1 else 's'}" if subscribers else "nobody to tell"
+            revision = notification.version.revision
+            text = f"{clients}: {topic_kind(notification.topic)} {what} (revision {revision})"
+            fields = {"clients": subscribers, "revision": revision, "changes": changes}
+            _log(level, "told", text, None, topics=[notification.topic], **fields)
+
+    def queued(self, subscriber: Subscriber, notification: Notification, due: float, *, was_pending: bool) -> None:
+        assert subscriber.mailbox is not None
+        counts, topic, filter = self._counts, notification.topic, subscriber.filter
+        if due == NEVER:
+            entry = subscriber.mailbox.entries.get(topic)
+            is_known = entry is None or entry.awaited_revision or entry.is_told_current
+            counts.suppress(SuppressionReason.SAME_DIGEST if is_known else SuppressionReason.FILTERED)
+        elif is_topic_muted(subscriber.is_muted, topic):
+            counts.suppress(SuppressionReason.MUTED)
+        elif not was_pending:
+            return
+        elif filter and isinstance(topic, Feature) and not any(map(filter.passes, notification.changes)):
+            counts.suppress(SuppressionReason.FILTERED)
+        elif subscriber.is_ready and subscriber.policy.has_delays:
+            counts.suppress(SuppressionReason.RATE)
+        else:
+            counts.coalesced += 1
+
+    def overflowed(self, subscriber: Subscriber, merged: int, *, is_closed: bool) -> None:
+        if is_closed:
+            self._counts.suppress(SuppressionReason.UNSUBSCRIBED)
+        else:
+            self._counts.coalesced += merged
+        what = "closing it" if is_closed else "it will be told to refetch all resources"
+        _log(logging.WARNING, "overflow", f"{_name(subscriber)} has too many topics pending; {what}", subscriber)
+
+    def failed(self, subscriber: Subscriber, notification: Notification, error: BaseException) -> None:
+        self._counts.failures["delivery"] += 1
+        logger.error("%r failed to take %r; going on", subscriber, notification, exc_info=error)
+
+
 class Outcome:
-    """How a piece of work ended."""
+    """The result of a traced piece of work."""
 
     __slots__ = ("is_error", "text")
 
@@ -84,165 +274,49 @@ class Outcome:
         self.text, self.is_error = text, is_error
 
 
-class Observer:
-    def __init__(self, counts: Counts) -> None:
-        self.counts = counts
-        self.level_unwatched = logging.DEBUG
-        """At which a change of a list is logged that nobody watches."""
-
-    # What sources and lanes use
+class Tracer:
+    """Makes spans and carries traces from requests to notifications. This one does neither."""
 
     def span(
         self, name: str, *, cause: Mapping[str, str] | None = None, **attributes: Any
     ) -> AbstractContextManager[Outcome]:
-        """Around a piece of work that may be worth a span, of which `cause` is the trace that led to it."""
+        """Trace the work of a `with` block. `cause` is the trace that led to it."""
         return nullcontext(Outcome())
 
     def current_trace(self) -> Mapping[str, str] | None:
-        """The trace of whoever does something just now."""
         return None
 
     def continue_trace(self, meta: object) -> None:
-        """Go on with the trace that a request's `_meta` carries, for as long as the present task runs."""
-
-    # What the hub tells
-
-    def opened(self, subscriber: Subscriber) -> None:
-        self.counts.open[subscriber.kind] += 1
-
-    def subscribed(self, subscriber: Subscriber, topics: list[Topic]) -> None:
-        """It watches these too."""
-        # A line at info for each stream would cost more than the stream: most handlers take a millisecond for one.
-        if logger.isEnabledFor(logging.DEBUG):
-            said = f"{_who(subscriber)} subscribed to {summary(topics)}"
-            _log(logging.DEBUG, "subscribed", said, subscriber, topics=topics)
-
-    def unsubscribed(
-        self, ended: list[tuple[Subscriber, Topic]], reason: Reason, cause: Notification | None = None
-    ) -> None:
-        """Subscriptions have ended of those who stay: some of one subscriber's, or those of all who watched a resource
-        that is gone, as `cause` has told them."""
-        if logger.isEnabledFor(logging.DEBUG):
-            who, topics = distinct(ended)
-            name = _who(who[0]) if len(who) == 1 else f"{len(who)} clients"
-            why = "" if reason is Reason.UNSUBSCRIBED else f" ({reason})"
-            said = f"{name} unsubscribed from {summary(topics)}{why}"
-            one = who[0] if len(who) == 1 else None
-            _log(logging.DEBUG, "unsubscribed", said, one, topics=topics, reason=reason, clients=len(who))
-
-    def expired(self, name: str) -> None:
-        """A durable subscription has not seen its client for too long."""
-        said = f"the durable subscription {one_line(name, LONGEST)!r} has expired"
-        _log(logging.INFO, "expired", said, None, name=one_line(name, LONGEST))
-
-    def closed(self, subscriber: Subscriber, reason: Reason) -> None:
-        """It is about to go: what it watches, and what waits for it, is still there."""
-        counts = self.counts
-        counts.open[subscriber.kind] -= 1
-        counts.closed[reason] += 1
-        if reason in CUT_OFF:
-            counts.cut_off[reason] += 1
-        waiting = subscriber.waiting
-        counts.suppress(SuppressionReason.UNSUBSCRIBED, waiting)
-        level = logging.INFO if reason in CUT_OFF else logging.DEBUG
-        if logger.isEnabledFor(level):
-            watched = len(subscriber.features) + len(subscriber.uris or ())
-            said = f"{_who(subscriber)} is gone ({reason}): cleaned {watched} subscriptions and {waiting} pending"
-            _log(level, "gone", said, subscriber, reason=reason, cleaned=watched, pending=waiting)
-
-    def noted(self, subscriber: Subscriber, notification: Notification, due: float, *, was_waiting: bool) -> None:
-        """A change waits in its mailbox, or needs no telling. `was_waiting`: as an earlier one of the topic did."""
-        assert subscriber.mailbox is not None
-        counts, topic, filter = self.counts, notification.topic, subscriber.filter
-        if due == NEVER:
-            entry = subscriber.mailbox.entries.get(topic)
-            is_known = entry is None or entry.awaits or entry.is_true_still
-            counts.suppress(SuppressionReason.SAME_DIGEST if is_known else SuppressionReason.FILTERED)
-        elif is_silent(subscriber.is_muted, topic):
-            counts.suppress(SuppressionReason.MUTED)
-        elif (
-            was_waiting and filter and isinstance(topic, Feature) and not any(map(filter.passes, notification.changes))
-        ):
-            counts.suppress(SuppressionReason.FILTERED)
-        elif was_waiting and subscriber.is_ready and subscriber.policy.has_delays:
-            counts.suppress(SuppressionReason.RATE)
-        elif was_waiting:
-            counts.coalesced += 1
-
-    def overflowed(self, subscriber: Subscriber, merged: int, *, is_closed: bool) -> None:
-        """More topics wait for it than the policy allows. It is closed for it, or told to refetch all resources, which
-        says as much as so many notifications more."""
-        if is_closed:
-            self.counts.suppress(SuppressionReason.UNSUBSCRIBED)
-        else:
-            self.counts.coalesced += merged
-        what = "closing it" if is_closed else "it will be told to refetch all resources"
-        _log(logging.WARNING, "overflow", f"{_who(subscriber)} has too many topics pending; {what}", subscriber)
-
-    def failed(self, subscriber: Subscriber, notification: Notification, error: BaseException) -> None:
-        """It raised, in place of taking what it was told."""
-        self.counts.failures["delivery"] += 1
-        logger.error("%r failed to take %r; going on", subscriber, notification, exc_info=error)
+        """Continue the trace in the `_meta` of a request, for the rest of the present task."""
 
     def enter(self, notification: Notification) -> object:
-        """One is about to be told by itself, by nobody in particular. What this returns is given to `leave`."""
+        """Make the trace of a notification the current one. The result is passed to `leave`."""
         return None
 
-    def leave(self, entered: object) -> None:
-        pass
-
-    def telling(self, notification: Notification, watching: int) -> object:
-        """A change is about to be told. What this returns is given back to `told`."""
-        kind = kind_of(notification.topic)
-        for change in notification.changes:
-            self.counts.changes[kind, change.operation] += 1
-        return self._begin(notification, watching)
-
-    def told(self, telling: object, notification: Notification, watching: int) -> None:
-        """All have heard of it who could."""
-        is_list = not isinstance(notification.topic, str)
-        level = logging.DEBUG if not is_list else logging.INFO if watching else self.level_unwatched
-        if logger.isEnabledFor(level):
-            changes = [f"{change.operation} {change_name(change)}" for change in notification.changes[:_MOST_SHOWN]]
-            what = ", ".join(changes) + (", …" if len(notification.changes) > _MOST_SHOWN else "")
-            who = f"told {watching} {'client' if watching == 1 else 'clients'}" if watching else "nobody to tell"
-            said = f"{who}: {kind_of(notification.topic)} {what} (revision {notification.version.revision})"
-            fields = {"clients": watching, "revision": notification.version.revision, "changes": changes}
-            _log(level, "told", said, None, topics=[notification.topic], **fields)
-        if telling is not None:
-            self._finish(telling, notification, watching)
-
-    # What may be added to that
-
-    def _begin(self, notification: Notification, watching: int) -> object:
-        """A change is about to be told. None if nothing is to be finished afterwards."""
-        return None
-
-    def _finish(self, telling: Any, notification: Notification, watching: int) -> None:
-        pass
+    def leave(self, entered: object) -> None: ...
 
 
 def distinct(ended: list[tuple[Subscriber, Topic]]) -> tuple[list[Subscriber], list[Topic]]:
-    """Who has lost subscriptions, and which."""
-    return list(dict.fromkeys(each for each, _ in ended)), list(dict.fromkeys(topic for _, topic in ended))
+    """Return the different subscribers and the different topics."""
+    return list(dict.fromkeys(subscriber for subscriber, _ in ended)), list(dict.fromkeys(topic for _, topic in ended))
 
 
-def summary(topics: Iterable[Topic]) -> str:
-    """Lists by name and URIs by number."""
+def _summary(topics: Iterable[Topic]) -> str:
+    """Name the lists and count the URIs."""
     features = [topic.value for topic in topics if isinstance(topic, Feature)]
     uris = sum(not isinstance(topic, Feature) for topic in topics)
     return ", ".join([*features, *([f"{uris} {'URI' if uris == 1 else 'URIs'}"] if uris else [])]) or "nothing"
 
 
-def _who(subscriber: Subscriber) -> str:
+def _name(subscriber: Subscriber) -> str:
     return subscriber.label or "a subscriber"
 
 
-def _log(level: int, event: str, said: str, subscriber: Subscriber | None, **fields: Any) -> None:
-    """One line; the same in parts for whoever logs JSON."""
+def _log(level: int, event: str, text: str, subscriber: Subscriber | None, **fields: Any) -> None:
+    """Log one line, with the same facts as fields for a JSON formatter."""
     if "topics" in fields:
         fields["topics"] = [topic_name(topic) for topic in fields["topics"]]
     if subscriber is not None:
         fields["client"] = subscriber.label
         fields["era"], fields["transport"] = subscriber.kind
-    logger.log(level, "%s", said, extra={"tidings": {"event": event, **fields}})
+    logger.log(level, "%s", text, extra={"tidings": {"event": event, **fields}})

@@ -1,7 +1,7 @@
-"""How things are called in logs and traces: on one line, not at any length, and without what may be a secret.
+"""Names for logs and traces: one line, of limited length, without secrets.
 
-What clients and sources send is in it as they sent it. So control characters are escaped, since they could forge a line
-or command a terminal, and a URI goes without what people hide in one.
+Clients and sources choose the text. So control characters are escaped, because they could forge a log line or control a
+terminal, and the parts of a URI that often contain secrets are removed.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidings.core.model import Change, Topic
 
-__all__ = ["change_name", "one_line", "redact_uri", "short_id", "topic_name"]
+__all__ = ["MAX_LABEL", "change_name", "one_line", "redact_uri", "short_id", "topic_name"]
 
-LONGEST = 128
-"""Characters of a label or a name: no request should be able to fill a log."""
-_LONGEST_URI = 256
+MAX_LABEL = 128
+"""Characters of a label or a name, so that no request can fill a log."""
+_MAX_URI = 256
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _USER = re.compile(r"^([^/?#]*//)[^/?#]*@")
-_HIDDEN = re.compile(r"\{?[?#].*", re.DOTALL)
-"""A query or a fragment, also as RFC 6570 writes it in a template."""
+_QUERY = re.compile(r"\{?[?#].*", re.DOTALL)
+"""A query or a fragment, also of an RFC 6570 template."""
 
 
-def one_line(text: str, longest: int | None = None) -> str:
-    """A text that stays on its line."""
-    if longest is not None and len(text) > longest:
-        text = text[: longest - 1] + "…"
-    return text if text.isprintable() else _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+def one_line(text: str, limit: int | None = None) -> str:
+    """Shorten a text and escape its control characters."""
+    if limit is not None and len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return text if text.isprintable() else _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def redact_uri(uri: str) -> str:
-    """A URI without what people hide in one: a password, a query, a fragment."""
-    return one_line(_HIDDEN.sub("", _USER.sub(r"\1", uri)), _LONGEST_URI)
+    """Remove user, password, query and fragment from a URI."""
+    return one_line(_QUERY.sub("", _USER.sub(r"\1", uri)), _MAX_URI)
 
 
 def topic_name(topic: Topic) -> str:
@@ -42,11 +42,11 @@ def topic_name(topic: Topic) -> str:
 
 
 def change_name(change: Change) -> str:
-    """Of the item that changed: by its URI, or by its name, in which a question mark hides nothing."""
+    """Return the name or the redacted URI of the item that changed."""
     is_named = not isinstance(change.topic, str) and change.topic.key_field == "name"
-    return one_line(change.key, LONGEST) if is_named else redact_uri(change.key)
+    return one_line(change.key, MAX_LABEL) if is_named else redact_uri(change.key)
 
 
 def short_id(secret: str) -> str:
-    """What a session is called: whoever knows its id may speak for it, so the id itself is in no log."""
+    """Return a name for a session. A client that knows the id of a session can use it, so logs must not contain it."""
     return hashlib.sha256(secret.encode()).hexdigest()[:8]

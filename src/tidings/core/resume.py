@@ -62,7 +62,7 @@ def resume_from_store(
     """Where one stands that by our own books was told this last, and knows all else as of a revision. What it was told
     is not what it holds: that only a cursor says."""
     known, refetch = settled(contents_changed(hub, uris, as_of, is_authorized), told, uris)
-    return Resumed(hub.notifications.held(known), refetch)
+    return Resumed(hub.notifications.without_outdated(known), refetch)
 
 
 def contents_changed(

@@ -1,4 +1,7 @@
-"""One open ear: what it watches, how it wants to be told, and how it is reached."""
+"""One receiver of notifications: the topics it watches, its settings and its state.
+
+A subscriber is data for the hub and for delivery, which change it under the hub's lock. It decides nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from tidings.core.filters import Filter
 from tidings.core.mailbox import IsMuted, Mailbox
 from tidings.core.model import Feature, Notification, Reason, Topic
-from tidings.core.redact import LONGEST, one_line, topic_name
+from tidings.core.redact import MAX_LABEL, one_line, topic_name
 from tidings.policy import Policy
 
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ __all__ = [
     "ConnectionKind",
     "Deliver",
     "OnClose",
+    "State",
     "Subscriber",
     "WeakMethod",
     "check_callback",
@@ -46,23 +51,33 @@ class Busy:
 
 
 BUSY: Final = Busy(is_told=True)
-"""What `deliver` returns when it took the notification but can take no further one until `hub.wake(subscriber)`.
+"""`deliver` returns this if it accepted the notification, but accepts no other one until `hub.wake(subscriber)`.
 
-An object of its own: a callback that happens to return False or None must not fall silent for it.
+An object of its own, because a callback that happens to return False or None must not be paused.
 """
 
-
 PENDING: Final = Busy(is_told=False)
-"""The same of one that learns later whether what it took has arrived, and counts it then."""
+"""The same for a subscriber that learns later whether the notification has arrived, and counts it then."""
+
+
+class State(Enum):
+    READY = "ready"
+    """It accepts notifications."""
+    BUSY = "busy"
+    """It accepts no notification until `hub.wake(subscriber)`. Changes wait in its mailbox."""
+    CLOSED = "closed"
+    """It gets nothing any more."""
+
+    __hash__ = object.__hash__
 
 
 class ConnectionKind(NamedTuple):
     """How a subscriber is connected."""
 
     era: str
-    """`modern`, `legacy`, or `none` for one that speaks no protocol."""
+    """`modern`, `legacy`, or `none` for a subscriber that speaks no protocol."""
     transport: str
-    """`http`, `stdio`, `webhook`, or `process` for one in this very process."""
+    """`http`, `stdio`, `webhook`, or `process` for a subscriber in this process."""
 
 
 LOCAL: Final = ConnectionKind("none", "process")
@@ -70,19 +85,19 @@ LOCAL: Final = ConnectionKind("none", "process")
 Deliver: TypeAlias = Callable[[Notification], object]
 OnClose: TypeAlias = Callable[[Reason], None]
 
-_GOLDEN = 0.6180339887498949
-"""Multiples of it, without their whole part, lie evenly however many there are: nobody draws the same place twice."""
+_GOLDEN_RATIO = 0.6180339887498949
+"""The fractional parts of its multiples are evenly distributed, however many there are."""
 
 _NO_FEATURES: frozenset[Feature] = frozenset()
 
 
 class Subscriber:
-    """Made by `hub.open()` or `hub.subscribe()`. Small on purpose: there may be tens of thousands."""
+    """Created by `hub.open()` or `hub.subscribe()`. Small, because there may be tens of thousands."""
 
     __slots__ = (
         "__weakref__",
+        "_before_delivery",
         "before_close",
-        "date",
         "delay",
         "deliver",
         "expiries",
@@ -90,16 +105,16 @@ class Subscriber:
         "filter",
         "hub",
         "is_authorized",
-        "is_closed",
+        "is_direct",
         "is_muted",
-        "is_plain",
-        "is_ready",
         "kind",
         "label",
         "mailbox",
         "merges_on_overflow",
         "on_close",
         "policy",
+        "state",
+        "timer",
         "uris",
     )
 
@@ -119,79 +134,84 @@ class Subscriber:
         self.hub = hub
         self.deliver = deliver
         self.policy = policy
-        self.label = one_line(label, LONGEST)
-        """What it is called in logs and traces: never a secret, as a session's id is one."""
+        self.label = one_line(label, MAX_LABEL)
+        """Its name in logs and traces. Never a secret such as a session id."""
         self.kind = kind
         self.filter = filter
         self.is_muted = is_muted
         self.on_close = on_close
         self.is_authorized: Callable[[str], bool] | None = None
-        """Whether it may be told of a resource that it did not name itself, but by a pattern or as part of another."""
+        """Whether it may see a resource that it watches through a pattern or a parent resource, not by name."""
         self.before_close: Callable[[Subscriber], None] | None = None
-        """Called before it is closed, while all that it watches and waits for is still there: for a durable
-        subscription, which keeps what it was told."""
+        """Called before it is closed, while its subscriptions and mailbox still exist."""
         self.merges_on_overflow = False
-        """Whether too many pending contents are told as one change of the list, in place of closing it. For sessions,
-        which can't be ended without their client's losing more than that."""
-        self.delay = policy.spread * (serial * _GOLDEN % 1.0) if policy.spread else 0.0
-        """Its own place in `Policy.spread`."""
+        """Whether too many pending contents are replaced by one change of the list, instead of closing it. For legacy
+        sessions, whose clients would lose more than this subscription."""
+        self.delay = policy.spread * (serial * _GOLDEN_RATIO % 1.0) if policy.spread else 0.0
+        """Its share of `Policy.spread`."""
         self.features = _NO_FEATURES
         self.uris: dict[str, None] | None = None
-        """The URIs and patterns that it watches."""
+        """The URIs and patterns that it watches, in order."""
         self.expiries: dict[Topic, float] | None = None
+        """When subscriptions with a time to live end."""
         self.mailbox: Mailbox | None = None
-        """None while it knows the newest version of all that it watches."""
-        self.date: Timer | None = None
-        self.is_ready = True
-        self.is_closed = False
-        self.is_plain = True
-        self.settle()
+        """None while it has been told the newest version of everything that it watches."""
+        self.timer: Timer | None = None
+        self.state = State.READY
+        self._before_delivery: tuple[Callable[[Notification], None], ...] = ()
+        self.is_direct = True
+        """Whether a change can be passed to `deliver` without looking at anything else. This is cached, because it is
+        the one question that is asked for each subscriber and change."""
+        self.update_is_direct()
 
     @property
-    def is_only_picky(self) -> bool:
+    def is_ready(self) -> bool:
+        return self.state is State.READY
+
+    @property
+    def is_closed(self) -> bool:
+        return self.state is State.CLOSED
+
+    @property
+    def bypasses_mailbox(self) -> bool:
         """Whether a change that passes its filter can be delivered immediately."""
-        return self.filter is not None and self._is_free
-
-    @property
-    def _is_free(self) -> bool:
-        """Whether it keeps up, and nobody sets when it is told."""
         return (
-            self.is_ready
-            and self.mailbox is None
-            and self.is_muted is None
-            and not self.policy.has_delays
-            and not self.is_closed
+            self.state is State.READY and self.mailbox is None and self.is_muted is None and not self.policy.has_delays
         )
 
-    def settle(self) -> None:
-        """Decide whether every change can be delivered immediately, without looking at anything else."""
-        self.is_plain = self._is_free and self.filter is None
+    def update_is_direct(self) -> None:
+        self.is_direct = self.filter is None and not self._before_delivery and self.bypasses_mailbox
 
-    def hand(self, notification: Notification) -> bool:
-        """Tell it; whether that can be counted as told by now."""
-        observer = self.hub.observer
-        entered = observer.enter(notification)
-        try:
-            taken = self.deliver(notification)
-        finally:
-            observer.leave(entered)
-        if not isinstance(taken, Busy):
-            return True
-        self.pause()
-        return taken.is_told
+    def before_delivery(self, hook: Callable[[Notification], None]) -> None:
+        """Call a function with each notification, before it is delivered."""
+        self._before_delivery += (hook,)
+        self.is_direct = False
 
-    def before_delivery(self, callback: Callable[[Notification], None]) -> None:
-        """Call `callback` with each notification before it is delivered."""
-        deliver = self.deliver
+    def call_deliver(self, notification: Notification) -> object:
+        """Call the hooks and then `deliver`."""
+        for hook in self._before_delivery:
+            hook(notification)
+        return self.deliver(notification)
 
-        def call_and_deliver(notification: Notification) -> object:
-            callback(notification)
-            return deliver(notification)
+    def pause(self) -> None:
+        """Deliver nothing until `hub.wake(subscriber)`."""
+        if self.state is State.READY:
+            self.state = State.BUSY
+            self.is_direct = False
 
-        self.deliver = call_and_deliver
+    def mark_ready(self) -> None:
+        """End a pause without delivering anything. Only `hub.wake(subscriber)` delivers what is pending."""
+        if self.state is State.BUSY:
+            self.state = State.READY
 
-    def end_at(self, topics: Iterable[Topic], end: float | None) -> None:
-        """Let subscriptions run out at a time, or never."""
+    def mark_closed(self) -> None:
+        self.state = State.CLOSED
+        self.is_direct = False
+        self.mailbox = None
+        self.expiries = None
+
+    def set_expiry(self, topics: Iterable[Topic], end: float | None) -> None:
+        """Let subscriptions end at a time, or never."""
         expiries = self.expiries or {}
         for topic in topics:
             if end is None:
@@ -201,18 +221,7 @@ class Subscriber:
         self.expiries = expiries or None
 
     def expired(self, now: float) -> list[Topic]:
-        """The subscriptions that have run out."""
         return [topic for topic, end in (self.expiries or {}).items() if end <= now]
-
-    def pause(self) -> None:
-        """It can be told nothing until `hub.wake(subscriber)`."""
-        self.is_ready = self.is_plain = False
-
-    def restart_latency(self) -> None:
-        """It was away by itself: what it is told now is late only from now on."""
-        with self.hub.catalog.lock:
-            if self.mailbox is not None:
-                self.mailbox.restart_latency(self.hub._clock())
 
     def subscribe(self, *features: Feature | str, uris: Iterable[str] = (), ttl: float | None = None) -> None:
         self.hub.subscribe(self, *features, uris=uris, ttl=ttl)
@@ -234,14 +243,14 @@ class Subscriber:
         return not self.features and not self.uris
 
     @property
-    def pending(self) -> int:
-        """How many topics are kept for it."""
+    def mailbox_size(self) -> int:
+        """The number of topics in its mailbox, including those that it needs no notification of."""
         return len(self.mailbox.entries) if self.mailbox else 0
 
     @property
-    def waiting(self) -> int:
-        """Of how many topics it will be told, as things are."""
-        return self.mailbox.waiting(self.is_muted) if self.mailbox else 0
+    def pending(self) -> int:
+        """The number of topics that it will be told of."""
+        return self.mailbox.count_pending(self.is_muted) if self.mailbox else 0
 
     def __enter__(self) -> Subscriber:
         return self
@@ -251,20 +260,20 @@ class Subscriber:
 
     def __repr__(self) -> str:
         watched = self.watched
-        shown = ", ".join(map(topic_name, watched[:4])) + (", …" if len(watched) > 4 else "")
+        topics = ", ".join(map(topic_name, watched[:4])) + (", …" if len(watched) > 4 else "")
         state = ", closed" if self.is_closed else ""
-        return f"<Subscriber {self.label or hex(id(self))} of {shown or 'nothing'}{state}>"
+        return f"<Subscriber {self.label or hex(id(self))} of {topics or 'nothing'}{state}>"
 
 
 class WeakMethod:
-    """Calls a method without keeping its object alive. Lighter than `weakref.WeakMethod`, which is built to compare."""
+    """Calls a method without keeping its object alive. Smaller than `weakref.WeakMethod`, which can be compared."""
 
     __slots__ = ("_function", "_owner", "identity")
 
-    def __init__(self, method: types.MethodType, on_lost: Callable[[object], None]) -> None:
+    def __init__(self, method: types.MethodType, on_collected: Callable[[object], None]) -> None:
         self.identity = key = identity(method)
         self._function = method.__func__
-        self._owner = weakref.ref(method.__self__, lambda _: on_lost(key))
+        self._owner = weakref.ref(method.__self__, lambda _: on_collected(key))
 
     def __call__(self, notification: Notification) -> object:
         owner = self._owner()
@@ -272,7 +281,7 @@ class WeakMethod:
 
 
 def identity(callback: object) -> object:
-    """What makes two mentions of a callback the same subscriber."""
+    """Return a key that is equal for two references to the same callback."""
     if isinstance(callback, WeakMethod):
         return callback.identity
     if isinstance(callback, types.MethodType):
@@ -281,19 +290,19 @@ def identity(callback: object) -> object:
 
 
 class Callbacks:
-    """The subscribers that are callbacks: one each, however often it is named."""
+    """The subscribers that are callbacks. Each callback has one subscriber, however often it subscribes."""
 
     def __init__(self) -> None:
         self._subscribers: dict[object, Subscriber] = {}
-        self._lost: deque[object] = deque()
-        """The methods whose owner was collected. A collection may strike anywhere, so it only leaves a note here."""
+        self._collected: deque[object] = deque()
+        """The methods whose object was garbage-collected. A collection can happen anywhere, so it only adds to this."""
 
     def find(self, callback: object) -> Subscriber | None:
         return self._subscribers.get(identity(callback))
 
     def reference(self, callback: Deliver) -> Deliver:
-        """What to call in its place: a bound method's object is not kept alive."""
-        return WeakMethod(callback, self._lost.append) if isinstance(callback, types.MethodType) else callback
+        """Return what to call instead: for a bound method, a reference that does not keep its object alive."""
+        return WeakMethod(callback, self._collected.append) if isinstance(callback, types.MethodType) else callback
 
     def add(self, subscriber: Subscriber) -> None:
         self._subscribers[identity(subscriber.deliver)] = subscriber
@@ -309,12 +318,12 @@ class Callbacks:
         return self.find(subscriber.deliver) is subscriber
 
     def collected(self) -> Iterable[Subscriber]:
-        """Those whose object is gone."""
-        return self._collected() if self._lost else ()
+        """Return the subscribers whose object was garbage-collected since the last call."""
+        return self._take_collected() if self._collected else ()
 
-    def _collected(self) -> Iterator[Subscriber]:
-        while self._lost:
-            if (subscriber := self._subscribers.get(self._lost.popleft())) is not None:
+    def _take_collected(self) -> Iterator[Subscriber]:
+        while self._collected:
+            if (subscriber := self._subscribers.get(self._collected.popleft())) is not None:
                 yield subscriber
 
 

@@ -1,22 +1,27 @@
-"""When to look at which subscriber again: at most one date each, and no trace of those that are gone."""
+"""A heap of timers. Each subscriber has at most one. Cancelled timers are removed soon, so they cost no memory.
+
+It starts no thread and calls nothing: delivery asks for the timers that are due.
+"""
 
 from __future__ import annotations
 
 import heapq
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidings.core.subscriber import Subscriber
 
 __all__ = ["Timer", "Timers"]
 
 
 class Timer:
-    """One entry of the agenda. It is cancelled by forgetting whom it is for."""
+    __slots__ = ("serial", "subscriber", "when")
 
-    __slots__ = ("serial", "when", "who")
-
-    def __init__(self, when: float, serial: int, who: Any) -> None:
+    def __init__(self, when: float, serial: int, subscriber: Subscriber) -> None:
         self.when = when
         self.serial = serial
-        self.who = who
+        self.subscriber: Subscriber | None = subscriber
+        """None if the timer is cancelled."""
 
     def __lt__(self, other: Timer) -> bool:
         return (self.when, self.serial) < (other.when, other.serial)
@@ -28,34 +33,35 @@ class Timers:
         self._serial = 0
         self._cancelled = 0
 
-    def add(self, when: float, who: Any) -> Timer:
+    def add(self, when: float, subscriber: Subscriber) -> Timer:
         self._serial += 1
-        date = Timer(when, self._serial, who)
-        heapq.heappush(self._heap, date)
-        return date
+        timer = Timer(when, self._serial, subscriber)
+        heapq.heappush(self._heap, timer)
+        return timer
 
-    def cancel(self, date: Timer) -> None:
-        date.who = None
+    def cancel(self, timer: Timer) -> None:
+        timer.subscriber = None
         self._cancelled += 1
-        # Half of the heap at most is waste, and each date is moved a constant number of times.
+        # At most half of the heap is cancelled, and each timer is moved a constant number of times.
         if self._cancelled * 2 > len(self._heap):
-            self._heap = [kept for kept in self._heap if kept.who is not None]
+            self._heap = [timer for timer in self._heap if timer.subscriber is not None]
             heapq.heapify(self._heap)
             self._cancelled = 0
 
     def next(self) -> float | None:
+        """Return when the next timer is due."""
         self._drop_cancelled()
         return self._heap[0].when if self._heap else None
 
-    def pop(self, now: float) -> Any:
-        """Whom to look at, or None when nobody's date has come."""
+    def pop(self, now: float) -> Subscriber | None:
+        """Remove a timer that is due and return its subscriber, or None if no timer is due."""
         self._drop_cancelled()
-        return heapq.heappop(self._heap).who if self._heap and self._heap[0].when <= now else None
+        return heapq.heappop(self._heap).subscriber if self._heap and self._heap[0].when <= now else None
 
     def __len__(self) -> int:
         return len(self._heap) - self._cancelled
 
     def _drop_cancelled(self) -> None:
-        while self._heap and self._heap[0].who is None:
+        while self._heap and self._heap[0].subscriber is None:
             heapq.heappop(self._heap)
             self._cancelled -= 1

@@ -72,8 +72,8 @@ class SplicedSession:
         self.subscriber = self._live.hub.open(
             self.deliver, label=label, kind=_KIND, policy=wish.policy, filter=wish.filter, is_muted=is_muted
         )
-        self.subscriber.is_ready = self.channel is not None and not self.channel.is_busy
-        self.subscriber.settle()
+        if self.channel is None or self.channel.is_busy:
+            self.subscriber.pause()
         return self.subscriber
 
     def deliver(self, notification: Notification) -> object:
@@ -108,13 +108,11 @@ class SplicedSession:
             told, ended = self._sent.missed(read)
             try:
                 # What it was told, and not what it holds: it may have looked while it could hear nothing.
-                held = self._live.hub.notifications.held(told)
+                held = self._live.hub.notifications.without_outdated(told)
                 self._live.hub.subscribe(self.subscriber, uris=ended, told=held)
             except LimitReached as error:  # its client has subscribed to others since
                 logger.warning("a legacy session can't be told of what it missed: %s", error)
-        if self.subscriber is not None:
-            self.subscriber.restart_latency()
-        self.on_free()
+        self._wake(was_absent=True)
 
     def read(self, event_id: bytes) -> int | None:
         """Which of its events a `Last-Event-ID` names, if it does."""
@@ -134,9 +132,12 @@ class SplicedSession:
             self.on_free()
 
     def on_free(self) -> None:
+        self._wake()
+
+    def _wake(self, *, was_absent: bool = False) -> None:
         # Without a stream nothing may be handed over: it would count as told.
         if self.subscriber is not None and self.channel is not None and not self.channel.is_busy:
-            self._live.hub.wake(self.subscriber)
+            self._live.hub.wake(self.subscriber, was_absent=was_absent)
 
     def on_slow(self) -> None:
         self._live.hub.counts.cut_off[Reason.SLOW] += 1  # the stream alone: its session may open another one

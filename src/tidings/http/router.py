@@ -116,7 +116,7 @@ class Router:
             return None
         if not live.is_attended:
             await live.attend()
-        live.hub.observer.continue_trace(request.meta)
+        live.hub.tracer.continue_trace(request.meta)
         return await live.listen.serve(scope, receive, send, request, principal_of(scope.get("user")))
 
     async def _read(self, receive: Receive) -> tuple[list[Message], bytes]:

@@ -104,7 +104,7 @@ class SessionLane:
             logger.exception("reading the server's lists failed; going on with what was known")
         if ctx.method == "subscriptions/listen" and not live.steps_aside and (wanted := _listen_params(ctx)):
             # Past the SDK's span of the request, which would live as long as the stream.
-            live.hub.observer.continue_trace(ctx.meta)
+            live.hub.tracer.continue_trace(ctx.meta)
             over = await self._listen(ctx, wanted)
             return {"resultType": "complete", "_meta": {**live.result_meta, **(over.meta or {})}}
         with Sight(live, _shown(ctx), is_for_us=ctx.request_id == live.own_list_id) as sight:
@@ -125,7 +125,7 @@ class SessionLane:
             return self._with_capabilities(_as_dict(result), ctx.protocol_version, is_served=True)
         if ctx.method == "initialize":
             answer = _as_dict(result)
-            self._live.hub.observer.continue_trace(ctx.meta)
+            self._live.hub.tracer.continue_trace(ctx.meta)
             acknowledged = await self._open(ctx, answer["protocolVersion"])
             if acknowledged:
                 answer["_meta"] = {**(answer.get("_meta") or {}), **acknowledged}
@@ -324,8 +324,7 @@ class _Pipe:
         self.subscriber = self._live.hub.open(
             self._deliver, label=label, kind=kind, policy=wish.policy, filter=wish.filter, is_muted=is_muted
         )
-        self.subscriber.is_ready = False  # until the handshake is over
-        self.subscriber.settle()
+        self.subscriber.pause()  # until the handshake is over
         return self.subscriber
 
     def start(self) -> None:
@@ -391,8 +390,7 @@ class _Pump:
             on_close=lambda reason: self.close(),
         )
         self._subscriber.is_authorized = may
-        self._subscriber.is_ready = False  # until the acknowledgement is written
-        self._subscriber.settle()
+        self._subscriber.pause()  # until the acknowledgement is written
         wish.watch(self._subscriber)
         told = wish.told(honoured.topics)
         self._live.hub.subscribe(self._subscriber, *honoured.features, uris=honoured.uris, told=told)

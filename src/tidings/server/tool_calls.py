@@ -31,7 +31,7 @@ class ToolCallMiddleware:
         name = (ctx.params or {}).get("name")
         outcome = "error"
         try:
-            with hub.observer.span(RUN_TOOL, tool=name if isinstance(name, str) else "") as run:
+            with hub.tracer.span(RUN_TOOL, tool=name if isinstance(name, str) else "") as run:
                 result = await call_next(ctx)
                 outcome = "tool_error" if _has_failed(result) else "ok"
                 run.set(outcome, is_error=outcome != "ok")

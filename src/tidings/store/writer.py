@@ -17,9 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from tidings.core.counts import Counts
 from tidings.core.model import Change, Feature
-from tidings.core.observer import WRITE, Observer
+from tidings.core.observer import WRITE, Tracer
 from tidings.store import Batch, History, State, Store, StoreBroken, StoreBusy, StoreError
 from tidings.store.durable import DurableSubscription, Key
 
@@ -92,7 +91,7 @@ class StoreWriter:
         self._floors: dict[History, int] = {}
         """Those that were written last."""
         self._forgotten = 0
-        self.observer = Observer(Counts())
+        self.tracer = Tracer()
         self._roused = threading.Event()
         self._is_closing = threading.Event()
         self._is_broken = False
@@ -245,7 +244,7 @@ class StoreWriter:
             new_floors = {history: floor for history, floor in floors.items() if floor != self._floors.get(history, 0)}
             batch.forget(new_floors, forgotten if forgotten != self._forgotten else 0)
             if batch:
-                with self.observer.span(WRITE, changes=len(batch.changes)):
+                with self.tracer.span(WRITE, changes=len(batch.changes)):
                     self.store.write(batch)
                 self._batch = Batch()
                 self._notes.written()

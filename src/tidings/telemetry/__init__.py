@@ -42,8 +42,9 @@ def observe(telemetry: bool | Telemetry, server_name: str, server: MeasuredServe
         return
     providers = Telemetry() if telemetry is True else telemetry
     observer = TracingObserver(server.hub.counts, server_name)
-    server.hub.observer = observer
+    server.hub.observer.add(observer)
+    server.hub.tracer = observer
     server.hub.catalog.trace = observer.current_trace
-    if hasattr(server.source, "observer"):
-        server.source.observer = observer
+    if hasattr(server.source, "tracer"):
+        server.source.tracer = observer
     observer.set_providers(server, providers.tracer_provider, providers.meter_provider)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from tidings.core.counts import BOUNDS, Counts, Latency, SuppressionReason, kind_of
+from tidings.core.counts import BOUNDS, Counts, Latency, SuppressionReason, topic_kind
 from tidings.core.hub import Hub
 from tidings.core.model import Feature, Operation, Reason
 from tidings.core.observer import CUT_OFF
@@ -43,7 +43,7 @@ class MeasuredServer:
     """The objects of one server that metrics are read from."""
 
     def __init__(self, hub: Hub, source: Any, slow_readers: Callable[[], int]) -> None:
-        """`source` can have `rescans`, `problems` and `observer`, as a workspace does."""
+        """`source` can have `rescans`, `problems` and `tracer`, as a workspace does."""
         self.hub = hub
         self.source = source
         self.slow_readers = slow_readers
@@ -106,8 +106,8 @@ def _subscribers(server: MeasuredServer) -> Values:
 
 def _subscriptions(server: MeasuredServer) -> Values:
     values: Counter[Labels] = Counter({(topic,): 0 for topic in _TOPICS})
-    for topic, subscribers in server.hub.watching():
-        values[kind_of(topic),] += subscribers
+    for topic, subscribers in server.hub.count_subscriptions():
+        values[topic_kind(topic),] += subscribers
     return values
 
 
@@ -185,7 +185,7 @@ METRICS = (
         "{topic}",
         "Topics pending in the mailboxes of all subscribers.",
         (),
-        _number(lambda server: sum(each.waiting for each in server.hub)),
+        _number(lambda server: sum(each.pending for each in server.hub)),
     ),
     Metric(
         "tidings.mailbox.deepest",
@@ -193,7 +193,7 @@ METRICS = (
         "{topic}",
         "Topics pending in the fullest mailbox.",
         (),
-        _number(lambda server: max((each.waiting for each in server.hub), default=0)),
+        _number(lambda server: max((each.pending for each in server.hub), default=0)),
     ),
     Metric(
         "tidings.readers.slow",

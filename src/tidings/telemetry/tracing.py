@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 from opentelemetry import context as contexts
 from opentelemetry import trace
@@ -20,10 +20,10 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tidings.core import observer as spans
-from tidings.core.counts import Counts, kind_of
-from tidings.core.model import Feature, Notification, Reason, Topic
-from tidings.core.observer import CUT_OFF, Observer, Outcome, distinct
-from tidings.core.redact import LONGEST, one_line, redact_uri
+from tidings.core.counts import Counts, topic_kind
+from tidings.core.model import Feature, Notification, Reason, Topic, Version
+from tidings.core.observer import CUT_OFF, Observer, Outcome, Tracer, distinct
+from tidings.core.redact import MAX_LABEL, one_line, redact_uri
 from tidings.server import internals as seams
 from tidings.telemetry.instruments import instruments_of
 from tidings.telemetry.metrics import MeasuredServer
@@ -78,6 +78,9 @@ _MAX_TRACESTATE = 512
 """Characters. Every notification carries the `tracestate`; W3C requires receivers to accept at least this length."""
 _MAX_URIS = 16
 
+_FanOut: TypeAlias = tuple[list[Span], Any, int]
+"""The started spans, the context token, and the number of notifications sent before."""
+
 
 def context_of(params: Any) -> Context | None:
     """Return the trace context that a notification carries, so that a client can continue the trace:
@@ -127,17 +130,19 @@ def _guarded(method: Callable[P, R]) -> Callable[P, R | None]:
     return call
 
 
-class TracingObserver(Observer):
+class TracingObserver(Observer, Tracer):
     """Creates the spans of one server."""
 
     def __init__(self, counts: Counts, server_name: str) -> None:
-        super().__init__(counts)
+        self.counts = counts
         self._tracer: trace.Tracer = trace.NoOpTracer()
         self._server_name = server_name
         self._has_logged_failure = False
         self._uses_global_tracer = False
         self._context_without_span: Context | None = None
         """The last context that was found to have no span."""
+        self._fan_out: _FanOut | None = None
+        """The spans of the change that is being delivered."""
 
     @_guarded
     def set_providers(
@@ -208,19 +213,12 @@ class TracingObserver(Observer):
 
     # Called by the hub
 
-    def subscribed(self, subscriber: Subscriber, topics: list[Topic]) -> None:
-        super().subscribed(subscriber, topics)
+    def subscribed(self, subscriber: Subscriber, topics: list[Topic], told: Mapping[Topic, Version | None]) -> None:
         self._record(spans.SUBSCRIBE, [subscriber], topics, {})
 
+    @_guarded
     def unsubscribed(
         self, ended: list[tuple[Subscriber, Topic]], reason: Reason, cause: Notification | None = None
-    ) -> None:
-        super().unsubscribed(ended, reason, cause)
-        self._record_unsubscribed(ended, reason, cause)
-
-    @_guarded
-    def _record_unsubscribed(
-        self, ended: list[tuple[Subscriber, Topic]], reason: Reason, cause: Notification | None
     ) -> None:
         """Record one span, even if a deleted resource ends many subscriptions.
 
@@ -235,14 +233,12 @@ class TracingObserver(Observer):
         self._record(spans.UNSUBSCRIBE, subscribers, topics, attributes, context=context)
 
     def expired(self, name: str) -> None:
-        super().expired(name)
-        attributes = {OUTCOME: Reason.EXPIRED.value, CLIENT: one_line(name, LONGEST)}
+        attributes = {OUTCOME: Reason.EXPIRED.value, CLIENT: one_line(name, MAX_LABEL)}
         self._record(spans.UNSUBSCRIBE, [], [], attributes, context=_ROOT)
 
     def closed(self, subscriber: Subscriber, reason: Reason) -> None:
         cleaned = len(subscriber.features) + len(subscriber.uris or ())
-        attributes = {OUTCOME: reason.value, CLEANED: cleaned, PENDING: subscriber.waiting}
-        super().closed(subscriber, reason)
+        attributes = {OUTCOME: reason.value, CLEANED: cleaned, PENDING: subscriber.pending}
         self._record(spans.CLEANUP, [subscriber], [*subscriber.features], attributes, is_error=reason in CUT_OFF)
 
     @_guarded
@@ -292,7 +288,7 @@ class TracingObserver(Observer):
         self._context_without_span = context
         return False
 
-    def _begin(self, notification: Notification, watching: int) -> object:
+    def publishing(self, notification: Notification, subscribers: int) -> None:
         # Called for each change, so without the cost of `_guarded`.
         try:
             if (
@@ -301,19 +297,18 @@ class TracingObserver(Observer):
                 and not seams.has_tracer()
                 and not self._has_current_span()
             ):
-                return None  # the process does no tracing
+                return  # the process does no tracing
             # The current span is not used as the parent: another call than the one that made the change can publish it.
             parent = (_extract(notification.trace) if notification.trace else None) or _ROOT
             is_list = isinstance(notification.topic, Feature)
             span = self._tracer.start_span(spans.NOTIFY_LIST if is_list else spans.NOTIFY_CONTENT, parent, _PRODUCER)
             if span is INVALID_SPAN and not self._has_current_span():
-                return None  # the process does no tracing
-            return self._start_fan_out(span, parent, notification, watching)
+                return  # the process does no tracing
+            self._fan_out = self._start_fan_out(span, parent, notification, subscribers)
         except Exception as error:
             self.fail(error)
-            return None
 
-    def _start_fan_out(self, span: Span, parent: Context, notification: Notification, watching: int) -> object:
+    def _start_fan_out(self, span: Span, parent: Context, notification: Notification, subscribers: int) -> _FanOut:
         topic = notification.topic
         context = trace.set_span_in_context(span, parent)
         started = [span]
@@ -322,30 +317,35 @@ class TracingObserver(Observer):
         for each in started:
             try:
                 if each.is_recording():
-                    each.set_attributes(self._notification_attributes(notification, watching))
+                    each.set_attributes(self._notification_attributes(notification, subscribers))
             except Exception as error:
                 self.fail(error)
         notification.trace = _inject(context) or notification.trace
-        return started, contexts.attach(context), self.counts.sent[kind_of(topic)]
+        return started, contexts.attach(context), self.counts.sent[topic_kind(topic)]
+
+    def published(self, notification: Notification, subscribers: int) -> None:
+        fan_out, self._fan_out = self._fan_out, None
+        if fan_out is not None:
+            self._end_fan_out(fan_out, notification, subscribers)
 
     @_guarded
-    def _finish(self, telling: Any, notification: Notification, watching: int) -> None:
-        started, token, sent_before = telling
+    def _end_fan_out(self, fan_out: _FanOut, notification: Notification, subscribers: int) -> None:
+        started, token, sent_before = fan_out
         contexts.detach(token)
-        sent = self.counts.sent[kind_of(notification.topic)] - sent_before
+        sent = self.counts.sent[topic_kind(notification.topic)] - sent_before
         try:
-            started[0].add_event(_FAN_OUT_EVENT, {SUBSCRIBERS: watching, SENT: sent})
+            started[0].add_event(_FAN_OUT_EVENT, {SUBSCRIBERS: subscribers, SENT: sent})
             for span in started:
                 span.set_status(Status(StatusCode.OK))
         finally:
             for span in reversed(started):
                 span.end()
 
-    def _notification_attributes(self, notification: Notification, watching: int) -> dict[str, Any]:
+    def _notification_attributes(self, notification: Notification, subscribers: int) -> dict[str, Any]:
         return {
             **_topic_attributes([notification.topic]),
             OPERATION: sorted({change.operation.value for change in notification.changes}),
-            SUBSCRIBERS: watching,
+            SUBSCRIBERS: subscribers,
             REVISION: notification.version.revision,
             DIGEST: notification.version.digest,
             OUTCOME: "ok",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tidings.core.hub import Hub
-from tidings.core.model import Change, Feature, Notification, Reason, Topic, Version
+from tidings.core.model import Feature, Notification, Reason, Topic, Version
+from tidings.core.observer import Observer
 from tidings.core.subscriber import Subscriber
 from tidings.testing.history import (
     Changed,
@@ -27,17 +28,14 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """Records all events of a hub from now on. Call `look()` before the checks, and as often as you like.
-
-    A hub has one recorder at a time.
-    """
+    """Records all events of a hub from now on. Call `look()` before the checks, and as often as you like."""
 
     def __init__(self, hub: Hub, history: History | None = None) -> None:
         self.history = History() if history is None else history
         self._events = _Events(hub, self.history)
         with hub.catalog.lock:
             self._events.start()
-            hub.record(self._events)
+            hub.observer.add(self._events)
 
     def name(self, subscriber: Subscriber) -> str:
         """Return the name of a subscriber in the history."""
@@ -48,9 +46,7 @@ class Recorder:
         self._events.look()
 
 
-class _Events:
-    """Implements `tidings.core.observer.EventSink`."""
-
+class _Events(Observer):
     def __init__(self, hub: Hub, history: History) -> None:
         self._hub = hub
         self._record = history.record
@@ -67,13 +63,17 @@ class _Events:
         for subscriber in self._hub:
             self.opened(subscriber)
             self.subscribed(subscriber, subscriber.watched, {})
+        for topic, revision in self._hub.notifications.fetched.in_progress():
+            self.fetch_started(topic, revision)
 
     def look(self) -> None:
         with self._hub.catalog.lock:
             for subscriber in self._muted:
                 for topic in self._topics:
                     self._look_whether_muted(subscriber, topic)
-                self._record(MailboxSize(self.names[subscriber], subscriber.pending, subscriber.policy.max_pending))
+                self._record(
+                    MailboxSize(self.names[subscriber], subscriber.mailbox_size, subscriber.policy.max_pending)
+                )
 
     def _look_whether_muted(self, subscriber: Subscriber, topic: Topic) -> None:
         muted = self._muted[subscriber]
@@ -89,24 +89,28 @@ class _Events:
     def opened(self, subscriber: Subscriber) -> None:
         self.names[subscriber] = f"{subscriber.label or 'subscriber'}-{len(self.names) + 1}"
         self._muted[subscriber] = set()
+        subscriber.before_delivery(lambda notification: self._delivering(subscriber, notification))
 
     def subscribed(self, subscriber: Subscriber, topics: list[Topic], told: Mapping[Topic, Version | None]) -> None:
         name, subresources = self.names[subscriber], self._hub.policy.subresources
         self._record(Subscribed(name, tuple(topics), told, subscriber.filter, subresources))
 
-    def unsubscribed(self, subscriber: Subscriber, topic: Topic) -> None:
-        self._record(Unsubscribed(self.names[subscriber], (topic,)))
+    def unsubscribed(
+        self, ended: list[tuple[Subscriber, Topic]], reason: Reason, cause: Notification | None = None
+    ) -> None:
+        for subscriber, topic in ended:
+            self._record(Unsubscribed(self.names[subscriber], (topic,)))
 
     def closed(self, subscriber: Subscriber, reason: Reason) -> None:
         del self._muted[subscriber]
         self._record(Closed(self.names[subscriber], reason.value))
 
-    def published(self, changes: tuple[Change, ...]) -> None:
-        for change in changes:
+    def publishing(self, notification: Notification, subscribers: int) -> None:
+        for change in notification.changes:
             self._topics[change.topic] = None
             self._record(Changed.from_change(change))
 
-    def delivering(self, subscriber: Subscriber, notification: Notification) -> None:
+    def _delivering(self, subscriber: Subscriber, notification: Notification) -> None:
         if subscriber in self._muted:
             self._look_whether_muted(subscriber, notification.topic)
         name, topic = self.names[subscriber], notification.topic

@@ -394,7 +394,7 @@ class _WebhookDelivery:
             return
         with self._lock:
             # Before the next delivery starts, so that its failure does not affect this one.
-            self._subscriber.is_ready = True
+            self._subscriber.mark_ready()
             if self._visit is not None:
                 self._durables.save_told(self._visit)
             self._hub.wake(self._subscriber)

@@ -23,9 +23,8 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.resources import FunctionResource
 
 from tidings.core.catalog import Catalog
-from tidings.core.counts import Counts
 from tidings.core.model import Feature
-from tidings.core.observer import SCAN, Observer
+from tidings.core.observer import SCAN, Tracer
 from tidings.errors import TidingsError
 from tidings.server import internals
 from tidings.workspace.executable import ExecutableTool
@@ -102,7 +101,7 @@ class Workspace:
         """The units whose items are made of files of other units, by those files."""
         self.rescans: Counter[str] = Counter()
         """The number of scans by outcome: `read`, `unchanged` or `failed`."""
-        self.observer = Observer(Counts())
+        self.tracer = Tracer()
         self._problems: tuple[Problem, ...] = ()
         errors = FunctionResource.from_function(
             lambda: "\n".join(map(str, self._problems)),
@@ -301,7 +300,7 @@ class Workspace:
                 changed.update(file for file, now in zip(files, state, strict=False) if now not in previous.state)
                 changed.update(set(previous.files).difference(files))
         if due:
-            with self.observer.span(SCAN, units=len(due)):
+            with self.tracer.span(SCAN, units=len(due)):
                 forget_modules(changed)
                 limits = self.settings.limits
                 keys: set[ItemKey] = set()

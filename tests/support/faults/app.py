@@ -199,8 +199,8 @@ class Board:
             "listening": len(live.listen),
             "spliced": len(live.splice),
             "stuck": sum(not each.is_ready for each in found.values()),
-            "pending": {each.label: each.pending for each in found.values()},
-            "most_pending": max((each.pending for each in found.values()), default=0),
+            "pending": {each.label: each.mailbox_size for each in found.values()},
+            "most_pending": max((each.mailbox_size for each in found.values()), default=0),
             "tasks": len(asyncio.all_tasks()),
         }
 

@@ -159,10 +159,10 @@ class Machine(World):
         """Of all that it covers, by the index, and that is another than it held, it is told or has to refetch it."""
         index, anyone = WatchIndex(None, self.hub.policy.subresources), Subscriber(self.hub, print, self.hub.policy)
         for path in paths:
-            index.add(anyone, path, index.compiled([path] if isinstance(path, str) else []))
+            index.add(anyone, path, index.compile_patterns([path] if isinstance(path, str) else []))
         for uri, version in held.items():
             differs = version is None or version.digest != self.hub.notifications.version(uri).digest
-            if differs and not refetch and index.is_watching(anyone, index.paths(uri)):
+            if differs and not refetch and index.is_watching(anyone, index.keys(uri)):
                 assert uri in told, f"{uri} changed, and it is not told"
                 assert told[uri] is None or version is None or told[uri].digest == version.digest  # type: ignore[union-attr]
 
@@ -240,7 +240,7 @@ class Machine(World):
         assert not any(subscriber.is_closed for subscriber in self.hub._subscribers)
         assert not any(subscriber.is_closed for _, watchers in self.hub.subscriptions() for subscriber in watchers)
         assert len(self.hub) == sum(reader.closed is None for reader in self.readers)
-        assert len(self.hub._timers) <= len(self.hub)
+        assert len(self.hub._delivery._timers) <= len(self.hub)
 
     def nothing_is_overdue(self) -> None:
         due = self.hub.next_due()
@@ -293,9 +293,9 @@ def assert_nothing_is_left(hub: Hub) -> None:
     assert not hub._subscribers
     assert not hub._callbacks
     assert not hub._index.watchers
-    assert not hub._callbacks._lost
-    assert not hub._outbox
+    assert not hub._callbacks._collected
+    assert not hub._delivery._queue
     assert hub._index.patterns._root.is_empty()
     assert len(hub._index.patterns) == 0
-    assert hub._timers._heap == []
+    assert hub._delivery._timers._heap == []
     assert hub.next_due() is None
