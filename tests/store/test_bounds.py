@@ -186,7 +186,7 @@ def fail(*args: object) -> None:
 def test_a_batch_that_is_written_is_not_written_again_because_making_room_failed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "_give_back", fail)
+    monkeypatch.setattr(sqlite, "_vacuum", fail)
     server = Server(SQLiteStore(path), Policy(journal_changes=2))
     for number in range(5):
         server.catalog.tools.add({"name": str(number)})

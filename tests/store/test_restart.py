@@ -273,7 +273,7 @@ async def test_a_server_whose_disk_is_full_goes_on_and_loses_nothing_that_was_wr
         for number in range(200):
             prompt(folder, f"large{number}", "x" * 3000)
         line = await line_with(server.process.stderr, "state.db")
-        assert "What changes now is in memory only, until that is mended" in line
+        assert "Until that is fixed, changes are kept in memory only" in line
         # Not before: who does not read all of the above for 0.3 s is cut off.
         async with open_listen(Wire(server.url, http), {}) as stream:
             await stream.message()

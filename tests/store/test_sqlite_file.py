@@ -120,7 +120,7 @@ def test_a_file_of_an_older_version_is_read_and_is_then_of_this_one(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as before:
-        before.setattr(packed, "_thinned", list)  # as version 1 wrote it
+        before.setattr(packed, "_without_repeated_items", list)  # as version 1 wrote it
         shown = written(path)
     set_version(path, 1)
     assert peek(path).journal == shown["journal"]
@@ -146,7 +146,7 @@ def test_a_database_of_something_else_is_refused_and_left_as_it_is(path: Path) -
     execute(path, "CREATE TABLE notes (text)")
     before = path.read_bytes()
 
-    with pytest.raises(StoreBroken, match="a database of something else; name another file"):
+    with pytest.raises(StoreBroken, match="a database of another program; name another file"):
         SQLiteStore(path).open()
     assert path.read_bytes() == before
 
@@ -175,7 +175,7 @@ def test_a_damaged_file_is_refused_and_left_as_it_is(path: Path, damage: str) ->
         path.write_bytes(content)
     before = path.read_bytes()
 
-    with pytest.raises(StoreBroken, match=r"is damaged .*; move it away to begin anew"):
+    with pytest.raises(StoreBroken, match=r"is damaged .*; move it away to start without it"):
         SQLiteStore(path).open()
     assert path.read_bytes() == before
 
@@ -191,7 +191,7 @@ def test_a_full_disk_loses_nothing_that_was_written_and_can_be_written_to_again(
     for number in range(3000):
         server.catalog.tools.add({"name": f"tool {number}", "description": "x" * 100})
 
-    with pytest.raises(StoreError, match="the disk is full; make room") as caught:
+    with pytest.raises(StoreError, match="the disk is full; free some space") as caught:
         server.store.write(server.batch)
     assert not isinstance(caught.value, StoreBroken)
     found = peek(path)
@@ -237,7 +237,7 @@ def test_a_closed_store_takes_nothing(path: Path) -> None:
 def test_an_empty_file_is_said_to_be_empty_and_can_be_begun_with(path: Path) -> None:
     path.touch()
 
-    with pytest.raises(StoreError, match="is empty; a server that is started with it writes to it"):
+    with pytest.raises(StoreError, match="is empty; a server that uses it fills it"):
         peek(path)
     assert written(path) == shown_in(path)
 
@@ -245,14 +245,14 @@ def test_an_empty_file_is_said_to_be_empty_and_can_be_begun_with(path: Path) -> 
 def test_a_file_that_another_program_has_locked_is_said_to_be_locked(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "_PATIENCE", 0.01)
+    monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT", 0.01)
     written(path)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("PRAGMA locking_mode = EXCLUSIVE")
     other.execute("BEGIN EXCLUSIVE")
 
     for use in (peek, lambda path: SQLiteStore(path).open()):
-        with pytest.raises(StoreError, match="is locked by another program; end that one") as caught:
+        with pytest.raises(StoreError, match="is locked by another program; stop that program") as caught:
             use(path)
         assert not isinstance(caught.value, StoreBusy), "no server has it"
     other.close()
@@ -273,7 +273,7 @@ def test_where_no_lock_can_be_had_nobody_is_said_to_have_it(path: Path, monkeypa
 
     monkeypatch.setattr(lock, "_lock", refuse)
     with pytest.raises(
-        StoreError, match="can't be written: No locks available; mend that, or name another file"
+        StoreError, match="can't be written: No locks available; fix that, or name another file"
     ) as caught:
         SQLiteStore(path).open()
     assert not isinstance(caught.value, StoreBusy)
@@ -342,7 +342,7 @@ def test_what_was_moved_away_is_not_written_to_until_it_is_back(path: Path, besi
     taken, elsewhere = Path(f"{path}{beside}"), path.with_name("elsewhere")
     taken.rename(elsewhere)
     server.catalog.tools.add({"name": "late"})
-    with pytest.raises(StoreError, match=r"was moved, removed or replaced .* start this server anew"):
+    with pytest.raises(StoreError, match=r"was moved, removed or replaced .* restart this server"):
         server.write()
     taken.touch()  # another one in its place is no better
     with pytest.raises(StoreError, match="was moved, removed or replaced"):
@@ -367,7 +367,7 @@ def test_a_server_whose_lock_was_removed_undoes_nothing_of_the_next_ones(path: P
     shown = server.shown()
 
     former.catalog.tools.replace([])
-    with pytest.raises(StoreError, match="lock beside it was moved"):
+    with pytest.raises(StoreError, match="lock file was moved"):
         former.write()
     former.store.close()
     server.store.close()
@@ -380,7 +380,7 @@ def test_what_is_no_file_is_refused_and_nothing_is_made_beside_it(tmp_path: Path
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, tmp_path):
-        with pytest.raises(StoreError, match="is not a file that could keep a state"):
+        with pytest.raises(StoreError, match="is not a regular file"):
             SQLiteStore(path).open()
     assert list(tmp_path.iterdir()) == [pipe]
 
@@ -388,5 +388,5 @@ def test_what_is_no_file_is_refused_and_nothing_is_made_beside_it(tmp_path: Path
 def test_a_file_that_is_no_database_may_be_anything_of_anybodys(tmp_path: Path) -> None:
     settings = tmp_path / "settings.toml"
     settings.write_text('name = "mine"\n' * 100)
-    with pytest.raises(StoreBroken, match=r"or never was a state; .* or name another file"):
+    with pytest.raises(StoreBroken, match=r"or not a state file; .* or name another file"):
         SQLiteStore(settings).open()

@@ -130,11 +130,11 @@ def test_what_waits_for_a_store_that_hangs_is_no_more_than_the_state() -> None:
             live.catalog.prompts.add({"name": f"p{number}"})
             live.catalog.prompts.remove(f"p{number}")
 
-        waiting = live.writer._folded
-        assert len(live.writer._changes) <= writer._FOLD + 4
-        assert len(waiting.changes) <= 4 * 50 + writer._FOLD
-        assert len(waiting.contents) <= 20 + writer._FOLD
-        assert len(waiting.items) <= 31 + writer._MOST_ITEMS + 2 * writer._FOLD
+        waiting = live.writer._compacted
+        assert len(live.writer._queue) <= writer._MAX_QUEUED + 4
+        assert len(waiting.changes) <= 4 * 50 + writer._MAX_QUEUED
+        assert len(waiting.contents) <= 20 + writer._MAX_QUEUED
+        assert len(waiting.items) <= 31 + writer._MAX_REMOVED_ITEMS + 2 * writer._MAX_QUEUED
         store.may_write.set()
         live.writer.flush(DEADLINE)
         expected = {feature: live.catalog.version(feature) for feature in (TOOLS, Feature.PROMPTS)}
@@ -171,7 +171,7 @@ def test_a_store_that_fails_is_tried_again_and_nothing_is_missing(
         assert live.writer.is_saving
         said = [record.message for record in caplog.records if "the disk is full" in record.message]
         assert len(said) == 1, "once, and not at every try"
-        assert "is being saved to again" in caplog.text
+        assert "are saved to" in caplog.text
     found = left(store)
     assert [change.key for change in found.journal] == ["a", "b"]
 
@@ -363,7 +363,7 @@ def test_what_may_not_be_written_is_said_and_left_as_it_is(
         add(live, "b")
 
         assert len(live.tools) == 1
-        assert f"{path} may not be written by this user; allow it, or name another file" in caplog.text
+        assert f"{path} can't be written by this user; change its permissions, or name another file" in caplog.text
         assert live.failures["store"] == 1
         assert not live.writer.is_saving
     assert (path.read_bytes() if path.exists() else None) == before
@@ -383,7 +383,10 @@ def test_a_log_that_can_not_be_read_is_not_passed_over(open_folder: Path) -> Non
         copy.chmod(0o444)
     open_folder.chmod(0o555)
 
-    with as_nobody(), pytest.raises(StoreError, match="has a log beside it; copy both to a folder where you may write"):
+    with (
+        as_nobody(),
+        pytest.raises(StoreError, match="has a log beside it; copy both to a folder that you can write to"),
+    ):
         peek(path.with_name("copy.db"))
     path.chmod(0o444)
     with as_nobody():

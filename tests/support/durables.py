@@ -34,7 +34,7 @@ class Place:
         journal = Journal(self.policy)
         journal.restore(state.journal, state.floors)
         self.batch = Batch()
-        self.catalog.follow(self.batch.take)
+        self.catalog.follow(self.batch.add_changes)
         self.hub = Hub(self.catalog, journal=journal, clock=lambda: self.now, templates=read_template)
         self.durables = DurableSubscriptions(self.hub, state.durables.values(), wake=lambda: True)
 

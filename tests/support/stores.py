@@ -27,7 +27,7 @@ class Server:
         self.journal = Journal(self.policy)
         self.journal.restore(state.journal, state.floors)
         self.batch = Batch()
-        self.catalog.follow(self.batch.take)
+        self.catalog.follow(self.batch.add_changes)
         self.catalog.follow(self.journal.append)
 
     def write(self, durables: dict[Any, DurableSubscription | None] | None = None) -> None:

@@ -1,8 +1,7 @@
-"""Where a server's state survives it: the catalog, the journal and the durable subscriptions.
+"""The store protocol: how the state of a server survives a restart.
 
-A store is told of batches and gives back, once at a start, all that it was told. It is called from one thread at a
-time, may block, and knows no event loop: `StoreWriter` calls it from its own thread. What is in a batch becomes lasting
-altogether or not at all.
+A store writes batches and returns the whole state when it is opened. A batch is written completely or not at all. One
+thread at a time calls a store (`StoreWriter` has a thread for that), so its methods may block.
 """
 
 from __future__ import annotations
@@ -16,65 +15,65 @@ from tidings.core.model import Change, Feature, Item, Version
 from tidings.errors import TidingsError
 from tidings.store.durable import DurableSubscription, Key
 
-__all__ = ["Batch", "History", "State", "Store", "StoreBroken", "StoreBusy", "StoreError", "journal_part"]
+__all__ = ["Batch", "JournalPart", "State", "Store", "StoreBroken", "StoreBusy", "StoreError", "journal_part"]
 
-History: TypeAlias = Feature | None
-"""One of the journal's histories: a feature's, or (None) that of all contents."""
+JournalPart: TypeAlias = Feature | None
+"""A part of the journal with its own bounds: the changes of one feature, or (None) of all contents."""
 
 
 class StoreError(TidingsError):
-    """The store can't be used, or not for now; the message says which one, why, and what to do."""
+    """The store cannot be used, perhaps only for now. The message names the store, the reason and the remedy."""
 
 
 class StoreBusy(StoreError):
-    """Another server has it."""
+    """Another server uses the store."""
 
 
 class StoreBroken(StoreError):
-    """There is no use in trying again: the file is damaged, newer than this version, or not ours."""
+    """A retry is useless: the file is damaged, is not a store, or was written by a newer version."""
 
 
 @dataclass(slots=True)
 class State:
-    """All that a server knew."""
+    """Everything that a store keeps."""
 
     epoch: str
-    """The store's own id, for as long as it exists."""
+    """The id of the store. It never changes."""
     run: int
-    """How many servers have begun with this store. Counted up before `open` returns, for good."""
+    """How many servers have opened the store. `open` increments it and makes that permanent."""
     items: list[Item] = field(default_factory=list)
     versions: dict[Feature, Version] = field(default_factory=dict)
     contents: dict[str, Version] = field(default_factory=dict)
-    """The one longest unchanged first."""
+    """In the order of their revisions."""
     forgotten: int = 0
-    """The revision until which contents may have been forgotten."""
+    """Contents that last changed up to this revision may be missing."""
     journal: list[Change] = field(default_factory=list)
     """In the order of their revisions."""
-    floors: dict[History, int] = field(default_factory=dict)
-    """Of what was until this revision, the journal has forgotten some."""
+    floors: dict[JournalPart, int] = field(default_factory=dict)
+    """Changes up to this revision may be missing from the journal."""
     durables: dict[Key, DurableSubscription] = field(default_factory=dict)
 
 
 class Batch:
-    """What became of the state since the last batch. Folds: of an item only its last definition counts."""
+    """The changes of the state since the last batch. Of each item it has only the last definition."""
 
     __slots__ = ("changes", "contents", "durables", "floors", "forgotten", "items", "replaces_items", "versions")
 
     def __init__(self) -> None:
         self.items: dict[tuple[Feature, str], Item | None] = {}
         self.replaces_items = False
-        """Whether there are no other items than these."""
+        """Whether all items that are not in the batch are to be removed."""
         self.versions: dict[Feature, Version] = {}
         self.contents: dict[str, Version] = {}
         self.forgotten = 0
-        """Contents that did not change after this revision are to be forgotten."""
+        """Contents that last changed up to this revision are to be removed."""
         self.changes: list[Change] = []
-        self.floors: dict[History, int] = {}
-        """Changes up to and with this revision are to be forgotten."""
+        self.floors: dict[JournalPart, int] = {}
+        """Changes up to this revision are to be removed from the journal."""
         self.durables: dict[Key, DurableSubscription | None] = {}
 
-    def take(self, changes: Iterable[Change]) -> None:
-        """Fold in changes that came after all that it holds."""
+    def add_changes(self, changes: Iterable[Change]) -> None:
+        """Add changes that are newer than all others in the batch."""
         items, versions, contents = self.items, self.versions, self.contents
         start = len(self.changes)
         self.changes += changes
@@ -84,12 +83,11 @@ class Batch:
                 items[topic, change.key] = change.item
                 versions[topic] = change.version
             else:
-                if topic in contents:
-                    del contents[topic]
+                contents.pop(topic, None)
                 contents[topic] = change.version
 
-    def add(self, later: Batch) -> None:
-        """Fold in a whole batch that came after this one."""
+    def merge(self, later: Batch) -> None:
+        """Add a batch that is newer than this one."""
         if later.replaces_items:
             self.replaces_items = True
             self.items.clear()
@@ -102,8 +100,8 @@ class Batch:
         self.durables |= later.durables
         self.forget(later.floors, later.forgotten)
 
-    def forget(self, floors: Mapping[History, int], forgotten: int) -> None:
-        """Take in what the catalog and its journal have forgotten, which needs no writing either."""
+    def forget(self, floors: Mapping[JournalPart, int], forgotten: int) -> None:
+        """Remove what the catalog and its journal have dropped, from the batch and with it from the store."""
         self.floors.update(floors)
         if self.changes and any(floor >= self.changes[0].revision for floor in floors.values()):
             self.changes = [each for each in self.changes if each.revision > self.floors.get(journal_part(each), 0)]
@@ -116,17 +114,17 @@ class Batch:
 
 
 class Store(Protocol):
-    """Keeps a state. Every method may raise `StoreError`, and what was written before then stays."""
+    """Keeps the state of one server. Each method may raise `StoreError`; what was written before stays."""
 
     def open(self) -> State:
-        """Take hold of it for this server, begin a new life, and load what there is."""
+        """Reserve the store for this server, count the run, and return the state."""
 
     def write(self, batch: Batch) -> None:
-        """Make a batch lasting. One that could not be written may be written again, with more in it."""
+        """Make a batch permanent. After an error the caller may write it again, with more in it."""
 
     def close(self) -> None:
-        """Let go of it. Closing twice is fine."""
+        """Release the store. A second call does nothing."""
 
 
-def journal_part(change: Change) -> History:
+def journal_part(change: Change) -> JournalPart:
     return change.topic if isinstance(change.topic, Feature) else None

@@ -1,4 +1,4 @@
-"""A file that one process at a time holds. The kernel lets go of it for a process that dies, however it dies."""
+"""A lock file for one process at a time. The kernel releases the lock when the process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["FileLock", "identity"]
+__all__ = ["FileLock", "file_identity"]
 
 
-def identity(file: Path | int) -> tuple[int, int] | None:
-    """Which file it is, by whatever name; None if there is none."""
+def file_identity(file: Path | int) -> tuple[int, int] | None:
+    """Return the device and inode of a path or descriptor, or None if there is no file."""
     try:
         found = os.fstat(file) if isinstance(file, int) else file.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -19,15 +19,15 @@ def identity(file: Path | int) -> tuple[int, int] | None:
 
 
 class FileLock:
-    """Apart from the file that it stands for: SQLite's own locks on that one would be lost with any other handle."""
+    """A lock on a file of its own: a lock on SQLite's file would be lost when any other handle of it is closed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._handle: int | None = None
 
     def acquire(self) -> None:
-        """Raises `BlockingIOError` if somebody has it, in this process or another one; any other `OSError` if there
-        can't be a lock."""
+        """Take the lock. Raises `BlockingIOError` if it is taken, in this process or another; other `OSError` if there
+        can be no lock."""
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _lock(handle)
@@ -36,14 +36,14 @@ class FileLock:
             raise
         self._handle = handle
 
-    def is_there(self) -> bool:
-        """Whether others still find it held: whoever removes the file lets the next one in."""
-        return self._handle is not None and identity(self._handle) == identity(self._path)
+    def is_effective(self) -> bool:
+        """Return whether other processes still find the lock taken. If its file was removed, they do not."""
+        return self._handle is not None and file_identity(self._handle) == file_identity(self._path)
 
     def release(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:
-            os.close(handle)  # the file stays: to remove it would let two in at once
+            os.close(handle)  # the file stays: after removing it, two processes could have the lock
 
 
 if sys.platform == "win32":
@@ -52,8 +52,8 @@ if sys.platform == "win32":
     def _lock(handle: int) -> None:
         try:
             msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        except PermissionError as error:  # its word for "held"
-            raise BlockingIOError("it is held") from error
+        except PermissionError as error:  # what Windows raises if the lock is taken
+            raise BlockingIOError("the lock is taken") from error
 
 else:
     import fcntl

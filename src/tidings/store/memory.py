@@ -1,4 +1,4 @@
-"""A store in memory: what SQLite is held against in tests, and for those who restart a server within one process."""
+"""A store in memory, for restarts of a server within one process. Tests compare the SQLite store with it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
+    """A store that lasts as long as its process."""
+
     def __init__(self) -> None:
         self._state = State(secrets.token_hex(8), 0)
         self._items: dict[tuple[Feature, str], Item] = {}
@@ -19,10 +21,14 @@ class MemoryStore:
 
     def open(self) -> State:
         if self._is_open:
-            raise StoreBusy("this store in memory is open already; close the other server first")
+            raise StoreBusy("this store in memory is in use by another server; close that server first")
         self._is_open = True
+        self._state.run += 1
+        return self.peek()
+
+    def peek(self) -> State:
+        """Return the state without opening the store."""
         state = self._state
-        state.run += 1
         return replace(
             state,
             items=list(self._items.values()),

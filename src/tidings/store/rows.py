@@ -1,6 +1,6 @@
-"""Changes as a store writes them: many of one history in one row of bytes.
+"""The binary format of the journal in a store: many changes of one part of the journal in one row.
 
-What an item was before is most often what an earlier change of the same row made of it, and is then not written again.
+The definition of an item before a change is usually that after an earlier change in the same row. It is written once.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from msgspec import structs
 
 from tidings.core.digest import json_value
 from tidings.core.model import Change, Item, Operation, Version
-from tidings.store import History
+from tidings.store import JournalPart
 
-__all__ = ["packed", "unpacked"]
+__all__ = ["decode_row", "encode_rows"]
 
-_CHUNK = 2048
-"""Changes in a row: it is forgotten as a whole, and encoded without letting others run, in about half a millisecond."""
+_MAX_CHANGES = 2048
+"""Changes in a row. A row is removed as a whole, and encoding one blocks other threads for about half a millisecond."""
 
 
-class _Kept(msgspec.Struct, array_like=True):
-    """A `Change` as it is written: what kind of topic it has is the row's to say."""
+class _StoredChange(msgspec.Struct, array_like=True):
+    """A `Change` as it is written. Whether its topic is a feature or a URI depends on the row."""
 
     topic: str
     operation: Operation
@@ -38,52 +38,53 @@ class _Kept(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[_Kept]).decode
+_decode = msgspec.msgpack.Decoder(list[_StoredChange]).decode
 
 
-def packed(changes: Sequence[Change]) -> Iterator[tuple[int, bytes]]:
-    """The rows of changes of one history, each with the last revision in it."""
-    for start in range(0, len(changes), _CHUNK):
-        chunk = changes[start : start + _CHUNK]
-        thin = _thinned(chunk)
+def encode_rows(changes: Sequence[Change]) -> Iterator[tuple[int, bytes]]:
+    """Yield the rows for changes of one part of the journal, each with its last revision."""
+    for start in range(0, len(changes), _MAX_CHANGES):
+        chunk = changes[start : start + _MAX_CHANGES]
+        stored = _without_repeated_items(chunk)
         try:
-            row = _encode(thin)
-        except OverflowError:  # metadata with an integer past 64 bits, which must not hold back all that comes after it
-            row = _encode([structs.replace(change, metadata=json_value(change.metadata)) for change in thin])
+            row = _encode(stored)
+        except OverflowError:  # metadata with an integer beyond 64 bits, which must not prevent all later writes
+            row = _encode([structs.replace(change, metadata=json_value(change.metadata)) for change in stored])
         yield chunk[-1].revision, row
 
 
-def unpacked(row: bytes, history: History) -> Iterator[Change]:
-    """The changes in a row. Raises `LookupError` or a `MsgspecError` if it is damaged."""
+def decode_row(row: bytes, part: JournalPart) -> Iterator[Change]:
+    """Yield the changes in a row. Raises `LookupError` or `MsgspecError` if it is damaged."""
     latest: dict[str, Item | None] = {}
-    for kept in _decode(row):
-        before = kept.before
-        if history is not None:
-            if before is None and kept.operation is not Operation.ADDED:
-                before = latest[kept.key]
-            latest[kept.key] = kept.item
+    for stored in _decode(row):
+        before = stored.before
+        if part is not None:
+            if before is None and stored.operation is not Operation.ADDED:
+                before = latest[stored.key]
+            latest[stored.key] = stored.item
         yield Change(
-            kept.topic if history is None else history,
-            kept.operation,
-            kept.key,
-            kept.version,
-            kept.previous,
-            kept.time,
-            kept.origin,
-            kept.item,
+            stored.topic if part is None else part,
+            stored.operation,
+            stored.key,
+            stored.version,
+            stored.previous,
+            stored.time,
+            stored.origin,
+            stored.item,
             before,
-            kept.metadata,
-            kept.trace,
+            stored.metadata,
+            stored.trace,
         )
 
 
-def _thinned(changes: Sequence[Change]) -> list[Change]:
+def _without_repeated_items(changes: Sequence[Change]) -> list[Change]:
+    """Return the changes without `before` where an earlier change has that definition."""
     latest: dict[str, Item | None] = {}
-    thin = []
+    stored = []
     for change in changes:
         if change.before is not None and latest.get(change.key) is change.before:
-            change = structs.replace(change, before=None)  # the same, but for what is known
+            change = structs.replace(change, before=None)
         if change.item is not None or change.before is not None:
             latest[change.key] = change.item
-        thin.append(change)
-    return thin
+        stored.append(change)
+    return stored

@@ -1,11 +1,11 @@
 """A store in one SQLite file.
 
-The journal is a row for each batch and history; items, contents and versions are brought up to date every so many
-changes, and what the journal has since then counts over them. So a change costs little more than its own bytes.
+Each batch adds a row per part of the journal. The tables of items, contents and versions are updated only after many
+changes; until then, the newer changes in the journal count. So a write costs little more than the bytes of its changes.
 
-WAL, synchronous=NORMAL: a transaction that was committed is the kernel's, and survives the death of the process at any
-point. What it may not survive is the death of the machine: the last moments are missing then, and the rest is whole.
-Only the count of lives is also forced to the disk, since a revision must never be used twice.
+With WAL and synchronous=NORMAL, a committed batch survives the death of the process at any moment. The death of the
+machine may cost the last batches, but never damages earlier ones. The number of runs is forced to the disk, because a
+revision must never be used twice.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ import msgspec
 
 from tidings.core.digest import EMPTY, ListDigest
 from tidings.core.model import Change, Feature, Item, Version
-from tidings.store import Batch, History, State, StoreBroken, StoreError, journal_part
+from tidings.store import Batch, JournalPart, State, StoreBroken, StoreError, journal_part
 from tidings.store.durable import DurableSubscription
-from tidings.store.errors import NOT_ALLOWED, explained, primary_code
-from tidings.store.file_lock import FileLock, identity
-from tidings.store.rows import packed, unpacked
+from tidings.store.file_errors import PERMISSION_CODES, primary_code, translate_file_errors
+from tidings.store.file_lock import FileLock, file_identity
+from tidings.store.rows import decode_row, encode_rows
 
 __all__ = ["SQLiteStore", "peek"]
 
 logger = logging.getLogger(__name__)
 
 SCHEMA = 2
-"""Counts up with every change of what is written that an older version could not read; this one reads all before it.
-1: each change of the journal had what its item was before. 2: only where no earlier change of the row has it."""
+"""The version of the file format. It is incremented when an older version could not read the file; this one reads all
+older formats. In 1, each change of the journal had the item before it; in 2, only if no earlier change of the row has
+it."""
 
-_APPLICATION = 0x54494447
-"""In the file's header, so that nobody else's database is taken for ours."""
+_APPLICATION_ID = 0x54494447
+"""In the header of the file, to recognize databases of other programs."""
 
-_SETTLE = 8192
-"""Changes after which the tables are brought up to date: so many are replayed at a start, in hundredths of a second."""
+_MAX_UNAPPLIED = 8192
+"""Changes after which the tables are updated. At most so many are replayed at a start, in hundredths of a second."""
 
-_PATIENCE = 2.0
-"""Seconds to wait for somebody who reads the file at a bad moment, as a backup may."""
+_BUSY_TIMEOUT = 2.0
+"""Seconds to wait while another program, such as a backup, reads the file."""
 
-_PAGE = 8192
-"""Bytes that are written at a time. Half as many calls as with SQLite's own 4096, which is a quarter of what a storm
-costs; with more than this, a change by itself costs more."""
+_PAGE_SIZE = 8192
+"""Bytes. With SQLite's default of 4096, many changes cost a quarter more; with larger pages, a single change does."""
 
-_LOG_BYTES = 8 << 20
-"""Of the write-ahead log: before a batch would make it larger, it is taken into the file. A page that was written often
-meanwhile is then written there once. Its own file stays, since it costs less to write over than to make."""
+_MAX_WAL_SIZE = 8 << 20
+"""Bytes of the write-ahead log. Before a batch would make it larger, it is copied into the file, where a page that was
+written many times is written once. The log file is reused, which is cheaper than a new one."""
 
-_COMMIT = 8 * _PAGE
-"""Bytes that a commit logs besides what it is for: pages that are written whole, however little changes in them."""
+_COMMIT_SIZE = 8 * _PAGE_SIZE
+"""Bytes that a commit adds to the log besides its data: SQLite logs whole pages."""
 
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -70,146 +70,149 @@ CREATE TABLE floors (history TEXT PRIMARY KEY, revision INTEGER) WITHOUT ROWID;
 CREATE TABLE durables (owner TEXT, name TEXT, state TEXT, PRIMARY KEY (owner, name));
 """
 
+_RUN, _APPLIED = "life", "settled"
+"""Names in the table `meta`, as format 1 has them."""
 
 _decode_durable = msgspec.json.Decoder(DurableSubscription).decode
 
 
 class SQLiteStore:
-    """One file, and beside it the ones that SQLite makes while it is open, and a lock."""
+    """A store in one file. While it is open, there are also the files that SQLite creates and a lock file."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        # Wherever the process goes. And no name is one of SQLite's own, as :memory: is.
-        self._place = self.path.absolute()
-        # Beside the file itself, as SQLite's own: two names of one file must not be two locks.
+        # Absolute, because the process may change its directory, and because SQLite treats names like :memory:
+        # specially.
+        self._absolute = self.path.absolute()
+        # Two names of one file must share one lock.
         self._lock = FileLock(Path(f"{os.path.realpath(path)}-lock"))
         self._db: sqlite3.Connection | None = None
-        self._fresh = Batch()
-        """What the journal has and the tables have not."""
-        self._count = 0
-        """How many changes that are."""
+        self._identity: tuple[int, int] | None = None
+        """The file that is open, even if another one has its path later."""
+        self._unapplied = Batch()
+        """What the journal has, but the tables do not."""
+        self._unapplied_count = 0
+        """The number of changes in it."""
         self._newest = 0
-        """The revision of the last of them."""
-        self._settled = 0
-        """The revision as of which the tables are up to date."""
-        self._logged = _LOG_BYTES
-        """Bytes that are in the log, about: of what an earlier life left there, nothing is known."""
-        self._file: tuple[int, int] | None = None
-        """Which one is open, whatever the path leads to later."""
+        """The revision of the last change in it."""
+        self._applied = 0
+        """The revision up to which the tables are up to date."""
+        self._wal_size = _MAX_WAL_SIZE
+        """An upper estimate. The size of what an earlier run left is unknown."""
 
     def __repr__(self) -> str:
         return str(self.path)
 
     def open(self) -> State:
-        with explained(self.path):
-            self._make_folder()
-            if self._place.exists() and not self._place.is_file():
-                # Before anything is made beside it.
-                raise StoreError(f"{self.path} is not a file that could keep a state; name another one")
+        with translate_file_errors(self.path):
+            self._create_folder()
+            if self._absolute.exists() and not self._absolute.is_file():
+                raise StoreError(f"{self.path} is not a regular file; name another one")
             self._lock.acquire()
             try:
-                # Its owner's alone, from the first byte on: who may read a state may read all of it.
-                os.close(os.open(self._place, os.O_RDWR | os.O_CREAT, 0o600))
-                self._file = identity(self._place)
-                self._db = _connect(str(self._place))
+                # Only the owner may read the state, from the first byte on.
+                os.close(os.open(self._absolute, os.O_RDWR | os.O_CREAT, 0o600))
+                self._identity = file_identity(self._absolute)
+                self._db = _connect(str(self._absolute))
                 _check(self._db, self.path)
                 self._set_up()
-                # Before the first write to it: a damaged file stays as it is.
-                state, self._settled = _load(self._db)
-                state.run = self._begin_life()
+                # Before the first write: a damaged file must not be changed.
+                state, self._applied = _load(self._db)
+                state.run = self._start_run()
             except BaseException:
                 self.close()
                 raise
-        self._fresh.take(change for change in state.journal if change.revision > self._settled)
-        self._count = len(self._fresh.changes)
-        self._newest = max(map(attrgetter("revision"), self._fresh.changes), default=self._settled)
-        self._fresh.changes.clear()
+        self._unapplied.add_changes(change for change in state.journal if change.revision > self._applied)
+        self._unapplied_count = len(self._unapplied.changes)
+        self._newest = max(map(attrgetter("revision"), self._unapplied.changes), default=self._applied)
+        self._unapplied.changes.clear()
         return state
 
     def write(self, batch: Batch) -> None:
         db = self._opened()
-        count = self._count + len(batch.changes)
+        count = self._unapplied_count + len(batch.changes)
         newest = max(self._newest, *(version.revision for version in _versions(batch)), 0)
         rows, durables = _journal_rows(batch.changes), _durable_rows(batch)
-        coming = _COMMIT + sum(len(row[-1]) for row in rows)
+        size = _COMMIT_SIZE + sum(len(row[-1]) for row in rows)
         is_due = (
-            count >= _SETTLE or batch.replaces_items or any(floor > self._settled for floor in batch.floors.values())
+            count >= _MAX_UNAPPLIED
+            or batch.replaces_items
+            or any(floor > self._applied for floor in batch.floors.values())
         )
         if is_due:
-            coming += _settle_bytes(self._fresh, batch)
-        with explained(self.path), self._known_log():
+            size += _apply_size(self._unapplied, batch)
+        with translate_file_errors(self.path), self._unknown_wal_size_on_error():
             if not self._is_in_place():
                 raise StoreError(
-                    f"{self.path} or the lock beside it was moved, removed or replaced while this server has it; put "
-                    "it back, or start this server anew"
+                    f"{self.path} or its lock file was moved, removed or replaced while this server uses it; put it "
+                    "back, or restart this server"
                 )
-            coming += _durable_bytes(db, durables)
-            self._limit_log(coming)
+            size += _durables_size(db, durables)
+            self._limit_wal(size)
             with _transaction(db):
-                # First, so that what comes has its room.
-                _forget(db, batch)
+                _forget(db, batch)  # first, so that its space can be reused
                 db.executemany("INSERT INTO journal (history, last, changes) VALUES (?, ?, ?)", rows)
                 if is_due:
-                    _settle(db, self._fresh, newest)
-                    _settle(db, batch, newest)
+                    _apply(db, self._unapplied, newest)
+                    _apply(db, batch, newest)
                 if batch.forgotten:
                     db.execute("DELETE FROM contents WHERE revision <= ?", (batch.forgotten,))
                     db.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten', ?)", (batch.forgotten,))
                 _write_durables(db, durables)
-        # Only now: what could not be written is given again.
+        # Only now: a batch that could not be written is passed again.
         self._newest = newest
         if is_due:
-            self._fresh, self._count, self._settled = Batch(), 0, newest
+            self._unapplied, self._unapplied_count, self._applied = Batch(), 0, newest
         else:
-            self._count = count
-            self._fresh.items |= batch.items
-            self._fresh.contents |= batch.contents
-            self._fresh.versions |= batch.versions
-        with suppress(sqlite3.Error, OSError):  # the batch is written, and must not be once more; room can wait
+            self._unapplied_count = count
+            self._unapplied.items |= batch.items
+            self._unapplied.contents |= batch.contents
+            self._unapplied.versions |= batch.versions
+        with suppress(sqlite3.Error, OSError):  # the batch is written and must not be written again
             if is_due:
-                _give_back(db)
-            if coming > _LOG_BYTES:
-                self._limit_log(0, "TRUNCATE")
+                _vacuum(db)
+            if size > _MAX_WAL_SIZE:
+                self._limit_wal(0, "TRUNCATE")
 
     def close(self) -> None:
         db, self._db = self._db, None
-        fresh, self._fresh = self._fresh, Batch()
+        unapplied, self._unapplied = self._unapplied, Batch()
         try:
             if db is not None:
-                with explained(self.path), closing(db):
-                    if fresh and self._is_in_place():
+                with translate_file_errors(self.path), closing(db):
+                    if unapplied and self._is_in_place():
                         with _transaction(db):
-                            _settle(db, fresh, self._newest)
+                            _apply(db, unapplied, self._newest)
                         db.execute("PRAGMA incremental_vacuum").fetchall()
         finally:
-            self._count = 0
+            self._unapplied_count = 0
             self._lock.release()
 
     def _is_in_place(self) -> bool:
-        """Whether the file is still the one that others find, and find in use."""
-        return identity(self._place) == self._file and self._lock.is_there()
+        """Return whether other servers find this file under its path, and find it locked."""
+        return file_identity(self._absolute) == self._identity and self._lock.is_effective()
 
-    def _limit_log(self, coming: int, kind: str = "RESTART") -> None:
-        """So many bytes are about to be logged: let the log begin anew if it would become too large."""
-        if self._logged and self._logged + coming > _LOG_BYTES:
+    def _limit_wal(self, size: int, kind: str = "RESTART") -> None:
+        """Restart the write-ahead log if `size` more bytes would make it too large."""
+        if self._wal_size and self._wal_size + size > _MAX_WAL_SIZE:
             db = self._opened()
-            # Without waiting for somebody who reads: it is tried again with the next batch.
+            # Do not wait for a reader: the next batch tries again.
             db.execute("PRAGMA busy_timeout = 0")
             try:
                 is_busy = db.execute(f"PRAGMA wal_checkpoint({kind})").fetchone()[0]
             finally:
-                db.execute(f"PRAGMA busy_timeout = {int(1000 * _PATIENCE)}")
+                db.execute(f"PRAGMA busy_timeout = {int(1000 * _BUSY_TIMEOUT)}")
             if not is_busy:
-                self._logged = 0
-        self._logged += coming
+                self._wal_size = 0
+        self._wal_size += size
 
     @contextmanager
-    def _known_log(self) -> Iterator[None]:
-        """What a write that failed has logged, and had to count, is not known: the next one begins by making room."""
+    def _unknown_wal_size_on_error(self) -> Iterator[None]:
+        """After a failed write, assume that the log is full: the next write restarts it."""
         try:
             yield
         except BaseException:
-            self._logged = _LOG_BYTES
+            self._wal_size = _MAX_WAL_SIZE
             raise
 
     def _opened(self) -> sqlite3.Connection:
@@ -217,68 +220,68 @@ class SQLiteStore:
             raise StoreError(f"{self.path} is closed")
         return self._db
 
-    def _make_folder(self) -> None:
-        folder = self._place.parent
+    def _create_folder(self) -> None:
+        folder = self._absolute.parent
         if not folder.exists():
             folder.mkdir(parents=True)
             if folder.name.startswith("."):
-                # A folder of ours inside somebody's project: nothing in it is for their history.
+                # A folder like .tidings/ in a user's project does not belong into its version control.
                 (folder / ".gitignore").write_text("*\n", encoding="utf-8")
 
     def _set_up(self) -> None:
         db = self._opened()
         is_new = not db.execute("PRAGMA user_version").fetchone()[0]
         if is_new:
-            db.execute(f"PRAGMA page_size = {_PAGE}")
-            db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before there are tables
+            db.execute(f"PRAGMA page_size = {_PAGE_SIZE}")
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # has no effect once there are tables
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA wal_autocheckpoint = 0")  # but see `_limit_log`
-        db.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
-        # Some builds of SQLite write all that is deleted once more, as zeroes: a third of what a storm costs.
+        db.execute("PRAGMA wal_autocheckpoint = 0")  # `_limit_wal` does it
+        db.execute(f"PRAGMA journal_size_limit = {_MAX_WAL_SIZE}")
+        # Some builds of SQLite overwrite deleted data with zeroes: a third of the cost of many changes.
         db.execute("PRAGMA secure_delete = FAST").fetchall()
         if is_new:
             with _transaction(db):
                 for statement in _TABLES.split(";"):
                     db.execute(statement)
-                db.execute(f"PRAGMA application_id = {_APPLICATION}")
+                db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version = {SCHEMA}")
-                named = [("epoch", secrets.token_hex(8)), ("life", 0), ("settled", 0), ("forgotten", 0)]
-                db.executemany("INSERT INTO meta VALUES (?, ?)", named)
+                meta = [("epoch", secrets.token_hex(8)), (_RUN, 0), (_APPLIED, 0), ("forgotten", 0)]
+                db.executemany("INSERT INTO meta VALUES (?, ?)", meta)
 
-    def _begin_life(self) -> int:
+    def _start_run(self) -> int:
         db = self._opened()
         db.execute("PRAGMA synchronous = FULL")
         with _transaction(db):
-            db.execute("UPDATE meta SET value = value + 1 WHERE name = 'life'")
-            life = db.execute("SELECT value FROM meta WHERE name = 'life'").fetchone()[0]
-            db.execute(f"PRAGMA user_version = {SCHEMA}")  # of one that an older version has written, too
+            db.execute("UPDATE meta SET value = value + 1 WHERE name = ?", (_RUN,))
+            run = db.execute("SELECT value FROM meta WHERE name = ?", (_RUN,)).fetchone()[0]
+            db.execute(f"PRAGMA user_version = {SCHEMA}")  # a file of an older format has this one from now on
         db.execute("PRAGMA synchronous = NORMAL")
-        return int(life)
+        return int(run)
 
 
 def peek(path: Path | str) -> State:
-    """What is in a file, without taking hold of it: a server may have it meanwhile."""
+    """Return the state in a file without opening the store. A server may use the file meanwhile."""
     path = Path(path)
-    with explained(path, "read"):
+    with translate_file_errors(path, "read"):
         if not path.is_file():
-            raise StoreError(f"{path}: there is no such file; a server makes it when it first has something to keep")
+            raise StoreError(f"{path}: there is no such file; a server creates it when it starts")
         location = f"file:{quote(str(path.resolve()))}"
         try:
-            return _look(f"{location}?mode=ro", path)
+            return _read_only(f"{location}?mode=ro", path)
         except sqlite3.OperationalError as error:
-            # Where not even the files beside it may be made; then nobody writes to it either.
-            if primary_code(error) not in NOT_ALLOWED:
+            # In a read-only folder SQLite cannot create its own files. No server can write to it there either.
+            if primary_code(error) not in PERMISSION_CODES:
                 raise
-            log = Path(f"{path.resolve()}-wal")
-            if log.exists() and log.stat().st_size:
-                raise StoreError(f"{path} has a log beside it; copy both to a folder where you may write") from None
-            return _look(f"{location}?immutable=1", path)
+            wal = Path(f"{path.resolve()}-wal")
+            if wal.exists() and wal.stat().st_size:
+                raise StoreError(f"{path} has a log beside it; copy both to a folder that you can write to") from None
+            return _read_only(f"{location}?immutable=1", path)
 
 
-def _look(location: str, path: Path) -> State:
+def _read_only(location: str, path: Path) -> State:
     with closing(_connect(location)) as db:
         if not _check(db, path):
-            raise StoreError(f"{path} is empty; a server that is started with it writes to it what it has to keep")
+            raise StoreError(f"{path} is empty; a server that uses it fills it")
         return _load(db)[0]
 
 
@@ -286,23 +289,23 @@ def _look(location: str, path: Path) -> State:
 
 
 def _load(db: sqlite3.Connection) -> tuple[State, int]:
-    """All of it, as of one moment, and the revision as of which the tables are up to date."""
+    """Return the state at one moment, and the revision up to which the tables are up to date."""
     try:
         with _transaction(db, "DEFERRED"):
-            state, settled = _read(db)
+            state, applied = _read(db)
     except (msgspec.MsgspecError, LookupError, ValueError, TypeError) as error:
         raise sqlite3.DatabaseError(str(error)) from None
     except sqlite3.OperationalError as error:
-        if primary_code(error) == sqlite3.SQLITE_ERROR:  # a table is not there, or is another one
+        if primary_code(error) == sqlite3.SQLITE_ERROR:  # a table or a column is missing
             raise sqlite3.DatabaseError(str(error)) from None
         raise
     _verify(state)
-    return state, settled
+    return state, applied
 
 
 def _read(db: sqlite3.Connection) -> tuple[State, int]:
     meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
-    state = State(str(meta["epoch"]), int(meta["life"]))
+    state = State(str(meta["epoch"]), int(meta[_RUN]))
     items = {
         (Feature(feature), key): Item(Feature(feature), key, json, hashed)
         for feature, key, json, hashed in db.execute("SELECT feature, key, json, hash FROM items")
@@ -311,22 +314,22 @@ def _read(db: sqlite3.Connection) -> tuple[State, int]:
         state.versions[Feature(feature)] = Version(revision, digest)
     for uri, revision, digest in db.execute("SELECT uri, revision, digest FROM contents ORDER BY revision"):
         state.contents[uri] = Version(revision, digest)
-    for history, revision in db.execute("SELECT history, revision FROM floors"):
-        state.floors[Feature(history) if history else None] = revision
+    for part, revision in db.execute("SELECT history, revision FROM floors"):
+        state.floors[Feature(part) if part else None] = revision
     changes = [
         change
-        for history, row in db.execute("SELECT history, changes FROM journal")
-        for change in unpacked(row, Feature(history) if history else None)
+        for part, row in db.execute("SELECT history, changes FROM journal")
+        for change in decode_row(row, Feature(part) if part else None)
     ]
     for (text,) in db.execute("SELECT state FROM durables"):
         durable = _decode_durable(text)
         state.durables[durable.key] = durable
     changes.sort(key=lambda change: change.revision)
-    settled = int(meta["settled"])
+    applied = int(meta[_APPLIED])
     newer = Batch()
-    newer.take(change for change in changes if change.revision > settled)
-    items_now: dict[tuple[Feature, str], Item | None] = {**items, **newer.items}
-    state.items = [item for item in items_now.values() if item is not None]
+    newer.add_changes(change for change in changes if change.revision > applied)
+    current: dict[tuple[Feature, str], Item | None] = {**items, **newer.items}
+    state.items = [item for item in current.values() if item is not None]
     state.versions |= newer.versions
     for uri, version in newer.contents.items():
         state.contents.pop(uri, None)
@@ -334,100 +337,98 @@ def _read(db: sqlite3.Connection) -> tuple[State, int]:
     state.forgotten = int(meta["forgotten"])
     state.contents = {uri: each for uri, each in state.contents.items() if each.revision > state.forgotten}
     state.journal = [change for change in changes if change.revision > state.floors.get(journal_part(change), 0)]
-    return state, settled
+    return state, applied
 
 
 def _verify(state: State) -> None:
-    """The lists' digests are over their items, so they tell whether those are the right ones."""
+    """Compare the items with the digests of their lists."""
     sums = {feature: ListDigest() for feature in Feature}
     for item in state.items:
         sums[item.feature].add(item.hash)
     for feature, found in sums.items():
         version = state.versions.get(feature)
         if found.hexdigest() != (version.digest if version else EMPTY):
-            raise sqlite3.DatabaseError(f"the {feature.value} in it are not those that their digest is of")
+            raise sqlite3.DatabaseError(f"the {feature.value} do not match their digest")
 
 
 # Writing
 
 
 def _journal_rows(changes: Iterable[Change]) -> list[tuple[str, int, bytes]]:
-    histories: dict[History, list[Change]] = {}
+    parts: dict[JournalPart, list[Change]] = {}
     for change in changes:
-        histories.setdefault(journal_part(change), []).append(change)
+        parts.setdefault(journal_part(change), []).append(change)
     return [
-        (history.value if history else "", last, row)
-        for history, found in histories.items()
-        for last, row in packed(found)
+        (part.value if part else "", last, row) for part, found in parts.items() for last, row in encode_rows(found)
     ]
 
 
 def _forget(db: sqlite3.Connection, batch: Batch) -> None:
-    for history, floor in batch.floors.items():
-        name = history.value if history else ""
+    for part, floor in batch.floors.items():
+        name = part.value if part else ""
         db.execute("INSERT OR REPLACE INTO floors VALUES (?, ?)", (name, floor))
         db.execute("DELETE FROM journal WHERE history = ? AND last <= ?", (name, floor))
 
 
-def _settle(db: sqlite3.Connection, fresh: Batch, revision: int) -> None:
-    """Bring the tables up to date."""
-    if fresh.replaces_items:
+def _apply(db: sqlite3.Connection, batch: Batch, revision: int) -> None:
+    """Update the tables."""
+    if batch.replaces_items:
         db.execute("DELETE FROM items")
-    items = [(key[0].value, key[1], item) for key, item in fresh.items.items()]
-    gone = [(feature, key) for feature, key, item in items if item is None]
-    there = [(feature, key, item.json, item.hash) for feature, key, item in items if item is not None]
-    db.executemany("DELETE FROM items WHERE feature = ? AND key = ?", gone)
-    db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)", there)
-    versions = [(feature.value, *version) for feature, version in fresh.versions.items()]
+    items = [(key[0].value, key[1], item) for key, item in batch.items.items()]
+    removed = [(feature, key) for feature, key, item in items if item is None]
+    present = [(feature, key, item.json, item.hash) for feature, key, item in items if item is not None]
+    db.executemany("DELETE FROM items WHERE feature = ? AND key = ?", removed)
+    db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)", present)
+    versions = [(feature.value, *version) for feature, version in batch.versions.items()]
     db.executemany("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", versions)
-    contents = [(uri, *version) for uri, version in fresh.contents.items()]
+    contents = [(uri, *version) for uri, version in batch.contents.items()]
     db.executemany("INSERT OR REPLACE INTO contents VALUES (?, ?, ?)", contents)
-    db.execute("INSERT OR REPLACE INTO meta VALUES ('settled', ?)", (revision,))
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_APPLIED, revision))
 
 
-def _settle_bytes(*batches: Batch) -> int:
-    """About what `_settle` writes."""
+def _apply_size(*batches: Batch) -> int:
+    """Estimate the bytes that `_apply` logs."""
     items = sum(len(item.json) for batch in batches for item in batch.items.values() if item is not None)
     return items + 256 * sum(len(batch.items) + len(batch.contents) for batch in batches)
 
 
 def _durable_rows(batch: Batch) -> list[tuple[str, str, str | None]]:
-    """Owner, name and state of each. One that has no written form is left out: it must not hold back the others."""
+    """Return owner, name and record of each. Leave out one that cannot be encoded: it must not prevent the others."""
     rows: list[tuple[str, str, str | None]] = []
     for (owner, name), durable in batch.durables.items():
         try:
             name.encode()
-            state = None if durable is None else msgspec.json.encode(durable).decode()
-            rows.append((msgspec.json.encode(owner).decode(), name, state))
+            record = None if durable is None else msgspec.json.encode(durable).decode()
+            rows.append((msgspec.json.encode(owner).decode(), name, record))
         except (ValueError, TypeError, OverflowError) as error:
             logger.error("the durable subscription %r can't be saved: %s", name, error)
     return rows
 
 
-def _durable_bytes(db: sqlite3.Connection, rows: Collection[tuple[str, str, str | None]]) -> int:
-    """About what `_write_durables` logs: their own bytes; where they lie far apart, the pages that they are in, one of
-    the table and one of its index for each."""
+def _durables_size(db: sqlite3.Connection, rows: Collection[tuple[str, str, str | None]]) -> int:
+    """Estimate the bytes that `_write_durables` logs: those of the records or, if they are far apart in the file, those
+    of their pages, one of the table and one of its index for each."""
     if not rows:
         return 0
     size = sum(64 + sum(len(value) for value in row if value is not None) for row in rows)
     count = int(db.execute("SELECT count(*) FROM durables").fetchone()[0])
-    return max(size, min(2 * _PAGE * len(rows), count * size // len(rows)))
+    return max(size, min(2 * _PAGE_SIZE * len(rows), count * size // len(rows)))
 
 
 def _write_durables(db: sqlite3.Connection, rows: Iterable[tuple[str, str, str | None]]) -> None:
-    for owner, name, state in rows:
-        if state is None:
+    for owner, name, record in rows:
+        if record is None:
             db.execute("DELETE FROM durables WHERE owner = ? AND name = ?", (owner, name))
         else:
-            # In its place: a row that was replaced would be written elsewhere, and its index with it.
+            # Not REPLACE: that writes the row to another place, and its index too.
             db.execute(
                 "INSERT INTO durables VALUES (?, ?, ?) ON CONFLICT (owner, name) DO UPDATE SET state = excluded.state",
-                (owner, name, state),
+                (owner, name, record),
             )
 
 
-def _give_back(db: sqlite3.Connection) -> None:
-    """After a storm, pages that are no longer needed are the file system's again."""
+def _vacuum(db: sqlite3.Connection) -> None:
+    """Return unused pages to the file system if there are many."""
     free = db.execute("PRAGMA freelist_count").fetchone()[0]
     if free > 1024 and 2 * free > db.execute("PRAGMA page_count").fetchone()[0]:
         db.execute(f"PRAGMA incremental_vacuum({free // 2})").fetchall()
@@ -444,27 +445,27 @@ def _versions(batch: Batch) -> Iterator[Version]:
 def _connect(location: str) -> sqlite3.Connection:
     return sqlite3.connect(
         location,
-        timeout=_PATIENCE,
-        isolation_level=None,  # transactions are begun and ended here, by hand
-        check_same_thread=False,  # one thread at a time, not always the same one
+        timeout=_BUSY_TIMEOUT,
+        isolation_level=None,  # `_transaction` starts and ends them
+        check_same_thread=False,  # one thread at a time uses it, but not always the same one
         uri=location.startswith("file:"),
     )
 
 
 def _check(db: sqlite3.Connection, path: Path) -> bool:
-    """Refuse what is not ours, before anything is changed about it; whether there is anything in it."""
-    # In this order: a server may begin the file between the two.
+    """Refuse a file that is not a store, before it is changed. Return whether the file has a state."""
+    # In this order: a server may create the tables between the two.
     tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if not tables and not version:
         return False
-    if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
-        raise StoreBroken(f"{path} is a database of something else; name another file")
+    if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+        raise StoreBroken(f"{path} is a database of another program; name another file")
     if version < 1:
-        raise StoreBroken(f"{path} is damaged (there is no format {version}); move it away to begin anew")
+        raise StoreBroken(f"{path} is damaged (there is no format {version}); move it away to start without it")
     if version > SCHEMA:
         raise StoreBroken(
-            f"{path} was written by a newer Tidings (format {version}, this one knows {SCHEMA}); update this one, or "
+            f"{path} was written by a newer Tidings (format {version}, this one knows {SCHEMA}); update Tidings, or "
             "name another file"
         )
     return True
@@ -477,6 +478,6 @@ def _transaction(db: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[No
         yield
         db.execute("COMMIT")
     except BaseException:
-        if db.in_transaction:  # some failures have ended it already
+        if db.in_transaction:  # some errors end it
             db.execute("ROLLBACK")
         raise
