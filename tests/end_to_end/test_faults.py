@@ -229,8 +229,8 @@ async def test_a_client_that_closes_its_half_is_gone(how: How) -> None:
             "SplicedSession": 5,
             "Mailbox": 0,
             "Entry": 0,
-            "Channel": 0,
-            "Parked": 0,
+            "AsgiStream": 0,
+            "ParkedStream": 0,
             "ListenStream": 0,
         }
         await server.until(lambda state: kept.items() <= state["objects"].items(), is_deep=True)
@@ -346,7 +346,7 @@ async def test_a_stream_takes_no_more_than_it_may(
         taken = (server.rss() - before) / 1_500
         assert (await server.state())["listening"] == 2_000
         objects = (await server.state(is_deep=True))["objects"]
-        assert (objects["Parked"], objects["Channel"]) == (2_000, 0)
+        assert (objects["ParkedStream"], objects["AsgiStream"]) == (2_000, 0)
     with capsys.disabled():
         sys.stdout.write(f"\n[{how}] a stream takes {taken / 1e3:.1f} kB\n")
     assert taken <= most

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.faults.wire import Stream
-from tests.support.http_server import FRONTS, Door, Line, open_door, some_server
+from tests.support.http_server import Door, Line, open_door, some_server
 from tests.support.sdk_clients import DEADLINE
 from tests.support.waiting import until
-from tidings.http.parking import Parked
+from tidings.http.parking import ParkedStream
 
 pytestmark = pytest.mark.anyio
 
@@ -40,10 +40,9 @@ def outlets(door: Door) -> list[type]:
 # The whole response
 
 
-@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("connection", ["close", "keep-alive"])
-async def test_a_stream_that_has_nothing_to_tell_is_acknowledged_and_ended(front: str, connection: str) -> None:
-    async with open_door(some_server(), front) as door, door.line() as line:
+async def test_a_stream_that_has_nothing_to_tell_is_acknowledged_and_ended(connection: str) -> None:
+    async with open_door(some_server()) as door, door.line() as line:
         line.writer.write(line.listens("mine", {}, Connection=connection))
         answer = await line.answer()
         told = [json.loads(each[6:]) for each in answer.body.split(b"\r\n") if each.startswith(b"data: ")]
@@ -57,8 +56,7 @@ async def test_a_stream_that_has_nothing_to_tell_is_acknowledged_and_ended(front
             assert b"200" in (await line.send(line.asks("tools/list"))).status
 
 
-@pytest.mark.parametrize("front", FRONTS)
-async def test_a_stream_that_opens_while_the_server_stops_is_acknowledged_and_ended(front: str) -> None:
+async def test_a_stream_that_opens_while_the_server_stops_is_acknowledged_and_ended() -> None:
     asked, may = asyncio.Event(), asyncio.Event()
 
     async def authorize(principal: Any, topic: Any) -> bool:
@@ -66,7 +64,7 @@ async def test_a_stream_that_opens_while_the_server_stops_is_acknowledged_and_en
         await may.wait()
         return True
 
-    async with open_door(some_server(), front, authorize=authorize) as door, door.line() as line:
+    async with open_door(some_server(), authorize=authorize) as door, door.line() as line:
         line.writer.write(line.listens("mine"))
         with anyio.fail_after(DEADLINE):
             await asked.wait()
@@ -129,7 +127,7 @@ async def check_line(door: Door, kinds: list[str], cuts: list[int], *, has_strea
             check_clocks(door)
             door.live.tools.update("clock", description=f"{door.live.catalog.revision}")
             assert await stream.event() is not None
-        assert outlets(door) == [Parked]
+        assert outlets(door) == [ParkedStream]
     await until(lambda: not len(door.live.listen))
 
 
@@ -151,7 +149,7 @@ def test_whatever_comes_on_one_connection_is_answered_in_its_order() -> None:
 
     server.add_tool(slow, name="slow")
     with asyncio.Runner() as runner:
-        context = open_door(server, "own")
+        context = open_door(server)
         door = runner.run(context.__aenter__())
 
         @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))

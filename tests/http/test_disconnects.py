@@ -1,4 +1,4 @@
-"""Streams under uvicorn that stay responses: they end when their client leaves, when it asks for something else on the
+"""Streams under uvicorn that are not parked end when their client disconnects, when it sends another request on the
 same connection, and when the server stops without a signal. With each of uvicorn's parsers, on both event loops.
 """
 
@@ -14,43 +14,46 @@ import pytest
 from tests.support.faults.wire import get_request, listen_request, modern_request, open_session
 from tests.support.loops import anyio_backend
 from tests.support.streams import (
-    ANOTHER,
-    Capitals,
-    Delayed,
+    NEXT_REQUEST,
+    BodyMiddleware,
+    QueueMiddleware,
     Server,
-    check_told,
+    check_change,
+    check_ended,
+    check_notified,
     connected,
-    event,
-    rest,
+    read_event,
+    read_rest,
     serving,
 )
 from tests.support.waiting import DEADLINE, until
-from tidings.http.app import _protocol
-from tidings.http.disconnects import Guard
-from tidings.http.stream import Channel
+from tidings.http.disconnects import ConnectionWatcher
+from tidings.http.stream import AsgiStream
 
 __all__ = ["anyio_backend"]
 
 pytestmark = pytest.mark.anyio
 
 
-class Wrapped:
-    """A middleware that gives the app another `receive`."""
+class ReceiveMiddleware:
+    """Gives the app another `receive`, and changes the body, so that no stream is parked."""
 
     def __init__(self, app: Any) -> None:
-        self._app = app
+        self._app = BodyMiddleware(app)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def received() -> Any:
+        async def wrapped() -> Any:
             return await receive()
 
-        # And another `send`, so that no stream is parked.
-        await Capitals(self._app)(scope, received if scope["type"] == "http" else receive, send)
+        await self._app(scope, wrapped if scope["type"] == "http" else receive, send)
 
 
-@pytest.fixture(params=["ours", "httptools", "h11"])
+@pytest.fixture(params=["httptools", "h11"])
 def http(request: pytest.FixtureRequest) -> Any:
-    return _protocol() if request.param == "ours" else request.param
+    return request.param
+
+
+every_middleware = pytest.mark.parametrize("middleware", [BodyMiddleware, ReceiveMiddleware, QueueMiddleware])
 
 
 async def check_nothing_is_left(server: Server) -> None:
@@ -59,127 +62,113 @@ async def check_nothing_is_left(server: Server) -> None:
     assert (live.gate.count, len(live.listen), len(live.splice)) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("middleware", [Capitals, Wrapped, Delayed])
-async def test_a_request_that_comes_in_later_ends_the_stream_and_is_answered(middleware: Any, http: Any) -> None:
+@every_middleware
+async def test_later_request_ends_the_stream_and_gets_its_response(middleware: Any, http: Any) -> None:
     async with serving(middleware, http=http) as server:
         async with connected(server, listen_request(1)) as (stream, writer):
-            await check_told(server, stream)
-            assert [type(each) for each in server.outlets] == [Channel]
-            writer.write(ANOTHER)
-            assert [told["id"] for told in await rest(stream)] == [1]
+            await check_notified(server, stream)
+            assert server.stream_types == [AsgiStream]
+            writer.write(NEXT_REQUEST)
+            await check_ended(stream, 1)
             async with asyncio.timeout(DEADLINE):
                 assert (await stream._reader.readline()).startswith(b"HTTP/1.1 200")
         await check_nothing_is_left(server)
 
 
-@pytest.mark.parametrize("middleware", [Capitals, Wrapped, Delayed])
-async def test_a_client_that_leaves_with_a_request_behind_a_stream_that_it_does_not_read_is_gone(
-    middleware: Any, http: Any
-) -> None:
-    """uvicorn tells the newest request alone, and this one could not end before."""
+@every_middleware
+async def test_disconnect_with_an_unread_stream_and_a_waiting_request_is_detected(middleware: Any, http: Any) -> None:
+    """uvicorn reports the disconnect only to the newest request, and the stream can't end before it."""
     async with serving(middleware, http=http) as server:
         async with connected(server, listen_request(1)) as (stream, writer):
-            await event(stream)
+            await read_event(stream)
             writer.transport.pause_reading()  # type: ignore[attr-defined]
-            (outlet,) = server.outlets
-            editions = itertools.count(1)
+            (response,) = server.streams
+            versions = itertools.count(1)
             await until(
-                lambda: outlet.is_busy or server.live.listen.slow,
-                doing=lambda: server.change(f"{next(editions)}" * 100_000),
+                lambda: response.is_busy or server.live.listen.slow,
+                doing=lambda: server.change(f"{next(versions)}" * 100_000),
             )
-            writer.write(ANOTHER)
+            writer.write(NEXT_REQUEST)
             await writer.drain()
             writer.transport.abort()
         await check_nothing_is_left(server)
 
 
-class Held:
-    """A middleware that lets listen requests in only when it may."""
+class HoldingMiddleware:
+    """Passes requests on only when the test allows it."""
 
-    def __init__(self, app: Any, may_go_on: asyncio.Event, failed: list[Exception]) -> None:
+    def __init__(self, app: Any, may_continue: asyncio.Event, errors: list[Exception]) -> None:
         self._app = app
-        self._may_go_on = may_go_on
-        self._failed = failed
+        self._may_continue = may_continue
+        self._errors = errors
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            await self._may_go_on.wait()
+            await self._may_continue.wait()
         try:
             await self._app(scope, receive, send)
         except Exception as error:
-            self._failed.append(error)
+            self._errors.append(error)
             raise
 
 
-@pytest.mark.parametrize("behind", [b"", ANOTHER], ids=["nothing", "a request"])
-async def test_a_client_that_left_before_its_stream_was_opened_leaves_nothing_and_is_no_error(
-    behind: bytes, http: Any
-) -> None:
-    failed: list[Exception] = []
-    may_go_on = asyncio.Event()
-    async with serving(partial(Held, may_go_on=may_go_on, failed=failed), http=http) as server:
+@pytest.mark.parametrize("next_request", [b"", NEXT_REQUEST], ids=["alone", "with another request"])
+async def test_disconnect_before_the_stream_opens_is_no_error(next_request: bytes, http: Any) -> None:
+    errors: list[Exception] = []
+    may_continue = asyncio.Event()
+    async with serving(partial(HoldingMiddleware, may_continue=may_continue, errors=errors), http=http) as server:
         state = server.uvicorn.server_state
         _, writer = await asyncio.open_connection(*server.address[:2])
-        writer.write(listen_request(1) + behind)
+        writer.write(listen_request(1) + next_request)
         await until(lambda: state.tasks)
         connection: Any = next(iter(state.connections))
         writer.transport.abort()
-        connection.flow.resume_reading()  # as whoever still reads the request would
+        connection.flow.resume_reading()  # as a middleware that still reads the request does
         await until(lambda: not state.connections)
-        may_go_on.set()
+        may_continue.set()
         await check_nothing_is_left(server)
-        assert not failed
+        assert not errors
 
 
-async def test_a_request_behind_a_legacy_stream_is_answered_and_the_session_may_open_another(http: Any) -> None:
+async def test_later_request_ends_a_legacy_stream_and_the_session_can_open_another(http: Any) -> None:
     async with serving(http=http) as server:
         session_id = await open_session(server.address[1])
         async with connected(server, get_request(session_id)) as (stream, writer):
-            server.change("new")
-            assert (await event(stream))["params"]["tool"]["description"] == "new"
-            writer.write(ANOTHER)
-            assert await rest(stream) == []
+            await check_change(server, stream, "new")
+            writer.write(NEXT_REQUEST)
+            assert await read_rest(stream) == []
             async with asyncio.timeout(DEADLINE):
                 assert (await stream._reader.readline()).startswith(b"HTTP/1.1 200")
         await until(lambda: not len(server.live.splice))
         async with connected(server, get_request(session_id)) as (stream, _):
-            server.change("newer")
-            assert (await event(stream))["params"]["tool"]["description"] == "newer"
+            await check_change(server, stream, "newer")
 
 
-@pytest.mark.parametrize("middleware", [Capitals, Wrapped, Delayed])
-async def test_a_server_that_stops_without_a_signal_ends_every_stream_gracefully(middleware: Any, http: Any) -> None:
-    async with (
-        serving(middleware, http=http, timeout_graceful_shutdown=DEADLINE) as server,
-        connected(server, listen_request("mine")) as (stream, _),
-    ):
-        await event(stream)
-        assert [type(each) for each in server.outlets] == [Channel]
-        server.uvicorn.should_exit = True
-        (result,) = await rest(stream)
-        assert result["id"] == "mine"
-        assert stream.is_terminated
-
-
-@pytest.mark.parametrize("middleware", [Capitals, Wrapped, Delayed])
-async def test_a_server_that_stops_without_a_signal_ends_legacy_streams(middleware: Any, http: Any) -> None:
+@every_middleware
+async def test_server_that_stops_without_a_signal_ends_every_stream(middleware: Any, http: Any) -> None:
     async with serving(middleware, http=http, timeout_graceful_shutdown=DEADLINE) as server:
         session_id = await open_session(server.address[1])
-        async with connected(server, get_request(session_id)) as (stream, _):
+        async with (
+            connected(server, listen_request("mine")) as (stream, _),
+            connected(server, get_request(session_id)) as (legacy, _),
+        ):
+            await read_event(stream)
+            assert server.stream_types == [AsgiStream]
             await until(lambda: len(server.live.splice))
             server.uvicorn.should_exit = True
-            assert await rest(stream) == []
-            assert stream.is_terminated
+            await check_ended(stream, "mine")
+            assert await read_rest(legacy) == []
+            assert legacy.is_terminated
 
 
-async def test_a_guarded_connection_counts_once_and_is_uvicorns_again_after_the_stream(http: Any) -> None:
-    async with serving(Delayed, http=http) as server, connected(server, listen_request(1)) as (stream, writer):
+async def test_watched_connection_counts_once_and_is_given_back_after_the_stream(http: Any) -> None:
+    async with serving(QueueMiddleware, http=http) as server, connected(server, listen_request(1)) as (stream, writer):
         connections: Any = server.uvicorn.server_state.connections
-        await event(stream)
-        assert [type(each) for each in connections] == [Guard]
-        writer.write(ANOTHER)
-        await rest(stream)
-        assert [type(each) for each in connections] != [Guard]
+        await read_event(stream)
+        assert [type(each) for each in connections] == [ConnectionWatcher]
+        writer.write(NEXT_REQUEST)
+        await read_rest(stream)
+        assert [type(each) for each in connections] != [ConnectionWatcher]
         assert len(connections) == 1
         async with asyncio.timeout(DEADLINE):
             await stream._reader.readuntil(b'"tools"')

@@ -1,6 +1,4 @@
-"""The parts of uvicorn that the lanes rely on are where they look for them, shown by what they are for; a uvicorn that
-lacks one is left alone.
-"""
+"""uvicorn has every part that `tidings.http` uses, and a uvicorn without one of them is left alone."""
 
 from __future__ import annotations
 
@@ -15,14 +13,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from tidings.http.disconnects import guard, leave_word
-from tidings.http.parking import ParkingProtocol
-from tidings.http.stream import PARK
+from tests.support.faults.wire import get_request, open_session
+from tests.support.streams import connected, read_rest, serving
+from tests.support.waiting import until
+from tidings.http.disconnects import RequestReference, watch_connection
+from tidings.http.parking import buffer_response
+
+pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def connected(protocol: type[ParkingProtocol], app: Any) -> AsyncIterator[asyncio.StreamReader]:
-    """A request to an app behind this protocol; gives what comes back."""
+async def response_of(protocol: type[Any], app: Any) -> AsyncIterator[asyncio.StreamReader]:
+    """Send a request to an app behind this protocol."""
     config = uvicorn.Config(app, http=protocol, lifespan="off", log_level="critical")
     config.load()
     state = ServerState()
@@ -34,44 +36,39 @@ async def connected(protocol: type[ParkingProtocol], app: Any) -> AsyncIterator[
         writer.close()
 
 
-class Nobody:
-    """Whose stream it is, here."""
-
-    def on_free(self) -> None: ...
-    def on_slow(self) -> None: ...
-    def on_lost(self) -> None: ...
-    def end(self) -> None: ...
-    def give_way(self) -> None: ...
+class Callbacks:
+    def on_writable(self) -> None: ...
+    def on_write_timeout(self) -> None: ...
+    def on_disconnect(self) -> None: ...
+    def end(self, reason: Any) -> None: ...
 
 
-@pytest.mark.anyio
-async def test_a_connection_of_uvicorns_can_be_taken_over_in_the_middle_of_a_response() -> None:
-    over: asyncio.Future[tuple[Any, Any]] = asyncio.get_running_loop().create_future()
+async def test_connection_can_be_parked_in_the_middle_of_a_response() -> None:
+    done: asyncio.Future[tuple[Any, Any]] = asyncio.get_running_loop().create_future()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         try:
-            over.set_result((asyncio.current_task(), await take_over(scope, receive, send)))
+            done.set_result((asyncio.current_task(), await park(scope, receive, send)))
         except BaseException as error:
-            over.set_exception(error)
+            done.set_exception(error)
             raise
 
-    async def take_over(scope: Any, receive: Any, send: Any) -> Any:
+    async def park(scope: Any, receive: Any, send: Any) -> Any:
         await receive()
-        transport = receive.__self__.transport  # where a channel looks for it
-        watch = scope["extensions"][PARK]["watch"]
-        witness = watch()
-        assert witness is not None, "uvicorn has moved what parking takes apart; see `_name_parts` in parked.py"
+        transport = receive.__self__.transport
+        buffered = buffer_response(scope, receive)
+        assert buffered is not None, "uvicorn has changed; see `_check_attributes` in parking.py"
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body", "body": b"first", "more_body": True})
-        assert watch() is None, "the response has begun"
-        parked = witness.park(b"first", Nobody(), 1.0)
+        assert buffer_response(scope, receive) is None, "the response has begun"
+        parked = buffered.park(b"first", Callbacks(), 1.0)
         assert parked is not None
         assert transport.get_protocol() is parked
         assert (await receive())["type"] == "http.disconnect"
         return parked
 
-    async with connected(ParkingProtocol, app) as reader:
-        task, parked = await over
+    async with response_of(HttpToolsProtocol, app) as reader:
+        task, parked = await done
         await task
         assert parked.write(b"second")
         assert parked.write(b"", is_last=True)
@@ -80,44 +77,55 @@ async def test_a_connection_of_uvicorns_can_be_taken_over_in_the_middle_of_a_res
         assert body == b"5\r\nfirst\r\n6\r\nsecond\r\n0\r\n\r\n"
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("protocol", [HttpToolsProtocol, H11Protocol])
-async def test_a_request_of_uvicorns_is_found_and_guarded_in_the_middle_of_its_response(protocol: Any) -> None:
+async def test_connection_of_a_request_is_found_and_watched(protocol: Any) -> None:
     found: list[bool] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         async def wrapped() -> Any:
             return await receive()
 
-        async def look(scope: Any, receive: Any) -> None:
-            guarded = guard(scope, receive, lambda reason: None)
-            found.append(guarded is not None)
-            if guarded is not None:
-                guarded.leave()
+        async def look(scope: Any, receive: Any, send: Any = None) -> None:
+            watcher = watch_connection(scope, receive, lambda reason: None)
+            found.append(watcher is not None)
+            if watcher is not None:
+                watcher.close()
+
+        async def look_in_a_task(scope: Any, receive: Any, send: Any) -> None:
+            await asyncio.create_task(look(scope, wrapped))
 
         await look(scope, receive)
-        await look(scope, wrapped)  # by its task
-        leave_word(scope, receive)
-        await asyncio.create_task(look(scope, wrapped))  # by the word
+        await look(scope, wrapped)  # found by the task
+        await RequestReference(look_in_a_task)(scope, receive, send)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
         await send({"type": "http.response.body", "body": b"end"})
 
-    async with connected(protocol, app) as reader:
+    async with response_of(protocol, app) as reader:
         await reader.readuntil(b"end")
-    assert found == [True] * 3, "uvicorn has moved what guard.py uses; see `_name_parts` there"
+    assert found == [True] * 3, "uvicorn has changed; see `_check_attributes` in disconnects.py"
 
 
-@pytest.mark.anyio
-async def test_a_uvicorn_without_those_parts_is_left_alone() -> None:
-    class Other(ParkingProtocol):
+async def test_legacy_stream_has_a_direct_writer() -> None:
+    async with serving() as server:
+        async with connected(server, get_request(await open_session(server.address[1]))) as (stream, _):
+            await until(lambda: len(server.live.splice))
+            (response,) = server.live.splice._ends
+            assert response.write_directly is not None, "uvicorn has changed; see `direct_writer`"
+            server.live.stop()
+            await read_rest(stream)
+
+
+async def test_uvicorn_without_a_part_is_left_alone() -> None:
+    class Other(HttpToolsProtocol):
         def on_message_begin(self) -> None:
             super().on_message_begin()
             self.__dict__.pop("pipeline", None)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        found = scope["extensions"][PARK]["watch"]()
+        buffered = buffer_response(scope, receive)
+        watcher = watch_connection(scope, receive, lambda reason: None)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
-        await send({"type": "http.response.body", "body": repr(found).encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": repr((buffered, watcher)).encode(), "more_body": True})
 
-    async with connected(Other, app) as reader:
-        assert b"None" in await reader.readuntil(b"None")
+    async with response_of(Other, app) as reader:
+        assert b"(None, None)" in await reader.readuntil(b")")

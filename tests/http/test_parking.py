@@ -1,86 +1,108 @@
-"""Parked streams: when a connection is parked and when it is not, what is let go with it, and what it does then.
+"""When a stream is parked, what is released then, and how a parked connection behaves.
 
-What a stream says is the same on both fronts, and tested over both elsewhere; here is what only the parked one has.
-Other connections than plain TCP are in test_parked_connections.
+`test_stream.py` has the tests that both kinds of streams share.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import socket
+import ssl
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.faults.wire import ALL, listen_request
+from tests.support.certificates import make_certificates
+from tests.support.faults.wire import get_request, listen_request, open_session
 from tests.support.loops import anyio_backend
 from tests.support.streams import (
-    ANOTHER,
-    Capitals,
-    Delayed,
-    Labelled,
-    check_told,
+    NEXT_REQUEST,
+    BodyMiddleware,
+    HeaderMiddleware,
+    QueueMiddleware,
+    SendMiddleware,
+    Server,
+    check_change,
+    check_ended,
+    check_notified,
     connected,
-    event,
-    rest,
+    read_event,
+    read_rest,
     serving,
 )
 from tests.support.waiting import DEADLINE, until
-from tidings import Feature, Reason
-from tidings.http.parking import Parked
-from tidings.http.stream import Channel
+from tidings import Policy, Reason
+from tidings.http.parking import DirectWriter, ParkedStream
+from tidings.http.stream import AsgiStream
 
 __all__ = ["anyio_backend"]
 
 pytestmark = pytest.mark.anyio
-KINDS = (
-    *("Parked", "ListenStream", "Subscriber"),
-    *("Channel", "Connection", "RequestResponseCycle", "HttpRequestParser"),
-)
+
+KEPT = ("ParkedStream", "ListenStream", "Subscriber")
+RELEASED = ("AsgiStream", "HttpToolsProtocol", "RequestResponseCycle", "HttpRequestParser")
 
 
-# What is let go
+async def test_parked_stream_releases_task_request_parser_and_protocol() -> None:
+    def count() -> Counter[str]:
+        return Counter(type(each).__name__ for each in gc.get_objects() if type(each).__name__ in KEPT + RELEASED)
 
-
-async def test_a_parked_stream_keeps_neither_task_nor_cycle_nor_parser_nor_protocol() -> None:
     gc.collect()
-    there = counted()  # what tests of other files have left in this process
+    others = count()  # left by other tests of this process
     async with serving() as server, connected(server, listen_request(0)) as (first, _):
-        await check_told(server, first)
-        before = len(asyncio.all_tasks())
+        await check_notified(server, first)
+        tasks = len(asyncio.all_tasks())
         gc.collect()
-        gc.disable()  # what only the collector finds would be found too late, and by all
+        gc.disable()  # nothing may depend on the garbage collector
         try:
             async with (
                 connected(server, listen_request(1)) as (second, _),
                 connected(server, listen_request(2)) as (third, _),
             ):
-                await event(second)
-                await event(third)
-                assert [type(outlet) for outlet in server.outlets] == [Parked] * 3
-                await until(lambda: len(asyncio.all_tasks()) == before)
+                await read_event(second)
+                await read_event(third)
+                assert server.stream_types == [ParkedStream] * 3
+                await until(lambda: len(asyncio.all_tasks()) == tasks)
                 await until(lambda: not server.uvicorn.server_state.tasks)
-                assert kept(there) == {"Parked": 3, "ListenStream": 3, "Subscriber": 3}
-            await until(lambda: len(server.outlets) == 1)
-            await until(lambda: kept(there) == {"Parked": 1, "ListenStream": 1, "Subscriber": 1})
+                assert count() - others == dict.fromkeys(KEPT, 3)
+            await until(lambda: count() - others == dict.fromkeys(KEPT, 1))
         finally:
             gc.enable()
         assert server.live.gate.count == 1
 
 
-def counted() -> Counter[str]:
-    return Counter(type(each).__name__ for each in gc.get_objects() if type(each).__name__ in KINDS)
+async def test_server_counts_requests_and_connections_of_parked_streams() -> None:
+    async with serving() as server:
+        state = server.uvicorn.server_state
+        async with connected(server, listen_request(1)) as (stream, _):
+            await read_event(stream)
+            assert state.total_requests == 1
+            assert [type(each) for each in state.connections] == [ParkedStream]
+        await until(lambda: not state.connections)
 
 
-def kept(there: Counter[str]) -> dict[str, int]:
-    """What is there now and was not."""
-    return dict(counted() - there)
+async def test_server_that_stops_without_a_signal_ends_parked_streams() -> None:
+    """Its shutdown asks each connection to end, and waits for requests."""
+    async with (
+        serving(timeout_graceful_shutdown=DEADLINE) as server,
+        connected(server, listen_request("mine")) as (stream, _),
+    ):
+        await read_event(stream)
+        server.uvicorn.should_exit = True
+        await check_ended(stream, "mine")
 
 
-class Receiving:
-    """A middleware that receives in a task of its own, and waits for it at the end."""
+# When a stream is parked
+
+
+class ReceivingMiddleware:
+    """Receives in a task of its own, and waits for that task at the end."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -91,109 +113,84 @@ class Receiving:
             return
         received: asyncio.Queue[Any] = asyncio.Queue()
 
-        async def pass_on() -> None:
+        async def forward() -> None:
             message = None
             while message is None or message["type"] != "http.disconnect":
                 message = await receive()
                 await received.put(message)
 
-        passing = asyncio.create_task(pass_on())
+        forwarding = asyncio.create_task(forward())
         await self._app(scope, received.get, send)
-        await passing
+        await forwarding
 
 
-async def test_behind_one_uvicorns_own_connections_are_not_found() -> None:
-    async with (
-        serving(Receiving, http="httptools") as server,
-        connected(server, listen_request(1)) as (stream, _),
-    ):
-        await check_told(server, stream)
-        assert [type(outlet) for outlet in server.outlets] == [Channel]
-        server.live.stop()
-        await rest(stream)
-
-
-async def test_a_middleware_that_still_receives_is_let_go() -> None:
-    async with serving(Receiving) as server:
-        before = len(asyncio.all_tasks())
-        async with connected(server, listen_request(1)) as (stream, _):
-            await check_told(server, stream)
-            assert [type(outlet) for outlet in server.outlets] == [Parked]
+@pytest.mark.parametrize(
+    ("middleware", "kind"),
+    [
+        (BodyMiddleware, AsgiStream),
+        (QueueMiddleware, AsgiStream),
+        (HeaderMiddleware, ParkedStream),
+        (ReceivingMiddleware, ParkedStream),
+    ],
+)
+async def test_stream_is_parked_only_if_the_connection_gets_what_the_app_sent(middleware: Any, kind: type) -> None:
+    async with serving(middleware) as server, connected(server, listen_request(1)) as (stream, _):
+        await check_notified(server, stream)
+        assert server.stream_types == [kind]
+        if kind is ParkedStream:
             await until(lambda: not server.uvicorn.server_state.tasks)
-            assert len(asyncio.all_tasks()) == before
-
-
-async def test_the_server_goes_on_counting_requests_and_connections() -> None:
-    async with serving() as server:
-        state = server.uvicorn.server_state
-        async with connected(server, listen_request(1)) as (stream, _):
-            await event(stream)
-            assert state.total_requests == 1
-            (connection,) = state.connections
-            assert isinstance(connection, Parked)
-        await until(lambda: not state.connections)
-
-
-async def test_a_server_that_stops_without_a_signal_ends_parked_streams_gracefully() -> None:
-    """Its shutdown asks each connection to end; plain requests are waited for."""
-    async with (
-        serving(timeout_graceful_shutdown=DEADLINE) as server,
-        connected(server, listen_request("mine")) as (stream, _),
-    ):
-        await event(stream)
-        server.uvicorn.should_exit = True
-        (result,) = await rest(stream)
-        assert result["id"] == "mine"
-        assert stream.is_terminated
-
-
-# When a stream is not parked
-
-
-@pytest.mark.parametrize("is_ours", [True, False], ids=["our protocol", "uvicorn's"])
-@pytest.mark.parametrize(("middleware", "outlet"), [(Capitals, Channel), (Delayed, Channel), (Labelled, Parked)])
-async def test_a_stream_is_parked_only_if_it_reaches_the_connection_as_it_was_sent(
-    middleware: Any, outlet: type, is_ours: bool
-) -> None:
-    options = {} if is_ours else {"http": "httptools"}
-    async with serving(middleware, **options) as server, connected(server, listen_request(1)) as (stream, _):
-        await check_told(server, stream)
-        assert [type(each) for each in server.outlets] == [outlet]
         server.live.stop()
-        (result,) = await rest(stream)
-        assert result["id"] == 1
-        assert stream.is_terminated
+        await check_ended(stream, 1)
 
 
-class Waiting:
-    """A middleware that goes on only when it may, after the start of the response."""
+@pytest.mark.parametrize("case", ["HTTP/1.0", "h11"])
+async def test_stream_is_not_parked_with_another_protocol(case: str) -> None:
+    request = listen_request(1)
+    if case == "HTTP/1.0":
+        request = request.replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    async with serving(http="h11" if case == "h11" else "httptools") as server, connected(server, request):
+        await until(lambda: server.stream_types == [AsgiStream])
 
-    def __init__(self, app: Any, started: asyncio.Event, may_go_on: asyncio.Event, failed: list[Exception]) -> None:
+
+@pytest.mark.parametrize("behind", [NEXT_REQUEST, NEXT_REQUEST[:30]], ids=["a request", "the beginning of one"])
+async def test_stream_with_another_request_behind_it_ends(behind: bytes) -> None:
+    async with serving() as server:
+        async with connected(server, listen_request(1) + behind) as (stream, _):
+            assert (await read_event(stream))["method"] == "notifications/subscriptions/acknowledged"
+            await check_ended(stream, 1)
+        live, state = server.live, server.uvicorn.server_state
+        await until(lambda: not state.connections and not state.tasks)
+        assert (live.gate.count, len(live.listen), len(live.hub)) == (0, 0, 0)
+
+
+class StartMiddleware:
+    """Waits after the start of the response until the test allows it to continue."""
+
+    def __init__(self, app: Any, started: asyncio.Event, may_continue: asyncio.Event, errors: list[Exception]) -> None:
         self._app = app
         self._started = started
-        self._may_go_on = may_go_on
-        self._failed = failed
+        self._may_continue = may_continue
+        self._errors = errors
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def waiting(message: Any) -> None:
             await send(message)
             if message["type"] == "http.response.start":
                 self._started.set()
-                await self._may_go_on.wait()
+                await self._may_continue.wait()
 
         try:
             await self._app(scope, receive, waiting if scope["type"] == "http" else send)
         except Exception as error:
-            self._failed.append(error)
+            self._errors.append(error)
             raise
 
 
-@pytest.mark.parametrize("is_ours", [True, False], ids=["our protocol", "uvicorn's"])
-async def test_a_client_that_leaves_before_its_response_has_left_is_no_error(is_ours: bool) -> None:
-    failed: list[Exception] = []
-    started, may_go_on = asyncio.Event(), asyncio.Event()
-    middleware = partial(Waiting, started=started, may_go_on=may_go_on, failed=failed)
-    async with serving(middleware, **({} if is_ours else {"http": "httptools"})) as server:
+async def test_disconnect_while_the_response_is_buffered_is_no_error() -> None:
+    errors: list[Exception] = []
+    started, may_continue = asyncio.Event(), asyncio.Event()
+    middleware = partial(StartMiddleware, started=started, may_continue=may_continue, errors=errors)
+    async with serving(middleware) as server:
         _, writer = await asyncio.open_connection(*server.address[:2])
         writer.write(listen_request(1))
         async with asyncio.timeout(DEADLINE):
@@ -201,92 +198,176 @@ async def test_a_client_that_leaves_before_its_response_has_left_is_no_error(is_
         writer.close()
         state = server.uvicorn.server_state
         await until(lambda: not state.connections)
-        may_go_on.set()
+        may_continue.set()
         await until(lambda: not state.tasks)
-        assert not failed
+        assert not errors
         assert server.live.gate.count == 0
-
-
-async def test_a_client_of_http_1_0_is_not_parked() -> None:
-    async with serving() as server, connected(server, listen_request(1).replace(b"HTTP/1.1", b"HTTP/1.0", 1)):
-        await until(lambda: len(server.outlets) == 1)
-        assert isinstance(server.outlets[0], Channel)
-
-
-@pytest.mark.parametrize("behind", [ANOTHER, ANOTHER[:30]], ids=["a request", "the beginning of one"])
-async def test_a_stream_with_another_request_behind_it_is_not_parked(behind: bytes) -> None:
-    """Nor is it kept: what is behind it would wait for ever."""
-    async with serving() as server:
-        async with connected(server, listen_request(1) + behind) as (stream, _):
-            assert (await event(stream))["method"] == "notifications/subscriptions/acknowledged"
-            assert [told["id"] for told in await rest(stream)] == [1]
-            assert stream.is_terminated, "the connection is left for the request behind it"
-        live, state = server.live, server.uvicorn.server_state
-        await until(lambda: not state.connections and not state.tasks)
-        assert (live.gate.count, len(live.listen), len(live.hub)) == (0, 0, 0)
-
-
-async def test_with_another_parser_there_is_nothing_to_park_with() -> None:
-    async with serving(http="h11") as server, connected(server, listen_request(1)) as (stream, _):
-        await check_told(server, stream)
-        assert [type(each) for each in server.outlets] == [Channel]
 
 
 # What comes in on a parked connection
 
 
-async def test_a_request_that_comes_in_later_ends_the_stream_and_the_connection() -> None:
-    """It would wait for the end of a response that has none."""
+async def test_later_request_ends_the_stream_and_the_connection() -> None:
     async with serving() as server, connected(server, listen_request("mine")) as (stream, writer):
-        await event(stream)
-        assert isinstance(server.outlets[0], Parked)
-        writer.write(ANOTHER)
-        (result,) = await rest(stream)
-        assert result["id"] == "mine"
-        assert stream.is_terminated
-        await until(lambda: not server.outlets)
+        await read_event(stream)
+        assert server.stream_types == [ParkedStream]
+        writer.write(NEXT_REQUEST)
+        await check_ended(stream, "mine")
+        await until(lambda: not server.streams)
         assert server.live.gate.count == 0
         assert dict(server.live.hub.counts.closed) == {Reason.REPLACED: 1}
 
 
-async def test_the_connection_that_loses_its_name_to_another_is_no_shutdown() -> None:
+async def test_stream_that_loses_its_durable_name_ends_as_replaced() -> None:
     durable = {"dev.tidings/durable": {"name": "mine", "ttl": 60}}
     async with serving() as server, connected(server, listen_request(1, meta=durable)) as (older, _):
-        await event(older)
+        await read_event(older)
         async with connected(server, listen_request(2, meta=durable)) as (newer, _):
-            await check_told(server, newer)
-            (result,) = await rest(older)
-            assert result["id"] == 1
+            await check_notified(server, newer)
+            await check_ended(older, 1)
             assert dict(server.live.hub.counts.closed) == {Reason.REPLACED: 1}
 
 
-async def test_a_line_break_after_the_request_is_none() -> None:
+async def test_line_break_after_the_request_is_ignored() -> None:
     async with serving() as server, connected(server, listen_request(1)) as (stream, writer):
-        await event(stream)
+        await read_event(stream)
         writer.write(b"\r\n")
         await writer.drain()
-        server.change("first")
-        assert (await event(stream))["params"]["tool"]["description"] == "first"
-        # Surely read by now: what is written is answered in the order in which it comes.
-        server.change("second")
-        assert (await event(stream))["params"]["tool"]["description"] == "second"
-        assert isinstance(server.outlets[0], Parked)
+        await check_change(server, stream, "first")
+        await check_change(server, stream, "second")  # by now the server has read the line break
+        assert server.stream_types == [ParkedStream]
 
 
-# What all share
+# Other connections than TCP over IPv4
 
 
-async def test_an_acknowledgement_that_is_shared_says_what_is_true_now_and_whose_it_is() -> None:
-    said = []
-    async with serving() as server:
-        for request_id in (1, "two", 3):
-            if request_id == 3:
-                server.change("new")
-            async with connected(server, listen_request(request_id, ALL)) as (stream, _):
-                meta = (await event(stream))["params"]["_meta"]
-            assert meta["io.modelcontextprotocol/subscriptionId"] == request_id
-            said.append(meta["dev.tidings/cursor"]["topics"])
-        assert said[0] == said[1]
-        assert said[2]["tools"]["revision"] == server.live.catalog.version(Feature.TOOLS).revision
-        assert said[2]["tools"] != said[1]["tools"]
-        assert said[2]["prompts"] == said[1]["prompts"]
+@pytest.mark.parametrize("kind", ["IPv6", "Unix socket", "TLS"])
+async def test_stream_over_any_connection_is_parked(kind: str, tmp_path: Path) -> None:
+    request, options, client = listen_request(1), {}, {}
+    if kind == "IPv6":
+        if not socket.has_ipv6:
+            pytest.skip("this machine has no IPv6")
+        request, options = request.replace(b"127.0.0.1:80", b"[::1]:80"), {"host": "::1"}
+    elif kind == "Unix socket":
+        options = {"uds": str(tmp_path / "s")}
+    else:
+        options = certificate(tmp_path)
+        client = {"ssl": ssl.create_default_context(cafile=options["ssl_ca_certs"]), "server_hostname": "localhost"}
+    async with serving(**options) as server, connected(server, request, **client) as (stream, _):
+        await check_notified(server, stream)
+        assert server.stream_types == [ParkedStream]
+        server.live.stop()
+        await check_ended(stream, 1)
+
+
+class TlsClient:
+    """Reads what it is sent, and never closes its side of the TLS connection."""
+
+    def __init__(self, address: Any, trust: ssl.SSLContext, request: bytes) -> None:
+        self._socket = trust.wrap_socket(socket.create_connection(address, DEADLINE), server_hostname="localhost")
+        self._socket.sendall(request)
+        self.text = b""
+
+    async def read_until(self, mark: bytes) -> None:
+        while mark not in self.text:
+            data = await asyncio.to_thread(self._socket.recv, 1 << 16)
+            assert data, f"the connection ended after {self.text[-100:]!r}"
+            self.text += data
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.to_thread(self._socket.sendall, data)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@asynccontextmanager
+async def tls_client(server: Server, files: dict[str, str], request: bytes) -> AsyncIterator[TlsClient]:
+    trust = ssl.create_default_context(cafile=files["ssl_ca_certs"])
+    client = await asyncio.to_thread(TlsClient, server.address, trust, request)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("kind", [ParkedStream, AsgiStream])
+async def test_tls_client_that_never_closes_cannot_keep_the_process(tmp_path: Path, kind: type) -> None:
+    """As under `uvicorn --ssl-keyfile …`, which waits for every connection without a limit."""
+    files = certificate(tmp_path)
+    middleware = [] if kind is ParkedStream else [BodyMiddleware]
+    async with (
+        serving(*middleware, timeout_graceful_shutdown=None, **files) as server,
+        tls_client(server, files, listen_request(1)) as client,
+    ):
+        await client.read_until(b"acknowledged")
+        await until(lambda: server.stream_types == [kind])
+        server.live.stop()
+        server.uvicorn.should_exit = True
+        await client.read_until(b"\r\n0\r\n\r\n")
+        async with asyncio.timeout(15):  # the event loops give up by themselves after 30 s
+            await until(lambda: not server.uvicorn.server_state.connections)
+
+
+async def test_ended_stream_of_a_tls_client_does_not_count_and_its_connection_is_aborted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = certificate(tmp_path)
+    async with (
+        serving(policy=Policy(write_deadline=1.0, max_streams=1), **files) as server,
+        tls_client(server, files, listen_request(1)) as client,
+    ):
+        await client.read_until(b"acknowledged")
+        await client.send(NEXT_REQUEST)
+        await client.read_until(b"\r\n0\r\n\r\n")
+        async with tls_client(server, files, listen_request(2)) as other:
+            await other.read_until(b"acknowledged")
+            assert server.live.gate.count == 1
+            await until(lambda: len(server.streams) == 1)
+        assert dict(server.live.hub.counts.cut_off) == {}, "the client has read everything"
+        assert "not read" not in caplog.text
+
+
+def certificate(folder: Path) -> dict[str, str]:
+    authority, own = make_certificates(folder, "localhost")
+    return {"ssl_certfile": str(own), "ssl_keyfile": str(own), "ssl_ca_certs": str(authority)}
+
+
+# Legacy streams
+
+
+class EditingMiddleware(SendMiddleware):
+    """Changes a few events."""
+
+    def change(self, message: Any) -> Any:
+        body = message.get("body", b"").replace(b"edition 2", b"edition X")
+        return {**message, "body": body} if message["type"] == "http.response.body" else message
+
+
+@pytest.mark.parametrize("case", ["direct", "middleware", "around", "proxy headers"])
+async def test_legacy_events_are_written_directly_only_without_middleware(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes] = []
+    write = DirectWriter.write
+
+    def record(self: DirectWriter, chunk: bytes) -> bool:
+        is_written = write(self, chunk)
+        written.extend([chunk] if is_written else [])
+        return is_written
+
+    monkeypatch.setattr(DirectWriter, "write", record)
+    middleware = [EditingMiddleware] if case == "middleware" else []
+    around = EditingMiddleware if case == "around" else None
+    async with serving(*middleware, around=around, proxy_headers=case == "proxy headers") as server:
+        async with connected(server, get_request(await open_session(server.address[1]))) as (stream, _):
+            descriptions = []
+            for number in range(3):
+                server.change(f"edition {number}")
+                descriptions.append((await read_event(stream))["params"]["tool"]["description"])
+            server.live.stop()
+            assert await read_rest(stream) == []
+            assert stream.is_terminated
+    is_direct = case in ("direct", "proxy headers")
+    assert descriptions == ["edition 0", "edition 1", "edition 2" if is_direct else "edition X"]
+    assert sum(b"edition" in chunk for chunk in written) == (3 if is_direct else 0)

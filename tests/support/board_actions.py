@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from tidings import Feature, Filter, Live, Notification, Policy, Principal, Terms, Topic
 from tidings.core.journal import change_json
-from tidings.http.parking import Parked
+from tidings.http.parking import ParkedStream
 
 LOREM = "Unchanging."
 CHANGE_SCHEMA = {
@@ -214,7 +214,7 @@ class Board:
             },
             "pending": sum(each.mailbox_size for _, watchers in subscriptions for each in watchers),
             "streams": live.gate.count,
-            "parked": sum(type(each.channel) is Parked for streams in live.listen._streams for each in streams),
+            "parked": sum(type(each.channel) is ParkedStream for streams in live.listen._streams for each in streams),
             "spliced": len(live.splice._sessions),
             "standing": len(live.splice),
             "asked": self.asked,

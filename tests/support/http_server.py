@@ -1,7 +1,6 @@
 """A live server on a real socket in the test's own event loop, and a client that writes and reads bare bytes.
 
-Two fronts: plain ASGI, as under `uvicorn app:app`, and our own process (`live.run("http")`). The requests that reach
-the SDK are counted.
+It counts the requests that reach the SDK.
 """
 
 from __future__ import annotations
@@ -18,17 +17,14 @@ import anyio
 import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.prompts import Prompt
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.support.sdk_clients import DEADLINE, MODERN
 from tests.support.waiting import until
 from tidings import Live, Policy
-from tidings.http.parking import ParkingProtocol
 from tidings.http.router import Router
 
-__all__ = ["FRONTS", "Answer", "Door", "Line", "modern", "open_door", "some_server"]
+__all__ = ["Answer", "Door", "Line", "modern", "open_door", "some_server"]
 
-FRONTS = ("asgi", "own")
 META = {
     "io.modelcontextprotocol/protocolVersion": MODERN,
     "io.modelcontextprotocol/clientInfo": {"name": "dör", "version": "1"},
@@ -204,7 +200,6 @@ class PromptServer(uvicorn.Server):
 @asynccontextmanager
 async def open_door(
     server: Any,
-    front: str = "asgi",
     *,
     policy: Policy | None = None,
     shared_lists: bool | None = None,
@@ -231,9 +226,8 @@ async def open_door(
             await sdk(scope, receive, send)
 
         door.front._app = counting  # type: ignore[assignment]
-    protocol = ParkingProtocol if front == "own" else HttpToolsProtocol
     config = {"log_config": None, "access_log": False, "timeout_graceful_shutdown": 1, **config}
-    door.server = PromptServer(uvicorn.Config(built, http=protocol, **config))
+    door.server = PromptServer(uvicorn.Config(built, http="httptools", **config))
     serving = asyncio.ensure_future(door.server.serve(sockets=[listener]))
     try:
         async with door.line() as line:  # answered once the server has started

@@ -1,4 +1,4 @@
-"""Streams of a server in the test's own event loop, and middlewares that stand before them."""
+"""Streams of a server in the test's own event loop, and middleware in front of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from tests.support.faults.wire import Stream, modern_request
 from tests.support.waiting import DEADLINE, until
 from tidings import Live
-from tidings.http.app import _protocol
+
+NEXT_REQUEST = modern_request("tools/list", 2)
 
 
 class Server:
-    """uvicorn with our protocol, in this very event loop."""
+    """uvicorn in the test's event loop."""
 
     def __init__(self, live: Live, server: uvicorn.Server) -> None:
         self.live = live
@@ -29,8 +30,13 @@ class Server:
         return self.uvicorn.servers[0].sockets[0].getsockname()
 
     @property
-    def outlets(self) -> list[Any]:
+    def streams(self) -> list[Any]:
+        """The response streams of the listen streams."""
         return [stream.channel for streams in self.live.listen._streams for stream in streams]
+
+    @property
+    def stream_types(self) -> list[type]:
+        return [type(stream) for stream in self.streams]
 
     def change(self, text: str) -> None:
         self.live.tools.update("echo", description=text)
@@ -38,16 +44,17 @@ class Server:
 
 @asynccontextmanager
 async def serving(*middleware: Any, policy: Any = None, around: Any = None, **options: Any) -> AsyncIterator[Server]:
-    mcp = MCPServer("parked", log_level="ERROR")
+    """Serve an app with this middleware; `around` wraps the whole app, and `options` are uvicorn's."""
+    mcp = MCPServer("streams", log_level="ERROR")
     mcp.add_tool(str.upper, name="echo", description="old")
     live = Live(mcp, policy=policy)
     app = live.http_app()
     for each in middleware:
         app.add_middleware(each)
-    options = {"port": 0, "http": _protocol(), "timeout_graceful_shutdown": 1, **options}
+    options = {"port": 0, "http": "httptools", "timeout_graceful_shutdown": 1, **options}
     config = uvicorn.Config(app if around is None else around(app), log_level="critical", **options)
     server = Server(live, uvicorn.Server(config))
-    # Not `serve()`, which would take the signals of the tests' own process.
+    # Not `serve()`, which would handle the signals of the tests' own process.
     running = asyncio.create_task(server.uvicorn._serve())
     await until(lambda: server.uvicorn.started)
     try:
@@ -60,7 +67,7 @@ async def serving(*middleware: Any, policy: Any = None, around: Any = None, **op
 
 @asynccontextmanager
 async def connected(server: Server, sent: bytes, **options: Any) -> AsyncIterator[tuple[Stream, asyncio.StreamWriter]]:
-    """A client that has sent this, and read the head of the response."""
+    """Connect, send these bytes, and read the head of the response."""
     if isinstance(server.address, str):
         reader, writer = await asyncio.open_unix_connection(server.address)
     else:
@@ -76,60 +83,72 @@ async def connected(server: Server, sent: bytes, **options: Any) -> AsyncIterato
         writer.close()
 
 
-async def event(stream: Stream) -> dict[str, Any]:
+async def read_event(stream: Stream) -> dict[str, Any]:
     async with asyncio.timeout(DEADLINE):
-        told = await stream.event()
-    assert told is not None, "the stream ended"
-    return told
+        event = await stream.event()
+    assert event is not None, "the stream ended"
+    return event
 
 
-async def check_told(server: Server, stream: Stream) -> None:
-    """The stream is acknowledged, and told of a change."""
-    assert (await event(stream))["method"] == "notifications/subscriptions/acknowledged"
-    server.change("new")
-    assert (await event(stream))["params"]["tool"]["description"] == "new"
+async def check_change(server: Server, stream: Stream, text: str) -> None:
+    """Check that the next event is the notification of a change made now."""
+    server.change(text)
+    assert (await read_event(stream))["params"]["tool"]["description"] == text
 
 
-async def rest(stream: Stream) -> list[dict[str, Any]]:
+async def check_notified(server: Server, stream: Stream) -> None:
+    """Check that the stream is acknowledged, and notified of a change."""
+    assert (await read_event(stream))["method"] == "notifications/subscriptions/acknowledged"
+    await check_change(server, stream, "new")
+
+
+async def read_rest(stream: Stream) -> list[dict[str, Any]]:
     async with asyncio.timeout(DEADLINE):
         return await stream.rest()
 
 
-class Capitals:
-    """A middleware that changes what is sent."""
+async def check_ended(stream: Stream, request_id: int | str) -> None:
+    """Check that the stream ends gracefully, with the result of its request."""
+    assert [event["id"] for event in await read_rest(stream)] == [request_id]
+    assert stream.is_terminated
+
+
+class SendMiddleware:
+    """Base of middleware that changes messages of responses."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
+    def change(self, message: Any) -> Any:
+        raise NotImplementedError
+
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def changed(message: Any) -> None:
-            if message["type"] == "http.response.body":
-                message = {**message, "body": message["body"].replace(b'"2.0"', b'"2.0" ')}
-            await send(message)
+        async def send_changed(message: Any) -> None:
+            await send(self.change(message))
 
-        await self._app(scope, receive, changed if scope["type"] == "http" else send)
+        await self._app(scope, receive, send_changed if scope["type"] == "http" else send)
 
 
-class Delayed(BaseHTTPMiddleware):
-    """A middleware that hands on what is sent in its own time."""
+class BodyMiddleware(SendMiddleware):
+    """Changes the body."""
+
+    def change(self, message: Any) -> Any:
+        if message["type"] == "http.response.body":
+            return {**message, "body": message["body"].replace(b'"2.0"', b'"2.0" ')}
+        return message
+
+
+class HeaderMiddleware(SendMiddleware):
+    """Only adds a header."""
+
+    def change(self, message: Any) -> Any:
+        if message["type"] == "http.response.start":
+            return {**message, "headers": [*message["headers"], (b"x-label", b"yes")]}
+        return message
+
+
+class QueueMiddleware(BaseHTTPMiddleware):
+    """Passes messages on later, from another task."""
 
     async def dispatch(self, request: Any, call_next: Any) -> Any:
         return await call_next(request)
-
-
-class Labelled:
-    """A middleware that only adds to the headers."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def labelled(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], (b"x-label", b"yes")]}
-            await send(message)
-
-        await self._app(scope, receive, labelled if scope["type"] == "http" else send)
-
-
-ANOTHER = modern_request("tools/list", 2)

@@ -127,7 +127,8 @@ def write_alone(notification: Notification, shape: FrameFormat) -> bytes:
 
 
 def encode_tag(subscription_id: str | int) -> bytes:
-    return _escape(msgspec.json.encode(subscription_id))
+    # Copied, because msgspec's bytes keep the unused 32 bytes of its buffer, and every stream has a tag.
+    return b"%b" % _escape(msgspec.json.encode(subscription_id))
 
 
 def acknowledgement(honoured: dict[str, Any], meta: dict[str, Any], tag: bytes) -> bytes:

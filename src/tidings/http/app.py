@@ -17,9 +17,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from tidings.http.disconnects import leave_word
+from tidings.http.disconnects import RequestReference
 from tidings.http.router import Router
-from tidings.http.stream import Receive, Scope, Send
 from tidings.server import internals as seams
 from tidings.server.garbage_collection import spare, sparing
 
@@ -53,13 +52,12 @@ def build_app(live: Live, options: dict[str, Any]) -> Any:
             manager.asgi_app = Router(live, manager)
             return manager
 
-    build_stack = app.build_middleware_stack
-    app.build_middleware_stack = lambda: _Leaving(build_stack()) if app.user_middleware else build_stack()
     inner = app.router.lifespan_context
 
     @asynccontextmanager
-    async def lifespan(app: Any) -> AsyncIterator[Any]:
-        async with inner(app) as state:
+    async def lifespan(started: Any) -> AsyncIterator[Any]:  # the app, or another one that it is mounted in
+        _add_request_reference(app)
+        async with inner(started) as state:
             live.restart()
             # Read before the first client: one that only listens would otherwise be told of all that was there.
             await live.attend(seams.lifespan_state_of(take_place()))
@@ -73,16 +71,10 @@ def build_app(live: Live, options: dict[str, Any]) -> Any:
     return app
 
 
-class _Leaving:
-    """Stands before an app's middleware, and leaves word of each request for the guard of its stream."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            leave_word(scope, receive)
-        await self._app(scope, receive, send)
+def _add_request_reference(app: Any) -> None:
+    """Put `RequestReference` before the app's own middleware, all of which is known when the app starts."""
+    if app.user_middleware and not isinstance(app.middleware_stack, RequestReference):
+        app.middleware_stack = RequestReference(app.middleware_stack or app.build_middleware_stack())
 
 
 @contextmanager
@@ -153,18 +145,8 @@ def serve_app(
 
     config = uvicorn.Config(
         app,
-        http=_protocol(),
         timeout_graceful_shutdown=1,  # streams end by themselves; a request that hangs must not keep the process
         **options,
     )
     with sparing(), suppress(KeyboardInterrupt):  # which uvicorn raises anew once everything has ended
         Server(config).run(sockets=sockets)
-
-
-def _protocol() -> Any:
-    """Return the one that offers to park streams, if the parser that it needs is installed."""
-    try:
-        from tidings.http.parking import ParkingProtocol
-    except ImportError:
-        return "auto"
-    return ParkingProtocol

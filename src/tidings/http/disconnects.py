@@ -1,15 +1,19 @@
-"""What uvicorn leaves out for a response that goes on as a stream, and is not parked.
+"""Find the connection of a request under uvicorn, and detect when its stream must end.
 
-uvicorn tells only the newest request of a connection that its client is gone; a request behind a stream waits for ever,
-and nothing more is read; and a server that stops without a signal waits for every response to end by itself. So a guard
-stands between the connection and its protocol for as long as the stream goes on. It hands on all that it hears, tells
-the stream's own request when the client is gone, and asks the stream to end for another request or for a stop.
+uvicorn has three gaps for a response that continues as a stream:
 
-A request is found by its `receive`, by its task, or by the word that was left for it before the app's own middleware.
-Where something around the whole app gives it another `receive` *and* another task, it is not found, and all is as
-uvicorn does it; so it is on any other server.
+* It reports a disconnect only to the newest request of a connection.
+* A request behind the stream waits for ever, and nothing more is read.
+* A server that stops without a signal waits until every response ends by itself.
 
-`tests/http/test_internals_uvicorn.py` checks every part of uvicorn that this module relies on.
+So `ConnectionWatcher` stands between the connection and uvicorn's protocol while the stream is open. It forwards every
+call, reports the disconnect to the stream's own request, and ends the stream for another request or for a shutdown.
+
+A request is found by its `receive`, by its task, or by the reference that `RequestReference` puts into the scope before
+the app's own middleware runs. If something around the whole app replaces both `receive` and the task, the request is
+not found, and the gaps remain. Other servers are left alone.
+
+`tests/http/test_internals_uvicorn.py` checks every part of uvicorn that this module uses.
 """
 
 from __future__ import annotations
@@ -23,64 +27,105 @@ from typing import Any, TypeAlias
 
 from tidings.core.model import Reason
 
-__all__ = ["End", "Guard", "guard", "leave_word", "tell_if_gone"]
+__all__ = [
+    "ConnectionWatcher",
+    "EndStream",
+    "RequestReference",
+    "find_request",
+    "has_next_request",
+    "mark_disconnected",
+    "watch_connection",
+]
 
 logger = logging.getLogger(__name__)
 
-End: TypeAlias = Callable[[Reason], None]
-"""Ends a stream, as soon as it can."""
+EndStream: TypeAlias = Callable[[Reason], None]
+"""Ends a stream as soon as possible."""
 
-_HTTP = "uvicorn.protocols.http."
+_UVICORN = "uvicorn.protocols.http."
 
-_WORD = "dev.tidings/request"
-"""The extension in the scope that leads to a request, whatever runs the app."""
+_EXTENSION = "dev.tidings/request"
+"""The extension in the scope with the reference to uvicorn's request."""
 
 
-class Guard(asyncio.Protocol):
-    """Takes the place of uvicorn's protocol, with the connection and among the server's connections."""
+class RequestReference:
+    """ASGI middleware that puts a reference to uvicorn's request into the scope.
 
-    __slots__ = ("_cycle", "_end", "_protocol", "_transport")
+    The middleware inside it may replace `receive` and run the app in another task.
+    """
 
-    def __init__(self, cycle: Any, end: End) -> None:
-        self._cycle = cycle
-        self._end: End | None = end
-        self._transport = cycle.transport
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Callable[..., Any], send: Any) -> None:
+        if scope["type"] == "http":
+            request = getattr(receive, "__self__", None)
+            if _is_request(request):
+                # A weak reference, because the request has the scope.
+                scope.setdefault("extensions", {})[_EXTENSION] = weakref.ref(request)
+        await self._app(scope, receive, send)
+
+
+def find_request(scope: MutableMapping[str, Any], receive: Callable[..., Any]) -> Any:
+    """Return uvicorn's `RequestResponseCycle` of this request, or None."""
+    request = getattr(receive, "__self__", None)
+    if _is_request(request):
+        return request
+    reference = (scope.get("extensions") or {}).get(_EXTENSION)
+    if reference is not None:
+        return reference()
+    # uvicorn's task runs a method of the request.
+    task = asyncio.current_task()
+    coroutine = task.get_coro() if task is not None else None
+    request = inspect.getcoroutinelocals(coroutine).get("self") if inspect.iscoroutine(coroutine) else None
+    return request if _is_request(request) else None
+
+
+class ConnectionWatcher(asyncio.Protocol):
+    """Takes the place of uvicorn's protocol, in the transport and among the server's connections."""
+
+    __slots__ = ("_end", "_protocol", "_request", "_transport")
+
+    def __init__(self, request: Any, end: EndStream) -> None:
+        self._request = request
+        self._end: EndStream | None = end
+        self._transport = request.transport
         self._protocol = self._transport.get_protocol()
-        _name_parts(self._protocol, cycle)
+        _check_attributes(self._protocol, request)
         self._protocol.connections.discard(self._protocol)
         self._protocol.connections.add(self)
         self._transport.set_protocol(self)
 
-    def look_behind(self) -> None:
-        """Have the stream end if there is another request behind it: that would wait for ever."""
-        if self._end is not None and _has_another(self._protocol, self._cycle):
-            logger.debug("there is a request behind a stream; ending the stream")
+    def check_next_request(self) -> None:
+        """End the stream if another request came in behind it, which would wait for ever."""
+        if self._end is not None and has_next_request(self._protocol, self._request):
+            logger.debug("a request came in behind a stream; ending the stream")
             self._end(Reason.REPLACED)
 
-    def leave(self) -> None:
-        """The response ends: the connection is uvicorn's again, for the next one."""
+    def close(self) -> None:
+        """Give the connection back to uvicorn."""
         self._end = None
         self._protocol.connections.discard(self)
         if self._transport.get_protocol() is self:
             self._protocol.connections.add(self._protocol)
             self._transport.set_protocol(self._protocol)
 
-    # What the server calls
+    # Called by the server
 
     def shutdown(self) -> None:
         self._protocol.shutdown()
         if self._end is not None:
             self._end(Reason.SHUTDOWN)
 
-    # What the transport calls
+    # Called by the transport
 
     def data_received(self, data: bytes) -> None:
         self._protocol.data_received(data)
-        self.look_behind()
+        self.check_next_request()
 
     def eof_received(self) -> bool | None:
-        is_kept: bool | None = self._protocol.eof_received()
-        return is_kept
+        keeps_open: bool | None = self._protocol.eof_received()
+        return keeps_open
 
     def pause_writing(self) -> None:
         self._protocol.pause_writing()
@@ -91,76 +136,56 @@ class Guard(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end = None
         self._protocol.connections.discard(self)
-        _tell(self._cycle)
+        _set_disconnected(self._request)
         self._protocol.connection_lost(exc)
 
 
-def leave_word(scope: MutableMapping[str, Any], receive: Callable[..., Any]) -> None:
-    """A middleware may come that runs the app in another task."""
-    cycle = getattr(receive, "__self__", None)
-    if _is_cycle(cycle):
-        # Weakly: it holds its scope.
-        scope.setdefault("extensions", {})[_WORD] = weakref.ref(cycle)
-
-
-def tell_if_gone(scope: MutableMapping[str, Any], receive: Callable[..., Any]) -> bool:
-    """Tell a request whose client is gone already that it is: nothing can be sent any more, and nothing is."""
-    cycle = _cycle_of(scope, receive)
-    if cycle is None or not cycle.transport.is_closing():
+def mark_disconnected(scope: MutableMapping[str, Any], receive: Callable[..., Any]) -> bool:
+    """Mark a request whose connection is closed as disconnected: uvicorn then ignores what is sent."""
+    request = find_request(scope, receive)
+    if request is None or not request.transport.is_closing():
         return False
-    _tell(cycle)
+    _set_disconnected(request)
     return True
 
 
-def guard(scope: MutableMapping[str, Any], receive: Callable[..., Any], end: End) -> Guard | None:
-    """Guard the response of the request that is being served, if its connection is one that we know."""
-    if tell_if_gone(scope, receive):
+def watch_connection(
+    scope: MutableMapping[str, Any], receive: Callable[..., Any], end: EndStream
+) -> ConnectionWatcher | None:
+    """Watch the connection of a request if it is one of uvicorn's."""
+    if mark_disconnected(scope, receive):
         return None
-    cycle = _cycle_of(scope, receive)
+    request = find_request(scope, receive)
     try:
-        return Guard(cycle, end) if cycle is not None else None
+        return ConnectionWatcher(request, end) if request is not None else None
     except AttributeError as error:
-        logger.debug("this version of uvicorn is another than we know (%s); streams are not guarded", error)
+        logger.debug("this version of uvicorn is not supported (%s); connections are not watched", error)
         return None
 
 
-def _cycle_of(scope: MutableMapping[str, Any], receive: Callable[..., Any]) -> Any:
-    """uvicorn's side of a request."""
-    found = getattr(receive, "__self__", None)
-    if _is_cycle(found):
-        return found
-    word = (scope.get("extensions") or {}).get(_WORD)
-    if word is not None:
-        return word()
-    # uvicorn's task runs a method of it.
-    task = asyncio.current_task()
-    coroutine = task.get_coro() if task is not None else None
-    found = inspect.getcoroutinelocals(coroutine).get("self") if inspect.iscoroutine(coroutine) else None
-    return found if _is_cycle(found) else None
+def _set_disconnected(request: Any) -> None:
+    """Do what uvicorn does for the newest request."""
+    if not request.response_complete:
+        request.disconnected = True
+    request.message_event.set()
 
 
-def _tell(cycle: Any) -> None:
-    """As uvicorn does it for the newest request."""
-    if not cycle.response_complete:
-        cycle.disconnected = True
-    cycle.message_event.set()
+def _is_request(found: object) -> bool:
+    return type(found).__name__ == "RequestResponseCycle" and type(found).__module__.startswith(_UVICORN)
 
 
-def _is_cycle(found: object) -> bool:
-    return type(found).__name__ == "RequestResponseCycle" and type(found).__module__.startswith(_HTTP)
-
-
-def _has_another(protocol: Any, cycle: Any) -> bool:
-    """Whether another request, or the beginning of one, came in behind this one."""
-    if hasattr(protocol, "conn"):  # with h11, which reads no further until the response is over
+def has_next_request(protocol: Any, request: Any) -> bool:
+    """Return whether another request, or the beginning of one, came in behind this one."""
+    if hasattr(protocol, "conn"):  # h11, which does not parse further until the response is complete
         return bool(protocol.conn.trailing_data[0].strip(b"\r\n"))
-    return protocol.cycle is not cycle or bool(protocol.pipeline) or protocol.scope is not cycle.scope
+    return protocol.cycle is not request or bool(protocol.pipeline) or protocol.scope is not request.scope
 
 
-def _name_parts(protocol: Any, cycle: Any) -> tuple[object, ...]:
-    """All that a guard relies on. None of it is promised by uvicorn, and half of it would be worse than nothing."""
+def _check_attributes(protocol: Any, request: Any) -> tuple[object, ...]:
+    """Raise AttributeError if uvicorn lacks anything that `ConnectionWatcher` uses."""
     return (
         (protocol.connections.discard, protocol.shutdown, protocol.data_received, protocol.eof_received),
-        (protocol.pause_writing, protocol.resume_writing, protocol.connection_lost, _has_another(protocol, cycle)),
-        (cycle.response_complete, cycle.disconnected, cycle.message_event.set),
+        (protocol.pause_writing, protocol.resume_writing, protocol.connection_lost),
+        has_next_request(protocol, request),
+        (request.response_complete, request.disconnected, request.message_event.set),
     )

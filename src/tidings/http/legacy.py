@@ -20,9 +20,10 @@ from tidings.core.mailbox import IsMuted
 from tidings.core.model import Notification, Reason
 from tidings.core.subscriber import BUSY, ConnectionKind, Subscriber
 from tidings.errors import LimitReached
-from tidings.http.disconnects import tell_if_gone
+from tidings.http.disconnects import mark_disconnected
+from tidings.http.parking import direct_writer
 from tidings.http.sent_events import Sent
-from tidings.http.stream import Channel, Message, Receive, Scope, Send, dismiss
+from tidings.http.stream import AsgiStream, Message, Receive, Scope, Send, abort_unfinished
 from tidings.server.listen_options import ListenOptions
 
 if TYPE_CHECKING:
@@ -55,14 +56,14 @@ class SplicedSession:
         self._read: int | None = None
         """How many of them were read for sure, after a stream was cut off."""
         self.shape = FrameFormat(is_sse=True)
-        self.channels: list[Channel] = []
+        self.channels: list[AsgiStream] = []
         """Its open streams; the last one is written to."""
         self.subscriber: Subscriber | None = None
         self.version = ""
         """Of the protocol, once the handshake is over."""
 
     @property
-    def channel(self) -> Channel | None:
+    def channel(self) -> AsgiStream | None:
         return self.channels[-1] if self.channels else None
 
     def open(self, wish: ListenOptions, label: str, is_muted: IsMuted | None) -> Subscriber:
@@ -92,13 +93,13 @@ class SplicedSession:
         if not channel.write(bookmark(self._live.cursor_of(subscriber))):
             subscriber.pause()
 
-    def attach(self, channel: Channel, *, is_resumed: bool = False, read: int | None = None) -> None:
+    def attach(self, channel: AsgiStream, *, is_resumed: bool = False, read: int | None = None) -> None:
         """A stream is open: tell what is pending. A resumed one may be that of a request, where a server with an event
         store goes on with its answer: it is written to only while there is no other.
 
         `read` is the last event that the client has read, if it says so."""
         self.channels.insert(0 if is_resumed else len(self.channels), channel)
-        channel.owner = self
+        channel.callbacks = self
         if read is None and self.version >= _PRIMED_SINCE and not self._live.splice.has_event_store:
             # So that it can say how far it has read, also if it is cut off from all that comes now.
             channel.write(self._sent.id_line + b"data: \r\n\r\n")
@@ -121,17 +122,17 @@ class SplicedSession:
     async def unsubscribed(self, uri: str) -> None:
         self._sent.forget(uri)
 
-    def detach(self, channel: Channel) -> None:
+    def detach(self, channel: AsgiStream) -> None:
         """A stream is gone; the session may have another one, or open one."""
         if channel in self.channels:
             self.channels.remove(channel)
-            if channel.is_cut:
+            if channel.is_aborted:
                 self._read = self._start
             if self.subscriber is not None:
                 self.subscriber.pause()
-            self.on_free()
+            self.on_writable()
 
-    def on_free(self) -> None:
+    def on_writable(self) -> None:
         self._wake()
 
     def _wake(self, *, was_absent: bool = False) -> None:
@@ -139,7 +140,7 @@ class SplicedSession:
         if self.subscriber is not None and self.channel is not None and not self.channel.is_busy:
             self._live.hub.wake(self.subscriber, was_absent=was_absent)
 
-    def on_slow(self) -> None:
+    def on_write_timeout(self) -> None:
         self._live.hub.counts.cut_off[Reason.SLOW] += 1  # the stream alone: its session may open another one
         logger.warning("a legacy stream was not read for %s s; cutting it off", self._live.policy.write_deadline)
 
@@ -151,7 +152,7 @@ class LegacyStreams:
         """By the SDK's session id."""
         self.has_event_store = False
         """Whether the SDK itself gives ids to events, and replays them."""
-        self._ends: dict[Channel, tuple[asyncio.Event, asyncio.Event]] = {}
+        self._ends: dict[AsgiStream, tuple[asyncio.Event, asyncio.Event]] = {}
         """How to end a stream, and when the SDK has let go of it."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -174,10 +175,10 @@ class LegacyStreams:
     ) -> None:
         """Let the SDK serve the `GET`, and write between its chunks once it has accepted it. `is_its_own`: whether the
         session is there, and the caller's."""
-        tell_if_gone(scope, receive)
+        mark_disconnected(scope, receive)
         session = self.session(session_id)
         self._loop = asyncio.get_running_loop()
-        channel = Channel(send, receive, self._live.policy, self._loop)
+        channel = AsgiStream(send, receive, self._live.policy, self._loop)
         end, gone = asyncio.Event(), asyncio.Event()
         is_open = False
         event_id = next((value for name, value in scope["headers"] if name == b"last-event-id"), b"")
@@ -195,9 +196,9 @@ class LegacyStreams:
             nonlocal is_open
             if message["type"] == "http.response.body" and is_open:
                 if not message.get("more_body"):
-                    channel.is_over = True
+                    channel.is_closed = True
                     session.detach(channel)
-                await channel.relay(send, _without_end(message))
+                await channel.forward(send, _without_end(message))
                 return
             await send(message)
             if message["type"] == "http.response.start" and message["status"] == 200:
@@ -205,8 +206,10 @@ class LegacyStreams:
                 self._ends[channel] = end, gone
                 if self._live.is_stopping:
                     end.set()
+                if (writer := direct_writer(scope, receive)) is not None:
+                    channel.write_directly = writer.write
                 session.attach(channel, is_resumed=is_resumed, read=read)
-                channel.guard(scope, receive, lambda reason: end.set())
+                channel.watch_connection(scope, receive, lambda reason: end.set())
 
         async def spliced_receive() -> Message:
             # The SDK's response goes on until its client is gone; on shutdown, we say so.
@@ -227,9 +230,9 @@ class LegacyStreams:
             if session.subscriber is None:
                 self.forget(session_id)
         if is_open:
-            await channel.wait_until_free()
+            await channel.wait_until_writable()
             channel.write(b"", is_last=True)
-        while channel.is_cut and (await receive())["type"] != "http.disconnect":
+        while channel.is_aborted and (await receive())["type"] != "http.disconnect":
             pass  # a request that ends before its connection looks like a defect to the server
 
     async def _make_way(self, session: SplicedSession) -> None:
@@ -242,7 +245,7 @@ class LegacyStreams:
                     await gone.wait()
 
     def stop(self) -> None:
-        dismiss(self._ends, self._loop)
+        abort_unfinished(self._ends, self._loop)
         for end, _ in self._ends.values():
             end.set()
 

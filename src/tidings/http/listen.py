@@ -11,7 +11,6 @@ import asyncio
 import contextvars
 import logging
 import secrets
-import sys
 from collections.abc import Hashable
 from functools import partial
 from itertools import cycle
@@ -32,15 +31,15 @@ from tidings.core.frames import (
 from tidings.core.model import Feature, Reason
 from tidings.core.subscriber import ConnectionKind, Subscriber
 from tidings.errors import LimitReached
-from tidings.http.disconnects import tell_if_gone
-from tidings.http.stream import NOWHERE, PARK, UVICORN, Channel, Outlet, Receive, Scope, Send, dismiss
+from tidings.http.disconnects import mark_disconnected
+from tidings.http.parking import buffer_response
+from tidings.http.stream import NO_STREAM, AsgiStream, Receive, ResponseStream, Scope, Send, abort_unfinished
 from tidings.policy import Policy
 from tidings.server.authorization import Principal, Ticket
 from tidings.server.granted_topics import GrantedTopics, honour
 from tidings.server.listen_options import ListenOptions
 
 if TYPE_CHECKING:
-    from tidings.http.parking import Witness
     from tidings.http.request_checks import ListenRequest
     from tidings.live import Live
 
@@ -70,7 +69,7 @@ class ListenStreams:
     def __init__(self, live: Live) -> None:
         self.live = live
         self._streams: list[dict[ListenStream, None]] = [{} for _ in range(_SLOTS)]
-        self._carried: dict[Channel, None] = {}
+        self._carried: dict[AsgiStream, None] = {}
         """The connections of the streams that the SDK carries."""
         self._turns = cycle(range(_SLOTS))
         self._slot = 0
@@ -100,11 +99,11 @@ class ListenStreams:
             # More than anybody may ask for, so there is no use in asking again.
             await refuse(send, request.id, str(error), code=-32602, status=400)
         finally:
-            is_parked = not isinstance(stream.channel, Channel)
+            is_parked = not isinstance(stream.channel, AsgiStream)
             if not is_open:
                 if is_parked:
                     stream.channel.abort()  # nobody else would
-                stream.on_lost()
+                stream.on_disconnect()
         return None if is_parked or not is_open else stream
 
     async def _open(
@@ -119,10 +118,10 @@ class ListenStreams:
     ) -> bool:
         """Acknowledge, subscribe, and park the stream where that is offered. False if it is over already."""
         live = self.live
-        tell_if_gone(scope, receive)
-        channel = stream.channel = Channel(send, receive, live.policy, asyncio.get_running_loop())
-        channel.owner = stream
-        witness = _watch(scope, receive)
+        mark_disconnected(scope, receive)
+        channel = stream.channel = AsgiStream(send, receive, live.policy, asyncio.get_running_loop())
+        channel.callbacks = stream
+        buffered = buffer_response(scope, receive)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
             # From here to the subscription nothing waits: no change can fall in between.
@@ -133,15 +132,15 @@ class ListenStreams:
             if not honoured or live.is_stopping:
                 stream.end()
                 return channel.is_busy
-            if witness is not None:
-                stream.channel = witness.park(acknowledged, stream, live.policy.write_deadline) or channel
+            if buffered is not None:
+                stream.channel = buffered.park(acknowledged, stream, live.policy.write_deadline) or channel
         finally:
-            if witness is not None:
-                witness.leave()
+            if buffered is not None:
+                buffered.flush()
         stream.listen(honoured, wish, label)
         self._join(stream)
         if stream.channel is channel:
-            channel.guard(scope, receive, stream.end)
+            channel.watch_connection(scope, receive, stream.end)
         return True
 
     def _acknowledgement(self, honoured: GrantedTopics, wish: ListenOptions, tag: bytes) -> bytes:
@@ -162,16 +161,16 @@ class ListenStreams:
     ) -> None:
         """Let the SDK carry a stream, and see to it that a reader who does not read is cut off here too. `replayed` is
         for a request that has been read."""
-        tell_if_gone(scope, receive)
+        mark_disconnected(scope, receive)
         self._loop = asyncio.get_running_loop()
-        channel = Channel(send, receive, self.live.policy, self._loop)
-        channel.owner = _Carried(self.live)
+        channel = AsgiStream(send, receive, self.live.policy, self._loop)
+        channel.callbacks = _Carried(self.live)
         self._carried[channel] = None
-        channel.guard(scope, receive, self._end_carried)
+        channel.watch_connection(scope, receive, self._end_carried)
         try:
-            await app(scope, replayed or receive, partial(channel.relay, send))
+            await app(scope, replayed or receive, partial(channel.forward, send))
         finally:
-            channel.release()
+            channel.stop_watching()
             del self._carried[channel]
 
     def _end_carried(self, reason: Reason) -> None:
@@ -182,10 +181,10 @@ class ListenStreams:
     def stop(self) -> None:
         """End every stream with its result."""
         ending = [stream for streams in self._streams for stream in streams]
-        outlets: list[Outlet] = [stream.channel for stream in ending]
+        outlets: list[ResponseStream] = [stream.channel for stream in ending]
         for stream in ending:
             stream.end()
-        dismiss([*outlets, *self._carried], self._loop)
+        abort_unfinished([*outlets, *self._carried], self._loop)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -242,15 +241,15 @@ class ListenStream:
         self._has_bookmarks = has_bookmarks
         self.tag = tag
         self.slot = 0
-        self.channel: Outlet = NOWHERE
+        self.channel: ResponseStream = NO_STREAM
         self.subscriber: Subscriber | None = None
 
     def listen(self, honoured: GrantedTopics, wish: ListenOptions, label: str) -> None:
         hub, tag, channel = self._lane.live.hub, self.tag, self.channel
         shape = wish.shape(is_sse=True, is_tagged=True)
-        press = self._lane.press(shape, len(tag) if channel.frames_chunks else None)
+        press = self._lane.press(shape, len(tag) if channel.writes_chunk_sizes else None)
         self.subscriber = hub.open(
-            channel.teller(tag, press, hub.counts),
+            channel.deliverer(tag, press, hub.counts),
             label=f"listen {label}",
             kind=_KIND,
             policy=wish.policy,
@@ -269,7 +268,7 @@ class ListenStream:
             while (await receive())["type"] != "http.disconnect":
                 pass
         finally:
-            self.on_lost()
+            self.on_disconnect()
 
     def keep_alive(self) -> None:
         if self.channel.is_busy or self.subscriber is None:
@@ -280,7 +279,7 @@ class ListenStream:
 
     def end(self, reason: Reason = Reason.SHUTDOWN) -> None:
         """Send the result, which completes the response. A busy stream ends when it is free."""
-        if self.channel.is_over:
+        if self.channel.is_closed:
             return
         self._close(reason)
         if not self.channel.is_busy:
@@ -293,22 +292,22 @@ class ListenStream:
 
     # What the channel calls
 
-    def on_free(self) -> None:
+    def on_writable(self) -> None:
         if self.subscriber is not None:
             self._lane.live.hub.wake(self.subscriber)
-        elif not self.channel.is_over:
+        elif not self.channel.is_closed:
             self.end()
 
-    def on_slow(self) -> None:
+    def on_write_timeout(self) -> None:
         _log_slow(self._lane.live.policy)
         self._close(Reason.SLOW)
 
-    def on_lost(self) -> None:
+    def on_disconnect(self) -> None:
         """The connection is gone, or the request: leave nothing behind, not even for the garbage collector."""
         self._lane.leave(self)
         self._close(Reason.DISCONNECTED)
         self._make_room()
-        channel, self.channel = self.channel, NOWHERE
+        channel, self.channel = self.channel, NO_STREAM
         if channel.is_busy:
             channel.abort()
 
@@ -329,19 +328,6 @@ class ListenStream:
             self.end()
 
 
-def _watch(scope: Scope, receive: Receive) -> Witness | None:
-    """Look at what becomes of this request's response, if it may be parked then."""
-    offer = (scope.get("extensions") or {}).get(PARK)
-    if offer:
-        witness: Witness | None = offer["watch"]()
-        return witness
-    if UVICORN not in sys.modules:
-        return None
-    from tidings.http.parking import watch
-
-    return watch(receive)
-
-
 class _Carried:
     """Whose stream it is, when the SDK carries it."""
 
@@ -350,10 +336,10 @@ class _Carried:
     def __init__(self, live: Live) -> None:
         self._live = live
 
-    def on_free(self) -> None:
+    def on_writable(self) -> None:
         pass
 
-    def on_slow(self) -> None:
+    def on_write_timeout(self) -> None:
         self._live.hub.counts.cut_off[Reason.SLOW] += 1  # its subscriber is closed later, when the SDK hears of it
         _log_slow(self._live.policy)
 

@@ -1,11 +1,11 @@
-"""One streamed HTTP response that can be written to without waiting.
+"""A streamed HTTP response that can be written to without waiting.
 
-`Outlet` is what a lane writes to. There are two: a `Channel` on any ASGI server, here, and under uvicorn a `Parked`
-connection (`tidings.http.parking`).
+`ResponseStream` is the interface. It has two implementations: `AsgiStream` for any ASGI server, in this module, and
+`ParkedStream` (`tidings.http.parking`) for connections of uvicorn.
 
-A channel's writer itself drives the ASGI `send()` one step. Under uvicorn it completes there and then, so that nothing
-is scheduled per stream and event. A `send()` that suspends (its reader is not reading) is handed to a task, with a
-deadline; until it is done the channel is busy, and whoever wants to write waits in its mailbox.
+`AsgiStream.write` drives the ASGI `send()` one step. Under uvicorn it completes in that step, so that nothing is
+scheduled per stream and event. A `send()` that suspends, because the client does not read, continues in a task with a
+deadline. Until it is done the stream is busy, and notifications wait in the subscriber's mailbox.
 """
 
 from __future__ import annotations
@@ -22,22 +22,20 @@ from tidings.core.counts import Counts
 from tidings.core.frames import FrameEncoder
 from tidings.core.model import Notification
 from tidings.core.subscriber import BUSY, Deliver
-from tidings.http.disconnects import End, Guard, guard
+from tidings.http.disconnects import ConnectionWatcher, EndStream, watch_connection
 from tidings.policy import Policy
 
 __all__ = [
-    "NOWHERE",
-    "PARK",
-    "UVICORN",
-    "Channel",
+    "NO_STREAM",
+    "AsgiStream",
     "Message",
-    "Outlet",
-    "Owner",
     "Receive",
+    "ResponseStream",
     "Scope",
     "Send",
-    "dismiss",
-    "limit_silence",
+    "StreamCallbacks",
+    "abort_unfinished",
+    "set_tcp_user_timeout",
 ]
 
 logger = logging.getLogger(__name__)
@@ -47,270 +45,275 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
-PARK: Final = "dev.tidings/park"
-"""The extension in the scope with which our own process offers to park a stream."""
-
-UVICORN: Final = "uvicorn.protocols.http.httptools_impl"
-"""The module of the connections that `tidings.http.parking` knows; one that is not loaded serves nobody."""
-
-_FAREWELL = 0.8
-"""Seconds to read the end of a stream when the server stops: a process that is told to end must be gone within two."""
+_SHUTDOWN_GRACE = 0.8
+"""Seconds that clients have to read the end of their streams when the server stops. The process must end within two."""
 
 
-class Owner(Protocol):
-    """Whose stream it is. One object and not a callback for each: there may be tens of thousands."""
+class StreamCallbacks(Protocol):
+    """The user of a stream. One object instead of one function per event, to save memory with many streams."""
 
-    def on_free(self) -> None:
-        """A write that had to wait is done."""
+    def on_writable(self) -> None:
+        """Handle the end of a write that had to wait."""
 
-    def on_slow(self) -> None:
-        """The reader did not read for longer than `Policy.write_deadline`; the connection is aborted next."""
+    def on_write_timeout(self) -> None:
+        """Handle a client that did not read for `Policy.write_deadline`. The connection is aborted next."""
 
 
-class Outlet(Protocol):
-    """Whole chunks only, one at a time."""
+class ResponseStream(Protocol):
+    """Writes whole chunks, one at a time."""
 
     @property
-    def is_over(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether nothing more can be written."""
 
     @property
-    def is_cut(self) -> bool:
-        """Whether the connection was aborted, and what was still to be read is lost."""
-
-    @property
     def is_busy(self) -> bool:
-        """Whether the reader has to be waited for."""
+        """Whether a write waits for the client to read."""
 
     @property
-    def is_read(self) -> bool:
-        """Whether all that was written has left for the reader, as far as is known."""
+    def is_flushed(self) -> bool:
+        """Whether everything was passed to the operating system, as far as is known."""
 
     @property
-    def is_gone(self) -> bool:
-        """Whether the connection is closed, or is the server's again and goes on."""
+    def is_released(self) -> bool:
+        """Whether the stream no longer uses the connection: it is closed, or the server uses it again."""
 
     @property
-    def frames_chunks(self) -> bool:
-        """Whether chunks get their length here and not in the server; `FrameEncoder` can add it for many streams."""
+    def writes_chunk_sizes(self) -> bool:
+        """Whether the stream itself adds the sizes of HTTP chunks. `FrameEncoder` can add them for many streams."""
 
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
-        """Write a chunk, unless busy or over. False if the reader has to be waited for: `on_free` is called then."""
+        """Write a chunk, unless the stream is busy or closed.
 
-    def teller(self, tag: bytes, press: FrameEncoder, counts: Counts) -> Deliver:
-        """The shortest way for notifications. Not for use while the outlet is busy or over."""
+        Return False if the write has to wait for the client; `on_writable` is called when it is done.
+        """
+
+    def deliverer(self, tag: bytes, encoder: FrameEncoder, counts: Counts) -> Deliver:
+        """Return a function that writes notifications. Do not call it while the stream is busy or closed."""
 
     def abort(self) -> None:
-        """Drop the connection without waiting for what is still to be read."""
+        """Close the connection without waiting for unread data."""
 
 
-class Channel:
-    """An outlet that is an ASGI response."""
+class AsgiStream:
+    """A stream that is an ASGI response."""
 
     __slots__ = (
+        "_connection_watcher",
         "_counts",
         "_deadline",
-        "_guard",
-        "_limit",
+        "_encoder",
         "_loop",
-        "_press",
-        "_request",
+        "_pending_send",
+        "_request_task",
         "_send",
         "_tag",
-        "_task",
         "_transport",
-        "is_cut",
-        "is_over",
-        "owner",
+        "_write_deadline",
+        "callbacks",
+        "is_aborted",
+        "is_closed",
+        "write_directly",
     )
-    frames_chunks = False
+    writes_chunk_sizes = False
     _counts: Counts
-    _press: FrameEncoder
+    _encoder: FrameEncoder
     _tag: bytes
 
     def __init__(self, send: Send, receive: Receive, policy: Policy, loop: asyncio.AbstractEventLoop) -> None:
         self._send = send
+        # Under uvicorn, `receive` is a method of the object that has the transport.
         self._transport: asyncio.Transport | None = getattr(getattr(receive, "__self__", None), "transport", None)
-        """Under uvicorn, `receive` is a method of what holds it."""
-        self._limit = policy.write_deadline
+        self._write_deadline = policy.write_deadline
         self._loop = loop
-        self._request = asyncio.current_task()
-        self._task: asyncio.Task[None] | None = None
+        self._request_task = asyncio.current_task()
+        self._pending_send: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._guard: Guard | None = None
-        self.owner: Owner | None = None
-        self.is_over = False
-        self.is_cut = False
+        self._connection_watcher: ConnectionWatcher | None = None
+        self.write_directly: Callable[[bytes], bool] | None = None
+        """Writes a chunk to the connection, without `send`, if that is possible now (`tidings.http.parking`)."""
+        self.callbacks: StreamCallbacks | None = None
+        self.is_closed = False
+        self.is_aborted = False
+        """Whether the connection was aborted, so that the client may have missed events."""
         if self._transport is not None:
-            limit_silence(self._transport, policy)
+            set_tcp_user_timeout(self._transport, policy)
 
     @property
     def is_busy(self) -> bool:
-        return self._task is not None
+        return self._pending_send is not None
 
-    def guard(self, scope: Scope, receive: Receive, end: End) -> None:
-        """The response goes on as a stream: have it end when it must, which may be at once."""
-        self._guard = guard(scope, receive, end)
-        if self._guard is not None:
-            self._guard.look_behind()
+    def watch_connection(self, scope: Scope, receive: Receive, end: EndStream) -> None:
+        """Call `end` when the stream must end. That may be immediately."""
+        self._connection_watcher = watch_connection(scope, receive, end)
+        if self._connection_watcher is not None:
+            self._connection_watcher.check_next_request()
 
-    def release(self) -> None:
-        """The response ends."""
-        released, self._guard = self._guard, None
-        if released is not None:
-            released.leave()
+    def stop_watching(self) -> None:
+        watcher, self._connection_watcher = self._connection_watcher, None
+        if watcher is not None:
+            watcher.close()
 
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
-        if self.is_over or self._task is not None:
+        if self.is_closed or self._pending_send is not None:
             return False
         if is_last:
-            self.release()
-        self.is_over = is_last
+            self.stop_watching()
+        elif self.write_directly is not None and self.write_directly(chunk):
+            return True
+        self.is_closed = is_last
         coroutine = cast(
             "Coroutine[Any, Any, None]",
             self._send({"type": "http.response.body", "body": chunk, "more_body": not is_last}),
         )
         try:
-            waits_for = coroutine.send(None)
+            awaited = coroutine.send(None)
         except StopIteration:
             return True
-        except Exception as error:  # a connection that broke: its own request task hears of it and cleans up
+        except Exception as error:  # the connection broke: the request's task gets the disconnect and cleans up
             logger.debug("writing to a stream failed: %r", error)
-            self.is_over = True
+            self.is_closed = True
             return True
-        self._task = self._loop.create_task(self._finish(coroutine, waits_for))
-        # In nobody's context: whoever publishes has a trace of their own.
-        self._deadline = self._loop.call_later(self._limit, self._give_up, context=contextvars.Context())
+        self._pending_send = self._loop.create_task(self._complete(coroutine, awaited))
+        self._deadline = self._start_deadline()
         return False
 
-    def teller(self, tag: bytes, press: FrameEncoder, counts: Counts) -> Deliver:
-        self._tag, self._press, self._counts = tag, press, counts
-        return self._tell
+    def deliverer(self, tag: bytes, encoder: FrameEncoder, counts: Counts) -> Deliver:
+        self._tag, self._encoder, self._counts = tag, encoder, counts
+        return self._deliver
 
-    def _tell(self, notification: Notification) -> object:
-        press = self._press
-        if press.notification is not notification:
-            press.turn_to(notification)
-        frame = press.head + self._tag + press.tail
+    def _deliver(self, notification: Notification) -> object:
+        encoder = self._encoder
+        if encoder.notification is not notification:
+            encoder.turn_to(notification)
+        frame = encoder.head + self._tag + encoder.tail
         self._counts.bytes += len(frame)
         return None if self.write(frame) else BUSY
 
-    async def relay(self, send: Send, message: Message) -> None:
-        """Let somebody else write a chunk of theirs, between ours."""
-        await self.wait_until_free()
+    async def forward(self, send: Send, message: Message) -> None:
+        """Send a message of the SDK after the pending write, with the same deadline."""
+        await self.wait_until_writable()
         if message["type"] == "http.response.body" and not message.get("more_body"):
-            self.release()
-        deadline = self._loop.call_later(self._limit, self._give_up, context=contextvars.Context())
+            self.stop_watching()
+        deadline = self._start_deadline()
         try:
             await send(message)
         finally:
             deadline.cancel()
 
     def abort(self) -> None:
-        self.is_over = self.is_cut = True
-        if self._task is not None:
-            self._task.cancel()
+        self.is_closed = self.is_aborted = True
+        if self._pending_send is not None:
+            self._pending_send.cancel()
         if self._transport is not None:
             self._transport.abort()
-        # Elsewhere, a request that ends before its response makes the server close the connection.
-        elif self._request is not None and self._request is not asyncio.current_task():
-            self._request.cancel()
+        # Without a transport: the server closes the connection of a request that ends before its response.
+        elif self._request_task is not None and self._request_task is not asyncio.current_task():
+            self._request_task.cancel()
 
     @property
-    def is_read(self) -> bool:
-        return self._task is None and (self._transport is None or not self._transport.get_write_buffer_size())
+    def is_flushed(self) -> bool:
+        return self._pending_send is None and (self._transport is None or not self._transport.get_write_buffer_size())
 
     @property
-    def is_gone(self) -> bool:
-        return self.is_read and (self._transport is None or not self._transport.is_closing())
+    def is_released(self) -> bool:
+        return self.is_flushed and (self._transport is None or not self._transport.is_closing())
 
-    async def wait_until_free(self) -> None:
-        while self._task is not None:
-            await asyncio.wait({self._task})
+    async def wait_until_writable(self) -> None:
+        while self._pending_send is not None:
+            await asyncio.wait({self._pending_send})
 
-    async def _finish(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:
+    async def _complete(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
         try:
-            await _go_on(coroutine, waits_for)
+            await _resume(coroutine, awaited)
         except Exception as error:  # as in write()
             logger.debug("writing to a stream failed: %r", error)
-            self.is_over = True
+            self.is_closed = True
         finally:
-            self._task = None
+            self._pending_send = None
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
-        if self.owner is not None:
-            self.owner.on_free()
+        if self.callbacks is not None:
+            self.callbacks.on_writable()
 
-    def _give_up(self) -> None:
+    def _start_deadline(self) -> asyncio.TimerHandle:
+        # In an empty context: that of the publisher belongs to another trace.
+        return self._loop.call_later(self._write_deadline, self._on_deadline, context=contextvars.Context())
+
+    def _on_deadline(self) -> None:
         self._deadline = None
-        if self.owner is not None:
-            self.owner.on_slow()
+        if self.callbacks is not None:
+            self.callbacks.on_write_timeout()
         self.abort()
 
 
-class _Nowhere:
-    """The outlet of a stream that has none, yet or any more."""
+class _NoStream:
+    """Takes the place of a stream that is not open yet, or no longer."""
 
     __slots__ = ()
-    is_over = is_read = is_gone = True
-    is_cut = is_busy = frames_chunks = False
+    is_closed = is_flushed = is_released = True
+    is_busy = writes_chunk_sizes = False
 
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
         return False
 
-    def teller(self, tag: bytes, press: FrameEncoder, counts: Counts) -> Deliver:
+    def deliverer(self, tag: bytes, encoder: FrameEncoder, counts: Counts) -> Deliver:
         return lambda notification: None
 
     def abort(self) -> None:
         pass
 
 
-NOWHERE: Final[Outlet] = _Nowhere()
+NO_STREAM: Final[ResponseStream] = _NoStream()
 
 
-def dismiss(outlets: Iterable[Outlet], loop: asyncio.AbstractEventLoop | None) -> None:
-    """The server stops: after a moment, drop the connections that are still there. Their readers have not read the last
-    of it; or they have, but over TLS a connection that is closed waits for its reader to say goodbye."""
-    kept = list(outlets)
+def abort_unfinished(streams: Iterable[ResponseStream], loop: asyncio.AbstractEventLoop | None) -> None:
+    """Abort the connections that still exist shortly after the server has begun to stop.
 
-    def drop() -> None:
-        left = [outlet for outlet in kept if not outlet.is_gone]
-        unread = sum(not outlet.is_read for outlet in left)
+    Their clients have not read the end of the stream, or over TLS they have not confirmed that the connection closes.
+    """
+    ending = list(streams)
+
+    def abort() -> None:
+        remaining = [stream for stream in ending if not stream.is_released]
+        unread = sum(not stream.is_flushed for stream in remaining)
         if unread:
-            logger.warning("%d streams were not read while the server was stopping; cutting them off", unread)
-        for outlet in left:
-            outlet.abort()
+            logger.warning("aborting %d streams whose clients did not read while the server was stopping", unread)
+        for stream in remaining:
+            stream.abort()
 
-    if kept and loop is not None:
-        loop.call_later(_FAREWELL, drop, context=contextvars.Context())
+    if ending and loop is not None:
+        loop.call_later(_SHUTDOWN_GRACE, abort, context=contextvars.Context())
 
 
-def limit_silence(transport: asyncio.Transport, policy: Policy) -> None:
-    """Bound how long what was written may stay without an answer from the reader's machine. Nothing else notices one
-    that vanished without a word, as long as its kernel's buffers here are not full."""
-    # Longer than our own deadline, which says why. There is something to be answered at every keep-alive.
+def set_tcp_user_timeout(transport: asyncio.Transport, policy: Policy) -> None:
+    """Limit how long written data may stay unacknowledged by the client's machine.
+
+    Nothing else detects a machine that disappeared, while the kernel's send buffer is not full.
+    """
+    # Longer than our own deadline, which logs the reason. Each keep-alive is data to be acknowledged.
     seconds = policy.write_deadline + policy.keep_alive
     connection = transport.get_extra_info("socket")
-    option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux has it
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)  # only on Linux
     if option is not None and connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
         try:
             connection.setsockopt(socket.IPPROTO_TCP, option, int(seconds * 1000))
-        except (OSError, ValueError) as error:  # gone already: its own request task hears of it
-            logger.debug("a connection's time-out could not be set: %r", error)
+        except (OSError, ValueError) as error:  # disconnected: the request's task gets the disconnect
+            logger.debug("the TCP user timeout of a connection could not be set: %r", error)
 
 
 @types.coroutine
-def _go_on(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+def _resume(coroutine: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
     """Await the rest of a coroutine that has been driven to its first suspension."""
     try:
         while True:
             try:
-                sent = yield waits_for
+                sent = yield awaited
             except BaseException as error:
-                waits_for = coroutine.throw(error)
+                awaited = coroutine.throw(error)
             else:
-                waits_for = coroutine.send(sent)
+                awaited = coroutine.send(sent)
     except StopIteration:
         return
     finally:
