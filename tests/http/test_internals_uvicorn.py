@@ -106,13 +106,15 @@ async def test_connection_of_a_request_is_found_and_watched(protocol: Any) -> No
 
 
 async def test_legacy_stream_has_a_direct_writer() -> None:
-    async with serving() as server:
-        async with connected(server, get_request(await open_session(server.address[1]))) as (stream, _):
-            await until(lambda: len(server.live.splice))
-            (response,) = server.live.splice._ends
-            assert response.write_directly is not None, "uvicorn has changed; see `direct_writer`"
-            server.live.stop()
-            await read_rest(stream)
+    async with (
+        serving() as server,
+        connected(server, get_request(await open_session(server.address[1]))) as (stream, _),
+    ):
+        await until(lambda: len(server.live.splice))
+        (response,) = server.live.splice._ends
+        assert response.write_directly is not None, "uvicorn has changed; see `direct_writer`"
+        server.live.stop()
+        await read_rest(stream)
 
 
 async def test_uvicorn_without_a_part_is_left_alone() -> None:

@@ -83,7 +83,8 @@ async def test_server_counts_requests_and_connections_of_parked_streams() -> Non
         async with connected(server, listen_request(1)) as (stream, _):
             await read_event(stream)
             assert state.total_requests == 1
-            assert [type(each) for each in state.connections] == [ParkedStream]
+            connections: Any = state.connections
+            assert [type(each) for each in connections] == [ParkedStream]
         await until(lambda: not state.connections)
 
 
@@ -359,15 +360,17 @@ async def test_legacy_events_are_written_directly_only_without_middleware(
     monkeypatch.setattr(DirectWriter, "write", record)
     middleware = [EditingMiddleware] if case == "middleware" else []
     around = EditingMiddleware if case == "around" else None
-    async with serving(*middleware, around=around, proxy_headers=case == "proxy headers") as server:
-        async with connected(server, get_request(await open_session(server.address[1]))) as (stream, _):
-            descriptions = []
-            for number in range(3):
-                server.change(f"edition {number}")
-                descriptions.append((await read_event(stream))["params"]["tool"]["description"])
-            server.live.stop()
-            assert await read_rest(stream) == []
-            assert stream.is_terminated
+    async with (
+        serving(*middleware, around=around, proxy_headers=case == "proxy headers") as server,
+        connected(server, get_request(await open_session(server.address[1]))) as (stream, _),
+    ):
+        descriptions = []
+        for number in range(3):
+            server.change(f"edition {number}")
+            descriptions.append((await read_event(stream))["params"]["tool"]["description"])
+        server.live.stop()
+        assert await read_rest(stream) == []
+        assert stream.is_terminated
     is_direct = case in ("direct", "proxy headers")
     assert descriptions == ["edition 0", "edition 1", "edition 2" if is_direct else "edition X"]
     assert sum(b"edition" in chunk for chunk in written) == (3 if is_direct else 0)

@@ -123,7 +123,7 @@ class OpenStream:
 @asynccontextmanager
 async def open_stream(kind: Any, **settings: Any) -> AsyncIterator[OpenStream]:
     callbacks = Callbacks()
-    ready: asyncio.Future[ResponseStream] = asyncio.get_running_loop().create_future()
+    ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     # By default no deadline: a test that waits for something else must not see its effect.
     policy = Policy(**{"write_deadline": 3600.0, **settings})
 

@@ -258,14 +258,15 @@ class DirectWriter:
 
 def direct_writer(scope: Scope, receive: Receive) -> DirectWriter | None:
     """Return a writer for a response that has started, if no middleware would see its chunks."""
-    request = getattr(receive, "__self__", None)
+    request: Any = getattr(receive, "__self__", None)
     if type(request).__module__ != _HTTPTOOLS:
         return None
     try:
-        app = request.transport.get_protocol().app
+        app: Any = request.transport.get_protocol().app
         if type(app).__name__ == "ProxyHeadersMiddleware":  # uvicorn's own, which passes `send` on
             app = app.app
-        is_direct = app is scope.get("app") and not app.user_middleware and request.chunked_encoding
+        served: Any = scope.get("app")
+        is_direct = app is served and not served.user_middleware and request.chunked_encoding
         _check_attributes(request.transport.get_protocol(), request)
     except AttributeError:
         return None
