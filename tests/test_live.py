@@ -44,11 +44,11 @@ def test_what_is_read_for_all_is_read_with_nobodys_eyes() -> None:
     live = Live(lowlevel("shown"))
 
     async def scenario() -> None:
-        await live.attend({})
+        await live.list_reader.ensure_loaded({})
         WHO.set("admin")
         await live.refresh()
         assert keys(live) == ["nobody", "shown"]
-        live.wake(next(iter(type(live.catalog.tools.feature))))
+        live.list_reader.wake(next(iter(type(live.catalog.tools.feature))))
         await live.refresh()
         assert keys(live) == ["nobody", "shown"]
 
@@ -107,7 +107,7 @@ def test_a_low_level_server_is_believed_before_its_lists_were_read() -> None:
         live.tools.add({"name": "hello"}, handler=hello)
 
     async def scenario() -> None:
-        await live.attend({})
+        await live.list_reader.ensure_loaded({})
         assert [item["description"] for item in live.tools if item["name"] == "hello"] == ["Ours"]
 
     asyncio.run(scenario())
@@ -128,14 +128,14 @@ def test_what_changes_after_the_loop_is_closed_is_kept_and_told_no_newcomer() ->
     told: list[object] = []
 
     async def scenario() -> None:
-        await live.attend({})
+        await live.list_reader.ensure_loaded({})
 
     asyncio.run(scenario())
     mcp.add_tool(hello, name="between")
 
     async def again() -> None:
         live.hub.subscribe(told.append, "tools")
-        await live.attend({})
+        await live.list_reader.ensure_loaded({})
         assert keys(live) == ["between"]
         assert told == []
 

@@ -15,6 +15,7 @@ __all__ = [
     "LimitReached",
     "NotFound",
     "TidingsError",
+    "TooManyStreams",
 ]
 
 
@@ -48,6 +49,10 @@ class AlreadyExists(TidingsError):
 
 class LimitReached(TidingsError):
     """A limit of the policy stands in the way; the message names it."""
+
+
+class TooManyStreams(LimitReached):
+    """As many streams are open as the policy allows. A later attempt may succeed."""
 
 
 class Behind(TidingsError):

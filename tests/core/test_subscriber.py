@@ -79,7 +79,7 @@ async def coroutine_function(notification: Notification) -> None: ...
 
 @pytest.mark.parametrize(
     ("callback", "complaint"),
-    [("tools", "a function of one notification, not 'tools'"), (coroutine_function, "coroutine function.*hub.listen")],
+    [("tools", "a function of one notification, not 'tools'"), (coroutine_function, "coroutine function.*live.listen")],
 )
 def test_what_can_not_be_called_back_is_refused(hub: Hub, callback: Callable[..., object], complaint: str) -> None:
     with pytest.raises(TypeError, match=complaint):

@@ -34,7 +34,7 @@ async def stream_on(line: Line) -> Stream:
 
 
 def outlets(door: Door) -> list[type]:
-    return [type(stream.channel) for streams in door.live.listen._streams for stream in streams]
+    return [type(stream.channel) for stream in door.live.listen_streams]
 
 
 # The whole response
@@ -128,7 +128,7 @@ async def check_line(door: Door, kinds: list[str], cuts: list[int], *, has_strea
             door.live.tools.update("clock", description=f"{door.live.catalog.revision}")
             assert await stream.event() is not None
         assert outlets(door) == [ParkedStream]
-    await until(lambda: not len(door.live.listen))
+    await until(lambda: not len(door.live.listen_streams))
 
 
 def check_clocks(door: Door) -> None:

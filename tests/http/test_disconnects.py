@@ -59,7 +59,7 @@ every_middleware = pytest.mark.parametrize("middleware", [BodyMiddleware, Receiv
 async def check_nothing_is_left(server: Server) -> None:
     live, state = server.live, server.uvicorn.server_state
     await until(lambda: not state.connections and not state.tasks)
-    assert (live.gate.count, len(live.listen), len(live.splice)) == (0, 0, 0)
+    assert (live.subscriptions.limits.count, len(live.listen_streams), len(live.legacy_streams)) == (0, 0, 0)
 
 
 @every_middleware
@@ -85,7 +85,7 @@ async def test_disconnect_with_an_unread_stream_and_a_waiting_request_is_detecte
             (response,) = server.streams
             versions = itertools.count(1)
             await until(
-                lambda: response.is_busy or server.live.listen.slow,
+                lambda: response.is_busy or server.live.listen_streams.slow,
                 doing=lambda: server.change(f"{next(versions)}" * 100_000),
             )
             writer.write(NEXT_REQUEST)
@@ -139,7 +139,7 @@ async def test_later_request_ends_a_legacy_stream_and_the_session_can_open_anoth
             assert await read_rest(stream) == []
             async with asyncio.timeout(DEADLINE):
                 assert (await stream._reader.readline()).startswith(b"HTTP/1.1 200")
-        await until(lambda: not len(server.live.splice))
+        await until(lambda: not len(server.live.legacy_streams))
         async with connected(server, get_request(session_id)) as (stream, _):
             await check_change(server, stream, "newer")
 
@@ -154,7 +154,7 @@ async def test_server_that_stops_without_a_signal_ends_every_stream(middleware: 
         ):
             await read_event(stream)
             assert server.stream_types == [AsgiStream]
-            await until(lambda: len(server.live.splice))
+            await until(lambda: len(server.live.legacy_streams))
             server.uvicorn.should_exit = True
             await check_ended(stream, "mine")
             assert await read_rest(legacy) == []

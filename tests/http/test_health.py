@@ -20,7 +20,6 @@ from starlette.routing import Mount
 
 from tests.support.sdk_clients import DEADLINE, KINDS, serving_all
 from tidings import Live
-from tidings.http.health import routes
 from tidings.workspace.source import Workspace
 
 pytestmark = pytest.mark.anyio
@@ -55,7 +54,7 @@ async def test_a_server_is_ready_when_its_lists_were_read_and_not_before() -> No
         return types.ListToolsResult(tools=[])
 
     live = Live(Server("fragile", on_list_tools=list_tools))
-    own = Starlette(routes=routes(live))
+    own = Starlette(routes=live.health_routes())
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(own), base_url="http://127.0.0.1") as before:
         assert (await before.get("/health/live")).status_code == 200
         early = await before.get("/health/ready")
@@ -94,9 +93,9 @@ async def test_a_server_whose_list_hangs_is_not_ready_until_it_answers(monkeypat
         tasks.start_soon(live.refresh, "tools")
         with anyio.fail_after(DEADLINE):
             await asked_for.wait()
-        monkeypatch.setattr("tidings.live._ANSWERING_TIME", DEADLINE)
+        live.list_reader.ready_timeout = DEADLINE
         assert (await client.get("/health/ready")).status_code == 200  # for a while, it is only slow
-        monkeypatch.setattr("tidings.live._ANSWERING_TIME", 0.0)
+        live.list_reader.ready_timeout = 0.0
         answer = await client.get("/health/ready")
         assert (answer.status_code, answer.json()["waiting for"]) == (503, ["tools"])
         assert (await client.get("/health/live")).status_code == 200
@@ -110,7 +109,7 @@ async def test_they_can_stand_in_an_app_of_ones_own() -> None:
     """As the documents have it."""
     live = Live(MCPServer("mine"))
     app = live.http_app()
-    own = Starlette(routes=[*routes(live), Mount("/", app)], lifespan=app.router.lifespan_context)
+    own = Starlette(routes=[*live.health_routes(), Mount("/", app)], lifespan=app.router.lifespan_context)
     async with asked(own) as client:
         for path in ("/health/live", "/health/ready", "/metrics"):
             assert (await client.get(path)).status_code == 200, path
@@ -141,14 +140,14 @@ async def test_they_can_stand_in_an_app_of_ones_own() -> None:
 async def test_metrics_are_for_who_comes_straight_from_this_machine(
     address: str | None, headers: dict[str, str], status: int
 ) -> None:
-    app = Starlette(routes=routes(Live(MCPServer("mine"))))
+    app = Starlette(routes=Live(MCPServer("mine")).health_routes())
     transport = httpx2.ASGITransport(app, client=None if address is None else (address, 1))  # type: ignore[arg-type]
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         assert (await client.get("/metrics", headers=headers)).status_code == status
 
 
 async def test_where_there_is_a_token_local_metrics_need_it() -> None:
-    app = Starlette(routes=routes(Live(MCPServer("mine")), token="s3cret"))
+    app = Starlette(routes=Live(MCPServer("mine")).health_routes(token="s3cret"))
     async with asked(app) as client:
         for sent, status in (("", 401), ("Bearer s3cre", 401), ("Bearer ü", 401), ("Bearer s3cret", 200)):
             headers = [(b"authorization", sent.encode())]

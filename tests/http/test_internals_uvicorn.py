@@ -110,8 +110,8 @@ async def test_legacy_stream_has_a_direct_writer() -> None:
         serving() as server,
         connected(server, get_request(await open_session(server.address[1]))) as (stream, _),
     ):
-        await until(lambda: len(server.live.splice))
-        (response,) = server.live.splice._ends
+        await until(lambda: len(server.live.legacy_streams))
+        (response,) = server.live.legacy_streams._ends
         assert response.write_directly is not None, "uvicorn has changed; see `direct_writer`"
         server.live.stop()
         await read_rest(stream)

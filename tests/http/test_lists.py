@@ -132,13 +132,13 @@ async def test_where_nobody_asks_nothing_is_made() -> None:
     async with open_door(server) as door:
         await warm(door)
         made: list[str] = []
-        original = door.live.answered
+        original = door.live.list_reader.request
 
         async def answered(method: str, version: str) -> dict[str, Any]:
             made.append(method)
             return await original(method, version)
 
-        door.live.answered = answered  # type: ignore[method-assign]
+        door.live.list_reader.request = answered  # type: ignore[method-assign]
         for number in range(5):
             door.live.tools.add(lambda: "", name=f"new{number}", description="")
             await door.send(lambda line: line.request(b"", start="GET /nothing HTTP/1.1"))
@@ -156,13 +156,13 @@ async def test_of_many_changes_at_once_only_the_last_is_made() -> None:
     async with open_door(some_server()) as door:
         await warm(door)
         made: list[int] = []
-        original = door.live.answered
+        original = door.live.list_reader.request
 
         async def answered(method: str, version: str) -> dict[str, Any]:
             made.append(len(door.live.catalog.tools))
             return await original(method, version)
 
-        door.live.answered = answered  # type: ignore[method-assign]
+        door.live.list_reader.request = answered  # type: ignore[method-assign]
         for number in range(5):
             door.live.tools.add(lambda: "", name=f"new{number}", description="")
         with sdk_requests(door, 0):
@@ -177,7 +177,7 @@ async def test_what_can_not_be_made_beforehand_is_made_for_whoever_asks(caplog: 
         async def answered(method: str, version: str) -> dict[str, Any]:
             raise RuntimeError("no")
 
-        door.live.answered = answered  # type: ignore[method-assign]
+        door.live.list_reader.request = answered  # type: ignore[method-assign]
         door.live.tools.add(lambda: "", name="new", description="")
         with sdk_requests(door, 1):
             for _ in range(3):

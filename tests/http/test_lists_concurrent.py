@@ -52,13 +52,13 @@ async def herd(slow: Slow, size: int, **options: Any) -> AsyncIterator[tuple[Doo
     async with open_door(slow.server, shared_lists=True, **options) as door:
         tasks = []
         waiting: list[int] = []
-        original = door.live.lists.asked
+        original = door.live.list_cache.find_pending
 
         def asked(method: str, version: str) -> Any:
             waiting.append(1)
             return original(method, version)
 
-        door.live.lists.asked = asked  # type: ignore[method-assign]
+        door.live.list_cache.find_pending = asked  # type: ignore[method-assign]
         for number in range(size):
             tasks.append(asyncio.ensure_future(call(door, number)))
             await until(lambda: slow.begun.is_set() and len(waiting) == len(tasks))
@@ -141,7 +141,7 @@ async def test_nobody_waits_for_the_one_who_asked_to_read() -> None:
             deaf.writer.write(deaf.asks("tools/list", number))
         connections: set[Any] = door.server.server_state.connections
         await until(lambda: any(each.cycle and each.flow.write_paused for each in connections))
-        door.live.lists._kept.clear()  # as after a change
+        door.live.list_cache.clear()  # as after a change
         for _ in range(3):
             assert b"slow" in (await door.send(asks)).body
 
@@ -180,11 +180,11 @@ async def test_nobody_gets_the_old_list_while_the_server_is_being_read() -> None
         assert slow.asked == 1
         slow.read.clear()
         slow.description = "anew"
-        door.live.wake(Feature.TOOLS)
+        door.live.list_reader.wake(Feature.TOOLS)
         for _ in range(3):  # the first waits for the reading, as long as anybody does
             assert b"anew" in (await door.send(asks)).body
         slow.read.set()
-        await until(lambda: door.live.is_attended)
+        await until(lambda: door.live.list_reader.is_loaded)
         before = slow.asked
         for _ in range(3):
             assert b"anew" in (await door.send(asks)).body
@@ -211,7 +211,7 @@ async def test_requests_during_a_change_wait_for_the_list_that_is_being_made(cas
     async with open_door(some_server()) as door:
         await warm(door)
         may = asyncio.Event()
-        original, asked = door.live.answered, door.live.lists.asked
+        original, asked = door.live.list_reader.request, door.live.list_cache.find_pending
         waiting: list[Any] = []
 
         async def answered(method: str, version: str) -> dict[str, Any]:
@@ -224,8 +224,8 @@ async def test_requests_during_a_change_wait_for_the_list_that_is_being_made(cas
             waiting.append(asked(method, version))
             return waiting[-1]
 
-        door.live.answered = answered  # type: ignore[method-assign]
-        door.live.lists.asked = noted  # type: ignore[method-assign]
+        door.live.list_reader.request = answered  # type: ignore[method-assign]
+        door.live.list_cache.find_pending = noted  # type: ignore[method-assign]
         door.live.tools.add(lambda: "", name="slow")
         waiting.clear()
         tasks = [asyncio.ensure_future(call(door, number)) for number in range(5)]

@@ -47,7 +47,7 @@ async def response(line: Line, request: bytes) -> list[bytes]:
 
 
 def outlets(door: Door) -> list[type]:
-    return [type(stream.channel) for streams in door.live.listen._streams for stream in streams]
+    return [type(stream.channel) for stream in door.live.listen_streams]
 
 
 # What is accepted
@@ -78,7 +78,7 @@ async def test_same_request_opens_the_same_stream_again(case: str) -> None:
                 responses.append(await response(line, listens(line, **ACCEPTED[case])))
                 assert outlets(door) == [ParkedStream]
             await until(lambda: not outlets(door))
-        assert door.live.gate.count == 0
+        assert door.live.subscriptions.limits.count == 0
         assert door.server.server_state.total_requests == 1 + 2  # the first was the door's own
     assert responses[0] == responses[1]
     acknowledged = json.loads(responses[0][-1].split(b"data: ")[1])["params"]["_meta"]
@@ -149,7 +149,7 @@ async def test_refused_request_gets_its_error_and_the_connection_goes_on(case: s
         assert status in first.status
         assert (b"acknowledged" in first.body) is case.startswith("nothing")
         assert asked == ([Feature.PROMPTS] * 2 if case == "nothing allowed" else [])
-        assert door.live.gate.count == 0
+        assert door.live.subscriptions.limits.count == 0
         await response(line, listens(line))
         assert outlets(door) == [ParkedStream]
 
@@ -161,7 +161,7 @@ async def test_stream_past_a_limit_is_refused_until_another_ends(setting: str) -
         async with door.line() as line:
             assert b"503" in (await line.send(listens(line))).status
         one.writer.close()
-        await until(lambda: door.live.gate.count == 0)
+        await until(lambda: door.live.subscriptions.limits.count == 0)
         async with door.line() as line:
             await response(line, listens(line))
 
@@ -228,7 +228,7 @@ async def test_failure_after_parking_ends_the_connection(failure: Exception, mon
                     with contextlib.suppress(ConnectionResetError):
                         assert (await line.reader.read()).count(b"HTTP/1.1") <= 1
         await until(lambda: not door.server.server_state.connections)
-        assert door.live.gate.count == 0
+        assert door.live.subscriptions.limits.count == 0
         async with door.line() as line:
             await response(line, listens(line))
 

@@ -74,7 +74,7 @@ async def test_parked_stream_releases_task_request_parser_and_protocol() -> None
             await until(lambda: count() - others == dict.fromkeys(KEPT, 1))
         finally:
             gc.enable()
-        assert server.live.gate.count == 1
+        assert server.live.subscriptions.limits.count == 1
 
 
 async def test_server_counts_requests_and_connections_of_parked_streams() -> None:
@@ -161,7 +161,7 @@ async def test_stream_with_another_request_behind_it_ends(behind: bytes) -> None
             await check_ended(stream, 1)
         live, state = server.live, server.uvicorn.server_state
         await until(lambda: not state.connections and not state.tasks)
-        assert (live.gate.count, len(live.listen), len(live.hub)) == (0, 0, 0)
+        assert (live.subscriptions.limits.count, len(live.listen_streams), len(live.hub)) == (0, 0, 0)
 
 
 class StartMiddleware:
@@ -202,7 +202,7 @@ async def test_disconnect_while_the_response_is_buffered_is_no_error() -> None:
         may_continue.set()
         await until(lambda: not state.tasks)
         assert not errors
-        assert server.live.gate.count == 0
+        assert server.live.subscriptions.limits.count == 0
 
 
 # What comes in on a parked connection
@@ -215,7 +215,7 @@ async def test_later_request_ends_the_stream_and_the_connection() -> None:
         writer.write(NEXT_REQUEST)
         await check_ended(stream, "mine")
         await until(lambda: not server.streams)
-        assert server.live.gate.count == 0
+        assert server.live.subscriptions.limits.count == 0
         assert dict(server.live.hub.counts.closed) == {Reason.REPLACED: 1}
 
 
@@ -323,7 +323,7 @@ async def test_ended_stream_of_a_tls_client_does_not_count_and_its_connection_is
         await client.read_until(b"\r\n0\r\n\r\n")
         async with tls_client(server, files, listen_request(2)) as other:
             await other.read_until(b"acknowledged")
-            assert server.live.gate.count == 1
+            assert server.live.subscriptions.limits.count == 1
             await until(lambda: len(server.streams) == 1)
         assert dict(server.live.hub.counts.cut_off) == {}, "the client has read everything"
         assert "not read" not in caplog.text

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 import pytest
 
 from tidings import Catalog, Feature, Hub, LimitReached, Notification, Policy, Principal, Topic
-from tidings.server.authorization import Authorization
+from tidings.server.authorization import Authorization, StreamLimits
 
 ADA, BOB = Principal("ada", scopes=("admin",)), Principal("bob")
 
@@ -36,7 +36,7 @@ def watch(principal: Principal, gate: Authorization, *uris: str) -> tuple[Catalo
 
 @pytest.mark.parametrize("uri", ["board://**", "board://*", "board://secre*", "board://"])
 def test_a_pattern_covers_nothing_that_its_subscriber_may_not_watch(uri: str) -> None:
-    gate = Authorization(Policy(), authorize)
+    gate = Authorization(authorize)
     for principal, expected in ((BOB, ["board://open"]), (ADA, ["board://secret", "board://open"])):
         catalog, told = watch(principal, gate, uri)
         catalog.resources.updated("board://secret")
@@ -45,7 +45,7 @@ def test_a_pattern_covers_nothing_that_its_subscriber_may_not_watch(uri: str) ->
 
 
 def test_a_part_of_a_resource_is_asked_for_by_itself() -> None:
-    gate = Authorization(Policy(), lambda principal, topic: topic == "board://a")
+    gate = Authorization(lambda principal, topic: topic == "board://a")
     catalog, told = watch(BOB, gate, "board://a")
     catalog.resources.updated("board://a/b")
     catalog.resources.updated("board://a")
@@ -53,14 +53,14 @@ def test_a_part_of_a_resource_is_asked_for_by_itself() -> None:
 
 
 def test_one_that_must_be_awaited_can_not_decide_on_patterns() -> None:
-    gate = Authorization(Policy(), authorize_later)
-    assert not gate.knows_patterns
+    gate = Authorization(authorize_later)
+    assert not gate.allows_patterns
     may = gate.predicate(ADA)
     assert may is not None
     assert not may("board://open")
     topics: list[Topic] = [Feature.TOOLS, "board://secret"]
-    assert asyncio.run(gate.allowed(BOB, topics)) == [Feature.TOOLS]
-    assert asyncio.run(gate.allowed(ADA, topics)) == topics
+    assert asyncio.run(gate.filter(BOB, topics)) == [Feature.TOOLS]
+    assert asyncio.run(gate.filter(ADA, topics)) == topics
 
 
 def test_one_that_turns_out_to_be_awaited_can_not_decide_on_patterns_either() -> None:
@@ -74,14 +74,14 @@ def test_one_that_turns_out_to_be_awaited_can_not_decide_on_patterns_either() ->
         return authorize_later(principal, topic)
 
     for authorize in (Later(), handed_on):
-        gate = Authorization(Policy(), authorize)
+        gate = Authorization(authorize)
         topics: list[Topic] = [Feature.TOOLS, "board://**", "board://{name}", "board://open"]
-        assert asyncio.run(gate.allowed(ADA, topics)) == [Feature.TOOLS, "board://open"]
+        assert asyncio.run(gate.filter(ADA, topics)) == [Feature.TOOLS, "board://open"]
 
 
 def test_what_is_not_a_bool_but_counts_as_true_counts_for_patterns_too() -> None:
-    gate = Authorization(Policy(), lambda principal, topic: {"read"} if topic != "board://secret" else set())  # type: ignore[arg-type, return-value]  # a common slip
-    assert asyncio.run(gate.allowed(ADA, ["board://**", "board://secret"])) == ["board://**"]
+    gate = Authorization(lambda principal, topic: {"read"} if topic != "board://secret" else set())  # type: ignore[arg-type, return-value]  # a common slip
+    assert asyncio.run(gate.filter(ADA, ["board://**", "board://secret"])) == ["board://**"]
     catalog, told = watch(ADA, gate, "board://**")
     catalog.resources.updated("board://secret")
     catalog.resources.updated("board://open")
@@ -92,17 +92,17 @@ def test_one_that_fails_lets_nobody_in() -> None:
     def broken(principal: Principal | None, topic: Topic) -> bool:
         raise RuntimeError("broken")
 
-    gate = Authorization(Policy(), broken)
+    gate = Authorization(broken)
     may = gate.predicate(ADA)
     assert may is not None
     assert not may("board://open")
-    assert asyncio.run(gate.allowed(ADA, [Feature.TOOLS])) == []
+    assert asyncio.run(gate.filter(ADA, [Feature.TOOLS])) == []
 
 
 def test_streams_are_counted_for_a_caller_whatever_its_token_allows() -> None:
-    gate = Authorization(Policy(max_streams_per_principal=1))
-    ticket = gate.enter(Principal("ada", scopes=("read",)), None)
+    limits = StreamLimits(Policy(max_streams_per_principal=1))
+    slot = limits.reserve(Principal("ada", scopes=("read",)), None)
     with pytest.raises(LimitReached, match="max_streams_per_principal"):
-        gate.enter(ADA, None)
-    gate.leave(ticket)
-    gate.enter(ADA, None)
+        limits.reserve(ADA, None)
+    limits.release(slot)
+    limits.reserve(ADA, None)

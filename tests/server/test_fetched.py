@@ -169,7 +169,7 @@ async def test_a_read_of_a_file_tells_nobody_and_its_cursor_is_what_the_watcher_
 
     async with Client(live.server) as client:
         results = [await client.read_resource(uri) for _ in range(3)]
-    live._drain()
+    live.hub.publish_queued()
 
     assert [getattr(each.contents[0], "text", None) for each in results] == ["A" if is_seen else "B"] * 3
     cursors = [(each.meta or {})[CURSOR_KEY]["uris"][uri] for each in results]

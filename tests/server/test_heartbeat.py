@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from tests.support.waiting import DEADLINE
-from tidings.server.heartbeat import Bookmarks
+from tidings.server.heartbeat import Heartbeat
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_one_that_can_not_be_reached_stops_nobodys_pulse(caplog: pytest.LogCaptureFixture) -> None:
-    bookmarks = Bookmarks(0.001)
+    heartbeat = Heartbeat(0.001)
     beats = 0
     is_thrice = asyncio.Event()
 
@@ -26,12 +26,12 @@ async def test_one_that_can_not_be_reached_stops_nobodys_pulse(caplog: pytest.Lo
         if beats == 3:
             is_thrice.set()
 
-    bookmarks.join(fail)
-    bookmarks.join(beat)
+    heartbeat.add(fail)
+    heartbeat.add(beat)
     async with asyncio.timeout(DEADLINE):
         await is_thrice.wait()
 
     assert "a bookmark could not be sent" in caplog.text
     for each in (fail, beat):
-        bookmarks.leave(each)
-    assert len(bookmarks) == 0
+        heartbeat.remove(each)
+    assert len(heartbeat) == 0

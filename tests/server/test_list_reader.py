@@ -82,7 +82,7 @@ async def test_a_list_that_changes_whenever_it_is_read_keeps_neither_the_others_
         assert [item["name"] for item in lists.live.prompts] == ["first", "second"]
         lists.is_restless = False
         # What changed last is read without being asked for.
-        await until(lambda: lists.live.is_attended)
+        await until(lambda: lists.live.list_reader.is_loaded)
         shown = {tool.name: tool.description for tool in (await client.list_tools()).tools}
         assert {item["name"]: item.get("description") for item in lists.live.tools}["restless"] == shown["restless"]
 
@@ -96,7 +96,9 @@ async def test_a_list_that_failed_often_is_tried_again_once() -> None:
             with suppress(RuntimeError):
                 await lists.live.refresh("tools")
         loop: Any = asyncio.get_running_loop()
-        retries = [each for each in loop._scheduled if not each.cancelled() and each._callback == lists.live.wake]
+        retries = [
+            each for each in loop._scheduled if not each.cancelled() and each._callback == lists.live.list_reader.wake
+        ]
         assert len(retries) <= 1
         assert lists.live.waits_for() == ["tools"]
         lists.is_broken = False

@@ -1,4 +1,4 @@
-"""`async with hub.listen(…) as changes: async for change in changes`: the Python equal of a monitored process."""
+"""`async with listen(hub, …) as changes: async for change in changes`: the Python equal of a monitored process."""
 
 import asyncio
 import gc
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tidings import Behind, Catalog, Change, Feature, Filter, Hub, Policy, Reason
-from tidings.server.local import Listener
+from tidings.server.local import Listener, listen
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +49,7 @@ async def waiting(task: asyncio.Task[object]) -> None:
 
 
 async def test_a_listener_hears_the_changes_of_its_topics_in_order(catalog: Catalog, hub: Hub) -> None:
-    async with hub.listen("prompts", uris=["a://*"]) as changes:
+    async with listen(hub, "prompts", uris=["a://*"]) as changes:
         catalog.prompts.add({"name": "p"})
         catalog.tools.add({"name": "unheard"})
         catalog.resources.updated("a://b", author="ada")
@@ -65,7 +65,7 @@ async def test_a_listener_hears_the_changes_of_its_topics_in_order(catalog: Cata
 
 
 async def test_a_listener_that_waits_is_woken_by_a_change(catalog: Catalog, hub: Hub) -> None:
-    async with hub.listen("tools") as changes:
+    async with listen(hub, "tools") as changes:
         for name in ("a", "b"):
             task = asyncio.create_task(take(changes, 1))
             await waiting(task)
@@ -80,7 +80,7 @@ async def test_a_listener_that_waits_is_woken_from_another_thread(catalog: Catal
         for number in range(each):
             catalog.tools.add({"name": str(number)})
 
-    async with hub.listen("tools") as changes:
+    async with listen(hub, "tools") as changes:
         thread = threading.Thread(target=work)
         thread.start()
         heard = await take(changes, each)
@@ -90,7 +90,7 @@ async def test_a_listener_that_waits_is_woken_from_another_thread(catalog: Catal
 
 
 async def test_a_listener_that_reads_late_hears_the_net_of_what_it_missed(catalog: Catalog, hub: Hub) -> None:
-    async with hub.listen("tools") as changes:
+    async with listen(hub, "tools") as changes:
         for name in ("a", "b", "passing"):
             catalog.tools.add({"name": name})
         catalog.tools.remove("passing")
@@ -101,7 +101,7 @@ async def test_a_listener_that_reads_late_hears_the_net_of_what_it_missed(catalo
 
 async def test_a_listener_that_is_behind_is_told_so_and_goes_on(catalog: Catalog) -> None:
     hub = Hub(catalog, policy=Policy(journal_changes=1))
-    async with hub.listen("tools") as changes:
+    async with listen(hub, "tools") as changes:
         for name in "abcd":
             catalog.tools.add({"name": name})
         assert await take(changes, 1) == ["added a"]
@@ -115,13 +115,13 @@ async def test_options_reach_the_subscription(catalog: Catalog, hub: Hub) -> Non
     known = catalog.version(Feature.TOOLS)
     for name in ("a", "b"):
         catalog.tools.add({"name": name})
-    async with hub.listen("tools", told={Feature.TOOLS: known}, filter=Filter(names=["b"]), label="mine") as changes:
+    async with listen(hub, "tools", told={Feature.TOOLS: known}, filter=Filter(names=["b"]), label="mine") as changes:
         assert await take(changes, 1) == ["added b"]
         assert [subscriber.label for subscriber in hub.subscribers("tools")] == ["mine"]
 
 
 async def test_ending_the_block_unsubscribes_and_ends_the_iteration(catalog: Catalog, hub: Hub) -> None:
-    async with hub.listen("tools") as changes:
+    async with listen(hub, "tools") as changes:
         assert len(hub.subscribers("tools")) == 1
         catalog.tools.add({"name": "a"})
     assert len(hub) == 0
@@ -132,18 +132,18 @@ async def test_ending_the_block_unsubscribes_and_ends_the_iteration(catalog: Cat
 
 async def test_an_exception_in_the_block_unsubscribes(hub: Hub) -> None:
     with pytest.raises(RuntimeError, match="mine"):
-        async with hub.listen("tools"):
+        async with listen(hub, "tools"):
             raise RuntimeError("mine")
 
     assert len(hub) == 0
 
 
 async def test_cancelling_the_task_unsubscribes(hub: Hub) -> None:
-    async def listen() -> None:
-        async with hub.listen("tools") as changes:
+    async def iterate() -> None:
+        async with listen(hub, "tools") as changes:
             await anext(changes)
 
-    task = asyncio.create_task(listen())
+    task = asyncio.create_task(iterate())
     await waiting(task)
     assert len(hub) == 1
     task.cancel()
@@ -154,11 +154,11 @@ async def test_cancelling_the_task_unsubscribes(hub: Hub) -> None:
 
 
 async def test_cancelling_a_task_that_uses_no_block_unsubscribes_too(hub: Hub) -> None:
-    async def listen() -> None:
-        async for _ in hub.listen("tools"):
+    async def iterate() -> None:
+        async for _ in listen(hub, "tools"):
             pass
 
-    task = asyncio.create_task(listen())
+    task = asyncio.create_task(iterate())
     await waiting(task)
     assert len(hub) == 1
     task.cancel()
@@ -171,7 +171,7 @@ async def test_cancelling_a_task_that_uses_no_block_unsubscribes_too(hub: Hub) -
 
 
 async def test_losing_the_last_reference_unsubscribes(catalog: Catalog, hub: Hub) -> None:
-    changes = aiter(hub.listen("tools"))
+    changes = aiter(listen(hub, "tools"))
     catalog.tools.add({"name": "a"})
     assert await take(changes, 1) == ["added a"]
     assert len(hub) == 1
@@ -182,7 +182,7 @@ async def test_losing_the_last_reference_unsubscribes(catalog: Catalog, hub: Hub
 
 
 async def test_closing_a_listener_wakes_the_one_who_waits(hub: Hub) -> None:
-    async with hub.listen("tools") as changes:
+    async with listen(hub, "tools") as changes:
         task = asyncio.create_task(rest(changes))
         await waiting(task)
         changes.close()
@@ -190,7 +190,7 @@ async def test_closing_a_listener_wakes_the_one_who_waits(hub: Hub) -> None:
 
 
 async def test_a_deletion_is_heard_and_then_the_iteration_is_over(catalog: Catalog, hub: Hub) -> None:
-    async with hub.listen(uris=["a://b"]) as changes:
+    async with listen(hub, uris=["a://b"]) as changes:
         task = asyncio.create_task(rest(changes))
         await waiting(task)
         catalog.resources.deleted("a://b")
@@ -199,7 +199,7 @@ async def test_a_deletion_is_heard_and_then_the_iteration_is_over(catalog: Catal
 
 async def test_an_expired_subscription_wakes_the_one_who_waits_and_ends_the_iteration(hub: Hub) -> None:
     reasons: list[Reason] = []
-    async with hub.listen("tools", ttl=5, on_close=reasons.append) as changes:
+    async with listen(hub, "tools", ttl=5, on_close=reasons.append) as changes:
         task = asyncio.create_task(rest(changes))
         await waiting(task)
         due = hub.next_due()
@@ -215,7 +215,7 @@ async def test_listeners_on_the_same_topic_each_hear_all(catalog: Catalog, hub: 
         async with asyncio.timeout(SOON):
             return [await anext(changes) for _ in range(3)]
 
-    async with hub.listen("tools") as one, hub.listen("tools") as other:
+    async with listen(hub, "tools") as one, listen(hub, "tools") as other:
         tasks = [asyncio.create_task(read(changes)) for changes in (one, other)]
         for name in "abc":
             catalog.tools.add({"name": name})

@@ -72,7 +72,7 @@ async def test_an_updated_item_is_what_the_server_lists(feature: str, key: str) 
     assert (found["description"], found["title"]) == ("Zürich \u2028 1e16", "Other")
     # Read as a whole, it is the same item: nobody would be told again.
     version = known.version
-    live.wake(Feature(feature))
+    live.list_reader.wake(Feature(feature))
     assert known.version == version
 
 
@@ -85,7 +85,7 @@ def test_an_item_that_is_changed_in_place_after_an_update_is_told_as_it_is_then(
     tool.description = "in place"
     registries_of(server)["tools"]["forecast"] = tool
     tool.description = "in place again"
-    live.wake(Feature.TOOLS, "forecast")
+    live.list_reader.wake(Feature.TOOLS, "forecast")
     assert descriptions(told) == ["once", "in place", "in place again"]
 
 
@@ -95,8 +95,8 @@ def test_who_is_told_of_an_update_may_change_the_item_in_place(was_stale: bool) 
     tools, told = registries_of(server)["tools"], list[Notification]()
     if was_stale:
         tools["forecast"].description = 5
-        live.wake(Feature.TOOLS)
-        assert not live.knows(Feature.TOOLS)
+        live.list_reader.wake(Feature.TOOLS)
+        assert not live.list_reader.is_current(Feature.TOOLS)
         tools["forecast"].description = "mended"
 
     def change_in_place(notification: Notification) -> None:
@@ -171,20 +171,20 @@ def test_an_item_without_a_json_form_silences_no_other(value: object, is_there_b
     live.hub.subscribe(told.append, "tools")
     server.add_tool(forecast, name="fine")
     assert [each["name"] for each in live.tools] == ["fine", "forecast"]
-    live.wake(Feature.TOOLS)  # as at every start, and when the server itself says so
-    assert live.knows(Feature.TOOLS)
+    live.list_reader.wake(Feature.TOOLS)  # as at every start, and when the server itself says so
+    assert live.list_reader.is_current(Feature.TOOLS)
     server.add_tool(forecast, name="later")
     server.remove_tool("fine")
-    live.wake(Feature.TOOLS)
+    live.list_reader.wake(Feature.TOOLS)
     assert [each["name"] for each in live.tools] == ["forecast", "later"]
     said = [(change.operation.value, change.key) for note in told for change in note.changes]
     assert said == [("added", "fine"), ("added", "later"), ("removed", "fine")]
-    assert live.knows(Feature.TOOLS)
+    assert live.list_reader.is_current(Feature.TOOLS)
     assert live.failures["reading"] == 0
     assert live.failures["items left out"] >= 1
     # What is mended is told like anything new.
     registries_of(server)["tools"]["broken"].meta = None
-    live.wake(Feature.TOOLS)
+    live.list_reader.wake(Feature.TOOLS)
     assert "broken" in live.tools
 
 
@@ -195,7 +195,7 @@ def test_an_item_that_loses_its_json_form_is_gone_whichever_way_it_is_read(is_re
     told: list[Notification] = []
     live.hub.subscribe(told.append, "tools")
     registries_of(server)["tools"]["forecast"].meta = {"x": object()}
-    live.wake(Feature.TOOLS, None if is_read_whole else "forecast")
+    live.list_reader.wake(Feature.TOOLS, None if is_read_whole else "forecast")
     assert "forecast" not in live.tools
     assert [note.changes[0].operation for note in told] == [Operation.REMOVED]
 

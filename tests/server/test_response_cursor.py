@@ -42,18 +42,18 @@ def told(live: Live, cursor: Any, *topics: Feature) -> list[Notification]:
 async def test_a_list_that_is_not_published_yet_says_which_one_it_is() -> None:
     server = MCPServer("board")
     live = Live(server)
-    await live.attend(None)
+    await live.list_reader.ensure_loaded(None)
     before = live.catalog.tools.version
     elsewhere(lambda: server.add_tool(lambda: "", name="new"))
     assert live.hub.notifications.version(Feature.TOOLS) == before
 
-    result = await live.answered("tools/list", MODERN)
+    result = await live.list_reader.request("tools/list", MODERN)
 
     assert [tool["name"] for tool in result["tools"]] == ["new"]
     cursor = result["_meta"][CURSOR_KEY]
     assert cursor["topics"]["tools"]["digest"] == Copy(Feature.TOOLS, result["tools"]).digest
     elsewhere(lambda: live.tools.remove("new"))
-    live._drain()
+    live.hub.publish_queued()
     assert live.catalog.tools.version.digest == before.digest
     (notification,) = told(live, cursor, Feature.TOOLS)
     assert [(change.operation, change.key) for change in notification.changes] == [("removed", "new")]
@@ -65,7 +65,7 @@ async def test_a_list_that_changes_while_it_is_answered_has_no_version(tmp_path:
     file.parent.mkdir()
     workspace = Workspace(tmp_path)
     live = Live(workspace)
-    await live.attend(None)
+    await live.list_reader.ensure_loaded(None)
     before = live.catalog.resources.version
     listed = workspace.server.list_resources
 
@@ -82,7 +82,7 @@ async def test_a_list_that_changes_while_it_is_answered_has_no_version(tmp_path:
         return found
 
     workspace.server.list_resources = list_resources  # type: ignore[method-assign]
-    result = await live.answered("resources/list", MODERN)
+    result = await live.list_reader.request("resources/list", MODERN)
     workspace.server.list_resources = listed  # type: ignore[method-assign]
 
     assert ("workspace:///new.txt" in [each["uri"] for each in result["resources"]]) == is_early
@@ -90,11 +90,11 @@ async def test_a_list_that_changes_while_it_is_answered_has_no_version(tmp_path:
     assert cursor["topics"] == {"resources": None}
     file.unlink()
     elsewhere(lambda: workspace.rescan([file]))
-    live._drain()
+    live.hub.publish_queued()
     assert live.catalog.resources.version.digest == before.digest
     (notification,) = told(live, cursor, Feature.RESOURCES)
     assert not notification.complete
-    again = await live.answered("resources/list", MODERN)
+    again = await live.list_reader.request("resources/list", MODERN)
     assert again["_meta"][CURSOR_KEY]["topics"]["resources"] == live.catalog.resources.version._asdict()
 
 
@@ -110,20 +110,20 @@ async def test_a_list_that_nobody_has_read_since_it_changed_has_no_version() -> 
     server = Own("board")
     changes: list[Callable[[], str]] = []
     live = Live(server)
-    await live.attend(None)
+    await live.list_reader.ensure_loaded(None)
     changes.append(lambda: "")
-    result = await live.answered("tools/list", MODERN)
+    result = await live.list_reader.request("tools/list", MODERN)
 
     assert result["_meta"][CURSOR_KEY]["topics"] == {"tools": None}
     await live.refresh()
-    known = (await live.answered("tools/list", MODERN))["_meta"][CURSOR_KEY]["topics"]["tools"]
+    known = (await live.list_reader.request("tools/list", MODERN))["_meta"][CURSOR_KEY]["topics"]["tools"]
     assert known == live.catalog.tools.version._asdict()
 
 
 async def test_a_list_that_is_made_while_another_thread_changes_it_says_which_one_it_is() -> None:
     server = MCPServer("board")
     live = Live(server)
-    await live.attend(None)
+    await live.list_reader.ensure_loaded(None)
     before = live.catalog.tools.version
     tools = registries_of(server)["tools"]
     assert isinstance(tools, Watched)
@@ -138,11 +138,11 @@ async def test_a_list_that_is_made_while_another_thread_changes_it_says_which_on
     thread = threading.Thread(target=lambda: server.add_tool(lambda: "", name="new"))
     thread.start()
     assert is_changed.wait(10)
-    result = await live.answered("tools/list", MODERN)
+    result = await live.list_reader.request("tools/list", MODERN)
     is_listed.set()
     thread.join()
     tools._changed = tell
-    live._drain()
+    live.hub.publish_queued()
 
     cursor = result["_meta"][CURSOR_KEY]
     assert cursor["topics"]["tools"]["digest"] == Copy(Feature.TOOLS, result["tools"]).digest
@@ -159,7 +159,7 @@ async def test_a_copy_of_a_folders_resources_is_what_the_cursor_says_and_stays_s
     (folder / "any.meta.json").write_text('{"uriTemplate": "any://{+path}", "path": "resources/{path}"}')
     workspace = Workspace(tmp_path)
     live = Live(workspace)
-    await live.attend(None)
+    await live.list_reader.ensure_loaded(None)
     copy, cursor = await resources_of(live)
     assert {"workspace:///old.txt", "any://{+path}"} <= copy.items.keys()
     assert copy.items["workspace:///old.txt"]["size"] == 10
@@ -169,7 +169,7 @@ async def test_a_copy_of_a_folders_resources_is_what_the_cursor_says_and_stays_s
     for path, length in ((folder / "new.txt", 20), (folder / "old.txt", 30), (folder / "last.txt", 40)):
         path.write_text("y" * length)
         elsewhere(lambda path=path: workspace.rescan([path]))  # type: ignore[misc]
-        live._drain()
+        live.hub.publish_queued()
     for notification in heard:
         frame = msgspec.json.decode(write(notification, FrameFormat(detail="delta")))
         assert copy.apply(frame["params"]["_meta"][CHANGE_KEY])
@@ -182,6 +182,6 @@ async def test_a_copy_of_a_folders_resources_is_what_the_cursor_says_and_stays_s
 
 async def resources_of(live: Live) -> tuple[Copy, Any]:
     """A copy of what a client lists, and its cursor."""
-    listed = await live.answered("resources/list", MODERN)
-    templates = await live.answered("resources/templates/list", MODERN)
+    listed = await live.list_reader.request("resources/list", MODERN)
+    templates = await live.list_reader.request("resources/templates/list", MODERN)
     return Copy("resources", [*listed["resources"], *templates["resourceTemplates"]]), listed["_meta"][CURSOR_KEY]

@@ -268,7 +268,7 @@ def test_a_server_in_the_same_process_may_have_it_next(tmp_path: Path) -> None:
     with living(tmp_path / "state.db") as second:
         assert second.epoch == epoch
         assert "a" in second.tools, "until a client comes, it may still be added"
-        asyncio.run(second.attend())
+        asyncio.run(second.list_reader.ensure_loaded())
         # The server itself has no tools, so what was there in the last life is gone now, and says so.
         changes = second.hub.journal.since(version.revision, TOOLS)
         assert changes is not None
@@ -298,7 +298,7 @@ def test_a_restart_of_a_server_whose_decorators_come_after_it_changes_nothing(tm
         live = Live(server, store=tmp_path / "state.db")
         for name in names:
             server.tool(name)(lambda: "")
-        asyncio.run(live.attend())
+        asyncio.run(live.list_reader.ensure_loaded())
         try:
             return [item.key for item in live.catalog.tools.snapshot()], len(live.hub.journal)
         finally:

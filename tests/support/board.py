@@ -27,17 +27,16 @@ import uvicorn
 
 from tests.support.kinds import BOARDS
 from tests.support.tokens import authentication
-from tidings import live
 from tidings.http.app import serve_app
 
 
 def main() -> None:
-    # Nothing hangs here, so the lists are waited for, however long a busy machine takes to read them the first time.
-    live._READING_TIME = 60.0
     kind, transport, *rest = sys.argv[1:]
     options: dict[str, Any] = json.loads(rest[0]) if rest else {}
     logging.basicConfig(level=options.get("log", "WARNING"), format="%(name)s %(levelname)s %(message)s")
     board = BOARDS[kind](options)
+    # No list handler hangs here. A busy machine may take long to read the lists for the first time.
+    board.live.list_reader.request_timeout = 60.0
     if transport == "stdio":
         board.live.run("stdio")
         return

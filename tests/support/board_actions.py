@@ -213,10 +213,10 @@ class Board:
                 for each in watchers
             },
             "pending": sum(each.mailbox_size for _, watchers in subscriptions for each in watchers),
-            "streams": live.gate.count,
-            "parked": sum(type(each.channel) is ParkedStream for streams in live.listen._streams for each in streams),
-            "spliced": len(live.splice._sessions),
-            "standing": len(live.splice),
+            "streams": live.subscriptions.limits.count,
+            "parked": sum(type(each.channel) is ParkedStream for each in live.listen_streams),
+            "spliced": len(live.legacy_streams._sessions),
+            "standing": len(live.legacy_streams),
             "asked": self.asked,
         }
 

@@ -43,7 +43,7 @@ async def live_server(
     if then is not None:
         client = live.webhooks.http_client = InterruptingClient(timeout=DEADLINE)
         client.then = lambda: then(live)
-    await live.attend()
+    await live.list_reader.ensure_loaded()
     try:
         yield live
     finally:

@@ -167,11 +167,11 @@ class Door:
 
     async def by_sdk(self, raw: Any) -> Answer:
         """What the SDK answers, when it is the only one to be asked."""
-        shared, self.live._shared_lists = self.live._shared_lists, False
+        shared, self.live.list_cache.are_lists_shared = self.live.list_cache.are_lists_shared, False
         try:
             return await self.send(raw)
         finally:
-            self.live._shared_lists = shared
+            self.live.list_cache.are_lists_shared = shared
 
 
 class PromptServer(uvicorn.Server):

@@ -205,7 +205,7 @@ class LowLevelBoard(Board):
 
     async def _list_tools(self, ctx: Any, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         listed = list(self.own["tools"].values())
-        if self.options.get("late") and ctx.request_id != self.live.own_request_id:
+        if self.options.get("late") and ctx.request_id != self.live.list_reader.request_id:
             await self.refreshed.wait()
         if self.options.get("page"):
             start = int(params.cursor) if params and params.cursor else 0

@@ -197,8 +197,8 @@ def test_failures_of_user_functions_are_logged_without_secrets(caplog: pytest.Lo
     catalog.resources.add({"uri": uri, "name": "x"})
     for each in hub:
         each.close()
-    authorization = Authorization(hub.policy, authorize=fail)
-    assert asyncio.run(authorization.allowed(None, [uri])) == []
+    authorization = Authorization(fail)
+    assert asyncio.run(authorization.filter(None, [uri])) == []
     may = authorization.predicate(None)
     assert may is not None
     assert not may(uri)

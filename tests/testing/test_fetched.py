@@ -6,7 +6,7 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 
 from tidings import BUSY, Catalog, Feature, Hub, Live, Version
-from tidings.server.response_cursor import Sight
+from tidings.server.response_cursor import ResponseCursor
 from tidings.testing import (
     Changed,
     Event,
@@ -135,12 +135,12 @@ def test_promises_are_checked_while_clients_fetch_all_the_time(
     reader.subscribe("prompts")
     live.catalog.prompts.add({"name": "first"})
     for _ in range(3):
-        with Sight(live, [PROMPTS]) as sight:
-            sight.cursor()
+        with ResponseCursor(live.hub, live.list_reader, live.epoch, [PROMPTS]) as cursor:
+            cursor.as_json()
         live.catalog.prompts.add({"name": "passing"})
         live.catalog.prompts.remove("passing")
-        with Sight(live, [PROMPTS]) as sight:
-            sight.cursor()
+        with ResponseCursor(live.hub, live.list_reader, live.epoch, [PROMPTS]) as cursor:
+            cursor.as_json()
         live.hub.wake(reader)
     recorder.look()
 

@@ -42,7 +42,7 @@ async def test_delivery_is_signed_and_has_the_params_of_the_notification() -> No
         assert envelope["type"] == "tools.list_changed"
         data = envelope["data"]
         assert (data["operation"], data["tool"]["description"]) == ("added", "Erste. \u2028 \u20ac")
-        assert data["_meta"]["dev.tidings/cursor"] == live.cursor([Feature.TOOLS])
+        assert data["_meta"]["dev.tidings/cursor"] == live.subscriptions.cursor([Feature.TOOLS])
         assert data["_meta"]["dev.tidings/change"]["name"] == "one"
 
         live.resources.updated("board://a", author="Ann")

@@ -408,14 +408,14 @@ def test_lists_can_be_read_while_the_folder_is_loaded(tmp_path: Path) -> None:
     write(tmp_path, {"resources/a.txt": "a", **KEPT})
     workspace = Workspace(tmp_path)
     live = Live(workspace)
-    asyncio.run(live.attend(None))
+    asyncio.run(live.list_reader.ensure_loaded(None))
     before = live.catalog.resources.version
     with workspace._lock:
-        reading = threading.Thread(target=live.wake, args=[Feature.RESOURCES], daemon=True)
+        reading = threading.Thread(target=live.list_reader.wake, args=[Feature.RESOURCES], daemon=True)
         reading.start()
         reading.join(10)
         assert not reading.is_alive()
-        asyncio.run(live.attend(None))
+        asyncio.run(live.list_reader.ensure_loaded(None))
     assert "kept" in live.catalog.tools
     # Not the list of a client, which has the sizes of the files.
     assert live.catalog.resources.version == before

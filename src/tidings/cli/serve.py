@@ -176,11 +176,10 @@ def serve(
             auth.require_token(workspace.server, token, url)
         from tidings.cli.status import show_status
         from tidings.http.app import serve_app
-        from tidings.http.health import add_routes
 
         live = make_live(workspace, state)
         app = live.http_app(host=host, streamable_http_path=path, transport_security=security)
-        add_routes(app, live, health=True, metrics=_AUDIENCES[metrics], token=token)
+        app.router.routes.extend(live.health_routes(metrics=_AUDIENCES[metrics], token=token))
         if allow_origin:
             auth.allow_origins(app, allow_origin)
         name = workspace.settings.name

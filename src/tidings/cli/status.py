@@ -137,7 +137,7 @@ class _Updater:
         while self._changes:
             changes.append(self._changes.popleft())
         live = self._live
-        modern = len(live.listen)
+        modern = len(live.listen_streams)
         return Snapshot(
             tuple(count_items(live).items()),
             modern,

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidings.core.catalog import Catalog
 from tidings.core.counts import Counts
@@ -30,9 +30,6 @@ from tidings.core.patterns import Templates, is_pattern
 from tidings.core.redact import redact_uri
 from tidings.core.subscriber import BUSY, LOCAL, Callbacks, ConnectionKind, Deliver, OnClose, Subscriber, check_callback
 from tidings.policy import Policy
-
-if TYPE_CHECKING:
-    from tidings.server.local import Listener
 
 __all__ = ["BUSY", "Hub", "Subscriber"]
 
@@ -191,12 +188,6 @@ class Hub:
             self._callbacks.discard(known)
             if known.on_close is not None:
                 self._call_hook(known.on_close, reason)
-
-    def listen(self, *features: Feature | str, uris: Iterable[str] = (), **options: Any) -> Listener:
-        """`async with hub.listen("prompts") as changes: async for change in changes: …`"""
-        from tidings.server.local import Listener  # the core itself knows nothing that awaits
-
-        return Listener(self, features, uris, options)
 
     def end_subscriptions(
         self, subscribers: list[Subscriber], topics: list[Topic], reason: Reason, cause: Notification | None = None

@@ -333,5 +333,5 @@ def check_callback(callback: object) -> None:
     if inspect.iscoroutinefunction(callback):
         raise TypeError(
             f"{getattr(callback, '__qualname__', callback)} is a coroutine function, and the hub does not wait; "
-            "use `async with hub.listen(…) as changes`"
+            "use `async with live.listen(…) as changes`"
         )

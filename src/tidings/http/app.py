@@ -1,7 +1,7 @@
-"""The processes and apps that Tidings runs: the server's own ASGI app made live, and uvicorn around it.
+"""The server's own ASGI app, made live, and uvicorn around it.
 
-Streams end on the signal itself: uvicorn runs an app's shutdown only after it has waited for open connections, which a
-stream never closes by itself.
+Streams end on the signal itself: uvicorn runs the shutdown of an app only after it has waited for open connections, and
+a stream does not close by itself.
 """
 
 from __future__ import annotations
@@ -15,41 +15,47 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidings.http.disconnects import RequestReference
-from tidings.http.router import Router
-from tidings.server import internals as seams
+from tidings.server import internals
 from tidings.server.garbage_collection import spare, sparing
+from tidings.server.list_reader import ListReader
 
-if TYPE_CHECKING:
-    from tidings.live import Live
-
-__all__ = ["build_app", "run_http", "serve_app"]
+__all__ = ["build_app", "serve_app", "uvicorn_options"]
 
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def build_app(live: Live, options: dict[str, Any]) -> Any:
-    """The Starlette app of the user's server, with our front where the SDK's session manager is called."""
-    server = live.server
+def build_app(
+    server: Any,
+    options: dict[str, Any],
+    *,
+    make_router: Callable[[Any], Any],
+    reader: ListReader,
+    start: Callable[[], None],
+    stop: Callable[[], None],
+) -> Any:
+    """Return the Starlette app of a server, with our router in place of the SDK's session manager.
+
+    `make_router` returns the router for a session manager. `start` and `stop` are called with the app."""
     if hasattr(server, "streamable_http_app"):
         app = server.streamable_http_app(**options)
         manager = server.session_manager
-        manager.asgi_app = Router(live, manager)
+        manager.asgi_app = make_router(manager)
 
-        def take_place() -> Any:
+        def find_manager() -> Any:
             return manager
     else:
         app = server.http_app(**options)
-        endpoint = seams.fastmcp_endpoint(app)
+        endpoint = internals.fastmcp_endpoint(app)
 
-        def take_place() -> Any:
-            # FastMCP makes a session manager with every start of the app.
+        def find_manager() -> Any:
+            # FastMCP makes a session manager at every start of the app.
             manager = endpoint.session_manager
-            manager.asgi_app = Router(live, manager)
+            manager.asgi_app = make_router(manager)
             return manager
 
     inner = app.router.lifespan_context
@@ -58,14 +64,14 @@ def build_app(live: Live, options: dict[str, Any]) -> Any:
     async def lifespan(started: Any) -> AsyncIterator[Any]:  # the app, or another one that it is mounted in
         _add_request_reference(app)
         async with inner(started) as state:
-            live.restart()
-            # Read before the first client: one that only listens would otherwise be told of all that was there.
-            await live.attend(seams.lifespan_state_of(take_place()))
-            with _on_signal(live.stop):
+            start()
+            # Before the first client: one that only listens would otherwise be notified of all items.
+            await reader.ensure_loaded(internals.lifespan_state_of(find_manager()))
+            with _on_signal(stop):
                 try:
                     yield state
                 finally:
-                    live.stop()
+                    stop()
 
     app.router.lifespan_context = lifespan
     return app
@@ -79,9 +85,9 @@ def _add_request_reference(app: Any) -> None:
 
 @contextmanager
 def _on_signal(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on the event loop when the process is told to end, before whoever handled the signal so far."""
+    """Call `stop` on the event loop when the process gets a signal to end, before the present handler of the signal."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers; its owner then stops us through the app's shutdown
+        yield  # only the main thread can set handlers; the shutdown of the app then calls `stop`
         return
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -105,20 +111,14 @@ def _on_signal(stop: Callable[[], None]) -> Iterator[None]:
                 signal.signal(number, previous)
 
 
-def run_http(
-    live: Live, *, host: str = "127.0.0.1", port: int = 8000, log_level: str | int | None = "info", **options: Any
-) -> None:
-    if hasattr(live.server, "streamable_http_app"):
-        options.setdefault("host", host)
-    logs_access = _logs_access(log_level)
-    serve_app(live.http_app(**options), host=host, port=port, log_level=log_level, access_log=logs_access)
-
-
-def _logs_access(level: str | int | None) -> bool:
-    """Whether a level lets lines about requests through: uvicorn would put each together even if it is dropped."""
-    if isinstance(level, str):
-        return level.lower() in ("trace", "debug", "info")
-    return level is None or level <= logging.INFO
+def uvicorn_options(host: str = "127.0.0.1", port: int = 8000, log_level: str | int | None = "info") -> dict[str, Any]:
+    """Return the options of `serve_app` for `live.run("http")`."""
+    if isinstance(log_level, str):
+        logs_access = log_level.lower() in ("trace", "debug", "info")
+    else:
+        logs_access = log_level is None or log_level <= logging.INFO
+    # uvicorn formats each access line even if it is dropped afterwards.
+    return {"host": host, "port": port, "log_level": log_level, "access_log": logs_access}
 
 
 def serve_app(
@@ -128,8 +128,9 @@ def serve_app(
     on_signal: Callable[[], None] | None = None,
     **options: Any,
 ) -> None:
-    """Run uvicorn around an app of ours until the process is told to stop, which calls `on_signal` first. `options` are
-    those of `uvicorn.Config`."""
+    """Run uvicorn with an app until the process gets a signal to end, and call `on_signal` then.
+
+    `options` are those of `uvicorn.Config`."""
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -145,8 +146,8 @@ def serve_app(
 
     config = uvicorn.Config(
         app,
-        timeout_graceful_shutdown=1,  # streams end by themselves; a request that hangs must not keep the process
+        timeout_graceful_shutdown=1,  # the streams have ended; a request that hangs must not keep the process
         **options,
     )
-    with sparing(), suppress(KeyboardInterrupt):  # which uvicorn raises anew once everything has ended
+    with sparing(), suppress(KeyboardInterrupt):  # which uvicorn raises again after the shutdown
         Server(config).run(sockets=sockets)

@@ -1,8 +1,8 @@
 """`/health/live`, `/health/ready` and `/metrics`, beside the endpoint of a server.
 
-They stand outside its authentication, since whoever asks for them (an orchestrator, Prometheus) is no client of it.
-Health says yes or no, and which lists are waited for. Metrics are for this machine alone unless their owner says
-otherwise: they hold no names of items or clients, but how busy a server is may be nobody else's business.
+They are outside its authentication, because an orchestrator and Prometheus are not clients of the server. Health says
+which lists are not read yet. Metrics are for processes of this machine unless the user says otherwise: they contain no
+names of items or clients, but they show how busy a server is.
 """
 
 from __future__ import annotations
@@ -10,77 +10,72 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from tidings.telemetry.metrics import CONTENT_TYPE, render
-
-if TYPE_CHECKING:
-    from tidings.live import Live
-
-__all__ = ["Audience", "add_routes", "routes"]
+__all__ = ["Audience", "routes"]
 
 Audience = Literal["local", "anyone"]
 
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
 _LOCAL_HOST = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.IGNORECASE)
 
-
-_PROXIED = frozenset({"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"})
-"""What proxies add; all `x-forwarded-…` do too."""
+_PROXY_HEADERS = frozenset({"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"})
+"""Headers that proxies add, besides all `x-forwarded-…`."""
 
 
 def routes(
-    live: Live, *, health: bool = True, metrics: Audience | None = "local", token: str | None = None
+    find_missing: Callable[[], list[str]],
+    render_metrics: Callable[[], str],
+    *,
+    health: bool = True,
+    metrics: Audience | None = "local",
+    token: str | None = None,
 ) -> list[Route]:
-    """For an app of your own, which has to run the lifespan of the server's:
+    """Return the routes. `find_missing` returns what the server waits for before it is ready.
 
-    `app = live.http_app()`
-    `Starlette(routes=[*routes(live), Mount("/", app)], lifespan=app.router.lifespan_context)`
-
-    With a token, local metrics are for who sends it: a proxy on the same machine may leave no sign of itself.
+    With a token, a request for local metrics must contain it: a proxy on the same machine may not be recognizable.
     """
 
     async def is_alive(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def is_ready(request: Request) -> Response:
-        waiting = live.waits_for()
+        waiting = find_missing()
         if not waiting:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "not ready", "waiting for": waiting}, 503, {"retry-after": "1"})
 
-    async def tell_metrics(request: Request) -> Response:
+    async def get_metrics(request: Request) -> Response:
         if metrics == "local" and not _is_local(request):
             return PlainTextResponse("Metrics are for the machine itself; see docs/telemetry.md.\n", 403)
-        if metrics == "local" and token is not None and not _bears(request, token):
+        if metrics == "local" and token is not None and not _has_token(request, token):
             return PlainTextResponse("Metrics need the server's token.\n", 401, {"www-authenticate": "Bearer"})
-        return Response(render(live.metrics), media_type=CONTENT_TYPE)
+        return Response(render_metrics(), media_type=_METRICS_TYPE)
 
     found = [Route("/health/live", is_alive), Route("/health/ready", is_ready)] if health else []
-    return found + ([Route("/metrics", tell_metrics)] if metrics is not None else [])
+    return found + ([Route("/metrics", get_metrics)] if metrics is not None else [])
 
 
-def add_routes(app: Any, live: Live, *, health: bool, metrics: Audience | None, token: str | None = None) -> None:
-    app.router.routes.extend(routes(live, health=health, metrics=metrics, token=token))
-
-
-def _bears(request: Request, token: str) -> bool:
+def _has_token(request: Request, token: str) -> bool:
     sent = request.headers.get("authorization", "")
     return hmac.compare_digest(sent.encode("utf-8", "surrogateescape"), f"Bearer {token}".encode())
 
 
 def _is_local(request: Request) -> bool:
-    """Whether a process of this machine asks, and not a web page that has its browser do so under another name."""
+    """Return whether a process of this machine asks, and not a web page through the browser, by another host name."""
     if request.client is None or not _LOCAL_HOST.fullmatch(request.headers.get("host", "")):
         return False
-    if any(name in _PROXIED or name.startswith("x-forwarded-") for name in request.headers):
-        return False  # somebody else, through a proxy
+    if any(name in _PROXY_HEADERS or name.startswith("x-forwarded-") for name in request.headers):
+        return False
     try:
         address = ipaddress.ip_address(request.client.host)
     except ValueError:
         return False
-    # As a socket for both families has it.
+    # A socket for both families has mapped addresses.
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback

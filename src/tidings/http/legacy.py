@@ -1,11 +1,11 @@
-"""Legacy HTTP: our notifications on the standing `GET` stream, written between the SDK's own events.
+"""Legacy sessions over HTTP: notifications on the standing `GET` stream, between the events of the SDK.
 
-Session, authentication and keep-alive stay the SDK's. The broadcaster never waits: a session whose stream is not open,
-or not read, keeps its pending topics in its mailbox until it is.
+The SDK is responsible for the session, authentication and keep-alives. If the stream of a session is not open, or not
+read, its topics stay pending in its mailbox.
 
-What was written to a stream that broke may never have been read. So every event has an id, and a client that comes back
-with the last one it read (`Last-Event-ID`, as the specification says) is told again what it missed. By that it says
-as well that its former stream is gone, which nobody may have noticed here: the new one takes its place.
+A client may not have read the last events of a stream that broke. So every event has an id, and a client that returns
+with the last one that it read (`Last-Event-ID`, as in the specification) is notified again of what it missed. The
+header also says that the former stream is lost, which the server may not have noticed: the new one replaces it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidings.core.frames import FrameFormat, bookmark, render
 from tidings.core.mailbox import IsMuted
@@ -24,106 +24,111 @@ from tidings.http.disconnects import mark_disconnected
 from tidings.http.parking import direct_writer
 from tidings.http.sent_events import Sent
 from tidings.http.stream import AsgiStream, Message, Receive, Scope, Send, abort_unfinished
-from tidings.server.listen_options import ListenOptions
+from tidings.server.subscribe import PreparedSubscription, Subscriptions
 
-if TYPE_CHECKING:
-    from tidings.live import Live
-
-__all__ = ["LegacyStreams", "SplicedSession"]
+__all__ = ["HttpSession", "LegacyStreams"]
 
 logger = logging.getLogger(__name__)
 
 _KIND = ConnectionKind("legacy", "http")
 
-_PRIMED_SINCE = "2025-11-25"
-"""Clients of older versions take an event without data for a broken message."""
+_EMPTY_EVENTS_SINCE = "2025-11-25"
+"""The first version whose clients accept an event without data."""
+
+_RELEASE_TIMEOUT = 10.0
+"""Seconds that the SDK has to end a stream that was aborted."""
 
 
-_PATIENCE = 10.0
-"""Seconds for the SDK to let go of a stream that is cut off."""
+class HttpSession:
+    """A legacy session over HTTP, with or without a stream. Either may come first."""
 
+    __slots__ = ("_format", "_hub", "_read", "_sent", "_start", "_streams", "channels", "subscriber", "version")
 
-class SplicedSession:
-    """A legacy HTTP session, with or without its stream: either may come first."""
-
-    __slots__ = ("_live", "_read", "_sent", "_start", "channels", "shape", "subscriber", "version")
-
-    def __init__(self, live: Live) -> None:
-        self._live = live
+    def __init__(self, streams: LegacyStreams) -> None:
+        self._streams = streams
+        self._hub = streams.subscriptions.hub
         self._sent = Sent()
         self._start = 0
-        """How many events there were when the newest stream began."""
+        """The number of events when the newest stream began."""
         self._read: int | None = None
-        """How many of them were read for sure, after a stream was cut off."""
-        self.shape = FrameFormat(is_sse=True)
+        """The number of events that were certainly read, after a stream was aborted."""
+        self._format = FrameFormat(is_sse=True)
         self.channels: list[AsgiStream] = []
-        """Its open streams; the last one is written to."""
+        """The open streams. Notifications are written to the last one."""
         self.subscriber: Subscriber | None = None
         self.version = ""
-        """Of the protocol, once the handshake is over."""
+        """The version of the protocol, after the handshake."""
 
     @property
     def channel(self) -> AsgiStream | None:
         return self.channels[-1] if self.channels else None
 
-    def open(self, wish: ListenOptions, label: str, is_muted: IsMuted | None) -> Subscriber:
-        """The handshake is over: from now on there is something to tell."""
-        self.shape = wish.shape(is_sse=True)
-        self._sent.forget_all()  # this may be the second handshake, and what came before it is void
-        self.subscriber = self._live.hub.open(
-            self.deliver, label=label, kind=_KIND, policy=wish.policy, filter=wish.filter, is_muted=is_muted
+    def open(self, prepared: PreparedSubscription, version: str, label: str, is_muted: IsMuted | None) -> Subscriber:
+        """Open the subscriber at the handshake, which may be the second one of the session."""
+        self._format = prepared.frame_format(is_sse=True)
+        self._sent.forget_all()
+        self.version = version
+        self.subscriber = prepared.open(
+            self._deliver,
+            label=label,
+            kind=_KIND,
+            is_muted=is_muted,
+            is_ready=self.channel is not None and not self.channel.is_busy,
+            merges_on_overflow=True,
         )
-        if self.channel is None or self.channel.is_busy:
-            self.subscriber.pause()
         return self.subscriber
 
-    def deliver(self, notification: Notification) -> object:
-        live, channel = self._live, self.channel
-        frame, _ = notification.frames.get(self.shape) or render(notification, self.shape)
-        if not live.splice.has_event_store:
+    def start(self) -> None:
+        """Do nothing: notifications start with the stream."""
+
+    def _deliver(self, notification: Notification) -> object:
+        channel = self.channel
+        frame, _ = notification.frames.get(self._format) or render(notification, self._format)
+        if not self._streams.has_event_store:
             is_watched = self.subscriber is not None and notification.topic in (self.subscriber.uris or ())
             frame = self._sent.note(notification, is_watched=is_watched) + frame
-        live.hub.counts.bytes += len(frame)
+        self._hub.counts.bytes += len(frame)
         return None if channel is not None and channel.write(frame) else BUSY
 
-    def bookmark(self) -> None:
+    def send_bookmark(self) -> None:
         channel, subscriber = self.channel, self.subscriber
         if subscriber is None or channel is None or channel.is_busy:
             return
-        if not channel.write(bookmark(self._live.cursor_of(subscriber))):
+        if not channel.write(bookmark(self._streams.subscriptions.cursor_of(subscriber))):
             subscriber.pause()
 
     def attach(self, channel: AsgiStream, *, is_resumed: bool = False, read: int | None = None) -> None:
-        """A stream is open: tell what is pending. A resumed one may be that of a request, where a server with an event
-        store goes on with its answer: it is written to only while there is no other.
+        """Add a stream that has opened, and deliver what is pending.
 
-        `read` is the last event that the client has read, if it says so."""
+        A resumed stream may be that of a request, on which a server with an event store continues its response:
+        notifications are written to it only while there is no other. `read` is the last event that the client read, if
+        it named one."""
         self.channels.insert(0 if is_resumed else len(self.channels), channel)
         channel.callbacks = self
-        if read is None and self.version >= _PRIMED_SINCE and not self._live.splice.has_event_store:
-            # So that it can say how far it has read, also if it is cut off from all that comes now.
+        if read is None and self.version >= _EMPTY_EVENTS_SINCE and not self._streams.has_event_store:
+            # An event with an id, so that the client can name the last event even if it loses all that follow.
             channel.write(self._sent.id_line + b"data: \r\n\r\n")
         read, self._read = self._read if read is None else read, None
         self._start = self._sent.count
         if read is not None and self.subscriber is not None:
             told, ended = self._sent.missed(read)
             try:
-                # What it was told, and not what it holds: it may have looked while it could hear nothing.
-                held = self._live.hub.notifications.without_outdated(told)
-                self._live.hub.subscribe(self.subscriber, uris=ended, told=held)
-            except LimitReached as error:  # its client has subscribed to others since
+                # The client may have fetched other versions since then.
+                held = self._hub.notifications.without_outdated(told)
+                self._hub.subscribe(self.subscriber, uris=ended, told=held)
+            except LimitReached as error:  # the client has subscribed to other URIs since then
                 logger.warning("a legacy session can't be told of what it missed: %s", error)
         self._wake(was_absent=True)
 
     def read(self, event_id: bytes) -> int | None:
-        """Which of its events a `Last-Event-ID` names, if it does."""
+        """Return the number of the event that a `Last-Event-ID` names, if it is one of this session."""
         return self._sent.read(event_id)
 
-    async def unsubscribed(self, uri: str) -> None:
+    async def end_uri(self, uri: str) -> None:
         self._sent.forget(uri)
 
     def detach(self, channel: AsgiStream) -> None:
-        """A stream is gone; the session may have another one, or open one."""
+        """Remove a stream that has ended. The session may have another one."""
         if channel in self.channels:
             self.channels.remove(channel)
             if channel.is_aborted:
@@ -136,34 +141,36 @@ class SplicedSession:
         self._wake()
 
     def _wake(self, *, was_absent: bool = False) -> None:
-        # Without a stream nothing may be handed over: it would count as told.
+        # Not without a stream: a notification that is delivered counts as told.
         if self.subscriber is not None and self.channel is not None and not self.channel.is_busy:
-            self._live.hub.wake(self.subscriber, was_absent=was_absent)
+            self._hub.wake(self.subscriber, was_absent=was_absent)
 
     def on_write_timeout(self) -> None:
-        self._live.hub.counts.cut_off[Reason.SLOW] += 1  # the stream alone: its session may open another one
-        logger.warning("a legacy stream was not read for %s s; cutting it off", self._live.policy.write_deadline)
+        self._hub.counts.cut_off[Reason.SLOW] += 1  # only the stream: the session may open another one
+        logger.warning("a legacy stream was not read for %s s; cutting it off", self._hub.policy.write_deadline)
 
 
 class LegacyStreams:
-    def __init__(self, live: Live) -> None:
-        self._live = live
-        self._sessions: dict[str, SplicedSession] = {}
+    """The legacy sessions of one server over HTTP, and their streams."""
+
+    def __init__(self, subscriptions: Subscriptions) -> None:
+        self.subscriptions = subscriptions
+        self._sessions: dict[str, HttpSession] = {}
         """By the SDK's session id."""
         self.has_event_store = False
         """Whether the SDK itself gives ids to events, and replays them."""
         self._ends: dict[AsgiStream, tuple[asyncio.Event, asyncio.Event]] = {}
-        """How to end a stream, and when the SDK has let go of it."""
+        """For each open stream, an event that ends it, and one that is set when the SDK has ended it."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def session(self, session_id: str) -> SplicedSession:
+    def find_or_add(self, session_id: str) -> HttpSession:
         session = self._sessions.get(session_id)
         if session is None:
-            session = self._sessions[session_id] = SplicedSession(self._live)
+            session = self._sessions[session_id] = HttpSession(self)
         return session
 
     def version_of(self, session_id: str) -> str:
-        """The protocol version that a session has agreed on; empty if there is no such session."""
+        """Return the protocol version of a session; an empty string if there is no such session."""
         session = self._sessions.get(session_id)
         return session.version if session is not None else ""
 
@@ -171,48 +178,49 @@ class LegacyStreams:
         self._sessions.pop(session_id, None)
 
     async def serve(
-        self, app: Any, scope: Scope, receive: Receive, send: Send, session_id: str, *, is_its_own: bool
+        self, app: Any, scope: Scope, receive: Receive, send: Send, session_id: str, *, is_owner: bool
     ) -> None:
-        """Let the SDK serve the `GET`, and write between its chunks once it has accepted it. `is_its_own`: whether the
-        session is there, and the caller's."""
+        """Let the SDK serve the `GET`, and write between its chunks when it has accepted the request.
+
+        `is_owner` says that the session exists and belongs to the caller."""
         mark_disconnected(scope, receive)
-        session = self.session(session_id)
+        session = self.find_or_add(session_id)
         self._loop = asyncio.get_running_loop()
-        channel = AsgiStream(send, receive, self._live.policy, self._loop)
+        channel = AsgiStream(send, receive, self.subscriptions.policy, self._loop)
         end, gone = asyncio.Event(), asyncio.Event()
         is_open = False
         event_id = next((value for name, value in scope["headers"] if name == b"last-event-id"), b"")
-        # An event store has ids of its own making, and they may look like ours.
+        # The ids of an event store may look like ours.
         read = session.read(event_id) if event_id and not self.has_event_store else None
         is_resumed = bool(event_id) and read is None and self.has_event_store
         if event_id and not is_resumed:
-            # Without an event store the SDK has no answer to this header.
+            # Without an event store, the SDK does not accept this header.
             scope = {**scope, "headers": [header for header in scope["headers"] if header[0] != b"last-event-id"]}
-            if read is not None and is_its_own:
-                await self._make_way(session)
-            read = read or 0  # an event that the session never had: of those it had, none was read
+            if read is not None and is_owner:
+                await self._end_streams(session)
+            read = read or 0  # the session never sent that event: assume that none was read
 
-        async def spliced_send(message: Message) -> None:
+        async def send_between(message: Message) -> None:
             nonlocal is_open
             if message["type"] == "http.response.body" and is_open:
                 if not message.get("more_body"):
                     channel.is_closed = True
                     session.detach(channel)
-                await channel.forward(send, _without_end(message))
+                await channel.forward(send, _strip_event_end(message))
                 return
             await send(message)
             if message["type"] == "http.response.start" and message["status"] == 200:
                 is_open = True
                 self._ends[channel] = end, gone
-                if self._live.is_stopping:
+                if self.subscriptions.is_stopping:
                     end.set()
+                session.attach(channel, is_resumed=is_resumed, read=read)
                 if (writer := direct_writer(scope, receive)) is not None:
                     channel.write_directly = writer.write
-                session.attach(channel, is_resumed=is_resumed, read=read)
                 channel.watch_connection(scope, receive, lambda reason: end.set())
 
-        async def spliced_receive() -> Message:
-            # The SDK's response goes on until its client is gone; on shutdown, we say so.
+        async def receive_until_end() -> Message:
+            # The SDK's response lasts until the client disconnects. To end it, pretend that.
             waiting = [asyncio.ensure_future(receive()), asyncio.ensure_future(end.wait())]
             try:
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -222,7 +230,7 @@ class LegacyStreams:
                     task.cancel()
 
         try:
-            await app(scope, spliced_receive, spliced_send)
+            await app(scope, receive_until_end, send_between)
         finally:
             session.detach(channel)
             gone.set()
@@ -233,18 +241,19 @@ class LegacyStreams:
             await channel.wait_until_writable()
             channel.write(b"", is_last=True)
         while channel.is_aborted and (await receive())["type"] != "http.disconnect":
-            pass  # a request that ends before its connection looks like a defect to the server
+            pass  # the server would log a request that ends before its connection as an error
 
-    async def _make_way(self, session: SplicedSession) -> None:
-        """End the stream that a client has lost: while it is open, the SDK would refuse it another one."""
+    async def _end_streams(self, session: HttpSession) -> None:
+        """End the stream that a client has lost. While it is open, the SDK refuses another one."""
         for channel, (end, gone) in [(each, self._ends[each]) for each in session.channels]:
             end.set()
             channel.abort()
-            with suppress(TimeoutError):  # then the SDK refuses the other one, as it would anyway
-                async with asyncio.timeout(_PATIENCE):
+            with suppress(TimeoutError):  # then the SDK refuses the new one
+                async with asyncio.timeout(_RELEASE_TIMEOUT):
                     await gone.wait()
 
     def stop(self) -> None:
+        """End every stream."""
         abort_unfinished(self._ends, self._loop)
         for end, _ in self._ends.values():
             end.set()
@@ -254,13 +263,15 @@ class LegacyStreams:
 
     @property
     def slow(self) -> int:
-        """Streams whose reader has to be waited for just now."""
+        """The number of streams that wait for their reader."""
         return sum(channel.is_busy for channel in tuple(self._ends))
 
 
-def _without_end(message: Message) -> Message:
-    """A comment that ends no event. Clients of the Python SDK before 1.23 take one that does for an empty message, once
-    they have read an event with an id, and hand their user an error with every keep-alive."""
+def _strip_event_end(message: Message) -> Message:
+    """Return a comment without the empty line after it, which ends an event.
+
+    After an event with an id, clients of the Python SDK before 1.23 take such a comment for an empty message, and
+    report an error with every keep-alive."""
     body = message.get("body", b"")
     is_comment = body.startswith(b":") and body.find(b"\r\n") == len(body) - 4 and body.endswith(b"\r\n\r\n")
     return {**message, "body": body[:-2]} if is_comment else message

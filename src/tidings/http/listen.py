@@ -1,8 +1,8 @@
-"""Modern HTTP: `subscriptions/listen`, whose response is the stream.
+"""`subscriptions/listen` over HTTP: the response to the request is the stream.
 
-The acknowledgement is the first event and names only what this server can ever send and this caller may watch; nothing
-else is ever sent; an end on purpose sends the result as the last event. Whoever publishes writes to the stream
-directly. On plain ASGI there is a task per stream, asleep until the client is gone; under uvicorn, there is not.
+The acknowledgement is the first event. It names only topics that this server can send and this caller may watch, and no
+other is sent. A graceful end sends the result as the last event. The publisher writes to the stream directly. On plain
+ASGI the task of the request waits for the end of the connection; under uvicorn the stream is parked, without a task.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import logging
 import secrets
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
@@ -28,20 +28,19 @@ from tidings.core.frames import (
     encode_tag,
     listen_result,
 )
+from tidings.core.hub import Hub
 from tidings.core.model import Feature, Reason
 from tidings.core.subscriber import ConnectionKind, Subscriber
-from tidings.errors import LimitReached
+from tidings.errors import LimitReached, TooManyStreams
 from tidings.http.disconnects import mark_disconnected
 from tidings.http.parking import buffer_response
 from tidings.http.stream import NO_STREAM, AsgiStream, Receive, ResponseStream, Scope, Send, abort_unfinished
 from tidings.policy import Policy
-from tidings.server.authorization import Principal, Ticket
-from tidings.server.granted_topics import GrantedTopics, honour
-from tidings.server.listen_options import ListenOptions
+from tidings.server.authorization import Principal, StreamSlot
+from tidings.server.subscribe import PreparedSubscription, Subscriptions
 
 if TYPE_CHECKING:
     from tidings.http.request_checks import ListenRequest
-    from tidings.live import Live
 
 __all__ = ["ListenStream", "ListenStreams"]
 
@@ -55,54 +54,80 @@ _STREAM_HEADERS = [
 
 _KIND = ConnectionKind("modern", "http")
 
-_SLOTS = 16
-"""Streams get their keep-alives in so many groups, one after the other, so that nobody waits for all of them."""
+_GROUPS = 16
+"""Streams get their keep-alives in this number of groups, so that no callback writes to all of them."""
 
-
-_MARK = encode_tag(f"tag {secrets.token_hex(8)}")
-"""Stands where a stream's own id will be."""
+_TAG_PLACEHOLDER = encode_tag(f"tag {secrets.token_hex(8)}")
+"""In a cached acknowledgement, in place of the id of the stream."""
 
 
 class ListenStreams:
     """All listen streams of one server over HTTP."""
 
-    def __init__(self, live: Live) -> None:
-        self.live = live
-        self._streams: list[dict[ListenStream, None]] = [{} for _ in range(_SLOTS)]
-        self._carried: dict[AsgiStream, None] = {}
-        """The connections of the streams that the SDK carries."""
-        self._turns = cycle(range(_SLOTS))
-        self._slot = 0
+    def __init__(
+        self,
+        subscriptions: Subscriptions,
+        *,
+        result_meta: Callable[[], dict[str, Any]],
+        stop_server: Callable[[], None],
+    ) -> None:
+        """`result_meta` returns the `_meta` of the result that ends a stream."""
+        self.subscriptions = subscriptions
+        self.hub = subscriptions.hub
+        self.policy = subscriptions.policy
+        self.result_meta = result_meta
+        self._stop_server = stop_server
+        self._groups: list[dict[ListenStream, None]] = [{} for _ in range(_GROUPS)]
+        self._next_group = cycle(range(_GROUPS))
+        self._current_group = 0
+        self._relayed: dict[AsgiStream, None] = {}
+        """The connections of the streams that the SDK writes."""
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._presses: WeakValueDictionary[tuple[FrameFormat, int | None], FrameEncoder] = WeakValueDictionary()
-        self._acknowledged: dict[tuple[Feature, ...], tuple[Hashable, bytes, bytes]] = {}
+        self._encoders: WeakValueDictionary[tuple[FrameFormat, int | None], FrameEncoder] = WeakValueDictionary()
+        self._acknowledgements: dict[tuple[Feature, ...], tuple[Hashable, bytes, bytes]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._groups))
+
+    def __iter__(self) -> Iterator[ListenStream]:
+        return (stream for group in self._groups for stream in tuple(group))
+
+    @property
+    def slow(self) -> int:
+        """The number of streams that wait for their reader."""
+        own = sum(stream.channel.is_busy for stream in self)
+        return own + sum(channel.is_busy for channel in tuple(self._relayed))
 
     async def serve(
         self, scope: Scope, receive: Receive, send: Send, request: ListenRequest, principal: Principal | None
     ) -> ListenStream | None:
-        """Open a stream. Returns it if the request has to wait for its end: `await stream.until_lost(receive)`."""
-        live = self.live
-        address = scope["client"][0] if scope.get("client") else None
-        wish = ListenOptions(live, request.meta, request.capabilities, principal)
+        """Open a stream. Return it if its request has to wait for the end: `await stream.wait_for_end(receive)`."""
         try:
-            ticket = live.gate.enter(principal, address)
-        except LimitReached as error:
-            await refuse(send, request.id, str(error))
+            prepared = await self.subscriptions.prepare(
+                request.requested,
+                principal,
+                meta=request.meta,
+                capabilities=request.capabilities,
+                address=scope["client"][0] if scope.get("client") else None,
+            )
+        except TooManyStreams as error:
+            await _refuse(send, request.id, str(error))
             return None
-        stream = ListenStream(self, ticket, encode_tag(request.id), has_bookmarks=wish.terms.bookmarks)
+        except LimitReached as error:
+            # A second attempt would fail too.
+            await _refuse(send, request.id, str(error), code=-32602, status=400)
+            return None
+        tag = encode_tag(request.id)
+        stream = ListenStream(self, prepared.slot, tag, has_bookmarks=prepared.options.terms.bookmarks)
         is_open = False
         try:
-            honoured = await honour(live, request.wanted, principal)
-            is_open = await self._open(stream, scope, receive, send, honoured, wish, str(request.id))
-        except LimitReached as error:
-            # More than anybody may ask for, so there is no use in asking again.
-            await refuse(send, request.id, str(error), code=-32602, status=400)
+            is_open = await self._open(stream, scope, receive, send, prepared, str(request.id))
         finally:
             is_parked = not isinstance(stream.channel, AsgiStream)
             if not is_open:
                 if is_parked:
-                    stream.channel.abort()  # nobody else would
+                    stream.channel.abort()  # a parked connection has no request that would end it
                 stream.on_disconnect()
         return None if is_parked or not is_open else stream
 
@@ -112,157 +137,144 @@ class ListenStreams:
         scope: Scope,
         receive: Receive,
         send: Send,
-        honoured: GrantedTopics,
-        wish: ListenOptions,
-        label: str,
+        prepared: PreparedSubscription,
+        request_id: str,
     ) -> bool:
-        """Acknowledge, subscribe, and park the stream where that is offered. False if it is over already."""
-        live = self.live
+        """Acknowledge, subscribe, and park the stream if the server allows it. Return False if it has ended already."""
         mark_disconnected(scope, receive)
-        channel = stream.channel = AsgiStream(send, receive, live.policy, asyncio.get_running_loop())
+        channel = stream.channel = AsgiStream(send, receive, self.policy, asyncio.get_running_loop())
         channel.callbacks = stream
         buffered = buffer_response(scope, receive)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-            # From here to the subscription nothing waits: no change can fall in between.
-            if honoured:
-                wish.enter(honoured.topics, stream.give_way)
-            acknowledged = self._acknowledgement(honoured, wish, stream.tag)
-            channel.write(acknowledged)
-            if not honoured or live.is_stopping:
+            # Nothing awaits from here to the subscription, so that no change can fall in between.
+            if prepared.granted:
+                prepared.connect(partial(stream.end, Reason.REPLACED))
+            event = self._acknowledge(prepared, stream.tag)
+            channel.write(event)
+            if not prepared.granted or self.subscriptions.is_stopping:
                 stream.end()
                 return channel.is_busy
             if buffered is not None:
-                stream.channel = buffered.park(acknowledged, stream, live.policy.write_deadline) or channel
+                stream.channel = buffered.park(event, stream, self.policy.write_deadline) or channel
         finally:
             if buffered is not None:
                 buffered.flush()
-        stream.listen(honoured, wish, label)
-        self._join(stream)
+        stream.subscribe(prepared, f"listen {request_id}")
+        self._add(stream)
         if stream.channel is channel:
             channel.watch_connection(scope, receive, stream.end)
         return True
 
-    def _acknowledgement(self, honoured: GrantedTopics, wish: ListenOptions, tag: bytes) -> bytes:
-        """Encoded once for all who ask for the same lists and for nothing else, as long as nothing changes."""
-        if honoured.uris or wish.is_special:
-            return acknowledgement(honoured.as_filter(), wish.acknowledged(honoured.topics), tag)
-        features, notifications = tuple(honoured.features), self.live.hub.notifications
-        state = (self.live.epoch, *map(notifications.version, features))
-        kept = self._acknowledged.get(features)
-        if kept is None or kept[0] != state:
-            whole = acknowledgement(honoured.as_filter(), wish.acknowledged(features), _MARK)
-            head, _, tail = whole.partition(_MARK)
-            kept = self._acknowledged[features] = (state, head, tail)
-        return kept[1] + tag + kept[2]
+    def _acknowledge(self, prepared: PreparedSubscription, tag: bytes) -> bytes:
+        """Return the event that acknowledges a subscription.
 
-    async def carry(
+        It is encoded once for all clients that listen to the same lists without options, until a list changes."""
+        granted = prepared.granted
+        if granted.uris or prepared.options.uses_extension:
+            return acknowledgement(granted.as_json(), prepared.acknowledgement(), tag)
+        features = tuple(granted.features)
+        state = (self.subscriptions.epoch, *map(self.hub.notifications.version, features))
+        cached = self._acknowledgements.get(features)
+        if cached is None or cached[0] != state:
+            event = acknowledgement(granted.as_json(), prepared.acknowledgement(), _TAG_PLACEHOLDER)
+            head, _, tail = event.partition(_TAG_PLACEHOLDER)
+            cached = self._acknowledgements[features] = (state, head, tail)
+        return cached[1] + tag + cached[2]
+
+    async def relay(
         self, app: Any, scope: Scope, receive: Receive, send: Send, replayed: Receive | None = None
     ) -> None:
-        """Let the SDK carry a stream, and see to it that a reader who does not read is cut off here too. `replayed` is
-        for a request that has been read."""
+        """Let the SDK serve a stream, and close it if its reader does not read. `replayed` replaces `receive` for a
+        request that was read already."""
         mark_disconnected(scope, receive)
         self._loop = asyncio.get_running_loop()
-        channel = AsgiStream(send, receive, self.live.policy, self._loop)
-        channel.callbacks = _Carried(self.live)
-        self._carried[channel] = None
-        channel.watch_connection(scope, receive, self._end_carried)
+        channel = AsgiStream(send, receive, self.policy, self._loop)
+        channel.callbacks = _RelayedStream(self.hub, self.policy)
+        self._relayed[channel] = None
+        channel.watch_connection(scope, receive, self._end_relayed)
         try:
             await app(scope, replayed or receive, partial(channel.forward, send))
         finally:
             channel.stop_watching()
-            del self._carried[channel]
+            del self._relayed[channel]
 
-    def _end_carried(self, reason: Reason) -> None:
+    def _end_relayed(self, reason: Reason) -> None:
         # The SDK has no way to end one stream.
         if reason is Reason.SHUTDOWN:
-            self.live.stop()
+            self._stop_server()
 
     def stop(self) -> None:
         """End every stream with its result."""
-        ending = [stream for streams in self._streams for stream in streams]
-        outlets: list[ResponseStream] = [stream.channel for stream in ending]
-        for stream in ending:
+        streams = list(self)
+        responses: list[ResponseStream] = [stream.channel for stream in streams]
+        for stream in streams:
             stream.end()
-        abort_unfinished([*outlets, *self._carried], self._loop)
+        abort_unfinished([*responses, *self._relayed], self._loop)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def __len__(self) -> int:
-        return sum(map(len, self._streams))
-
-    @property
-    def slow(self) -> int:
-        """Streams whose reader has to be waited for just now."""
-        ours = sum(stream.channel.is_busy for streams in self._streams for stream in tuple(streams))
-        return ours + sum(channel.is_busy for channel in tuple(self._carried))
-
-    def press(self, shape: FrameFormat, tag_length: int | None = None) -> FrameEncoder:
-        """One for all who are told the same."""
-        found = self._presses.get((shape, tag_length))
+    def encoder(self, frame_format: FrameFormat, tag_length: int | None = None) -> FrameEncoder:
+        """Return the encoder that all streams with the same format share."""
+        found = self._encoders.get((frame_format, tag_length))
         if found is None:
-            found = self._presses[shape, tag_length] = FrameEncoder(shape, tag_length)
+            found = self._encoders[frame_format, tag_length] = FrameEncoder(frame_format, tag_length)
         return found
 
-    def leave(self, stream: ListenStream) -> None:
-        self._streams[stream.slot].pop(stream, None)
+    def remove(self, stream: ListenStream) -> None:
+        self._groups[stream.group].pop(stream, None)
 
-    def _join(self, stream: ListenStream) -> None:
+    def _add(self, stream: ListenStream) -> None:
         self._loop = asyncio.get_running_loop()
-        stream.slot = next(self._turns)
-        self._streams[stream.slot][stream] = None
+        stream.group = next(self._next_group)
+        self._groups[stream.group][stream] = None
         if self._timer is None:
-            self._arm()
+            self._start_timer()
 
-    def _arm(self) -> None:
-        # In nobody's context: the first stream's would be kept as long as there are any.
+    def _start_timer(self) -> None:
+        # In an empty context: that of the first stream would be kept as long as there are any.
         self._timer = asyncio.get_running_loop().call_later(
-            self.live.policy.keep_alive / _SLOTS, self._keep_alive, context=contextvars.Context()
+            self.policy.keep_alive / _GROUPS, self._keep_alive, context=contextvars.Context()
         )
 
     def _keep_alive(self) -> None:
         self._timer = None
-        self._slot = (self._slot + 1) % _SLOTS
-        for stream in list(self._streams[self._slot]):
+        self._current_group = (self._current_group + 1) % _GROUPS
+        for stream in list(self._groups[self._current_group]):
             stream.keep_alive()
-        if any(self._streams):
-            self._arm()
+        if any(self._groups):
+            self._start_timer()
 
 
 class ListenStream:
-    """One listen stream, for as long as its connection. Small on purpose: there may be tens of thousands."""
+    """One listen stream. Small on purpose: there may be tens of thousands."""
 
-    __slots__ = ("_has_bookmarks", "_lane", "_ticket", "channel", "slot", "subscriber", "tag")
+    __slots__ = ("_has_bookmarks", "_slot", "_streams", "channel", "group", "subscriber", "tag")
 
-    def __init__(self, lane: ListenStreams, ticket: Ticket, tag: bytes, *, has_bookmarks: bool) -> None:
-        self._lane = lane
-        self._ticket: Ticket | None = ticket
+    def __init__(self, streams: ListenStreams, slot: StreamSlot | None, tag: bytes, *, has_bookmarks: bool) -> None:
+        self._streams = streams
+        self._slot = slot
         self._has_bookmarks = has_bookmarks
         self.tag = tag
-        self.slot = 0
+        self.group = 0
         self.channel: ResponseStream = NO_STREAM
         self.subscriber: Subscriber | None = None
 
-    def listen(self, honoured: GrantedTopics, wish: ListenOptions, label: str) -> None:
-        hub, tag, channel = self._lane.live.hub, self.tag, self.channel
-        shape = wish.shape(is_sse=True, is_tagged=True)
-        press = self._lane.press(shape, len(tag) if channel.writes_chunk_sizes else None)
-        self.subscriber = hub.open(
-            channel.deliverer(tag, press, hub.counts),
-            label=f"listen {label}",
+    def subscribe(self, prepared: PreparedSubscription, label: str) -> None:
+        streams, tag, channel = self._streams, self.tag, self.channel
+        frame_format = prepared.frame_format(is_sse=True, is_tagged=True)
+        encoder = streams.encoder(frame_format, len(tag) if channel.writes_chunk_sizes else None)
+        self.subscriber = prepared.open(
+            channel.deliverer(tag, encoder, streams.hub.counts),
+            label=label,
             kind=_KIND,
-            policy=wish.policy,
-            filter=wish.filter,
             on_close=self._on_close,
+            is_ready=not channel.is_busy,
         )
-        self.subscriber.is_authorized = wish.may
-        if channel.is_busy:
-            self.subscriber.pause()
-        wish.watch(self.subscriber)
-        hub.subscribe(self.subscriber, *honoured.features, uris=honoured.uris, told=wish.told(honoured.topics))
+        prepared.subscribe(self.subscriber)
 
-    async def until_lost(self, receive: Receive) -> None:
+    async def wait_for_end(self, receive: Receive) -> None:
         """Wait for the end of the connection, or of the response."""
         try:
             while (await receive())["type"] != "http.disconnect":
@@ -273,8 +285,10 @@ class ListenStream:
     def keep_alive(self) -> None:
         if self.channel.is_busy or self.subscriber is None:
             return
-        beat = bookmark(self._lane.live.cursor_of(self.subscriber), self.tag) if self._has_bookmarks else KEEP_ALIVE
-        if not self.channel.write(beat):
+        event = KEEP_ALIVE
+        if self._has_bookmarks:
+            event = bookmark(self._streams.subscriptions.cursor_of(self.subscriber), self.tag)
+        if not self.channel.write(event):
             self.subscriber.pause()
 
     def end(self, reason: Reason = Reason.SHUTDOWN) -> None:
@@ -283,44 +297,39 @@ class ListenStream:
             return
         self._close(reason)
         if not self.channel.is_busy:
-            self.channel.write(listen_result(self._lane.live.result_meta, self.tag), is_last=True)
-            self._make_room()  # its connection may be there for a while
+            self.channel.write(listen_result(self._streams.result_meta(), self.tag), is_last=True)
+            self._release_slot()  # the connection may stay open for a while
 
-    def give_way(self) -> None:
-        """Its client has something else in its place."""
-        self.end(Reason.REPLACED)
-
-    # What the channel calls
+    # Called by the channel
 
     def on_writable(self) -> None:
         if self.subscriber is not None:
-            self._lane.live.hub.wake(self.subscriber)
+            self._streams.hub.wake(self.subscriber)
         elif not self.channel.is_closed:
             self.end()
 
     def on_write_timeout(self) -> None:
-        _log_slow(self._lane.live.policy)
+        _log_slow(self._streams.policy)
         self._close(Reason.SLOW)
 
     def on_disconnect(self) -> None:
-        """The connection is gone, or the request: leave nothing behind, not even for the garbage collector."""
-        self._lane.leave(self)
+        """Clean up after the connection or the request has ended, without work for the garbage collector."""
+        self._streams.remove(self)
         self._close(Reason.DISCONNECTED)
-        self._make_room()
+        self._release_slot()
         channel, self.channel = self.channel, NO_STREAM
         if channel.is_busy:
             channel.abort()
 
-    def _make_room(self) -> None:
-        """For another stream."""
-        if self._ticket is not None:
-            self._lane.live.gate.leave(self._ticket)
-            self._ticket = None
+    def _release_slot(self) -> None:
+        if self._slot is not None:
+            self._streams.subscriptions.limits.release(self._slot)
+            self._slot = None
 
     def _close(self, reason: Reason) -> None:
         subscriber, self.subscriber = self.subscriber, None
         if subscriber is not None:
-            self._lane.live.hub.close(subscriber, reason)
+            self._streams.hub.close(subscriber, reason)
 
     def _on_close(self, reason: Reason) -> None:
         if reason is Reason.OVERFLOW:
@@ -328,28 +337,29 @@ class ListenStream:
             self.end()
 
 
-class _Carried:
-    """Whose stream it is, when the SDK carries it."""
+class _RelayedStream:
+    """The owner of the channel of a stream that the SDK writes."""
 
-    __slots__ = ("_live",)
+    __slots__ = ("_hub", "_policy")
 
-    def __init__(self, live: Live) -> None:
-        self._live = live
+    def __init__(self, hub: Hub, policy: Policy) -> None:
+        self._hub = hub
+        self._policy = policy
 
     def on_writable(self) -> None:
         pass
 
     def on_write_timeout(self) -> None:
-        self._live.hub.counts.cut_off[Reason.SLOW] += 1  # its subscriber is closed later, when the SDK hears of it
-        _log_slow(self._live.policy)
+        self._hub.counts.cut_off[Reason.SLOW] += 1  # the SDK closes its subscriber later, with another reason
+        _log_slow(self._policy)
 
 
 def _log_slow(policy: Policy) -> None:
     logger.warning("a listen stream was not read for %s s; cutting it off", policy.write_deadline)
 
 
-async def refuse(send: Send, request_id: str | int, message: str, *, code: int = -32603, status: int = 503) -> None:
-    """A JSON-RPC error in place of the stream. By default, one that may go away when others have gone."""
+async def _refuse(send: Send, request_id: str | int, message: str, *, code: int = -32603, status: int = 503) -> None:
+    """Respond with a JSON-RPC error. With status 503, the client may try again later."""
     body = msgspec.json.encode({"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": message}})
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if status == 503:

@@ -23,17 +23,12 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from tidings.server.granted_topics import RequestedTopics
+from tidings.server.methods import LISTEN, SHARED_RESPONSES, UNREADABLE
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-__all__ = ["LISTEN", "LISTS", "UNREADABLE", "Claim", "ListenRequest", "Question", "Verdicts", "form_of", "tidied"]
-
-LISTS = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "server/discover"})
-LISTEN = "subscriptions/listen"
-
-UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not what is expected: text that is not UTF-8 is no error of its own kind."""
+__all__ = ["Claim", "ListenRequest", "Question", "Verdicts", "form_of", "tidied"]
 
 Form = tuple[tuple[bytes, bytes], ...]
 """The headers that any of the checks looks at, as they came."""
@@ -43,7 +38,7 @@ _CHECKED: Final = frozenset(
 )
 _MODERN = frozenset(version.encode() for version in MODERN_PROTOCOL_VERSIONS)
 _LEGACY = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
-_OURS = frozenset(method.encode() for method in (*LISTS, LISTEN))
+_OURS = frozenset(method.encode() for method in (*SHARED_RESPONSES, LISTEN))
 
 _MOST = 1024
 """Of each kind that are remembered. Clients of one make send the same bytes, so there are dozens at most; past it
@@ -85,7 +80,7 @@ class ListenRequest(NamedTuple):
     """What a client wants to listen to, and says of itself."""
 
     id: str | int
-    wanted: RequestedTopics
+    requested: RequestedTopics
     meta: dict[str, Any]
     """Shared by all who sent the same, as are the capabilities: only to be read."""
     capabilities: Any
@@ -126,7 +121,7 @@ class Verdicts:
         """The Host and Origin rules by which the claims were made."""
         self._claims: dict[Form, Claim] = {}
         self._plain: dict[tuple[str, str, Hashable], bool] = {}
-        self._wanted: dict[tuple[str, bytes], tuple[RequestedTopics, dict[str, Any], Any]] = {}
+        self._requested: dict[tuple[str, bytes], tuple[RequestedTopics, dict[str, Any], Any]] = {}
 
     def known(self, form: Form) -> Claim | None:
         """The claim, if these headers have been looked at before and the rules are still the same."""
@@ -184,7 +179,7 @@ class Verdicts:
         except UNREADABLE:
             return None
         tag, asked = bytes(envelope.id), envelope.method
-        if (asked != method if method else asked not in LISTS) or _PLAIN_ID.fullmatch(tag) is None:
+        if (asked != method if method else asked not in SHARED_RESPONSES) or _PLAIN_ID.fullmatch(tag) is None:
             return None
         handler = self._manager.app.get_request_handler(asked)  # which may come and go
         params = bytes(envelope.params)
@@ -204,12 +199,12 @@ class Verdicts:
             if request.method != LISTEN:
                 return None
             params = bytes(request.params)
-            known = self._wanted.get((version, params))
+            known = self._requested.get((version, params))
             if known is None:
                 known = _read_params(version, params)
                 # What differs with every request would only drive out what is sent by many.
                 if len(params) <= _LARGEST and b'"traceparent"' not in params:
-                    _remember(self._wanted, (version, params), known)
+                    _remember(self._requested, (version, params), known)
         except UNREADABLE:
             return None
         return ListenRequest(request.id, *known)

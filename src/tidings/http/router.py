@@ -1,7 +1,7 @@
-"""The ASGI front: which request is ours, and which is the SDK's.
+"""The ASGI router: which requests Tidings serves, and which the SDK.
 
-It stands where the SDK's session manager is called, inside the server's authentication. Keyed on the routing headers,
-and in the legacy era on the session; in any doubt the body is replayed into the SDK, so that the SDK words the error.
+It replaces the SDK's session manager inside the server's authentication. It decides by the routing headers and, for
+legacy clients, by the session. In doubt it replays the request into the SDK, so that the SDK words the error.
 """
 
 from __future__ import annotations
@@ -9,29 +9,43 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-
-from tidings.http.listen import ListenStream
-from tidings.http.request_checks import LISTEN, Claim, Verdicts, form_of, tidied
+from tidings.http.legacy import LegacyStreams
+from tidings.http.listen import ListenStream, ListenStreams
+from tidings.http.lists import request_and_store, send_cached
+from tidings.http.request_checks import Claim, Verdicts, form_of, tidied
 from tidings.http.stream import Message, Receive, Scope, Send
-from tidings.server import internals as seams
-from tidings.server.authorization import Principal
+from tidings.server import internals
+from tidings.server.authorization import principal_of
+from tidings.server.list_cache import ListCache
+from tidings.server.list_reader import ListReader
+from tidings.server.methods import LISTEN
+from tidings.server.source import Source
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-    from tidings.live import Live
-
-__all__ = ["Router", "principal_of"]
+__all__ = ["Router"]
 
 
 class Router:
-    def __init__(self, live: Live, manager: StreamableHTTPSessionManager) -> None:
-        self._live = live
+    def __init__(
+        self,
+        manager: StreamableHTTPSessionManager,
+        source: Source,
+        reader: ListReader,
+        cache: ListCache,
+        listen_streams: ListenStreams,
+        legacy_streams: LegacyStreams,
+    ) -> None:
         self._manager = manager
         self._app = manager.asgi_app
-        self._most = manager.max_request_body_size
-        live.splice.has_event_store = manager.event_store is not None
+        self._max_body = manager.max_request_body_size
+        self._source = source
+        self._reader = reader
+        self._cache = cache
+        self._listen_streams = listen_streams
+        self._legacy_streams = legacy_streams
+        legacy_streams.has_event_store = manager.event_store is not None
         self.verdicts = Verdicts(manager)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,82 +59,80 @@ class Router:
                         return
                     stream = await self._listen(claim, scope, receive, send)
                     if stream is not None:
-                        # Here, where nothing of the request is held any more but what its server keeps.
+                        # Here, where no frame keeps parts of the request any more.
                         del form, claim
-                        await stream.until_lost(receive)
+                        await stream.wait_for_end(receive)
                     return
-            elif scope["method"] == "GET":
-                session_id = _session_id(scope)
-                if session_id is not None:
-                    name = session_id.decode("latin-1")
-                    is_its_own = seams.session_of(self._manager, name, scope.get("user")) is not None
-                    await self._live.splice.serve(self._app, _tidy(scope), receive, send, name, is_its_own=is_its_own)
-                    return
+            elif scope["method"] == "GET" and (session_id := _session_id(scope)) is not None:
+                name = session_id.decode("latin-1")
+                is_owner = internals.session_of(self._manager, name, scope.get("user")) is not None
+                await self._legacy_streams.serve(self._app, _tidy(scope), receive, send, name, is_owner=is_owner)
+                return
             scope = _tidy(scope)
         await self._app(scope, receive, send)
 
     async def _list(self, claim: Claim, scope: Scope, receive: Receive, send: Send) -> None:
-        live = self._live
-        is_ours = claim.is_clear and not live.steps_aside
+        cache = self._cache
+        can_respond = claim.is_clear and cache.is_usable
         session_id, version = b"", claim.version
-        if is_ours and not version:
+        if can_respond and not version:
             session_id = _session_id(scope) or b""
-            version = live.splice.version_of(session_id.decode("latin-1"))
-        if not is_ours or not version or not live.shares_lists:
+            version = self._legacy_streams.version_of(session_id.decode("latin-1"))
+        if not can_respond or not version:
             await self._app(_tidy(scope), receive, send)
             return
         messages, body = await self._read(receive)
         if messages[-1]["type"] == "http.disconnect":
-            return  # nobody is there any more; the SDK would raise
+            return  # the SDK would raise
         question = self.verdicts.question(claim.method, version, body)
         if question is None:
             await self._app(_tidy(scope), _replay(messages, receive), send)
             return
-        if not live.is_attended:
-            await live.attend()
+        if not self._reader.is_loaded:
+            await self._reader.ensure_loaded()
         method, tag = question
-        while (kept := live.lists.find(method, version)) is None and live.lists.knows(method):
-            asked = live.lists.asked(method, version)
-            if asked is None:
+        while (response := cache.find(method, version)) is None and cache.is_state_known(method):
+            pending = cache.find_pending(method, version)
+            if pending is None:
                 replayed = _replay(messages, receive)
-                await live.lists.ask(self._app, _tidy(scope), replayed, send, method, version, tag)
+                await request_and_store(cache, self._app, _tidy(scope), replayed, send, method, version, tag)
                 return
-            if await asyncio.shield(asked) is False:
+            if await asyncio.shield(pending) is False:
                 break
-        if kept is None or (session_id and not self._touch(session_id, scope)):
+        if response is None or (session_id and not self._touch(session_id, scope)):
             await self._app(_tidy(scope), _replay(messages, receive), send)
             return
-        await kept.send(send, tag, session_id)
+        await send_cached(response, send, tag, session_id)
 
     def _touch(self, session_id: bytes, scope: Scope) -> bool:
-        """Whether this caller's session is there to be answered; if so, it has just been used."""
-        transport = seams.session_of(self._manager, session_id.decode("latin-1"), scope.get("user"))
+        """Postpone the idle timeout of the caller's session. Return False if the caller has no such session."""
+        transport = internals.session_of(self._manager, session_id.decode("latin-1"), scope.get("user"))
         if transport is None:
             return False
-        seams.put_off_idle_end(transport)
+        internals.put_off_idle_end(transport)
         return True
 
     async def _listen(self, claim: Claim, scope: Scope, receive: Receive, send: Send) -> ListenStream | None:
-        """Open a stream. One that its request has to wait for is returned."""
-        live = self._live
-        if not claim.is_clear or live.steps_aside:
-            await live.listen.carry(self._app, _tidy(scope), receive, send)
+        """Open a stream. Return it if its request has to wait for the end."""
+        streams = self._listen_streams
+        if not claim.is_clear or self._source.has_user_middleware():
+            await streams.relay(self._app, _tidy(scope), receive, send)
             return None
         messages, body = await self._read(receive)
         if messages[-1]["type"] == "http.disconnect":
-            return None  # as above
+            return None
         request = self.verdicts.listen_request(claim.version, body)
         if request is None:
-            # The SDK words the error; or it takes what we don't, and then carries a stream.
-            await live.listen.carry(self._app, _tidy(scope), receive, send, _replay(messages, receive))
+            # The SDK words the error, or accepts what we do not, and then writes a stream.
+            await streams.relay(self._app, _tidy(scope), receive, send, _replay(messages, receive))
             return None
-        if not live.is_attended:
-            await live.attend()
-        live.hub.tracer.continue_trace(request.meta)
-        return await live.listen.serve(scope, receive, send, request, principal_of(scope.get("user")))
+        if not self._reader.is_loaded:
+            await self._reader.ensure_loaded()
+        streams.hub.tracer.continue_trace(request.meta)
+        return await streams.serve(scope, receive, send, request, principal_of(scope.get("user")))
 
     async def _read(self, receive: Receive) -> tuple[list[Message], bytes]:
-        """The messages of a request, and its body if all of it came and is no larger than the SDK allows."""
+        """Return the messages of a request, and its body if it is complete and no larger than the SDK allows."""
         message = await receive()
         messages = [message]
         body = b""
@@ -128,7 +140,7 @@ class Router:
             if message["type"] != "http.request":
                 return messages, b""
             body += message.get("body", b"")
-            if len(body) > self._most:
+            if len(body) > self._max_body:
                 return messages, b""
             if not message.get("more_body"):
                 return messages, body
@@ -137,7 +149,7 @@ class Router:
 
 
 def _replay(messages: list[Message], receive: Receive) -> Receive:
-    """Return a `receive` that gives the messages that were read, and then those that follow."""
+    """Return a `receive` that returns the messages that were read, and then those that follow."""
     kept = iter(messages)
 
     async def replayed() -> Message:
@@ -149,20 +161,12 @@ def _replay(messages: list[Message], receive: Receive) -> Receive:
 
 
 def _session_id(scope: Scope) -> bytes | None:
-    """The session that a request names; one that names two is nobody's."""
-    named = [value for name, value in scope["headers"] if name == b"mcp-session-id"]
-    return named[0].strip(b" \t") if len(named) == 1 else None
+    """Return the session id of a request; None if it has none, or several."""
+    values = [value for name, value in scope["headers"] if name == b"mcp-session-id"]
+    return values[0].strip(b" \t") if len(values) == 1 else None
 
 
 def _tidy(scope: Scope) -> Scope:
     if any(value[-1:] in (b" ", b"\t") for _, value in scope["headers"]):
         return {**scope, "headers": tidied(scope["headers"])}
     return scope
-
-
-def principal_of(user: object) -> Principal | None:
-    """Who the server's authentication says this is."""
-    if not isinstance(user, AuthenticatedUser):
-        return None
-    token = user.access_token
-    return Principal(token.client_id, token.subject, tuple(token.scopes), token.claims or {})

@@ -1,6 +1,6 @@
-"""Who may watch what, and how many streams there may be. Asked before anything is acknowledged.
+"""Who may watch which topics, and how many streams may be open. Both are checked before anything is acknowledged.
 
-A refusal never says whether the thing exists.
+A refusal never says whether a topic exists.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any, NamedTuple, TypeAlias
 from tidings.core.model import Topic
 from tidings.core.patterns import is_pattern
 from tidings.core.redact import redact_uri, topic_name
-from tidings.errors import LimitReached
+from tidings.errors import TooManyStreams
 from tidings.policy import Policy
 
-__all__ = ["Authorization", "Authorize", "Principal", "Ticket"]
+__all__ = ["Authorization", "Authorize", "Principal", "StreamLimits", "StreamSlot", "principal_of"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks, as the server's own authentication found out."""
+    """The caller, as the server's own authentication identified it."""
 
     client_id: str
     subject: str | None = None
@@ -34,86 +34,102 @@ class Principal:
 
     @property
     def who(self) -> tuple[str, str | None]:
-        """Whatever its token allows this time."""
+        """The identity of the caller, whatever its present token allows."""
         return (self.client_id, self.subject)
 
 
-Authorize: TypeAlias = Callable[[Principal | None, Topic], bool | Awaitable[bool]]
-"""Whether a principal (None: nobody in particular) may watch a feature, or the URI or pattern of a resource."""
+def principal_of(user: object) -> Principal | None:
+    """Return the caller that the server's authentication put into the scope of a request as `user`."""
+    from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+
+    if not isinstance(user, AuthenticatedUser):
+        return None
+    token = user.access_token
+    return Principal(token.client_id, token.subject, tuple(token.scopes), token.claims or {})
 
 
-class Ticket(NamedTuple):
-    """One open stream, for `leave`."""
+class StreamSlot(NamedTuple):
+    """One open stream, as `StreamLimits` counts it."""
 
     principal: Principal | None
     address: str | None
 
 
-class Authorization:
-    def __init__(self, policy: Policy, authorize: Authorize | None = None) -> None:
+class StreamLimits:
+    """Counts the open streams, and refuses more than the policy allows."""
+
+    def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._authorize = authorize
-        self.knows_patterns = authorize is None or not inspect.iscoroutinefunction(authorize)
-        """Whether a pattern can be honoured: what it matches has to be asked for when it changes, without waiting."""
-        self._asked = authorize if self.knows_patterns else None
-        self._anyone = _May(self._asked, None)
         self._principals: Counter[tuple[str, str | None]] = Counter()
         self._addresses: Counter[str] = Counter()
         self.count = 0
 
-    def enter(self, principal: Principal | None, address: str | None) -> Ticket:
-        """Count one more stream, or say which limit stands in the way."""
+    def reserve(self, principal: Principal | None, address: str | None) -> StreamSlot:
+        """Count one more stream. Raise `TooManyStreams` if a limit is reached."""
         policy = self._policy
-        self._check("max_streams", self.count, policy.max_streams)
+        _check("max_streams", self.count, policy.max_streams)
         if principal is not None:
-            self._check("max_streams_per_principal", self._principals[principal.who], policy.max_streams_per_principal)
+            _check("max_streams_per_principal", self._principals[principal.who], policy.max_streams_per_principal)
         if address is not None:
-            self._check("max_streams_per_address", self._addresses[address], policy.max_streams_per_address)
+            _check("max_streams_per_address", self._addresses[address], policy.max_streams_per_address)
         self.count += 1
         if principal is not None:
             self._principals[principal.who] += 1
         if address is not None:
             self._addresses[address] += 1
-        return Ticket(principal, address)
+        return StreamSlot(principal, address)
 
-    def leave(self, ticket: Ticket) -> None:
+    def release(self, slot: StreamSlot) -> None:
         self.count -= 1
-        if ticket.principal is not None:
-            _discount(self._principals, ticket.principal.who)
-        if ticket.address is not None:
-            _discount(self._addresses, ticket.address)
+        if slot.principal is not None:
+            _decrement(self._principals, slot.principal.who)
+        if slot.address is not None:
+            _decrement(self._addresses, slot.address)
 
-    def predicate(self, principal: Principal | None) -> Callable[[str], bool] | None:
-        """Whether a principal may be told of a resource that it watches by a pattern, or as part of another."""
-        if self._authorize is None:
-            return None
-        return self._anyone if principal is None else _May(self._asked, principal)
 
-    async def allowed(self, principal: Principal | None, topics: Iterable[Topic]) -> list[Topic]:
-        """Those of the topics that the principal may watch."""
+Authorize: TypeAlias = Callable[[Principal | None, Topic], bool | Awaitable[bool]]
+"""Returns whether a principal (None: not authenticated) may watch a feature, or the URI or pattern of a resource."""
+
+
+class Authorization:
+    """Asks the user's `authorize` function, if there is one."""
+
+    def __init__(self, authorize: Authorize | None = None) -> None:
+        self._authorize = authorize
+        self.allows_patterns = authorize is None or not inspect.iscoroutinefunction(authorize)
+        """Whether patterns can be watched: `authorize` is asked for each URI that matches when it changes, and the hub
+        does not await."""
+        self._synchronous = authorize if self.allows_patterns else None
+        self._anonymous = _MayWatch(self._synchronous, None)
+
+    async def filter(self, principal: Principal | None, topics: Iterable[Topic]) -> list[Topic]:
+        """Return the topics that the principal may watch."""
         if self._authorize is None:
             return list(topics)
-        may: list[Topic] = []
+        allowed: list[Topic] = []
         for topic in topics:
             try:
                 answer = self._authorize(principal, topic)
                 if not isinstance(answer, bool) and inspect.isawaitable(answer):
-                    # What a pattern covers could not be asked for, which no declaration told of this function.
+                    # A function that returns an awaitable, without being declared `async`, can't be asked for the
+                    # URIs that a pattern matches either.
                     answer = await answer and not (isinstance(topic, str) and is_pattern(topic))
                 if answer:
-                    may.append(topic)
-            except Exception:  # the user's function; in doubt nobody is let in
+                    allowed.append(topic)
+            except Exception:  # the user's function; in doubt refuse
                 logger.exception("authorize() failed for %r; refusing", topic_name(topic))
-        return may
+        return allowed
 
-    @staticmethod
-    def _check(name: str, count: int, limit: int | None) -> None:
-        if limit is not None and count >= limit:
-            raise LimitReached(f"{count} streams are open; Policy.{name} allows {limit}")
+    def predicate(self, principal: Principal | None) -> Callable[[str], bool] | None:
+        """Return a function that says whether the principal may be notified of a URI that it did not name itself, but
+        watches through a pattern or as part of another resource. None: it may be notified of all."""
+        if self._authorize is None:
+            return None
+        return self._anonymous if principal is None else _MayWatch(self._synchronous, principal)
 
 
-class _May:
-    """What one principal may be told of. An object, and not a closure, which takes five times the memory."""
+class _MayWatch:
+    """Whether one principal may watch a URI. An object instead of a closure, which takes five times the memory."""
 
     __slots__ = ("_authorize", "_principal")
 
@@ -123,19 +139,24 @@ class _May:
 
     def __call__(self, uri: str) -> bool:
         if self._authorize is None:
-            return False  # it would have to be waited for
+            return False  # it would have to be awaited
         try:
             answer = self._authorize(self._principal, uri)
             if isinstance(answer, bool) or not inspect.isawaitable(answer):
                 return bool(answer)
             if inspect.iscoroutine(answer):
                 answer.close()
-        except Exception:  # as in `allowed`
+        except Exception:  # as in `filter`
             logger.exception("authorize() failed for %r; refusing", redact_uri(uri))
         return False
 
 
-def _discount(counter: Counter[Any], key: object) -> None:
+def _check(name: str, count: int, limit: int | None) -> None:
+    if limit is not None and count >= limit:
+        raise TooManyStreams(f"{count} streams are open; Policy.{name} allows {limit}")
+
+
+def _decrement(counter: Counter[Any], key: object) -> None:
     counter[key] -= 1
     if counter[key] <= 0:
         del counter[key]

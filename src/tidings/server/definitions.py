@@ -1,4 +1,4 @@
-"""What an item of the SDK's high-level server is on the wire: the same as its own lists say, one at a time."""
+"""The definitions of the items of an `MCPServer`, one at a time: the same as in its own lists."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pydantic_core import to_json
 from tidings.core.model import Feature
 from tidings.errors import InvalidItem
 
-__all__ = ["KEYS", "distinct", "dump", "encode", "key_of", "shown"]
+__all__ = ["KEYS", "distinct", "dump", "encode", "key_of", "to_definition"]
 
 
-def shown(component: Any) -> BaseModel:
-    """An item as the server lists it, which checks it."""
+def to_definition(component: Any) -> BaseModel:
+    """Return an item as the server lists it. Raise `ValueError` if it is invalid."""
     if isinstance(component, Tool):
         return types.Tool(
             name=component.name,
@@ -68,11 +68,11 @@ def shown(component: Any) -> BaseModel:
 
 
 KEYS = ("uri_template", "uri", "name")
-"""The fields that tell an item apart, the first that it has."""
+"""The fields that identify an item: the first one that it has."""
 
 
 def key_of(item: Any) -> str:
-    """What tells an item of any of the high-level servers apart from the others."""
+    """Return the key of an item of a high-level server."""
     for name in KEYS:
         if (value := getattr(item, name, None)) is not None:
             return str(value)
@@ -84,12 +84,12 @@ def dump(model: BaseModel) -> dict[str, Any]:
 
 
 def encode(model: BaseModel) -> bytes:
-    """The same as JSON."""
+    """Return the same as JSON."""
     return to_json(model, by_alias=True, exclude_none=True)
 
 
 def distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """The first of each key: a server may list a thing twice, and its clients take the first."""
+    """Return the first item of each key. A server may list an item twice, and clients use the first."""
     key = "uri" if feature is Feature.RESOURCES else "name"
     seen: dict[Any, dict[str, Any]] = {}
     for definition in listed:

@@ -1,15 +1,14 @@
-"""The extension methods, for clients of either era on any transport: what happened, and their durable subscriptions.
+"""The extension methods: the history of changes, and the caller's durable subscriptions.
 
-`dev.tidings/history` answers with past Changes, the oldest first, in pages. A caller sees no more of the past than it
-may watch of the present. `dev.tidings/subscriptions/list`, `put` and `remove` are about the caller's own durable
-subscriptions, and about nobody else's. Callers without a name share what they have, but for webhooks: those are only
-for whom `Policy.webhooks` says.
+`dev.tidings/history` returns past changes, the oldest first, in pages. A caller sees only topics that it may watch.
+`dev.tidings/subscriptions/list`, `put` and `remove` manage the durable subscriptions of the caller alone. Callers that
+are not authenticated share theirs, without webhooks unless `Policy.webhooks` allows them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import mcp_types as types
 import msgspec
@@ -21,41 +20,66 @@ from pydantic import ConfigDict
 from tidings.core.cursor import Cursor
 from tidings.core.filters import Terms
 from tidings.core.frames import EXTENSION
+from tidings.core.hub import Hub
 from tidings.core.journal import ChangeHistory, change_json
-from tidings.core.model import Change, Topic
+from tidings.core.model import Change, Feature, Topic
 from tidings.errors import TidingsError
-from tidings.http.router import principal_of
-from tidings.server.authorization import Principal
-from tidings.server.granted_topics import RequestedTopics, honour
+from tidings.server.authorization import Authorization, Principal, principal_of
+from tidings.server.granted_topics import RequestedTopics
+from tidings.server.subscribe import Subscriptions
 from tidings.store.durable import DurableSubscription, Owner, Webhook
 from tidings.store.durable import as_json as as_subscription
-from tidings.webhooks.http_client import check_url
-from tidings.webhooks.signature import check_secret, new_secret
 
 if TYPE_CHECKING:
-    from tidings.live import Live
+    from mcp.server import Server
 
-__all__ = ["HISTORY", "SUBSCRIPTIONS", "ExtensionMethods"]
+__all__ = ["HISTORY", "SUBSCRIPTIONS", "ExtensionMethods", "WebhookRules", "find_changes"]
 
 HISTORY = "dev.tidings/history"
 SUBSCRIPTIONS = "dev.tidings/subscriptions"
 
 _PAGE = 200
-"""Changes in one answer."""
+"""Changes in one response."""
 _PAGE_BYTES = 1 << 20
-"""Of items in one answer; one item may be as large by itself."""
-_MOST_ASKED = 1_000
-"""Resources that `authorize` is asked for in one answer: a caller that may see none of 10,000 must not hold up all."""
+"""Bytes of items in one response. One item may be as large by itself."""
+_MAX_ASKED = 1_000
+"""Resources that `authorize` is asked about for one response. A caller that may see none of 10,000 must not keep the
+server busy."""
 
-_MOST_DIGITS = 20
-"""Of a revision."""
+_MAX_DIGITS = 20
+"""Digits of a revision."""
 
 Ctx = ServerRequestContext[Any, Any]
 Params = TypeVar("Params")
 
 
-class _Given(types.RequestParams):
-    """Taken as it comes: what is wrong with it is said below, in words."""
+class WebhookRules(Protocol):
+    """Which webhooks callers may have."""
+
+    def allows(self, owner: Owner) -> bool:
+        """Return whether the policy allows webhooks for this owner."""
+
+    def create(self, url: str, secret: str | None, previous: Webhook | None, scopes: tuple[str, ...]) -> Webhook:
+        """Return a webhook, with a new secret if there is none. Raise `TidingsError` if it is not allowed."""
+
+
+def find_changes(
+    hub: Hub,
+    epoch: str,
+    feature: Feature | str | None = None,
+    uri: str | None = None,
+    since: int | Cursor | None = None,
+    limit: int | None = None,
+) -> ChangeHistory:
+    """Return the changes after a revision or cursor that the journal has: of a list, of a content, or of all."""
+    if feature is not None and uri is not None:
+        raise TidingsError("history is of a feature or of a URI; name one of them, or neither for all")
+    found = hub.history(uri if feature is None else Feature(feature), since, epoch)
+    return found if limit is None else found.newest(limit)
+
+
+class _AnyParams(types.RequestParams):
+    """Any members. They are checked by `_convert`, which words the error."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -91,162 +115,167 @@ class _PutParams(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ExtensionMethods:
-    def __init__(self, live: Live) -> None:
-        self._live = live
-        self._serve(HISTORY, _HistoryParams, self._history)
-        self._serve(f"{SUBSCRIPTIONS}/list", _NoParams, self._list)
-        self._serve(f"{SUBSCRIPTIONS}/put", _PutParams, self._put)
-        self._serve(f"{SUBSCRIPTIONS}/remove", _NameParams, self._remove)
+    def __init__(self, server: Server[Any], subscriptions: Subscriptions, webhooks: WebhookRules) -> None:
+        self._server = server
+        self._hub = subscriptions.hub
+        self._policy = subscriptions.policy
+        self._epoch = subscriptions.epoch
+        self._durables = subscriptions.durables
+        self._subscriptions = subscriptions
+        self._webhooks = webhooks
+        server.extensions.setdefault(EXTENSION, {})["methods"] = []
+        self._add_method(HISTORY, _HistoryParams, self._history)
+        self._add_method(f"{SUBSCRIPTIONS}/list", _NoParams, self._list)
+        self._add_method(f"{SUBSCRIPTIONS}/put", _PutParams, self._put)
+        self._add_method(f"{SUBSCRIPTIONS}/remove", _NameParams, self._remove)
 
-    def _serve(
+    def _add_method(
         self,
         method: str,
         kind: type[Params],
-        answer: Callable[[Principal | None, Params], Awaitable[dict[str, Any]]],
+        respond: Callable[[Principal | None, Params], Awaitable[dict[str, Any]]],
     ) -> None:
-        async def handle(ctx: Ctx, given: _Given) -> dict[str, Any]:
+        async def handle(ctx: Ctx, given: _AnyParams) -> dict[str, Any]:
             params = _convert(method, ctx.params, kind)
             principal = principal_of(ctx.request.scope.get("user")) if ctx.request is not None else None
             try:
-                return await answer(principal, params)
+                return await respond(principal, params)
             except TidingsError as error:
                 raise MCPError(types.INVALID_PARAMS, f"{method}: {error}") from None
 
-        self._live.lowlevel.add_request_handler(method, _Given, handle)
-        self._live.lowlevel.extensions.setdefault(EXTENSION, {}).setdefault("methods", []).append(method)
+        self._server.add_request_handler(method, _AnyParams, handle)
+        self._server.extensions[EXTENSION]["methods"].append(method)
 
     # History
 
     async def _history(self, principal: Principal | None, params: _HistoryParams) -> dict[str, Any]:
-        live = self._live
-        past = self._past(params)
-        seen = _Sight(live, principal)
+        history = self._find_changes(params)
+        visibility = _Visibility(self._subscriptions.authorization, principal)
         is_cut = False
         if params.limit is not None and params.cursor is None:
-            past, is_cut = await _newest(past, params.limit, seen)
-        page, following = await _first(past.changes, params.detail == "full", seen)
-        answer: dict[str, Any] = {"changes": page, "complete": past.complete and not is_cut, "epoch": live.epoch}
+            history, is_cut = await _newest(history, params.limit, visibility)
+        page, following = await _first_page(history.changes, params.detail == "full", visibility)
+        is_complete = history.complete and not is_cut
+        response: dict[str, Any] = {"changes": page, "complete": is_complete, "epoch": self._epoch}
         if following is not None:
-            answer["nextCursor"] = f"{live.epoch}.{following}"
-        return answer
+            response["nextCursor"] = f"{self._epoch}.{following}"
+        return response
 
-    def _past(self, params: _HistoryParams) -> ChangeHistory:
+    def _find_changes(self, params: _HistoryParams) -> ChangeHistory:
         since = Cursor.parse(params.since) if isinstance(params.since, dict) else params.since
-        past = self._live.history(params.feature, uri=params.uri, since=since)
+        history = find_changes(self._hub, self._epoch, params.feature, params.uri, since)
         if since is None and params.since is not None:
-            past = past._replace(complete=False)  # a cursor that can't be read: nobody knows what its client knows
+            history = history._replace(complete=False)  # the cursor can't be read, so more may have changed
         if params.cursor is not None:
-            start = self._after(params.cursor)
-            past = past._replace(changes=tuple(each for each in past.changes if each.revision > start))
-        return past
+            start = self._start_of_page(params.cursor)
+            history = history._replace(changes=tuple(each for each in history.changes if each.revision > start))
+        return history
 
-    def _after(self, cursor: str) -> int:
-        """Where the next page begins."""
+    def _start_of_page(self, cursor: str) -> int:
         epoch, _, revision = cursor.rpartition(".")
-        if epoch != self._live.epoch or not revision.isdecimal() or len(revision) > _MOST_DIGITS:
+        if epoch != self._epoch or not revision.isdecimal() or len(revision) > _MAX_DIGITS:
             raise TidingsError(f"the cursor {cursor!r:.80} is not of this server's life; ask again without it")
         return int(revision)
 
     # Subscriptions
 
     async def _list(self, principal: Principal | None, params: _NoParams) -> dict[str, Any]:
-        durables = self._live.durables
+        owner = _owner(principal)
         return {
             "subscriptions": [
-                as_subscription(each, is_connected=durables.is_connected(each.key))
-                for each in durables.all(_owner(principal))
-                if each.webhook is None or self._live.webhooks.allows(_owner(principal))
+                as_subscription(each, is_connected=self._durables.is_connected(each.key))
+                for each in self._durables.all(owner)
+                if each.webhook is None or self._webhooks.allows(owner)
             ]
         }
 
     async def _put(self, principal: Principal | None, params: _PutParams) -> dict[str, Any]:
-        """Set one, new or not. What is left out stays as it was; a webhook that was given up is tried again."""
-        live = self._live
-        known = live.durables.get((_owner(principal), params.name))
-        if (params.webhook or (known and known.webhook)) and not self._live.webhooks.allows(_owner(principal)):
+        """Create or change a subscription. Members that are left out stay as they are; a dead webhook is revived."""
+        owner = _owner(principal)
+        known = self._durables.get((owner, params.name))
+        if (params.webhook or (known and known.webhook)) and not self._webhooks.allows(owner):
             raise TidingsError("this server has no webhooks for this caller (Policy.webhooks)")
         if params.notifications is None and known is None:
             raise TidingsError(f"there is no {params.name!r}; a new one says in `notifications` what it watches")
-        durable = known or DurableSubscription(name=params.name, owner=_owner(principal), ttl=live.policy.durable_ttl)
+        durable = known or DurableSubscription(name=params.name, owner=owner, ttl=self._policy.durable_ttl)
         if params.notifications is not None:
-            honoured = await honour(live, params.notifications, principal)
-            if not honoured:
+            granted = await self._subscriptions.grant(params.notifications, principal)
+            if not granted:
                 raise TidingsError("nothing of that can be watched by this caller")
-            durable = structs.replace(durable, features=tuple(honoured.features), uris=tuple(honoured.uris))
+            durable = structs.replace(durable, features=tuple(granted.features), uris=tuple(granted.uris))
         if params.filter is not None:
-            durable = structs.replace(durable, terms=Terms.parse(params.filter, live.policy).as_json())
+            durable = structs.replace(durable, terms=Terms.parse(params.filter, self._policy).as_json())
         if params.ttl is not None:
-            durable = structs.replace(durable, ttl=min(params.ttl, live.policy.durable_ttl))
-        shown: dict[str, str] = {}
+            durable = structs.replace(durable, ttl=min(params.ttl, self._policy.durable_ttl))
+        new_secret: dict[str, str] = {}
         if params.webhook is not None:
-            check_url(params.webhook.url, allow_loopback=live.policy.webhook_private)
-            secret = params.webhook.secret
-            if secret is None and durable.webhook is not None:
-                secret = durable.webhook.secret
-            if secret is None:
-                secret = shown["secret"] = new_secret()  # this once
             scopes = principal.scopes if principal is not None else ()
-            webhook = Webhook(url=params.webhook.url, secret=check_secret(secret), scopes=scopes)
+            webhook = self._webhooks.create(params.webhook.url, params.webhook.secret, durable.webhook, scopes)
+            if params.webhook.secret is None and durable.webhook is None:
+                new_secret["secret"] = webhook.secret  # in this response only
             durable = structs.replace(durable, webhook=webhook)
         elif durable.webhook is not None:
             durable = structs.replace(durable, webhook=durable.webhook.revived())
-        expires = None if durable.webhook is not None else live.catalog.now() + durable.ttl
-        if not live.durables.is_connected(durable.key):
+        expires = None if durable.webhook is not None else self._hub.catalog.now() + durable.ttl
+        if not self._durables.is_connected(durable.key):
             durable = structs.replace(durable, expires=expires)
-        durable = live.durables.put(durable)
-        return {"subscription": as_subscription(durable), "isNew": known is None, **shown}
+        durable = self._durables.put(durable)
+        return {"subscription": as_subscription(durable), "isNew": known is None, **new_secret}
 
     async def _remove(self, principal: Principal | None, params: _NameParams) -> dict[str, Any]:
-        key = (_owner(principal), params.name)
-        known = self._live.durables.get(key)
-        if known is None or (known.webhook is not None and not self._live.webhooks.allows(_owner(principal))):
+        owner = _owner(principal)
+        known = self._durables.get((owner, params.name))
+        if known is None or (known.webhook is not None and not self._webhooks.allows(owner)):
             return {"removed": False}
-        return {"removed": self._live.durables.remove(key)}
+        return {"removed": self._durables.remove(known.key)}
 
 
 def _owner(principal: Principal | None) -> Owner:
     return principal.who if principal is not None else None
 
 
-class _Sight:
-    """What one caller may see, asked once for each topic."""
+class _Visibility:
+    """The topics that one caller may see. `authorize` is asked once for each topic."""
 
-    def __init__(self, live: Live, principal: Principal | None) -> None:
-        self._gate = live.gate
+    def __init__(self, authorization: Authorization, principal: Principal | None) -> None:
+        self._authorization = authorization
         self._principal = principal
         self._known: dict[Topic, bool] = {}
 
-    def is_tired_of(self, change: Change) -> bool:
-        return change.topic not in self._known and len(self._known) >= _MOST_ASKED
+    def is_exhausted(self, change: Change) -> bool:
+        """Return whether `authorize` would have to be asked about too many topics."""
+        return change.topic not in self._known and len(self._known) >= _MAX_ASKED
 
-    async def reaches(self, change: Change) -> bool:
+    async def includes(self, change: Change) -> bool:
         topic = change.topic
         if (known := self._known.get(topic)) is None:
-            known = self._known[topic] = bool(await self._gate.allowed(self._principal, [topic]))
+            known = self._known[topic] = bool(await self._authorization.filter(self._principal, [topic]))
         return known
 
 
-async def _newest(past: ChangeHistory, limit: int, seen: _Sight) -> tuple[ChangeHistory, bool]:
-    """The newest that the caller may see, and whether there may be more of them before."""
+async def _newest(history: ChangeHistory, limit: int, visibility: _Visibility) -> tuple[ChangeHistory, bool]:
+    """Return the newest changes that the caller may see, and whether there may be older ones."""
     found: list[Change] = []
-    for change in reversed(past.changes):
-        if len(found) >= limit or seen.is_tired_of(change):
-            return ChangeHistory(tuple(reversed(found)), past.complete), True
-        if await seen.reaches(change):
+    for change in reversed(history.changes):
+        if len(found) >= limit or visibility.is_exhausted(change):
+            return ChangeHistory(tuple(reversed(found)), history.complete), True
+        if await visibility.includes(change):
             found.append(change)
-    return ChangeHistory(tuple(reversed(found)), past.complete), False
+    return ChangeHistory(tuple(reversed(found)), history.complete), False
 
 
-async def _first(changes: Iterable[Change], is_full: bool, seen: _Sight) -> tuple[list[dict[str, Any]], int | None]:
-    """One page, and the revision after which the next one begins, if there is one."""
+async def _first_page(
+    changes: Iterable[Change], is_full: bool, visibility: _Visibility
+) -> tuple[list[dict[str, Any]], int | None]:
+    """Return one page, and the revision after which the next one begins, if there is one."""
     page: list[dict[str, Any]] = []
     size, last = 0, 0
     for change in changes:
         item = change.item or change.before
         size += len(item.json) if is_full and item is not None else 0
-        if len(page) >= _PAGE or (page and size > _PAGE_BYTES) or seen.is_tired_of(change):
+        if len(page) >= _PAGE or (page and size > _PAGE_BYTES) or visibility.is_exhausted(change):
             return page, last
-        if await seen.reaches(change):
+        if await visibility.includes(change):
             page.append(change_json(change, is_full=is_full))
         last = change.revision
     return page, None

@@ -1,6 +1,6 @@
-"""The pulse of bookmarks on lanes that have no heartbeat of their own: stdio, and legacy streams.
+"""Regular bookmarks on transports without a heartbeat of their own: stdio, and legacy streams.
 
-A listen stream over HTTP has one, and sends its bookmark in the place of it.
+A listen stream over HTTP sends its bookmark in place of a keep-alive.
 """
 
 from __future__ import annotations
@@ -9,42 +9,44 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-__all__ = ["Bookmarks"]
+__all__ = ["Heartbeat"]
 
 logger = logging.getLogger(__name__)
 
 
-class Bookmarks:
+class Heartbeat:
+    """Calls functions at an interval, with one timer for all."""
+
     def __init__(self, interval: float) -> None:
         self._interval = interval
-        self._beats: dict[Callable[[], None], None] = {}
+        self._functions: dict[Callable[[], None], None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def join(self, beat: Callable[[], None]) -> None:
-        """Call `beat` every so often; it must not wait."""
-        self._beats[beat] = None
+    def add(self, function: Callable[[], None]) -> None:
+        """Call `function` at each interval. It must not block."""
+        self._functions[function] = None
         if self._timer is None:
-            self._arm()
+            self._start_timer()
 
-    def leave(self, beat: Callable[[], None]) -> None:
-        """Leaving twice, or without having joined, is fine."""
-        self._beats.pop(beat, None)
-        if not self._beats and self._timer is not None:
+    def remove(self, function: Callable[[], None]) -> None:
+        """Stop calling `function`. Do nothing if it was not added."""
+        self._functions.pop(function, None)
+        if not self._functions and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def __len__(self) -> int:
-        return len(self._beats)
+        return len(self._functions)
 
-    def _arm(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._interval, self._pulse)
+    def _start_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._interval, self._beat)
 
-    def _pulse(self) -> None:
+    def _beat(self) -> None:
         self._timer = None
-        for beat in list(self._beats):
+        for function in list(self._functions):
             try:
-                beat()
-            except Exception:  # of one connection; the others have their pulse all the same
+                function()
+            except Exception:  # an error of one connection must not stop the others
                 logger.exception("a bookmark could not be sent; going on")
-        if self._beats:
-            self._arm()
+        if self._functions:
+            self._start_timer()

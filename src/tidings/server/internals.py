@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from opentelemetry import trace
 
+from tidings.server.methods import LIST_METHODS
+
 if TYPE_CHECKING:
     from fastmcp import FastMCP
     from mcp.server import Server
@@ -94,20 +96,12 @@ def lowlevel_of(server: MCPServer[Any] | FastMCP[Any]) -> Server[Any]:
     return lowlevel
 
 
-_LISTERS = {
-    "tools/list": "list_tools",
-    "prompts/list": "list_prompts",
-    "resources/list": "list_resources",
-    "resources/templates/list": "list_resource_templates",
-}
-
-
 def lists_registries(server: MCPServer[Any]) -> bool:
     """Whether it lists its registries by the SDK's own methods and handlers, to every caller alike."""
     from mcp.server.mcpserver import MCPServer
 
     lowlevel = lowlevel_of(server)
-    for method, name in _LISTERS.items():
+    for method, (_, _, _, name) in LIST_METHODS.items():
         entry = lowlevel.get_request_handler(method)
         own = (getattr(type(server), name), getattr(type(server), f"_handle_{name}"))
         if own != (getattr(MCPServer, name), getattr(MCPServer, f"_handle_{name}")) or name in vars(server):

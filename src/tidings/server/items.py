@@ -1,71 +1,75 @@
-"""`live.tools`, `live.prompts` and `live.resources`: changes that every client is told of, whatever the server is."""
+"""`live.tools`, `live.prompts` and `live.resources`: change the items of a server of any kind, and notify clients."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tidings.core.catalog import Catalog
 from tidings.core.model import Change, Feature
-
-if TYPE_CHECKING:
-    from tidings.live import Live
+from tidings.server.source import Source
 
 __all__ = ["LiveItems", "LiveResources"]
 
 
 class LiveItems:
-    """`live.tools` and `live.prompts`: changes that every client is told of.
+    """`live.tools` and `live.prompts`.
 
-    Each looks at what is there and changes it with the catalog's lock, as one thing, whatever other threads change."""
+    Each method holds the lock of the catalog, so that its check and its change are one operation for other threads."""
 
-    def __init__(self, live: Live, feature: Feature) -> None:
-        self._live = live
+    def __init__(self, source: Source, catalog: Catalog, feature: Feature) -> None:
+        self._source = source
+        self._catalog = catalog
         self._feature = feature
+        self._items = catalog.items(feature)
 
     def add(self, thing: Any, *, replace: bool = False, **options: Any) -> None:
         """Add a function, with the options of the server's own decorator, or an item of the server's own class.
 
         A low-level server takes a definition, and `handler=`.
         """
-        with self._live.catalog.lock:
-            self._live.source.add(self._feature, thing, replace=replace, **options)
+        with self._catalog.lock:
+            self._source.add(self._feature, thing, replace=replace, **options)
 
     def remove(self, key: str) -> None:
-        with self._live.catalog.lock:
-            self._live.source.remove(self._feature, key)
+        with self._catalog.lock:
+            self._source.remove(self._feature, key)
 
     def update(self, key: str, fields: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Change only the fields given."""
-        with self._live.catalog.lock:
-            self._live.source.update(self._feature, key, {**(fields or {}), **more})
+        """Change only the given fields."""
+        with self._catalog.lock:
+            self._source.update(self._feature, key, {**(fields or {}), **more})
 
     def __contains__(self, key: object) -> bool:
-        return key in self._live.catalog.items(self._feature)
+        return key in self._items
 
     def __len__(self) -> int:
-        return len(self._live.catalog.items(self._feature))
+        return len(self._items)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self._live.catalog.items(self._feature))
+        return iter(self._items)
 
 
 class LiveResources(LiveItems):
-    """`live.resources`: the list, and the contents behind it."""
+    """`live.resources`: the list, and the contents of the resources."""
 
-    def __init__(self, live: Live) -> None:
-        super().__init__(live, Feature.RESOURCES)
+    def __init__(self, source: Source, catalog: Catalog) -> None:
+        super().__init__(source, catalog, Feature.RESOURCES)
 
     def updated(self, uri: str, *, etag: str | None = None, **metadata: Any) -> Sequence[Change]:
-        """The content of `uri` is another one: its subscribers are told."""
-        return self._live.catalog.resources.updated(self._live.source.address(uri), etag=etag, **metadata)
+        """Notify the subscribers of `uri` that its content has changed.
+
+        With an `etag`, only if it differs from the last one."""
+        return self._catalog.resources.updated(self._source.listed_uri(uri), etag=etag, **metadata)
 
     def deleted(self, uri: str) -> Sequence[Change]:
-        """The resource is gone: its subscribers are told, and it leaves the list.
+        """Notify the subscribers of `uri` that the resource is deleted, and remove it from the list.
 
-        What a low-level server's own handler lists comes back when that has once not listed it, and lists it again."""
-        uri = self._live.source.address(uri)
-        with self._live.catalog.batch() as changes:
+        A resource that a low-level server's own handler lists comes back when the handler has left it out once and then
+        lists it again."""
+        uri = self._source.listed_uri(uri)
+        with self._catalog.batch() as changes:
             if uri in self:
-                self._live.source.delete(uri)
-            self._live.catalog.resources.deleted(uri)
+                self._source.delete(uri)
+            self._catalog.resources.deleted(uri)
         return changes

@@ -1,9 +1,18 @@
-"""Asks a server what it lists, as a client would: through its own middleware and handlers, page by page."""
+"""Reads what a server lists, and keeps the catalog equal to it.
+
+A source only says that a list may have changed. Some sources can be read immediately and from any thread; the others
+are asked as a client asks: through the server's own middleware and handlers, page by page, on the event loop. An error
+here never fails a request or a call of the user.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import anyio
 from mcp.server.connection import Connection
@@ -13,66 +22,259 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, METHOD_NOT_FOUND, PROTOCOL_VERSION_META_KEY
 from mcp_types.version import LATEST_MODERN_VERSION
 
+from tidings.core.hub import Hub
 from tidings.core.model import Feature
-from tidings.errors import TidingsError
+from tidings.core.observer import READ_LIST
+from tidings.errors import InvalidItem, TidingsError
+from tidings.server.definitions import distinct
+from tidings.server.loop_bridge import LoopBridge
+from tidings.server.methods import list_methods
+from tidings.server.source import Source
 
-if TYPE_CHECKING:
-    from mcp.server import Server
+__all__ = ["UNKNOWN", "ListReader"]
 
-__all__ = ["UNKNOWN", "answered", "listed"]
+logger = logging.getLogger(__name__)
 
 UNKNOWN: Final = object()
-"""In place of a lifespan's state, before any client came through it."""
+"""In place of the state of the server's lifespan, before a client has come through it."""
 
-_METHODS = {
-    Feature.TOOLS: (("tools/list", "tools"),),
-    Feature.PROMPTS: (("prompts/list", "prompts"),),
-    Feature.RESOURCES: (("resources/list", "resources"), ("resources/templates/list", "resourceTemplates")),
-}
+_RETRY_DELAY = 1.0
+"""Seconds until a list that could not be read is read again."""
 
-_MOST_PAGES = 10_000
-"""A paginator that never ends must not become ours."""
+_MAX_PAGES = 10_000
+"""Pages of one list. A paginator that never ends must not keep the reader busy for ever."""
 
 
-async def answered(server: Server[Any], method: str, version: str, lifespan: Any, request_id: str) -> dict[str, Any]:
-    """The result that a modern client without any capabilities gets."""
-    params = {"_meta": {PROTOCOL_VERSION_META_KEY: version, CLIENT_CAPABILITIES_META_KEY: {}}}
-    connection = Connection.from_envelope(version, None, {})
-    return await serve_one(server, _Inquiry(request_id), method, params, connection=connection, lifespan_state=lifespan)
+class ListReader:
+    """Reads the lists of one server."""
 
+    def __init__(self, source: Source, hub: Hub, bridge: LoopBridge) -> None:
+        self._source = source
+        self._server = source.lowlevel
+        self._hub = hub
+        self._catalog = hub.catalog
+        self._bridge = bridge
+        self._lifespan: Any = UNKNOWN
+        self._stale: set[Feature] = set(Feature)
+        self._unread: set[Feature] = set(Feature)
+        """The lists that could not be read, or were not read yet."""
+        self._started: dict[Feature, float] = {}
+        """The lists that are being read, and since when."""
+        self._causes: dict[Feature, Mapping[str, str]] = {}
+        """The traces of the calls that changed stale lists."""
+        self._retries: dict[Feature, asyncio.TimerHandle] = {}
+        self._reading = asyncio.Lock()
+        self._is_late = False
+        """Whether a read takes longer than a request waits for it."""
+        self._reported: set[str] = set()
+        self.request_timeout = 1.0
+        """Seconds that a request waits for the lists. A list handler that hangs must not stop other requests."""
+        self.ready_timeout = 10.0
+        """Seconds that a list may take to be read before the server is not ready. A slow server is not an outage."""
+        self.request_id: Final = f"tidings-{secrets.token_hex(8)}"
+        """The id of the requests that read lists for the catalog. The middleware passes them on unchanged."""
+        self.response_id: Final = f"{self.request_id}-list"
+        """The id of the requests whose response is kept for clients."""
+        bridge.on_bind(self._reset)
 
-async def listed(server: Server[Any], feature: Feature, lifespan: Any, request_id: str) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = []
-    for method, member in _METHODS[feature]:
-        if server.get_request_handler(method) is not None:
-            items += await _pages(server, method, member, lifespan, request_id)
-    return items
+    def start(self) -> None:
+        """Watch the source, and read the lists as far as that is possible without an event loop."""
+        self._source.watch(self._catalog, self.wake)
+        for feature in Feature:
+            self.wake(feature)
 
+    def serves(self, feature: Feature) -> bool:
+        """Return whether the server has a handler that lists this feature."""
+        return self._server.get_request_handler(f"{feature.value}/list") is not None
 
-async def _pages(server: Server[Any], method: str, member: str, lifespan: Any, request_id: str) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = []
-    params: dict[str, Any] = {
-        "_meta": {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: {}}
-    }
-    for _ in range(_MOST_PAGES):
-        connection = Connection.from_envelope(LATEST_MODERN_VERSION, None, {})
+    def is_current(self, feature: Feature) -> bool:
+        """Return whether the catalog has what the server lists now, as far as a change was noticed."""
+        return feature not in self._stale and feature not in self._started and feature not in self._unread
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `ensure_loaded()` has nothing to do."""
+        return not self._stale and not self._started and self._bridge.is_bound_here
+
+    def find_missing(self) -> list[str]:
+        """Return the lists that could not be read, or that take too long."""
+        deadline = time.monotonic() - self.ready_timeout
+        slow = {feature for feature, start in self._started.items() if start <= deadline}
+        return sorted(feature.value for feature in self._unread | slow)
+
+    async def ensure_loaded(self, lifespan: Any = UNKNOWN) -> None:
+        """Bind to the running event loop, and read the lists that are stale. Wait for that only for a moment."""
+        self._bridge.bind()
+        if lifespan is not UNKNOWN:
+            self._lifespan = lifespan
+        if (self._stale or self._started) and not self._is_late:
+            reading = self._bridge.start_task(self._read_guarded())
+            done, _ = await asyncio.wait({reading}, timeout=self.request_timeout)
+            if not done:
+                logger.warning("the server's lists were not read in %s s; going on without them", self.request_timeout)
+                self._is_late = True
+                reading.add_done_callback(self._end_late)
+
+    async def refresh(self, *features: Feature | str) -> None:
+        """Read lists again, by default all, and publish the changes. Can be called on any event loop."""
+        self._stale.update(map(Feature, features or Feature))
+        await self._bridge.run(self._read_stale)
+
+    def wake(self, feature: Feature, key: str | None = None) -> None:
+        """Read a list again, or one item of it, because it may have changed.
+
+        The server's own methods call this, in any thread. It does not raise."""
         try:
-            result = await serve_one(
-                server, _Inquiry(request_id), method, dict(params), connection=connection, lifespan_state=lifespan
-            )
-        except MCPError as error:
-            if error.code == METHOD_NOT_FOUND:
-                return items
+            # With the lock, so that an older read can't overwrite a newer one.
+            with self._catalog.lock:
+                # The user may register items after `Live()`: until a client comes, keep what the store remembers.
+                is_early = not self._bridge.is_bound and self._catalog.items(feature).is_restored
+                if key is not None and (is_early or feature not in self._stale):
+                    self._read_item(feature, key)
+                    return
+                listed = self._source.list_now(feature, self._report)
+                if listed is not None:
+                    self._stale -= set() if is_early else {feature}
+                    self._replace(feature, listed, keep=is_early)
+                    return
+            self._stale.add(feature)
+            if (cause := self._hub.tracer.current_trace()) is not None:
+                self._causes[feature] = cause
+            if self._lifespan is not UNKNOWN:
+                self._bridge.call_soon(self._read_soon)
+        except Exception:  # the user's add_tool() must not fail because of this
+            self._stale.add(feature)
+            self._unread.add(feature)
+            self._hub.counts.failures["reading"] += 1
+            logger.exception("reading %s failed; it will be read again", feature.value)
+
+    async def request(self, method: str, version: str) -> dict[str, Any]:
+        """Return the result of a list request by a modern client without capabilities."""
+        return await self._request(method, version, self.response_id)
+
+    # On the event loop
+
+    def _reset(self) -> None:
+        self._reading = asyncio.Lock()
+        self._is_late = False
+
+    def _end_late(self, reading: asyncio.Task[None]) -> None:
+        self._is_late = False
+
+    def _read_soon(self) -> None:
+        if self._stale:
+            self._bridge.start_task(self._read_guarded())
+
+    async def _read_guarded(self) -> None:
+        try:
+            await self._read_stale()
+        except Exception:  # the next wake-up or client tries again
+            logger.exception("reading the server's lists failed; they will be read again")
+
+    async def _read_stale(self) -> None:
+        async with self._reading:
+            errors: list[Exception] = []
+            for feature in [feature for feature in Feature if feature in self._stale]:
+                try:
+                    await self._read_feature(feature)
+                except Exception as error:  # a list that fails must not prevent the others from being read
+                    if errors:  # only the first is raised
+                        logger.error("reading the server's %s failed, too", feature.value, exc_info=error)
+                    errors.append(error)
+            if errors:
+                raise errors[0]
+
+    async def _read_feature(self, feature: Feature) -> None:
+        with self._catalog.lock:
+            if (listed := self._source.list_now(feature, self._report)) is not None:
+                self._stale.discard(feature)
+                self._replace(feature, listed)
+                return
+        if self._lifespan is UNKNOWN:
+            return
+        # Before the request: a change during it makes the list stale again, and then it is read again.
+        self._started[feature] = time.monotonic()
+        self._stale.discard(feature)
+        cause = self._causes.pop(feature, None)
+        try:
+            with self._hub.tracer.span(READ_LIST, cause=cause, feature=feature.value):
+                self._replace(feature, await self._request_items(feature))
+        except Exception:
+            self._unread.add(feature)
+            self._retry(feature)
             raise
-        items += result.get(member, [])
-        if not result.get("nextCursor"):
-            return items
-        params["cursor"] = result["nextCursor"]
-    raise TidingsError(f"{method} did not end after {_MOST_PAGES} pages")
+        finally:
+            self._started.pop(feature, None)
+
+    def _retry(self, feature: Feature) -> None:
+        """Read the list again after a delay; not at every request, because a list that fails may be expensive."""
+        if (retry := self._retries.pop(feature, None)) is not None:
+            retry.cancel()
+        self._retries[feature] = asyncio.get_running_loop().call_later(_RETRY_DELAY, self.wake, feature)
+
+    async def _request_items(self, feature: Feature) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = []
+        for method, (_, member, _, _) in list_methods(feature):
+            if self._server.get_request_handler(method) is not None:
+                items += await self._request_pages(method, member)
+        return items
+
+    async def _request_pages(self, method: str, member: str) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = []
+        cursor: str | None = None
+        for _ in range(_MAX_PAGES):
+            try:
+                result = await self._request(method, LATEST_MODERN_VERSION, self.request_id, cursor)
+            except MCPError as error:
+                if error.code == METHOD_NOT_FOUND:
+                    return items
+                raise
+            items += result.get(member, [])
+            cursor = result.get("nextCursor")
+            if not cursor:
+                return items
+        raise TidingsError(f"{method} did not end after {_MAX_PAGES} pages")
+
+    async def _request(self, method: str, version: str, request_id: str, cursor: str | None = None) -> dict[str, Any]:
+        params: dict[str, Any] = {"_meta": {PROTOCOL_VERSION_META_KEY: version, CLIENT_CAPABILITIES_META_KEY: {}}}
+        if cursor is not None:
+            params["cursor"] = cursor
+        return await serve_one(
+            self._server,
+            _RequestContext(request_id),
+            method,
+            params,
+            connection=Connection.from_envelope(version, None, {}),
+            lifespan_state=self._lifespan,
+        )
+
+    # Into the catalog
+
+    def _read_item(self, feature: Feature, key: str) -> None:
+        items = self._catalog.items(feature)
+        try:
+            if (listed := self._source.list_one(feature, key)) is not None:
+                items.put(listed)
+                return
+        except InvalidItem as error:
+            self._report(error)
+        if key in items:
+            items.remove(key)
+
+    def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]], *, keep: bool = False) -> None:
+        self._catalog.items(feature).replace(distinct(feature, listed), on_invalid=self._report, keep=keep)
+        self._unread.discard(feature)
+
+    def _report(self, error: InvalidItem) -> None:
+        """Log an item that can't be taken, once. The others are taken."""
+        if str(error) not in self._reported:
+            self._reported.add(str(error))
+            self._hub.counts.failures["items left out"] += 1
+            logger.error("clients will not be told of an item: %s", error)
 
 
-class _Inquiry:
-    """The SDK's `DispatchContext` of a request that nobody sent: no way back, and no one to tell of progress."""
+class _RequestContext:
+    """The SDK's `DispatchContext` of a request without a client: there is no way back to one."""
 
     def __init__(self, request_id: str) -> None:
         self.transport = TransportContext(kind="tidings", can_send_request=False)

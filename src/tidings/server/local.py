@@ -1,7 +1,7 @@
-"""In-process subscribers that await: `async with hub.listen("prompts") as changes: async for change in changes`.
+"""In-process subscribers that await: `async with live.listen("prompts") as changes: async for change in changes`.
 
-The listener takes one notification at a time; what comes meanwhile waits in its mailbox. It is unsubscribed when the
-block ends, when its task is cancelled, and when nobody refers to it any more.
+A listener takes one notification at a time; further topics wait in its mailbox. Its subscription ends with the block,
+when its task is cancelled, and when the listener is garbage-collected.
 """
 
 from __future__ import annotations
@@ -11,26 +11,31 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tidings.core.hub import Hub
 from tidings.core.model import Change, Feature, Notification, Reason, Topic
 from tidings.core.subscriber import BUSY, OnClose, Subscriber
 from tidings.errors import Behind
 
-if TYPE_CHECKING:
-    from tidings.core.hub import Hub
+__all__ = ["Listener", "listen"]
 
-__all__ = ["Listener"]
+
+def listen(hub: Hub, *features: Feature | str, uris: Iterable[str] = (), **options: Any) -> Listener:
+    """Return an asynchronous iterator of the changes of features, URIs and patterns.
+
+    `options` are those of `hub.subscribe()`."""
+    return Listener(hub, features, uris, options)
 
 
 class Listener:
-    """An asynchronous iterator of Changes."""
+    """An asynchronous iterator of changes."""
 
     def __init__(
         self, hub: Hub, features: Iterable[Feature | str], uris: Iterable[str], options: Mapping[str, Any]
     ) -> None:
         self._hub = hub
-        self._wanted = (tuple(features), uris, options)
+        self._requested = (tuple(features), uris, options)
         self._subscriber: Subscriber | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -46,11 +51,11 @@ class Listener:
         self.close()
 
     def close(self) -> None:
-        """End the subscription, and with it the iteration."""
+        """End the subscription and the iteration."""
         self._is_closed = True
         if self._subscriber is not None:
             self._subscriber.close()
-        self._rouse()
+        self._wake()
 
     def __aiter__(self) -> Listener:
         self._open()
@@ -65,7 +70,7 @@ class Listener:
                 continue
             if self._is_closed or self._subscriber.is_closed:
                 raise StopAsyncIteration
-            # The waiter stands before the hub is asked, so that no notification falls between the two.
+            # Before `wake`, which may deliver the next notification immediately.
             self._waiter = asyncio.get_running_loop().create_future()
             self._hub.wake(self._subscriber)
             if self._notification is None and not self._is_closed:
@@ -75,8 +80,8 @@ class Listener:
     def _open(self) -> None:
         if self._subscriber is None:
             self._loop = asyncio.get_running_loop()
-            features, uris, options = self._wanted
-            # A bound method, and a weak reference: the hub does not keep this object alive.
+            features, uris, options = self._requested
+            # A bound method and a weak reference, so that the hub does not keep this object alive.
             on_close = partial(_closed, weakref.ref(self), options.get("on_close"))
             self._subscriber = self._hub.subscribe(
                 self._deliver, *features, uris=uris, **{**options, "on_close": on_close}
@@ -84,7 +89,7 @@ class Listener:
 
     def _deliver(self, notification: Notification) -> object:
         self._notification = notification
-        self._rouse()
+        self._wake()
         return BUSY
 
     def _take(self, notification: Notification) -> None:
@@ -96,16 +101,16 @@ class Listener:
                 f"read it again (it is at revision {notification.version.revision}) and go on"
             )
 
-    def _rouse(self) -> None:
-        """Wake the task that waits, from whatever thread."""
+    def _wake(self) -> None:
+        """Wake the task that waits, from any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_finish, self._waiter)
 
 
 def _closed(listener: weakref.ref[Listener], on_close: OnClose | None, reason: Reason) -> None:
-    """The hub has closed the subscriber (it expired, say): the iteration is over."""
+    """End the iteration, because the hub has closed the subscriber: it has expired, for example."""
     if (closed := listener()) is not None:
-        closed._rouse()
+        closed._wake()
     if on_close is not None:
         on_close(reason)
 

@@ -1,45 +1,141 @@
-"""When the hub has to look at the time: on the event loop's thread, by one timer."""
+"""The way from any thread to the event loop of a server.
+
+The hub and all transports work on the thread of one event loop. Sources change the catalog on any thread. The bridge
+makes each commit, each due time of the hub and each call from elsewhere run on that thread. Before there is an event
+loop, and after it is closed, everything runs immediately in the calling thread: no client is connected then.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import threading
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVarTuple
 
 from tidings.core.hub import Hub
+from tidings.core.model import Change
 
-__all__ = ["Alarm"]
+__all__ = ["LoopBridge"]
+
+logger = logging.getLogger(__name__)
+
+Args = TypeVarTuple("Args")
 
 
-class Alarm:
-    """Of one hub. May be set on any thread; before there is a loop, nothing can be due."""
+class LoopBridge:
+    """Connects one hub to one event loop."""
 
-    def __init__(self, context: contextvars.Context) -> None:
-        self._context = context
-        self._hub: Hub | None = None
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._bound: list[Callable[[], None]] = []
+        self._followers: list[Callable[[], None]] = []
+        self._has_list_change = False
+        self._context = contextvars.copy_context()
+        """The context of background work. It must not be that of a request, which may have a caller in it."""
+        hub.on_timer_change = self._set_timer
+        hub.catalog.publisher = self._publish
 
-    def bind(self, loop: asyncio.AbstractEventLoop, hub: Hub) -> None:
-        """On the thread of a loop, which may take the place of another one."""
-        self._loop, self._hub, self._thread = loop, hub, threading.get_ident()
+    @property
+    def is_bound(self) -> bool:
+        return self._loop is not None
 
-    def ring_at(self, when: float) -> None:
-        if self._loop is None or self._loop.is_closed():
-            return
-        if threading.get_ident() != self._thread:
-            self._loop.call_soon_threadsafe(self.ring_at, when)
-            return
+    @property
+    def is_bound_here(self) -> bool:
+        """Whether the bridge is bound to the event loop that runs in this thread."""
+        return self._loop is asyncio.get_running_loop()
+
+    def on_bind(self, function: Callable[[], None]) -> None:
+        """Call `function` each time the bridge is bound to an event loop."""
+        self._bound.append(function)
+
+    def follow_lists(self, function: Callable[[], None]) -> None:
+        """Call `function` on the event loop after changes of a list were published."""
+        self._followers.append(function)
+
+    def bind(self) -> None:
+        """Bind to the running event loop, if that is another one than before."""
+        if self._loop is not (loop := asyncio.get_running_loop()):
+            self._loop, self._thread = loop, threading.get_ident()
+            self._publish_queued()
+            for function in self._bound:
+                function()
+
+    def unbind(self) -> None:
+        """Forget the event loop: the application is started again, perhaps on another one."""
+        self._loop = None
+
+    def call(self, function: Callable[[*Args], object], *args: *Args) -> None:
+        """Call a function on the event loop: immediately on its thread, soon from another one."""
+        loop = self._loop
+        if loop is None or threading.get_ident() == self._thread or loop.is_closed():
+            function(*args)
+        else:
+            loop.call_soon_threadsafe(function, *args)
+
+    def call_soon(self, function: Callable[[*Args], object], *args: *Args) -> None:
+        """Call a function on the event loop when the present callback is over. Without an event loop, do nothing."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *args)
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Await a coroutine function on the event loop, from any event loop."""
+        if self._loop is None or self.is_bound_here or not self._loop.is_running():
+            # Others may wait for the same work, so the end of one caller must not cancel it.
+            await asyncio.shield(asyncio.get_running_loop().create_task(work(), context=self._context.copy()))
+        else:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.run(work), self._loop))
+
+    def start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a coroutine in the background until it is done or the server stops."""
+        task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
+        self._tasks.add(task)
+        task.add_done_callback(self._end_task)
+        return task
+
+    def cancel_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _end_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a task in the background failed", exc_info=task.exception())
+
+    # Commits and the hub's timer
+
+    def _publish(self, changes: tuple[Change, ...]) -> None:
+        self._hub.enqueue(changes)
+        if len(changes) > 1 or not isinstance(changes[0].topic, str):
+            self._has_list_change = True
+        self.call(self._publish_queued)
+
+    def _publish_queued(self) -> None:
+        self._hub.publish_queued()
+        if self._has_list_change and self._loop is not None and self._loop.is_running():
+            self._has_list_change = False
+            for function in self._followers:
+                function()
+
+    def _set_timer(self, when: float) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self.call(self._start_timer, when)
+
+    def _start_timer(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        assert self._loop is not None
         delay = max(0.0, when - time.monotonic())
-        self._timer = self._loop.call_later(delay, self._ring, context=self._context.copy())
+        self._timer = self._loop.call_later(delay, self._tick, context=self._context.copy())
 
-    def _ring(self) -> None:
+    def _tick(self) -> None:
         self._timer = None
-        if self._hub is not None:
-            self._hub.tick()
-            if (due := self._hub.next_due()) is not None:
-                self.ring_at(due)
+        self._hub.tick()
+        if (due := self._hub.next_due()) is not None:
+            self._set_timer(due)

@@ -1,64 +1,67 @@
-"""Where the reader of an answer stands: the version of what it is shown, where that is known for sure.
+"""The cursor on a response: the version of the topic that its reader sees, if that is certain.
 
-A version too new would hide a change from its reader. One too old hides that a change was taken back: who holds B and
-says that it knows A hears nothing when A is there again. So an answer that was made while its topic changed has no
-version, and whoever comes back with that is told to refetch. For the same reason the hub is told what is shown, from
-when the answer is begun: who was told A and may hold B hears of it when A is there again.
+A version that is too new would hide a change from the reader. One that is too old would hide that a change was
+reverted: a reader that has B, and says that it knows A, gets no notification when the topic is A again. So a response
+during which the topic changed has no version, and a client that returns with it is told to refetch. For the same reason
+the hub is told which versions clients may have fetched, from the start of each response.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from tidings.core.cursor import Cursor
+from tidings.core.hub import Hub
 from tidings.core.model import Feature, Topic, Version
+from tidings.server.list_reader import ListReader
 
-if TYPE_CHECKING:
-    from tidings.live import Live
-
-__all__ = ["Sight"]
+__all__ = ["ResponseCursor"]
 
 
-class Sight:
-    """One answer, from before it is made until it is, or never will be."""
+class ResponseCursor:
+    """The topics of one response, from its start until it is made or fails."""
 
-    __slots__ = ("_before", "_live", "_shown")
+    __slots__ = ("_before", "_epoch", "_fetched", "_hub", "_reader")
 
-    def __init__(self, live: Live, topics: Collection[Topic], *, is_for_us: bool = False) -> None:
-        """`is_for_us`: nobody is shown this answer yet."""
-        self._live = live
-        self._shown = None if is_for_us else live.hub.notifications.fetched
-        self._before = self._look(topics)
+    def __init__(
+        self, hub: Hub, reader: ListReader, epoch: str, topics: Collection[Topic], *, is_internal: bool = False
+    ) -> None:
+        """`is_internal` says that no client gets this response yet."""
+        self._hub = hub
+        self._reader = reader
+        self._epoch = epoch
+        self._fetched = None if is_internal else hub.notifications.fetched
+        self._before = self._read_versions(topics)
 
     def __enter__(self) -> Self:
-        if self._shown is not None:
+        if self._fetched is not None:
             for topic, version in self._before.items():
-                self._shown.begin_fetch(topic, version.revision)
+                self._fetched.begin_fetch(topic, version.revision)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._shown is not None:
+        if self._fetched is not None:
             for topic, version in self._before.items():
-                self._shown.end_fetch(topic, version.revision)
+                self._fetched.end_fetch(topic, version.revision)
 
-    def cursor(self) -> dict[str, Any]:
-        """Where whoever reads the answer stands, now that it is made."""
-        after = self._look(self._before)
-        known = {topic: after[topic] if self._is_sure(topic, after[topic]) else None for topic in after}
-        if self._shown is not None:
+    def as_json(self) -> dict[str, Any]:
+        """Return the cursor, after the response was made."""
+        after = self._read_versions(self._before)
+        known = {topic: after[topic] if self._is_certain(topic, after[topic]) else None for topic in after}
+        if self._fetched is not None:
             for topic, version in known.items():
-                self._shown.record(topic, version or Version(after[topic].revision, ""))
-        return Cursor(self._live.epoch, known).as_json()
+                self._fetched.record(topic, version or Version(after[topic].revision, ""))
+        return Cursor(self._epoch, known).as_json()
 
-    def _look(self, topics: Collection[Topic]) -> dict[Topic, Version]:
+    def _read_versions(self, topics: Collection[Topic]) -> dict[Topic, Version]:
         if not topics:
             return {}
-        # Of the catalog, which may be ahead of what was published, as the answer is. With its lock: a source changes
-        # what it serves and the catalog under that.
-        with self._live.catalog.lock:
-            return {topic: self._live.catalog.version(topic) for topic in topics}
+        # From the catalog, which may be ahead of what was published, as the response is. With its lock, under which a
+        # source changes its items and the catalog together.
+        with self._hub.catalog.lock:
+            return {topic: self._hub.catalog.version(topic) for topic in topics}
 
-    def _is_sure(self, topic: Topic, version: Version) -> bool:
-        is_known = self._live.knows(topic) if isinstance(topic, Feature) else True
-        return is_known and version == self._before[topic]
+    def _is_certain(self, topic: Topic, version: Version) -> bool:
+        is_current = self._reader.is_current(topic) if isinstance(topic, Feature) else True
+        return is_current and version == self._before[topic]

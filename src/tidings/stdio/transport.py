@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import anyio
 import anyio.lowlevel
@@ -32,11 +32,13 @@ from mcp.shared.message import SessionMessage
 from tidings.core.frames import encode_tag
 from tidings.server import internals
 from tidings.server.garbage_collection import spare, sparing
+from tidings.server.list_cache import RESPONSE_HEAD, ListCache
+from tidings.server.methods import UNREADABLE
 from tidings.server.notification_stream import NotificationStream
 from tidings.stdio.lines import LineReader, LineWriter
 from tidings.stdio.process_exit import exit_process
 
-__all__ = ["ListCache", "StdioConnection", "run_stdio"]
+__all__ = ["StdioConnection", "run_stdio"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -47,8 +49,6 @@ _CLEANUP_TIMEOUT = 1.2
 """Seconds after a signal until the process exits. The SDK's thread that reads standard input can't be interrupted, and
 would keep the process until the next line of the client."""
 
-_HEAD = b'{"jsonrpc":"2.0","id":'
-
 _MAX_LIST_REQUEST = 8192
 """Bytes. A longer line is not checked; a typical list request has 300."""
 
@@ -57,33 +57,6 @@ _MAX_PENDING = 64
 
 _MAX_TRIES = 3
 """Times that the SDK is asked for one list while it changes. After that, the client gets the last response."""
-
-_INVALID = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-class EncodedResponse(Protocol):
-    """A response without its request id: the bytes before and after it."""
-
-    head: bytes
-    tail: bytes
-
-
-class ListCache(Protocol):
-    """Encoded list responses."""
-
-    def can_serve(self, method: str) -> bool:
-        """Return whether all callers get the same response."""
-
-    def state_of(self, method: str) -> Hashable:
-        """Return a value that changes when the response changes."""
-
-    def find(self, method: str, version: str) -> EncodedResponse | None:
-        """Return the current response, if it is known."""
-
-    def keep(
-        self, key: tuple[str, str], state: Hashable, head: bytes, tail: bytes, headers: list[tuple[bytes, bytes]]
-    ) -> None:
-        """Keep a response of the SDK."""
 
 
 def run_stdio(
@@ -258,7 +231,7 @@ class StdioConnection(NotificationStream):
             return False
         try:
             request = msgspec.json.decode(line, type=_Request)
-        except _INVALID:
+        except UNREADABLE:
             return False
         if not self._lists.can_serve(request.method):
             return False
@@ -291,8 +264,9 @@ class StdioConnection(NotificationStream):
                 return False
         elif "nextCursor" not in response.result:
             tag = msgspec.json.encode(response.id)
-            if line.startswith(_HEAD + tag + b',"result":{'):
-                self._lists.keep(pending.key, pending.state, _HEAD, line[len(_HEAD) + len(tag) :] + b"\n", [])
+            if line.startswith(RESPONSE_HEAD + tag + b',"result":{'):
+                tail = line[len(RESPONSE_HEAD) + len(tag) :] + b"\n"
+                self._lists.store(pending.key, pending.state, RESPONSE_HEAD, tail, [])
         self._pending.pop(response.id, None)
         return True
 
@@ -311,7 +285,7 @@ def _has_only_meta(params: msgspec.Raw) -> bool:
         return True
     try:
         return set(msgspec.json.decode(params, type=dict[str, msgspec.Raw])) <= {"_meta"}
-    except _INVALID:
+    except UNREADABLE:
         return False
 
 

@@ -17,9 +17,7 @@ from tidings.core.hub import Hub
 from tidings.core.model import Feature, Operation, Reason
 from tidings.core.observer import CUT_OFF
 
-__all__ = ["CONTENT_TYPE", "LATENCY", "METRICS", "Counters", "Labels", "MeasuredServer", "Metric", "render"]
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+__all__ = ["LATENCY", "METRICS", "Counters", "Labels", "MeasuredServer", "Metric", "render"]
 
 Labels: TypeAlias = tuple[str, ...]
 Values: TypeAlias = Mapping[Labels, float]

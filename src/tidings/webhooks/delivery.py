@@ -16,26 +16,21 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import structs
 
-from tidings.core.frames import CURSOR_KEY, FILTER_KEY, REFETCH_KEY, FrameFormat, write
+from tidings.core.frames import CURSOR_KEY, REFETCH_KEY, FrameFormat, write
 from tidings.core.journal import iso_time
 from tidings.core.model import Feature, Notification, Reason, Topic
 from tidings.core.redact import topic_name
 from tidings.core.subscriber import PENDING, ConnectionKind, Subscriber
 from tidings.errors import TidingsError
-from tidings.server.authorization import Principal
-from tidings.server.listen_options import ListenOptions, from_any_thread
+from tidings.server.subscribe import PreparedSubscription, Subscriptions
 from tidings.store.durable import SERVER, DurableSubscription, Key, Owner, Webhook
-from tidings.store.durable_connection import DurableConnection
 from tidings.webhooks.http_client import PostResult, WebhookClient, check_url
 from tidings.webhooks.signature import check_secret, new_secret, sign
-
-if TYPE_CHECKING:
-    from tidings.live import Live
 
 __all__ = ["Webhooks"]
 
@@ -61,22 +56,29 @@ class Webhooks:
     """All webhooks of one server. They run while the server has an event loop."""
 
     def __init__(
-        self, live: Live, *, http_client: WebhookClient | None = None, clock: Callable[[], float] = time.time
+        self,
+        subscriptions: Subscriptions,
+        *,
+        http_client: WebhookClient | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._live = live
-        self._durables = live.durables
-        policy = self._policy = live.policy
+        self._subscriptions = subscriptions
+        self._hub = subscriptions.hub
+        self._bridge = subscriptions.bridge
+        self._durables = subscriptions.durables
+        policy = self._policy = subscriptions.policy
         self.http_client = http_client or WebhookClient(
             timeout=policy.webhook_timeout, allow_private=policy.webhook_private
         )
         self.clock = clock
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_running = False
         self._deliveries: dict[Key, _WebhookDelivery] = {}
         self.request_slots = asyncio.Semaphore(_MAX_REQUESTS)
         self._durables.follow(self._on_change)
+        self._bridge.on_bind(self._start)
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def _start(self) -> None:
+        self._is_running = True
         self.request_slots = asyncio.Semaphore(_MAX_REQUESTS)
         for durable in self._durables.all():
             if durable.webhook is not None:
@@ -84,13 +86,13 @@ class Webhooks:
                     self._restart(durable.key)
                 except Exception:  # one invalid webhook from the store must not stop the others or the server
                     logger.exception("the webhook %r can't be started", durable.name)
-                    self._live.failures["webhook"] += 1
+                    self._hub.counts.failures["webhook"] += 1
 
     def stop(self) -> None:
         for delivery in self._deliveries.values():
             delivery.close()
         self._deliveries.clear()
-        self._loop = None
+        self._is_running = False
 
     def put(
         self,
@@ -138,6 +140,15 @@ class Webhooks:
         """Remove a webhook. Return False if there is none."""
         return self._durables.remove((owner, name))
 
+    def create(self, url: str, secret: str | None, previous: Webhook | None, scopes: tuple[str, ...]) -> Webhook:
+        """Return a webhook of a caller. Without `secret`, it has that of the previous one, or a new one.
+
+        Raise `TidingsError` if the URL or the secret is invalid."""
+        check_url(url, allow_loopback=self._policy.webhook_private)
+        if secret is None:
+            secret = previous.secret if previous is not None else new_secret()
+        return Webhook(url=url, secret=check_secret(secret), scopes=scopes)
+
     def allows(self, owner: Owner) -> bool:
         """Return whether the policy allows webhooks for this owner."""
         allowed = self._policy.webhooks
@@ -148,15 +159,15 @@ class Webhooks:
 
     def _on_change(self, key: Key, durable: DurableSubscription | None) -> None:
         # Called in any thread, with the lock of the hub.
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._restart, key)
+        if self._is_running:
+            self._bridge.call_soon(self._restart, key)
 
     def _restart(self, key: Key) -> None:
         """Close the delivery of a webhook, and open it again as the webhook is now."""
         if (delivery := self._deliveries.pop(key, None)) is not None:
             delivery.close()
         durable = self._durables.get(key)
-        if self._loop is None or durable is None or durable.webhook is None or durable.webhook.is_dead:
+        if not self._is_running or durable is None or durable.webhook is None or durable.webhook.is_dead:
             return
         try:
             self._check(durable.owner, durable.webhook.url)
@@ -166,9 +177,9 @@ class Webhooks:
                 "the webhook %r is dead: Policy.webhooks or Policy.webhook_private no longer allows it", durable.name
             )
             dead = structs.replace(durable.webhook, is_dead=True, next_attempt=None, last_error=str(error))
-            self._durables.change(key, webhook=dead, expires=self._live.catalog.now() + durable.ttl)
+            self._durables.change(key, webhook=dead, expires=self._hub.catalog.now() + durable.ttl)
             return
-        self._deliveries[key] = _WebhookDelivery(self._live, self, durable, durable.webhook, self._loop)
+        self._deliveries[key] = _WebhookDelivery(self._subscriptions, self, durable, durable.webhook)
 
     def _check(self, owner: Owner, url: str) -> None:
         if not self.allows(owner):
@@ -180,25 +191,20 @@ class _WebhookDelivery:
     """Delivers to one webhook: waits for the next attempt, opens the subscriber, and sends its notifications."""
 
     def __init__(
-        self,
-        live: Live,
-        webhooks: Webhooks,
-        durable: DurableSubscription,
-        webhook: Webhook,
-        loop: asyncio.AbstractEventLoop,
+        self, subscriptions: Subscriptions, webhooks: Webhooks, durable: DurableSubscription, webhook: Webhook
     ) -> None:
-        self._live = live
-        self._hub = live.hub
-        self._durables = live.durables
-        self._policy = live.policy
-        self._lock = live.catalog.lock
+        self._subscriptions = subscriptions
+        self._hub = subscriptions.hub
+        self._durables = subscriptions.durables
+        self._policy = subscriptions.policy
+        self._lock = subscriptions.hub.catalog.lock
         self._webhooks = webhooks
         self._key = durable.key
         self._webhook = webhook
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._subscriber: Subscriber | None = None
-        self._visit: DurableConnection | None = None
-        self._shape = FrameFormat()
+        self._prepared: PreparedSubscription | None = None
+        self._format = FrameFormat()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -232,17 +238,15 @@ class _WebhookDelivery:
         self._task = self._start_task(self._open)
 
     async def _open(self) -> None:
-        live = self._live
         durable = self._durables.get(self._key)
         if durable is None:
             return
-        is_ours = durable.owner == SERVER
-        principal = None if is_ours or durable.owner is None else Principal(*durable.owner, self._webhook.scopes)
-        topics: list[Topic] = [*durable.features, *durable.uris]
-        allowed = topics if is_ours else await live.gate.allowed(principal, topics)
+        prepared = await self._subscriptions.prepare_webhook(durable)
         if self._is_closed:
             return
-        if refused := [topic for topic in topics if topic not in allowed]:
+        granted = prepared.granted.topics
+        topics: list[Topic] = [*durable.features, *durable.uris]
+        if refused := [topic for topic in topics if topic not in granted]:
             self._fail(PostResult(error=f"the owner may no longer watch {', '.join(map(topic_name, refused[:3]))}"))
             return
         if not await self._send_refetch(durable):
@@ -252,27 +256,16 @@ class _WebhookDelivery:
             if self._durables.is_connected(self._key) or self._current(durable) is None:
                 self._reopen()
                 return
-            wish = ListenOptions(live, {FILTER_KEY: durable.terms} if durable.terms else None, None, principal)
-            self._shape = wish.shape()
-            asked = {"name": durable.name, "ttl": durable.ttl}
-            visit = self._durables.connect(
-                asked, durable.owner, durable.features, durable.uris, durable.terms, from_any_thread(self._on_replaced)
-            )
-        if visit is None:
+            prepared.connect(self._on_replaced, durable.terms)
+        if not prepared.is_durable:
             self._fail(PostResult(error="the server can't keep the subscription; its log says why"))
             return
-        self._visit = visit
-        subscriber = self._subscriber = self._hub.open(
-            self._deliver,
-            label=f"webhook {durable.name}",
-            kind=_KIND,
-            policy=wish.policy,
-            filter=wish.filter,
-            on_close=self._on_close,
+        self._prepared = prepared
+        self._format = prepared.frame_format()
+        self._subscriber = prepared.open(
+            self._deliver, label=f"webhook {durable.name}", kind=_KIND, on_close=self._on_close, confirms=True
         )
-        subscriber.is_authorized = None if is_ours else live.gate.predicate(principal)
-        visit.attach(subscriber, confirms_reads=True)
-        self._hub.subscribe(subscriber, *durable.features, uris=durable.uris, told=visit.told())
+        prepared.subscribe(self._subscriber)
 
     async def _send_refetch(self, durable: DurableSubscription) -> bool:
         """Tell the receiver to refetch if it missed changes that the server no longer knows.
@@ -288,7 +281,7 @@ class _WebhookDelivery:
                 told, refetch = self._durables.missed(self._key)
                 # These topics get their own notifications.
                 pending = {topic: None for topic, version in told.items() if version is None}
-                cursor = self._live.cursor(durable.uris, pending, as_of) if refetch else None
+                cursor = self._subscriptions.cursor(durable.uris, pending, as_of) if refetch else None
             if not refetch:
                 return True
             self._save(refetch=refetch)
@@ -342,7 +335,7 @@ class _WebhookDelivery:
     # Sending
 
     def _deliver(self, notification: Notification) -> object:
-        self._delivered_at = self._live.catalog.now()
+        self._delivered_at = self._hub.catalog.now()
         self._task = self._start_task(partial(self._send, notification))
         return PENDING
 
@@ -371,16 +364,16 @@ class _WebhookDelivery:
             return await self._webhooks.http_client.post(self._webhook.url, headers, body)
 
     def _body(self, notification: Notification) -> bytes:
-        line = write(notification, self._shape)
+        line = write(notification, self._format)
         if len(line) > _MAX_BYTES:
-            line = write(notification, self._shape._replace(detail="summary"))
+            line = write(notification, self._format._replace(detail="summary"))
         frame = msgspec.json.decode(line, type=_Frame)
         changed_at = notification.changes[-1].time if notification.changes else self._webhooks.clock()
         return _encode(frame.method.removeprefix("notifications/").replace("/", "."), changed_at, frame.params)
 
     def _message_id(self, *content: object) -> str:
         """Return the same id for the same content, also after a restart, so that a receiver can detect duplicates."""
-        key = (self._live.epoch, self._key, *content)
+        key = (self._subscriptions.epoch, self._key, *content)
         return f"msg_{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}"
 
     def _succeed(self, notification: Notification) -> None:
@@ -388,20 +381,20 @@ class _WebhookDelivery:
         # A delay by its own rate limit does not count as latency.
         is_paced = self._subscriber is not None and self._subscriber.policy.has_delays
         start = self._delivered_at if is_paced or not notification.changes else notification.changes[-1].time
-        self._hub.counts.add_sent(notification.topic, self._live.catalog.now() - start)
+        self._hub.counts.add_sent(notification.topic, self._hub.catalog.now() - start)
         self._save_success()
         if self._subscriber is None:
             return
         with self._lock:
             # Before the next delivery starts, so that its failure does not affect this one.
             self._subscriber.mark_ready()
-            if self._visit is not None:
-                self._durables.save_told(self._visit)
+            if self._prepared is not None:
+                self._prepared.save_told()
             self._hub.wake(self._subscriber)
 
     def _fail(self, result: PostResult) -> None:
         self._task = None
-        self._live.failures["webhook"] += 1
+        self._hub.counts.failures["webhook"] += 1
         attempts = self._webhook.attempts + 1
         is_dead = result.status == _GONE or attempts >= self._policy.webhook_attempts
         delay = min(self._policy.webhook_backoff * 2 ** min(attempts - 1, 30), _MAX_BACKOFF)
@@ -446,7 +439,7 @@ class _WebhookDelivery:
         except Exception as error:  # a defect here must not stop the other webhooks; the owner sees it
             logger.exception("the webhook %r failed", self._key[1])
             if self._is_closed:
-                self._live.failures["webhook"] += 1
+                self._hub.counts.failures["webhook"] += 1
             else:
                 self._fail(PostResult(error=f"{type(error).__name__}: {error}"))
 

@@ -150,10 +150,10 @@ class Workspace:
                 return msgspec.json.encode(definition)
         return None
 
-    def has_own_middleware(self) -> bool:
+    def has_user_middleware(self) -> bool:
         return False
 
-    def address(self, uri: str) -> str:
+    def listed_uri(self, uri: str) -> str:
         return uri
 
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:

@@ -30,7 +30,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tests.support.faults.wire import ENVIRONMENT, OPERATIONS, RECORD, STATE, WATCHED, Settings
-from tidings import Live, Policy, live
+from tidings import Live, Policy
 from tidings.core.model import Change, Feature, Notification, Topic
 from tidings.server.authorization import Principal
 
@@ -58,8 +58,6 @@ class Board:
         if settings.has_middleware:
             lowlevel = self.server if settings.is_lowlevel else self.server._lowlevel_server
             lowlevel.middleware.append(_let_through)
-        if not settings.lists_fail:
-            live._READING_TIME = 60.0  # nothing hangs, so the lists are waited for, however busy the machine is
         self.live = Live(
             self.server,
             policy=Policy(**settings.policy),
@@ -68,6 +66,8 @@ class Board:
             last=_broken_hook if settings.is_broken else None,
             store=Path(settings.folder, STATE) if settings.folder else None,
         )
+        if not settings.lists_fail:
+            self.live.list_reader.request_timeout = 60.0  # no list handler hangs, but the machine may be busy
         if settings.is_broken:
             self.live.catalog.follow(_broken_sink)
             self.live.hub.subscribe(_broken_callback, *Feature)
@@ -134,7 +134,7 @@ class Board:
     def _cut(self, number: int | None) -> None:
         """End a legacy stream, or all of them. Its connection breaks, and whatever is written from now on is lost; the
         next time the stream just ends, because the SDK's client gives up after two that break in a row."""
-        splice = self.live.splice
+        splice = self.live.legacy_streams
         found = [(key, each) for key, each in splice._sessions.items() if each.channel is not None]
         for session_id, session in found if number is None else found[number % (len(found) or 1) :][:1]:
             assert session.channel is not None
@@ -195,9 +195,9 @@ class Board:
         found = {id(each): each for _, watching in live.hub.subscriptions() for each in watching}
         return {
             "subscribers": len(live.hub),
-            "streams": live.gate.count,
-            "listening": len(live.listen),
-            "spliced": len(live.splice),
+            "streams": live.subscriptions.limits.count,
+            "listening": len(live.listen_streams),
+            "spliced": len(live.legacy_streams),
             "stuck": sum(not each.is_ready for each in found.values()),
             "pending": {each.label: each.mailbox_size for each in found.values()},
             "most_pending": max((each.mailbox_size for each in found.values()), default=0),

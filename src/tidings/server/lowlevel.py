@@ -1,6 +1,7 @@
-"""Items given in code to a low-level `Server`, which has handlers and no registry of its own.
+"""A low-level `Server` as a source. It has handlers, and no registry of items.
 
-What the user's own handlers list stays; over it lies what was added, removed and updated through `Live`.
+The items that the user's handlers list are kept. Items that are added, removed and updated through `Live` override
+them: the source wraps the user's handlers for that.
 """
 
 from __future__ import annotations
@@ -20,23 +21,20 @@ from pydantic_core import from_json, to_json
 from tidings.core.catalog import Catalog
 from tidings.core.digest import safe_json
 from tidings.core.model import Feature
-from tidings.errors import AlreadyExists, InvalidItem, NotFound
+from tidings.errors import InvalidItem, NotFound
+from tidings.server.components import already_exists
+from tidings.server.methods import list_methods
+from tidings.server.source import OnInvalid, Wake, has_user_middleware
 
-__all__ = ["LowLevelSource", "has_own_middleware"]
+__all__ = ["LowLevelSource"]
 
-_LISTS = {
-    "tools/list": (Feature.TOOLS, "tools"),
-    "prompts/list": (Feature.PROMPTS, "prompts"),
-    "resources/list": (Feature.RESOURCES, "resources"),
-    "resources/templates/list": (Feature.RESOURCES, "resourceTemplates"),
-}
-_NOTHING = {
+_EMPTY = {
     "tools/list": types.ListToolsResult(tools=[]),
     "prompts/list": types.ListPromptsResult(prompts=[]),
     "resources/list": types.ListResourcesResult(resources=[]),
     "resources/templates/list": types.ListResourceTemplatesResult(resource_templates=[]),
 }
-"""What is answered for handlers that there are not: with all that the protocol wants beside the items."""
+"""The results of handlers that the user does not have, with all members that the protocol requires."""
 
 
 class LowLevelSource:
@@ -49,39 +47,39 @@ class LowLevelSource:
         self._added: dict[Feature, dict[str, dict[str, Any]]] = {feature: {} for feature in Feature}
         self._handlers: dict[tuple[Feature, str], Callable[..., Any]] = {}
         self._changed: dict[Feature, dict[str, dict[str, Any] | None]] = {feature: {} for feature in Feature}
-        """What the user's handlers list otherwise: other fields, or None for an item that is to be hidden."""
+        """Changes of items that the user's handlers list: other fields, or None for an item that is hidden."""
         self._covered: dict[Feature, set[str]] = {feature: set() for feature in Feature}
-        """What was added in the place of what the user's handlers list, or may list: nobody has looked yet."""
+        """Added items that replace an item of the user's handlers, or may do so if the list was not read yet."""
         self._dropped: dict[Feature, set[str]] = {feature: set() for feature in Feature}
-        """What was ours alone and was removed: the catalog lists it until it is read again."""
-        self._gone: set[str] = set()
-        """Resources that were said to be deleted, until the user's handlers have once not listed them."""
+        """Removed items that the user's handlers do not list. The catalog has them until the list is read again."""
+        self._deleted: set[str] = set()
+        """Deleted resources, until the user's handlers have left them out once."""
         self._walks: dict[str, tuple[str, set[str]]] = {}
-        """By method: the next page of the last list that was asked for, and what was on the pages before it."""
+        """By method: the next page of the last list request, and the keys on the pages before it."""
         self._installed: set[Feature] = set()
         self._wake: Callable[[Feature], None] = lambda feature: None
         self._is_listed: Callable[[Feature, str], bool] = lambda feature, key: False
         self._was_read: Callable[[Feature], bool] = lambda feature: False
 
-    def watch(self, catalog: Catalog, wake: Callable[[Feature], None]) -> None:
+    def watch(self, catalog: Catalog, wake: Wake) -> None:
         self._wake = wake
-        # Before the first look at a list, nothing is known of it but what it was once, and its owner is believed.
+        # Before the list was read, the catalog has only what the store remembers.
         self._is_listed = lambda feature, key: catalog.items(feature).was_read and key in catalog.items(feature)
         self._was_read = lambda feature: catalog.items(feature).was_read
 
     async def run(self) -> None:
         return None
 
-    def list_now(self, feature: Feature, on_invalid: Callable[[InvalidItem], None]) -> None:
+    def list_now(self, feature: Feature, on_invalid: OnInvalid) -> None:
         return None
 
     def list_one(self, feature: Feature, key: str) -> None:
         return None
 
-    def has_own_middleware(self) -> bool:
-        return has_own_middleware(self.lowlevel)
+    def has_user_middleware(self) -> bool:
+        return has_user_middleware(self.lowlevel)
 
-    def address(self, uri: str) -> str:
+    def listed_uri(self, uri: str) -> str:
         return uri
 
     def add(
@@ -90,14 +88,14 @@ class LowLevelSource:
         definition = _checked(feature, _definition(feature, thing, options))
         key = _key(feature, definition)
         if handler is not None and not callable(handler):
-            raise InvalidItem(f"{feature.value}: the handler of {key!r} is to be a function, not {handler!r:.80}")
+            raise InvalidItem(f"{feature.value}: the handler of {key!r} must be a function, not {handler!r:.80}")
         is_hidden = self._changed[feature].get(key, key) is None
         is_listed = self._is_listed(feature, key) and key not in self._dropped[feature]
         is_taken = key in self._added[feature] or (is_listed and not is_hidden)
         if is_taken and not replace:
-            raise AlreadyExists(f"{feature.value}: {key!r} exists already; remove it first, or add with replace=True")
+            raise already_exists(feature, key)
         self._install(feature)
-        if key not in self._added[feature] and self._may_be_theirs(feature, key):
+        if key not in self._added[feature] and self._may_be_listed(feature, key):
             self._covered[feature].add(key)
         self._added[feature][key] = definition
         if handler is not None:
@@ -122,8 +120,8 @@ class LowLevelSource:
         added = self._added[feature].get(key)
         if added is None:
             self._check_listed(feature, key)
-        # What the handlers say of it is not known here; that it has what every item needs is.
-        merged = _checked(feature, _merged(_least(feature, key) if added is None else added, fields))
+        # The definition that the handlers list is not known here; a minimal one is enough to check the fields.
+        merged = _checked(feature, _merged(_minimal(feature, key) if added is None else added, fields))
         if _key(feature, merged) != key:
             raise InvalidItem(
                 f"{feature.value}: an update can't rename {key!r} to {_key(feature, merged)!r}; remove and add"
@@ -141,35 +139,34 @@ class LowLevelSource:
             self.remove(Feature.RESOURCES, uri)
         else:
             self._install(Feature.RESOURCES)
-            self._gone.add(uri)  # its owner may list it a while longer, and later again
+            self._deleted.add(uri)  # the handlers may list it for a while, and later again
             self._wake(Feature.RESOURCES)
 
     def _check_listed(self, feature: Feature, key: str) -> None:
         is_gone = self._changed[feature].get(key, key) is None
-        if is_gone or not self._may_be_theirs(feature, key):
+        if is_gone or not self._may_be_listed(feature, key):
             raise NotFound(f"{feature.value}: there is no {key!r}")
 
-    def _may_be_theirs(self, feature: Feature, key: str) -> bool:
-        """Whether the user's handlers list it, as far as is known."""
+    def _may_be_listed(self, feature: Feature, key: str) -> bool:
+        """Return whether the user's handlers list the item, as far as is known."""
         if key in self._dropped[feature]:
             return False
         return not self._was_read(feature) or self._is_listed(feature, key)
 
     def _install(self, feature: Feature) -> None:
-        """Put our handlers around the user's, once for each feature that is touched."""
+        """Wrap the user's handlers, once for each feature that is changed."""
         if feature in self._installed:
             return
         self._installed.add(feature)
-        for method, (of, member) in _LISTS.items():
-            if of is feature:
-                self._install_list(method, feature, member)
+        for method, (_, member, _, _) in list_methods(feature):
+            self._install_list(method, feature, member)
         self._install_call(feature)
 
     def _install_list(self, method: str, feature: Feature, member: str) -> None:
         inner = self.lowlevel.get_request_handler(method)
 
         async def handle(ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams) -> dict[str, Any]:
-            result = _dump(_NOTHING[method] if inner is None else await inner.handler(ctx, params))
+            result = _dump(_EMPTY[method] if inner is None else await inner.handler(ctx, params))
             keys = self._all_listed(method, params.cursor, result.get("nextCursor"), feature, result.get(member, []))
             is_template = member == "resourceTemplates"
             if keys is not None:
@@ -177,7 +174,7 @@ class LowLevelSource:
                     if ("uriTemplate" in self._added[feature].get(key, ())) == is_template:
                         self._covered[feature].discard(key)
                 if member == "resources":
-                    self._gone &= keys
+                    self._deleted &= keys
             for key in list(self._dropped[feature]):
                 if not self._is_listed(feature, key):
                     self._dropped[feature].discard(key)
@@ -193,8 +190,9 @@ class LowLevelSource:
     def _all_listed(
         self, method: str, cursor: str | None, following: str | None, feature: Feature, items: list[dict[str, Any]]
     ) -> set[str] | None:
-        """The keys on this page and on those before it, if it is the last one; None if it is not, or if others have
-        asked for pages between."""
+        """Return the keys of this page and of those before it, if it is the last page.
+
+        None if it is not, or if another client requested a page in between."""
         expected, keys = self._walks.pop(method, ("", set())) if cursor else (cursor, set())
         if expected != cursor:
             return None
@@ -210,7 +208,7 @@ class LowLevelSource:
         if key in self._added[feature]:
             self._covered[feature].add(key)
             return None
-        if feature is Feature.RESOURCES and key in self._gone:
+        if feature is Feature.RESOURCES and key in self._deleted:
             return None
         changed = self._changed[feature].get(key, {})
         return None if changed is None else _merged(item, changed)
@@ -243,16 +241,6 @@ class LowLevelSource:
         return None
 
 
-def has_own_middleware(lowlevel: Server[Any]) -> bool:
-    """Whether anything but the SDK's, FastMCP's and our own stands in the chain."""
-    # A loop, since every list that is answered comes by here. It looks at the thing itself and not at its type: our own
-    # is a bound method, whose type is a builtin.
-    for middleware in lowlevel.middleware:
-        if not middleware.__module__.startswith(("mcp.", "fastmcp.", "tidings.")):
-            return True
-    return False
-
-
 def _definition(feature: Feature, thing: Any, options: dict[str, Any]) -> dict[str, Any]:
     if isinstance(thing, types.Tool | types.Prompt | types.Resource | types.ResourceTemplate):
         thing = _dump(thing)
@@ -265,7 +253,7 @@ def _definition(feature: Feature, thing: Any, options: dict[str, Any]) -> dict[s
 
 
 def _checked(feature: Feature, definition: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of its own of what can be listed: one item that can't would fail the list for everybody."""
+    """Return a copy of a valid definition. An invalid item would make the whole list fail."""
     key = _key(feature, definition)
     try:
         copy: dict[str, Any] = from_json(to_json(definition))
@@ -283,7 +271,7 @@ def _kind(feature: Feature, definition: Mapping[str, Any]) -> type[BaseModel]:
     return types.Tool if feature is Feature.TOOLS else types.Prompt
 
 
-def _least(feature: Feature, key: str) -> dict[str, Any]:
+def _minimal(feature: Feature, key: str) -> dict[str, Any]:
     if feature is Feature.RESOURCES:
         return {"uriTemplate" if "{" in key else "uri": key, "name": key}
     return {"name": key, "inputSchema": {"type": "object"}}

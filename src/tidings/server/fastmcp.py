@@ -1,0 +1,154 @@
+"""FastMCP 4 as a source. Its lists depend on providers, transforms and the session, so it is asked as a client asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from pydantic import AnyUrl, BaseModel
+
+from tidings.core.catalog import Catalog
+from tidings.core.model import Feature
+from tidings.errors import NotFound
+from tidings.server import internals
+from tidings.server.components import (
+    ComponentKinds,
+    already_exists,
+    check_component,
+    copy_component,
+    make_component,
+)
+from tidings.server.definitions import key_of
+from tidings.server.source import OnInvalid, Wake, has_user_middleware
+
+if TYPE_CHECKING:
+    from fastmcp import FastMCP
+
+__all__ = ["FastMCPSource"]
+
+
+class FastMCPSource:
+    lists_are_shared = False
+
+    def __init__(self, server: FastMCP[Any]) -> None:
+        self.server = server
+        self.lowlevel = internals.lowlevel_of(server)
+        self._is_listed: Callable[[str], bool] = lambda uri: False
+
+    def watch(self, catalog: Catalog, wake: Wake) -> None:
+        self._is_listed = catalog.resources.__contains__
+
+        def wake_all() -> None:
+            for feature in Feature:
+                wake(feature)
+
+        internals.watch_fastmcp(self.server, wake_all, catalog.lock)
+        for name in ("add_provider", "mount", "add_transform", "enable", "disable", "add_middleware"):
+            _call_after(self.server, name, wake_all)
+
+    async def run(self) -> None:
+        return None
+
+    def list_now(self, feature: Feature, on_invalid: OnInvalid) -> None:
+        return None
+
+    def list_one(self, feature: Feature, key: str) -> None:
+        return None
+
+    def has_user_middleware(self) -> bool:
+        from fastmcp.server.middleware.dereference import DereferenceRefsMiddleware
+
+        has_own = any(not isinstance(each, DereferenceRefsMiddleware) for each in self.server.middleware)
+        return has_own or has_user_middleware(self.lowlevel)
+
+    def listed_uri(self, uri: str) -> str:
+        normal = _normalize(uri)
+        return normal if self._is_listed(normal) and not self._is_listed(uri) else uri
+
+    def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
+        component = make_component(self._kinds(), feature, thing, options)
+        key = key_of(component)
+        check_component(feature, key, component, _to_definition)
+        if self._find(feature, key):
+            if not replace:
+                raise already_exists(feature, key)
+            self.remove(feature, key)
+        internals.add_to_fastmcp(self.server, component)
+
+    def remove(self, feature: Feature, key: str) -> None:
+        provider = self.server.local_provider
+        component = self._find_registered(feature, key)[0]
+        key = key_of(component)
+        if feature is Feature.TOOLS:
+            provider.remove_tool(key)
+        elif feature is Feature.PROMPTS:
+            provider.remove_prompt(key)
+        elif getattr(component, "uri_template", None) is not None:
+            provider.remove_template(key)
+        else:
+            provider.remove_resource(key)
+
+    def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
+        found = self._find_registered(feature, key)
+        registry = internals.fastmcp_registry(self.server)
+        copies = [copy_component(feature, key_of(each), each, fields, _to_definition)[0] for each in found]
+        for component, copy in zip(found, copies, strict=True):
+            registry[component.key] = copy
+
+    def delete(self, uri: str) -> None:
+        with suppress(NotFound):  # a mounted one, for example
+            self.remove(Feature.RESOURCES, uri)
+
+    def _find_registered(self, feature: Feature, key: str) -> list[Any]:
+        found = self._find(feature, key)
+        if not found:
+            raise NotFound(f"{feature.value}: there is no {key!r} that was registered with this server itself")
+        return found
+
+    def _find(self, feature: Feature, key: str) -> list[Any]:
+        kinds = self._kinds().of(feature)
+        components = [each for each in internals.fastmcp_registry(self.server).values() if isinstance(each, kinds)]
+        found = [each for each in components if key_of(each) == key]
+        if feature is Feature.RESOURCES and not found and (normal := _normalize(key)) != key:
+            found = [each for each in components if key_of(each) == normal]
+        return found
+
+    @staticmethod
+    def _kinds() -> ComponentKinds:
+        from fastmcp.prompts import Prompt
+        from fastmcp.resources import Resource, ResourceTemplate
+        from fastmcp.tools import Tool
+
+        return ComponentKinds(Tool, Prompt, Resource, ResourceTemplate, Resource)
+
+
+def _to_definition(component: Any) -> BaseModel:
+    for name in ("to_mcp_tool", "to_mcp_prompt", "to_mcp_template", "to_mcp_resource"):
+        if hasattr(component, name):
+            definition: BaseModel = getattr(component, name)()
+            return definition
+    raise TypeError(f"{component!r:.80} is nothing that a FastMCP lists")
+
+
+def _normalize(uri: str) -> str:
+    """Return a URI as FastMCP writes it: `http://a` is `http://a/`, and characters outside ASCII are escaped."""
+    try:
+        return str(AnyUrl(uri))
+    except ValueError:
+        return uri
+
+
+def _call_after(owner: Any, name: str, function: Callable[[], None]) -> None:
+    """Call a function after each call of a method of `owner`."""
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        finally:
+            function()
+
+    setattr(owner, name, wrapped)

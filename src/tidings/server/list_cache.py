@@ -1,0 +1,188 @@
+"""Responses to list requests and `server/discover`, encoded once per revision.
+
+The main cost of a notification is the requests that it causes. The SDK makes the first response after a change, for
+each version of the protocol. All other clients get the same bytes with their own request id. If several clients used a
+response, the cache has it made again as soon as the list changes, before the first of them asks.
+
+Only for servers whose lists are the same for every caller, and for requests of the whole list. The SDK is asked again
+from time to time. If its response differs although no change was noticed, the list is read again and clients are
+notified.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, Final
+
+from mcp_types import JSONRPCResponse
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from tidings.core.hub import Hub
+from tidings.core.model import Feature, Version
+from tidings.server.list_reader import ListReader
+from tidings.server.loop_bridge import LoopBridge
+from tidings.server.methods import DISCOVER, LIST_METHODS, SHARED_RESPONSES
+from tidings.server.source import Source
+
+__all__ = ["RESPONSE_HEAD", "CachedResponse", "Headers", "ListCache", "Settle"]
+
+logger = logging.getLogger(__name__)
+
+RESPONSE_HEAD: Final = b'{"jsonrpc":"2.0","id":'
+
+_MAX_RESPONSES = 64
+"""A few dozen are in use at most. On stdio, a client decides how many there could be."""
+
+Key = tuple[str, str]
+"""The method, and the version of the protocol or the form of the request."""
+
+Headers = list[tuple[bytes, bytes]]
+
+Settle = Callable[[bool | None], None]
+"""Says how a request to the SDK ended: whether the response is cached now; None if there was none."""
+
+
+class CachedResponse:
+    """A response without its request id, which is between `head` and `tail`."""
+
+    __slots__ = ("expires", "head", "headers", "is_used", "state", "tail")
+
+    def __init__(self, state: Hashable, expires: float, headers: Headers, head: bytes, tail: bytes) -> None:
+        self.state = state
+        self.expires = expires
+        self.headers = headers
+        self.head = head
+        self.tail = tail
+        self.is_used = False
+        """Whether a client got it from the cache."""
+
+
+class ListCache:
+    def __init__(
+        self, source: Source, reader: ListReader, hub: Hub, bridge: LoopBridge, *, are_lists_shared: bool | None = None
+    ) -> None:
+        """`are_lists_shared` overrides what the source says."""
+        self._source = source
+        self._server = source.lowlevel
+        self._reader = reader
+        self._hub = hub
+        self._bridge = bridge
+        self.are_lists_shared = are_lists_shared
+        self._responses: dict[Key, CachedResponse] = {}
+        self._pending: dict[Key, tuple[Hashable, asyncio.Future[bool | None]]] = {}
+        """The requests to the SDK in progress, and the state for which they were made."""
+        bridge.follow_lists(self._renew_used)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether responses may come from the cache: all callers see the same lists, and the user has no middleware,
+        which has to see every request."""
+        are_shared = self._source.lists_are_shared if self.are_lists_shared is None else self.are_lists_shared
+        return are_shared and not self._source.has_user_middleware()
+
+    def can_serve(self, method: str) -> bool:
+        """Return whether responses to this method may come from the cache."""
+        return method in SHARED_RESPONSES and self.is_usable
+
+    def state_of(self, method: str) -> Hashable:
+        """Return the state that a response depends on."""
+        if method == DISCOVER:
+            return (self._server.instructions, tuple(self._reader.serves(feature) for feature in Feature))
+        return self._hub.catalog.items(LIST_METHODS[method].feature).version
+
+    def is_state_known(self, method: str) -> bool:
+        """Return whether the state of a method is known. While a list is read, it may be an old one, and the SDK has to
+        respond."""
+        return method == DISCOVER or self._reader.is_current(LIST_METHODS[method].feature)
+
+    def find(self, method: str, version: str) -> CachedResponse | None:
+        """Return the present response, if it is cached. One that has expired is used until its successor is there."""
+        key = (method, version)
+        response = self._responses.get(key)
+        if response is None or not self.is_state_known(method) or response.state != self.state_of(method):
+            return None
+        if time.monotonic() >= response.expires and key not in self._pending:
+            return None
+        if not response.is_used:
+            response.is_used = True
+            if isinstance(response.state, Version):
+                self._hub.notifications.fetched.record(LIST_METHODS[method].feature, response.state)
+        return response
+
+    def find_pending(self, method: str, version: str) -> asyncio.Future[bool | None] | None:
+        """Return the request to the SDK for the same response, if one is in progress: many clients ask once.
+
+        The result says whether the response is cached now; None if there was none. Await it with `asyncio.shield`."""
+        state, pending = self._pending.get((method, version), (None, None))
+        return pending if state == self.state_of(method) else None
+
+    def begin(self, method: str, version: str) -> Settle:
+        """Note that the SDK is being asked. The caller calls the function returned with the result."""
+        key, state = (method, version), self.state_of(method)
+        future: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+        self._pending[key] = (state, future)
+
+        def settle(is_cached: bool | None) -> None:
+            if self._pending.get(key) == (state, future):
+                del self._pending[key]
+            if not future.done():
+                future.set_result(is_cached)
+
+        return settle
+
+    def store(self, key: Key, state: Hashable, head: bytes, tail: bytes, headers: Headers) -> None:
+        """Store the response that the SDK made in this state."""
+        method = key[0]
+        if not self.is_state_known(method):
+            return
+        previous = self._responses.pop(key, None)
+        if len(self._responses) >= _MAX_RESPONSES:
+            del self._responses[next(iter(self._responses))]
+        expires = time.monotonic() + self._hub.policy.list_memory
+        self._responses[key] = CachedResponse(state, expires, headers, head, tail)
+        if previous is not None and previous.state == state and previous.tail != tail and method != DISCOVER:
+            self._reader.wake(LIST_METHODS[method].feature)
+
+    def clear(self) -> None:
+        self._responses.clear()
+
+    def _renew_used(self) -> None:
+        """After a change: make the responses again that clients used, before they ask."""
+        if not self._responses or not self.is_usable:
+            return
+        for key, response in list(self._responses.items()):
+            method, version = key
+            if not response.is_used or version not in MODERN_PROTOCOL_VERSIONS or self.find_pending(*key):
+                continue
+            if response.state != (state := self.state_of(method)):
+                settle = self.begin(*key)
+                renewing = self._bridge.start_task(self._renew(key, state, response.headers, settle))
+                # Also if the task never starts: clients must not wait for it.
+                renewing.add_done_callback(partial(_settle_without_response, settle))
+
+    async def _renew(self, key: Key, state: Hashable, headers: Headers, settle: Settle) -> None:
+        if self.state_of(key[0]) != state:
+            return  # after another change, which has its own task
+        try:
+            result = await self._reader.request(*key)
+            if "nextCursor" not in result and self.state_of(key[0]) == state:
+                self.store(key, state, RESPONSE_HEAD, b',"result":%b}' % _encode(result), headers)
+                settle(True)
+        except Exception as error:  # clients get the response of the SDK
+            logger.debug("%s could not be made in advance: %r", key[0], error)
+
+
+def _settle_without_response(settle: Settle, task: asyncio.Task[None]) -> None:
+    settle(None)
+
+
+def _encode(result: dict[str, Any]) -> bytes:
+    """Encode as the SDK does, for clients that compare texts."""
+    response = JSONRPCResponse(jsonrpc="2.0", id=0, result=result)
+    plain = response.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return json.dumps(plain["result"], separators=(",", ":")).encode()

@@ -1,0 +1,171 @@
+"""The SDK's high-level server, `MCPServer`, as a source."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from typing import Any
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.subscriptions import ResourcesListChanged, ResourceUpdated, ServerEvent, ToolsListChanged
+from pydantic import BaseModel
+
+from tidings.core.catalog import Catalog
+from tidings.core.model import Feature
+from tidings.errors import NotFound, TidingsError
+from tidings.server import internals
+from tidings.server.components import (
+    NOT_JSON,
+    ComponentKinds,
+    already_exists,
+    check_component,
+    copy_component,
+    invalid_json,
+    make_component,
+)
+from tidings.server.definitions import dump, encode, key_of, to_definition
+from tidings.server.source import OnInvalid, Wake, has_user_middleware
+
+__all__ = ["MCPServerSource"]
+
+_NAMES = {feature: feature.value for feature in Feature}
+"""Looked up at each change. Reading `value` of an enum takes two calls."""
+
+_NOTHING = (None, b"")
+
+
+class MCPServerSource:
+    def __init__(self, server: MCPServer[Any]) -> None:
+        self.server = server
+        self.lowlevel = internals.lowlevel_of(server)
+        # A method or handler of the user may return another list for each caller. Such a server is asked as a client
+        # without authentication, and clients are not notified of items that only some callers see.
+        self.lists_are_shared = internals.lists_registries(server)
+        self._encoded: tuple[BaseModel | None, bytes] = _NOTHING
+        """The item that is being put into a registry, and its JSON, which was made to check it. The read that follows
+        uses it; a later read must not, because the user may have changed the item in place. Needs the catalog's
+        lock."""
+
+    def watch(self, catalog: Catalog, wake: Wake) -> None:
+        features = {name: feature for feature, name in _NAMES.items()}
+        internals.watch_mcpserver(
+            self.server,
+            lambda name, key: wake(features[name], key if self.lists_are_shared else None),
+            catalog.lock,
+        )
+
+        def on_event(event: ServerEvent) -> None:
+            if isinstance(event, ResourceUpdated):
+                catalog.resources.updated(event.uri)
+            elif isinstance(event, ToolsListChanged):
+                wake(Feature.TOOLS)
+            else:
+                wake(Feature.RESOURCES if isinstance(event, ResourcesListChanged) else Feature.PROMPTS)
+
+        internals.bus_of(self.server).subscribe(on_event)
+
+    async def run(self) -> None:
+        return None
+
+    def list_now(self, feature: Feature, on_invalid: OnInvalid) -> list[dict[str, Any]] | None:
+        if not self.lists_are_shared:
+            return None
+        self._encoded = _NOTHING
+        listed: list[BaseModel]
+        match feature:
+            case Feature.TOOLS:
+                listed = _run(self.server.list_tools())
+            case Feature.PROMPTS:
+                listed = _run(self.server.list_prompts())
+            case Feature.RESOURCES:
+                listed = _run(self.server.list_resources()) + _run(self.server.list_resource_templates())
+        return _dump_all(feature, listed, on_invalid)
+
+    def list_one(self, feature: Feature, key: str) -> bytes | None:
+        component = self._registry(feature, key).get(key)
+        if component is None:
+            return None
+        encoded, text = self._encoded
+        self._encoded = _NOTHING
+        if component is encoded:
+            return text
+        try:
+            return encode(to_definition(component))
+        except NOT_JSON as error:
+            raise invalid_json(feature, key, error) from None
+
+    def has_user_middleware(self) -> bool:
+        return has_user_middleware(self.lowlevel)
+
+    def listed_uri(self, uri: str) -> str:
+        return uri
+
+    def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
+        component = make_component(self._kinds(), feature, thing, options)
+        key = key_of(component)
+        registry = self._registry(feature, key)
+        if key in registry and not replace:
+            raise already_exists(feature, key)
+        self._put(registry, key, component, check_component(feature, key, component, to_definition)[1])
+
+    def remove(self, feature: Feature, key: str) -> None:
+        del self._find(feature, key)[key]
+
+    def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
+        registry = self._find(feature, key)
+        self._put(registry, key, *copy_component(feature, key, registry[key], fields, to_definition))
+
+    def delete(self, uri: str) -> None:
+        with suppress(NotFound):
+            self.remove(Feature.RESOURCES, uri)
+
+    def _put(self, registry: dict[str, Any], key: str, component: BaseModel, text: bytes) -> None:
+        self._encoded = component, text
+        try:
+            registry[key] = component
+        finally:
+            self._encoded = _NOTHING
+
+    def _find(self, feature: Feature, key: str) -> dict[str, Any]:
+        """Return the registry that has the key."""
+        registry = self._registry(feature, key)
+        if key not in registry:
+            raise NotFound(f"{feature.value}: there is no {key!r}")
+        return registry
+
+    def _registry(self, feature: Feature, key: str) -> dict[str, Any]:
+        if feature is Feature.RESOURCES and "{" in key and key not in internals.registry_of(self.server, "resources"):
+            return internals.registry_of(self.server, "templates")
+        return internals.registry_of(self.server, _NAMES[feature])
+
+    @staticmethod
+    def _kinds() -> ComponentKinds:
+        from mcp.server.mcpserver.prompts.base import Prompt
+        from mcp.server.mcpserver.resources import FunctionResource, Resource, ResourceTemplate
+        from mcp.server.mcpserver.tools.base import Tool
+
+        return ComponentKinds(Tool, Prompt, Resource, ResourceTemplate, FunctionResource)
+
+
+def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine that never waits, without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as finished:
+        return finished.value
+    coroutine.close()
+    raise TidingsError("the SDK's own lists are expected to be ready immediately, and this one is not")
+
+
+def _dump_all(feature: Feature, models: list[BaseModel], on_invalid: OnInvalid) -> list[dict[str, Any]]:
+    try:
+        return [dump(model) for model in models]
+    except NOT_JSON:
+        pass  # rare: only now find out which one
+    listed = []
+    for model in models:
+        try:
+            listed.append(dump(model))
+        except NOT_JSON as error:
+            on_invalid(invalid_json(feature, key_of(model), error))
+    return listed

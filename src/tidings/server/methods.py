@@ -1,0 +1,44 @@
+"""The MCP methods that Tidings serves itself: one table of the list methods, and the others by name."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+from tidings.core.model import Feature
+
+__all__ = ["DISCOVER", "LISTEN", "LIST_METHODS", "SHARED_RESPONSES", "UNREADABLE", "ListMethod", "list_methods"]
+
+
+class ListMethod(NamedTuple):
+    feature: Feature
+    member: str
+    """The member of the result that holds the items."""
+    key: str
+    """The member that identifies an item."""
+    function: str
+    """The method of `MCPServer` that returns the items."""
+
+
+LIST_METHODS: Final = {
+    "tools/list": ListMethod(Feature.TOOLS, "tools", "name", "list_tools"),
+    "prompts/list": ListMethod(Feature.PROMPTS, "prompts", "name", "list_prompts"),
+    "resources/list": ListMethod(Feature.RESOURCES, "resources", "uri", "list_resources"),
+    "resources/templates/list": ListMethod(
+        Feature.RESOURCES, "resourceTemplates", "uriTemplate", "list_resource_templates"
+    ),
+}
+DISCOVER: Final = "server/discover"
+LISTEN: Final = "subscriptions/listen"
+
+SHARED_RESPONSES: Final = frozenset({*LIST_METHODS, DISCOVER})
+"""Methods whose response can be the same for every client."""
+
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""The errors of msgspec for a request that can't be decoded. Text that is not UTF-8 has no error of its own kind."""
+
+
+def list_methods(feature: Feature) -> list[tuple[str, ListMethod]]:
+    """Return the methods that list the items of a feature."""
+    return [(name, method) for name, method in LIST_METHODS.items() if method.feature is feature]

@@ -1,0 +1,143 @@
+"""The MCP middleware: makes capabilities true, and puts cursors on lists and contents.
+
+It also reads lists that are stale before a request is handled, opens the subscription of a legacy session during the
+handshake, and passes listen requests to `sessions`. An error here never fails a request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import mcp_types as types
+from mcp.server import Server, ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult
+from mcp_types import SERVER_INFO_META_KEY
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import BaseModel, ValidationError
+
+from tidings.core.frames import CURSOR_KEY
+from tidings.core.hub import Hub
+from tidings.core.model import Feature, Topic
+from tidings.server.list_reader import ListReader
+from tidings.server.methods import DISCOVER, LIST_METHODS, LISTEN
+from tidings.server.response_cursor import ResponseCursor
+from tidings.server.sessions import Sessions
+from tidings.server.source import Source
+
+__all__ = ["NotificationMiddleware", "server_info_meta"]
+
+logger = logging.getLogger(__name__)
+
+Ctx = ServerRequestContext[Any, Any]
+
+
+def server_info_meta(server: Server[Any]) -> dict[str, Any]:
+    """Return the `_meta` that names the server in the result of a listen request."""
+    return {SERVER_INFO_META_KEY: server.server_info_stamp}
+
+
+class NotificationMiddleware:
+    def __init__(self, source: Source, hub: Hub, reader: ListReader, sessions: Sessions, epoch: str) -> None:
+        self._source = source
+        self._hub = hub
+        self._policy = hub.policy
+        self._reader = reader
+        self._sessions = sessions
+        self._epoch = epoch
+
+    async def __call__(self, ctx: Ctx, call_next: CallNext) -> HandlerResult:
+        if ctx.request_id == self._reader.request_id:
+            return await call_next(ctx)
+        try:
+            await self._reader.ensure_loaded(ctx.lifespan_context)
+        except Exception:
+            self._hub.counts.failures["reading"] += 1
+            logger.exception("reading the server's lists failed; going on with what was known")
+        if ctx.method == LISTEN and not self._source.has_user_middleware() and (params := _listen_params(ctx)):
+            # Not through the SDK's span of the request, which would last as long as the stream.
+            self._hub.tracer.continue_trace(ctx.meta)
+            ended = await self._sessions.listen(ctx, params)
+            meta = {**server_info_meta(self._source.lowlevel), **(ended.meta or {})}
+            return {"resultType": "complete", "_meta": meta}
+        is_internal = ctx.request_id == self._reader.response_id
+        with ResponseCursor(self._hub, self._reader, self._epoch, _topics(ctx), is_internal=is_internal) as cursor:
+            result = await call_next(ctx)
+            try:
+                return await self._complete(ctx, result, cursor)
+            except Exception:
+                self._hub.counts.failures["answering"] += 1
+                logger.exception("%s was answered, but Tidings could not add to it", ctx.method)
+                return result
+
+    async def _complete(self, ctx: Ctx, result: HandlerResult, cursor: ResponseCursor) -> HandlerResult:
+        if ctx.method in LIST_METHODS:
+            return self._with_cursor(ctx, _as_dict(result), cursor.as_json())
+        if ctx.method == "resources/read":
+            return _with_meta(result, {CURSOR_KEY: cursor.as_json()})
+        if ctx.method == DISCOVER:
+            return self._with_capabilities(_as_dict(result), ctx.protocol_version, is_served=True)
+        if ctx.method == "initialize":
+            response = _as_dict(result)
+            version = response["protocolVersion"]
+            self._hub.tracer.continue_trace(ctx.meta)
+            meta = await self._sessions.open(ctx, version)
+            if meta:
+                response["_meta"] = {**(response.get("_meta") or {}), **meta}
+            return self._with_capabilities(response, version, is_served=meta is not None)
+        if ctx.method == "notifications/initialized":
+            self._sessions.start(ctx)
+        return result
+
+    def _with_capabilities(self, result: dict[str, Any], version: str, *, is_served: bool) -> dict[str, Any]:
+        """Advertise exactly what is served: nothing if the connection can't be notified."""
+        sends_lists = is_served and version not in self._policy.mute_list_changed
+        capabilities = dict(result.get("capabilities") or {})
+        for feature in Feature:
+            if isinstance(capabilities.get(feature.value), dict):
+                capabilities[feature.value] = {**capabilities[feature.value], "listChanged": sends_lists}
+        if isinstance(capabilities.get("resources"), dict):
+            capabilities["resources"]["subscribe"] = is_served
+        return result | {"capabilities": capabilities}
+
+    def _with_cursor(self, ctx: Ctx, result: dict[str, Any], cursor: dict[str, Any]) -> dict[str, Any]:
+        _, member, key, _ = LIST_METHODS[ctx.method]
+        result = result | {"_meta": {**(result.get("_meta") or {}), CURSOR_KEY: cursor}}
+        if not result.get("nextCursor") and not (ctx.params or {}).get("cursor"):
+            # In one order, however the list came about: clients use its text as a cache key.
+            result[member] = sorted(result.get(member, []), key=lambda item: str(item.get(key)))
+        if (ttl := self._policy.ttl_ms(result.get("ttlMs"))) and ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            result["ttlMs"] = ttl
+        return result
+
+
+def _listen_params(ctx: Ctx) -> types.SubscriptionsListenRequestParams | None:
+    """Return the params of a listen request; None if they are invalid, and the SDK has to make the error."""
+    if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+        return None
+    try:
+        return types.SubscriptionsListenRequestParams.model_validate(ctx.params or {}, by_name=False)
+    except ValidationError:
+        return None
+
+
+def _topics(ctx: Ctx) -> list[Topic]:
+    """Return the topics whose present version is in the response."""
+    if ctx.method in LIST_METHODS:
+        return [LIST_METHODS[ctx.method].feature]
+    uri = (ctx.params or {}).get("uri") if ctx.method == "resources/read" else None
+    return [uri] if isinstance(uri, str) else []
+
+
+def _with_meta(result: HandlerResult, meta: dict[str, Any]) -> HandlerResult:
+    if isinstance(result, types.Result):
+        # Not as a dict: the contents may be large.
+        return result.model_copy(update={"meta": {**(result.meta or {}), **meta}})
+    return {**result, "_meta": {**(result.get("_meta") or {}), **meta}} if isinstance(result, dict) else result
+
+
+def _as_dict(result: HandlerResult) -> dict[str, Any]:
+    if isinstance(result, BaseModel):
+        return result.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return dict(result) if isinstance(result, Mapping) else {}

@@ -1,0 +1,98 @@
+"""A source: the server that the user has, as Tidings reads and changes it.
+
+There is one implementation for each kind of server, and a workspace is one too. A source notices changes only as
+wake-ups; what the server lists is the truth. The lists of an `MCPServer` can be read immediately and from any thread.
+Other servers can only be asked as a client asks, on an event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from mcp.server import Server
+
+from tidings.core.catalog import Catalog
+from tidings.core.model import Feature
+from tidings.errors import InvalidItem, TidingsError
+
+__all__ = ["OnInvalid", "Source", "Wake", "has_user_middleware", "source_of"]
+
+Wake = Callable[..., None]
+"""Called with a feature that may have changed, and with the key of the item, if only that may have changed."""
+
+OnInvalid = Callable[[InvalidItem], None]
+"""Called with the error of an item that is left out."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    server: Any
+    """The user's server, or the one that the source made. It makes the ASGI app."""
+    lowlevel: Server[Any]
+    lists_are_shared: bool
+    """Whether every caller sees the same lists, as far as the kind of server tells."""
+
+    def watch(self, catalog: Catalog, wake: Wake) -> None:
+        """Call `wake` when a list may have changed, and update the catalog when the server says that a content did."""
+
+    async def run(self) -> None:
+        """Do what has to be done while the server runs, until cancelled."""
+
+    def list_now(self, feature: Feature, on_invalid: OnInvalid) -> list[dict[str, Any]] | None:
+        """Return the items that the server lists; None if it can only be asked as a client asks.
+
+        Items without a JSON form are left out."""
+
+    def list_one(self, feature: Feature, key: str) -> bytes | None:
+        """Return the JSON of one item of `list_now`; None if there is none with this key."""
+
+    def has_user_middleware(self) -> bool:
+        """Return whether the user added middleware, which has to see every request."""
+
+    def listed_uri(self, uri: str) -> str:
+        """Return a URI as the server lists it."""
+
+    # The following are called with the lock of the catalog.
+
+    def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None: ...
+
+    def remove(self, feature: Feature, key: str) -> None: ...
+
+    def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None: ...
+
+    def delete(self, uri: str) -> None:
+        """Remove a resource that was deleted from the list, if the list can be changed."""
+
+
+def source_of(server: Any) -> Source:
+    """Return the source for a server of any supported kind. A source is returned unchanged."""
+    from mcp.server.mcpserver import MCPServer
+
+    if isinstance(server, Source):
+        return server
+    if isinstance(server, MCPServer):
+        from tidings.server.mcpserver import MCPServerSource
+
+        return MCPServerSource(server)
+    if isinstance(server, Server):
+        from tidings.server.lowlevel import LowLevelSource
+
+        return LowLevelSource(server)
+    if any(kind.__name__ == "FastMCP" and kind.__module__.startswith("fastmcp.") for kind in type(server).__mro__):
+        from tidings.server.fastmcp import FastMCPSource
+
+        return FastMCPSource(server)
+    raise TidingsError(
+        f"Live() takes an MCPServer, a low-level Server, a FastMCP 4 or a Workspace, not {type(server).__module__}."
+        f"{type(server).__name__}"
+    )
+
+
+def has_user_middleware(lowlevel: Server[Any]) -> bool:
+    """Return whether the server has middleware that belongs to neither the SDK, FastMCP nor Tidings."""
+    # A loop, because every list request comes here.
+    for middleware in lowlevel.middleware:
+        if not middleware.__module__.startswith(("mcp.", "fastmcp.", "tidings.")):
+            return True
+    return False

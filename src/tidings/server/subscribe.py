@@ -1,0 +1,384 @@
+"""The one way to open a subscription, for every transport.
+
+1. `await subscriptions.prepare(…)` checks the limits, reads the client's options and asks for authorization.
+2. `prepared.connect(…)` takes over the durable subscription that the client names, if it names one.
+3. `prepared.acknowledgement()` returns what the client is told first.
+4. `prepared.open(deliver, …)` opens the subscriber, and `prepared.subscribe(subscriber)` lets it watch its topics.
+
+Steps 2 to 4 do not await. If a transport does not await between them either, no change can fall between the
+acknowledgement and the subscription. A transport supplies only `deliver`: how bytes reach its client.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from tidings.core.cursor import Cursor
+from tidings.core.filters import Terms
+from tidings.core.frames import CURSOR_KEY, DURABLE_KEY, FILTER_KEY, REFETCH_KEY, FrameFormat
+from tidings.core.hub import Hub
+from tidings.core.index import check_limit
+from tidings.core.mailbox import IsMuted
+from tidings.core.model import Feature, Topic, Version, is_unicode
+from tidings.core.patterns import compile_pattern, is_pattern
+from tidings.core.resume import Resumed, resume, watch_predicate
+from tidings.core.subscriber import ConnectionKind, Deliver, OnClose, Subscriber
+from tidings.errors import InvalidPattern
+from tidings.server.authorization import Authorization, Principal, StreamLimits, StreamSlot
+from tidings.server.granted_topics import GrantedTopics, RequestedTopics
+from tidings.server.listen_options import ABSENT, ListenOptions
+from tidings.server.loop_bridge import LoopBridge
+from tidings.store.durable import SERVER, DurableSubscription, Owner
+from tidings.store.durable_connection import DurableConnection
+from tidings.store.durable_registry import DurableSubscriptions
+
+__all__ = ["PreparedSubscription", "Subscriptions", "TermsOf"]
+
+logger = logging.getLogger(__name__)
+
+TermsOf = Callable[[Principal | None], Terms | None]
+"""Returns the terms that the server sets for a caller."""
+
+
+class Subscriptions:
+    """Opens the subscriptions of one server."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        bridge: LoopBridge,
+        durables: DurableSubscriptions,
+        limits: StreamLimits,
+        authorization: Authorization,
+        *,
+        epoch: str,
+        serves: Callable[[Feature], bool],
+        terms: TermsOf | None = None,
+    ) -> None:
+        self.hub = hub
+        self.policy = hub.policy
+        self.bridge = bridge
+        self.durables = durables
+        self.limits = limits
+        self.authorization = authorization
+        self.epoch = epoch
+        self.serves = serves
+        self.is_stopping = False
+        """Whether the server stops: streams that open now end immediately, and take over no durable subscription."""
+        self._terms = terms
+
+    async def prepare(
+        self,
+        requested: RequestedTopics | None,
+        principal: Principal | None,
+        *,
+        meta: object = None,
+        capabilities: object = None,
+        address: str | None = None,
+    ) -> PreparedSubscription:
+        """Prepare the subscription of a client. Without `requested`, it is a legacy session, which watches all lists
+        and what its durable subscription watches.
+
+        Raise `TooManyStreams` if no more stream may be opened, and `LimitReached` if this one asks for too much. The
+        caller releases `prepared.slot` when the stream ends."""
+        slot = self.limits.reserve(principal, address)
+        try:
+            owner = principal.who if principal is not None else None
+            options = self._read_options(meta, capabilities, principal, owner)
+            if requested is not None:
+                granted = await self.grant(requested, principal)
+            else:
+                features = [feature for feature in Feature if self.serves(feature)]
+                topics: list[Topic] = [*features, *self._remembered(options, owner).uris]
+                granted = GrantedTopics(await self.authorization.filter(principal, topics))
+        except BaseException:
+            self.limits.release(slot)
+            raise
+        return PreparedSubscription(self, options, granted, owner, self.authorization.predicate(principal), slot)
+
+    async def prepare_webhook(self, durable: DurableSubscription) -> PreparedSubscription:
+        """Prepare the subscription of a webhook, which is not a stream and has no limit of its own."""
+        topics: list[Topic] = [*durable.features, *durable.uris]
+        asked: dict[str, Any] = {DURABLE_KEY: {"name": durable.name, "ttl": durable.ttl}}
+        if durable.terms:
+            asked[FILTER_KEY] = durable.terms
+        owner = durable.owner
+        if owner == SERVER:
+            options = self._read_options(asked, None, None, owner)
+            return PreparedSubscription(self, options, GrantedTopics(topics), owner, None, None)
+        scopes = durable.webhook.scopes if durable.webhook is not None else ()
+        principal = Principal(*owner, scopes) if owner is not None else None
+        granted = GrantedTopics(await self.authorization.filter(principal, topics))
+        options = self._read_options(asked, None, principal, owner)
+        return PreparedSubscription(self, options, granted, owner, self.authorization.predicate(principal), None)
+
+    async def grant(self, requested: RequestedTopics, principal: Principal | None) -> GrantedTopics:
+        """Return the requested topics that this server can send and this caller may watch.
+
+        Raise `LimitReached` if more are requested than the policy allows."""
+        topics: list[Topic] = [feature for feature in requested.features if self.serves(feature)]
+        if requested.resource_subscriptions:
+            uris = list(dict.fromkeys(requested.resource_subscriptions))
+            check_limit(self.policy, None, uris)
+            if self.serves(Feature.RESOURCES):
+                topics += [uri for uri in uris if self._can_watch(uri)]
+        return GrantedTopics(await self.authorization.filter(principal, topics))
+
+    async def allows_uri(self, principal: Principal | None, uri: str) -> bool:
+        """Return whether a caller may watch a URI or pattern."""
+        if is_pattern(uri) and not self.authorization.allows_patterns:
+            return False
+        return bool(await self.authorization.filter(principal, [uri]))
+
+    def cursor(
+        self, topics: Iterable[Topic], told: Mapping[Topic, Version | None] | None = None, as_of: int | None = None
+    ) -> dict[str, Any]:
+        """Return the cursor of a client that knows the present versions of these topics, or was last `told` others.
+
+        Patterns have no version: a client that watches one knows what it matches as of a revision."""
+        version_of = self.hub.notifications.version
+        known: dict[Topic, Version | None] = {
+            topic: version_of(topic) for topic in topics if isinstance(topic, Feature) or not is_pattern(topic)
+        }
+        for topic, version in (told or {}).items():
+            if version is None or version.digest != version_of(topic).digest:
+                known[topic] = version if version is not None and version.revision >= 0 else None
+        return Cursor(self.epoch, known, as_of).as_json()
+
+    def cursor_of(self, subscriber: Subscriber) -> Cursor:
+        """Return the cursor of a subscriber, for a bookmark."""
+        as_of = self.hub.notifications.revision if subscriber.uris else None
+        return Cursor(self.epoch, self.hub.known_versions(subscriber), as_of)
+
+    def _read_options(
+        self, meta: object, capabilities: object, principal: Principal | None, owner: Owner
+    ) -> ListenOptions:
+        options = ListenOptions(meta, capabilities)
+        options.grant(self.policy, self._terms_of(principal), self._remembered(options, owner).terms)
+        return options
+
+    def _remembered(self, options: ListenOptions, owner: Owner) -> DurableSubscription:
+        """Return the durable subscription that a client names; an empty one if it does not exist."""
+        name = options.durable_name
+        known = self.durables.get((owner, name)) if name is not None else None
+        return known or _NO_DURABLE
+
+    def _terms_of(self, principal: Principal | None) -> Terms | None:
+        if self._terms is None:
+            return None
+        try:
+            terms = self._terms(principal)
+            if terms is not None:
+                terms.policy(self.policy)
+            return terms
+        except Exception:  # the user's function; the caller gets the defaults
+            self.hub.counts.failures["terms"] += 1
+            logger.exception("terms() failed for %r; using the defaults", principal)
+            return None
+
+    def _can_watch(self, uri: str) -> bool:
+        try:
+            if is_pattern(uri):
+                compile_pattern(uri, self.hub.templates)
+                return self.authorization.allows_patterns
+        except InvalidPattern:
+            return False
+        return is_unicode(uri)
+
+
+_NO_DURABLE = DurableSubscription(name="")
+
+
+class PreparedSubscription:
+    """A subscription that was checked and authorized, to be acknowledged and opened."""
+
+    __slots__ = (
+        "_connection",
+        "_is_acknowledged",
+        "_owner",
+        "_resumed_uris",
+        "_subscriptions",
+        "granted",
+        "is_authorized",
+        "options",
+        "slot",
+    )
+
+    def __init__(
+        self,
+        subscriptions: Subscriptions,
+        options: ListenOptions,
+        granted: GrantedTopics,
+        owner: Owner,
+        is_authorized: Callable[[str], bool] | None,
+        slot: StreamSlot | None,
+    ) -> None:
+        self._subscriptions = subscriptions
+        self._owner = owner
+        self._connection: DurableConnection | None = None
+        self._is_acknowledged = False
+        self._resumed_uris: set[str] = set()
+        self.options = options
+        self.granted = granted
+        self.is_authorized = is_authorized
+        """Whether the client may be notified of a URI that it did not name itself."""
+        self.slot = slot
+
+    def frame_format(self, *, is_sse: bool = False, is_tagged: bool = False) -> FrameFormat:
+        return self.options.frame_format(self._subscriptions.epoch, is_sse=is_sse, is_tagged=is_tagged)
+
+    def connect(self, end: Callable[[], None], terms: Mapping[str, Any] | None = None) -> None:
+        """Take over the durable subscription that the client names, if it names one.
+
+        `end` is called on the event loop when another connection takes it over from this one. `terms` are to be
+        remembered, by default those that were granted."""
+        options, subscriptions = self.options, self._subscriptions
+        if options.durable is ABSENT or subscriptions.is_stopping:
+            return
+        if terms is None:
+            terms = options.terms.as_json() if options.has_terms else {}
+        self._connection = subscriptions.durables.connect(
+            options.durable,
+            self._owner,
+            self.granted.features,
+            self.granted.uris,
+            terms,
+            partial(subscriptions.bridge.call, end),
+        )
+
+    @property
+    def is_durable(self) -> bool:
+        return self._connection is not None
+
+    def acknowledgement(self, *, is_session: bool = False) -> dict[str, Any]:
+        """Return the `_meta` of the acknowledgement: the client's cursor, and what was granted of its options."""
+        self._is_acknowledged = True
+        topics = self.granted.topics
+        told, refetch = self._resume(topics)
+        # The client does not know yet what it is about to be told: its stream may break before.
+        cursor = self._subscriptions.cursor(topics, told, self._as_of(topics, is_session))
+        meta: dict[str, Any] = {CURSOR_KEY: cursor}
+        if refetch:
+            meta[REFETCH_KEY] = refetch
+        if self._connection is not None:
+            meta[DURABLE_KEY] = self._connection.ack
+        if self.options.has_terms:
+            meta[FILTER_KEY] = self.options.terms.as_json()
+        return meta
+
+    def open(
+        self,
+        deliver: Deliver,
+        *,
+        label: str,
+        kind: ConnectionKind,
+        on_close: OnClose | None = None,
+        is_muted: IsMuted | None = None,
+        is_ready: bool = True,
+        merges_on_overflow: bool = False,
+        confirms: bool = False,
+    ) -> Subscriber:
+        """Open a subscriber that watches nothing yet.
+
+        It gets no notification before `hub.wake(subscriber)` unless it `is_ready`. With `merges_on_overflow`, too many
+        pending contents become one change of the list instead of closing it. `confirms` says that the transport knows
+        when a notification was received."""
+        options = self.options
+        subscriber = self._subscriptions.hub.open(
+            deliver,
+            label=label,
+            kind=kind,
+            policy=options.policy,
+            filter=options.filter,
+            is_muted=is_muted,
+            on_close=on_close,
+        )
+        subscriber.is_authorized = self.is_authorized
+        subscriber.merges_on_overflow = merges_on_overflow
+        if not is_ready:
+            subscriber.pause()
+        if self._connection is not None:
+            self._connection.attach(subscriber, confirms_reads=confirms)
+        return subscriber
+
+    def subscribe(self, subscriber: Subscriber, *, announces: bool = False) -> None:
+        """Let the subscriber watch the granted topics. With `announces`, it is notified of each list once."""
+        granted = self.granted
+        told = self._told(granted.topics)
+        if announces:
+            announced: dict[Topic, Version | None] = dict.fromkeys(granted.features)
+            told = announced | (told or {})
+        self._subscriptions.hub.subscribe(subscriber, *granted.features, uris=granted.uris, told=told)
+
+    def add_uri(self, subscriber: Subscriber, uri: str) -> dict[str, Any] | None:
+        """Let the subscriber of a legacy session watch one more URI; return the `_meta` of the response.
+
+        Raise `InvalidPattern` or `LimitReached`, and then change nothing."""
+        told, refetch = self._resume_uri(subscriber, uri)
+        meta: dict[str, Any] = {CURSOR_KEY: self._subscriptions.cursor([uri], told)}
+        if refetch:
+            meta[REFETCH_KEY] = refetch
+        self._subscriptions.hub.subscribe(subscriber, uris=[uri], told=told)
+        self._save()
+        return meta if self.options.uses_extension else None
+
+    def remove_uri(self, subscriber: Subscriber, uri: str) -> None:
+        self._subscriptions.hub.unsubscribe(subscriber, uris=[uri])
+        self._save()
+
+    def save_told(self) -> None:
+        """Save what was confirmed until now in the durable subscription."""
+        if self._connection is not None:
+            self._subscriptions.durables.save_told(self._connection)
+
+    def _save(self) -> None:
+        """Save the durable subscription of a session that watches other URIs than before."""
+        if self._connection is not None:
+            self._connection.save()
+
+    def _told(self, topics: list[Topic]) -> dict[Topic, Version | None] | None:
+        """Return the versions that the client was told last, if it returns."""
+        if self._connection is not None and not self._is_acknowledged:
+            return self._connection.told()
+        returns = self.options.resume is not ABSENT or self._connection is not None
+        return self._resume(topics).told if returns else None
+
+    def _resume(self, topics: list[Topic]) -> Resumed:
+        """Return where the client stands, by its cursor and by what its durable subscription remembers."""
+        by_cursor = self._resume_by_cursor(topics)
+        if self._connection is None:
+            return by_cursor
+        remembered = self._connection.resumed(self.is_authorized)
+        refetch = tuple(dict.fromkeys((*by_cursor.refetch, *remembered.refetch)))
+        return Resumed({**remembered.told, **by_cursor.told}, refetch)
+
+    def _resume_by_cursor(self, topics: list[Topic]) -> Resumed:
+        if self.options.resume is ABSENT:
+            return Resumed({})
+        subscriptions = self._subscriptions
+        return resume(self.options.resume, subscriptions.epoch, subscriptions.hub, topics, self.is_authorized)
+
+    def _resume_uri(self, subscriber: Subscriber, uri: str) -> Resumed:
+        """Return where a session stands that subscribes to a URI after the handshake. The hub already knows this of the
+        URIs that the session watches."""
+        told, refetch = self._resume_by_cursor([uri])
+        is_watched = watch_predicate(subscriber.uris or (), self._subscriptions.hub, self.is_authorized)
+        known = self._resumed_uris
+        new = {topic: told[topic] for topic in told if topic not in known and not is_watched(str(topic))}
+        is_new = uri not in known and not is_watched(uri)
+        known |= {uri, *map(str, new)}
+        return Resumed(new, refetch if is_new else ())
+
+    def _as_of(self, topics: list[Topic], is_session: bool) -> int | None:
+        """Return the revision as of which the client knows the contents that it does not name."""
+        revision = self._subscriptions.hub.notifications.revision
+        if not is_session:
+            return None if all(isinstance(topic, Feature) for topic in topics) else revision
+        # A session subscribes to contents later, and may end before.
+        cursor = Cursor.parse(self.options.resume)
+        if cursor is None or cursor.epoch != self._subscriptions.epoch or cursor.as_of is None:
+            return revision
+        return cursor.as_of
