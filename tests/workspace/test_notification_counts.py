@@ -67,7 +67,7 @@ class Session:
         for feature in ("tools", "prompts", "resources") * 5:
             await self.request(f"{feature}/list")
 
-    async def until(self, count: int) -> None:
+    async def wait_for_count(self, count: int) -> None:
         while len(self.notifications) < count:
             self.notifications.append((await self._read())["method"])
 
@@ -112,7 +112,7 @@ async def test_new_session_gets_one_notification_per_list(folder: Path) -> None:
         async with open_session(folder) as session:
             await session.request("tools/list")
             await session.request("tools/list")
-            await session.until(3)
+            await session.wait_for_count(3)
             await session.list_all()
             assert sorted(await session.finish()) == LISTS
 
@@ -124,15 +124,15 @@ async def test_protocol_2025_03_26_gets_no_list_changed(folder: Path) -> None:
         while "another" not in json.dumps(await session.request("tools/list")):
             pass
         (folder / "resources" / "marker.txt").write_text("1")
-        await session.until(1)
+        await session.wait_for_count(1)
         assert set(await session.finish()) == {UPDATED}
 
 
 async def test_real_change_is_one_notification(folder: Path) -> None:
     async with open_session(folder, "2025-06-18") as session:
-        await session.until(3)
+        await session.wait_for_count(3)
         add_tool(folder, "another")
-        await session.until(4)
+        await session.wait_for_count(4)
         (folder / "tools" / "another.sh").touch()
         await session.list_all()
         assert (await session.finish())[3:] == [TOOLS]
@@ -154,7 +154,7 @@ async def test_changing_registration_is_one_notification_per_run(folder: Path) -
         return len((folder / "runs").read_text().splitlines())
 
     async with open_session(folder) as session:
-        await session.until(6)
+        await session.wait_for_count(6)
         assert session.notifications.count(TOOLS) >= 4
         start, before = time.monotonic(), count_runs()
         await session.list_all()
@@ -165,12 +165,12 @@ async def test_changing_registration_is_one_notification_per_run(folder: Path) -
 
 async def test_unsubscribe_by_uri_returns_an_empty_result(folder: Path) -> None:
     async with open_session(folder) as session:
-        await session.until(3)
+        await session.wait_for_count(3)
         uri = "workspace:///notes.txt"
         assert await session.request("resources/subscribe", uri=uri) == {}
         assert await session.request("resources/unsubscribe", uri=uri) == {}
         (folder / "resources" / "notes.txt").write_text("x")
-        await session.until(4)
+        await session.wait_for_count(4)
         assert (await session.finish())[3:] == [RESOURCES]
 
 
@@ -179,7 +179,7 @@ async def test_without_announce_only_changes_are_sent(folder: Path) -> None:
     async with open_session(folder) as session:
         await session.list_all()
         add_tool(folder, "another")
-        await session.until(1)
+        await session.wait_for_count(1)
         assert await session.finish() == [TOOLS]
 
 

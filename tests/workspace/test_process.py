@@ -35,8 +35,8 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "GRACE", GRACE)
 
 
-class Pulse:
-    """A named pipe that every process of a run has open. It ends with the last of them."""
+class SharedPipe:
+    """A named pipe that every process of a run has open. It reaches its end when the last of them exits."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
@@ -50,10 +50,10 @@ class Pulse:
 
 
 @pytest.fixture
-def pulse(tmp_path: Path) -> Iterator[Pulse]:
-    pulse = Pulse(tmp_path / "pulse")
-    yield pulse
-    os.close(pulse.descriptor)
+def pipe(tmp_path: Path) -> Iterator[SharedPipe]:
+    pipe = SharedPipe(tmp_path / "pipe")
+    yield pipe
+    os.close(pipe.descriptor)
 
 
 def write_script(folder: Path, text: str, name: str = "tool.sh") -> str:
@@ -205,14 +205,14 @@ def get_peak() -> Iterator[Callable[[], int]]:
     tracemalloc.stop()
 
 
-async def test_gigabyte_of_output_is_truncated(tmp_path: Path, pulse: Pulse, get_peak: Callable[[], int]) -> None:
+async def test_gigabyte_of_output_is_truncated(tmp_path: Path, pipe: SharedPipe, get_peak: Callable[[], int]) -> None:
     limit = 1 << 20
-    text = f"exec 9>{pulse.path}; head -c 1073741824 /dev/zero; echo never"
+    text = f"exec 9>{pipe.path}; head -c 1073741824 /dev/zero; echo never"
     outcome = await run(tmp_path, text, max_output=limit)
 
     assert (outcome.is_truncated, outcome.status, len(outcome.stdout)) == (True, None, limit)
     assert get_peak() < 4 * limit
-    assert pulse.has_ended
+    assert pipe.has_ended
 
 
 async def test_only_the_end_of_stderr_is_kept(tmp_path: Path, get_peak: Callable[[], int]) -> None:
@@ -225,31 +225,31 @@ async def test_only_the_end_of_stderr_is_kept(tmp_path: Path, get_peak: Callable
 
 
 async def test_timeout_stops_the_tool_and_keeps_its_output(
-    tmp_path: Path, pulse: Pulse, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pipe: SharedPipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "GRACE", DEADLINE)  # it handles SIGTERM
-    text = f"exec 9>{pulse.path}; trap 'echo bye; exit 0' TERM; echo hello; sleep 1000 & wait"
+    text = f"exec 9>{pipe.path}; trap 'echo bye; exit 0' TERM; echo hello; sleep 1000 & wait"
 
     assert (await run_until_timeout(tmp_path, text)).stdout == b"hello\nbye\n"
-    assert pulse.has_ended
+    assert pipe.has_ended
 
 
 @pytest.mark.parametrize("is_child", [False, True])
-async def test_process_that_ignores_sigterm_is_killed(tmp_path: Path, pulse: Pulse, is_child: bool) -> None:
+async def test_process_that_ignores_sigterm_is_killed(tmp_path: Path, pipe: SharedPipe, is_child: bool) -> None:
     text = "trap '' TERM; echo deaf; while :; do sleep 1000; done"
     if is_child:
         text = f"{write_script(tmp_path, text, 'child.sh')} & wait"
 
-    assert (await run_until_timeout(tmp_path, f"exec 9>{pulse.path}; {text}")).stdout == b"deaf\n"
-    assert pulse.has_ended
+    assert (await run_until_timeout(tmp_path, f"exec 9>{pipe.path}; {text}")).stdout == b"deaf\n"
+    assert pipe.has_ended
 
 
 @pytest.mark.parametrize("redirect", ["", ">/dev/null 2>&1"])
-async def test_child_that_outlives_the_tool_is_killed(tmp_path: Path, pulse: Pulse, redirect: str) -> None:
-    outcome = await run(tmp_path, f"exec 9>{pulse.path}; sleep 1000 {redirect} & echo answer; exit 0")
+async def test_child_that_outlives_the_tool_is_killed(tmp_path: Path, pipe: SharedPipe, redirect: str) -> None:
+    outcome = await run(tmp_path, f"exec 9>{pipe.path}; sleep 1000 {redirect} & echo answer; exit 0")
 
     assert outcome == Outcome(0, b"answer\n", b"", is_timeout=False, is_truncated=False)
-    assert pulse.has_ended
+    assert pipe.has_ended
 
 
 async def test_output_of_a_child_after_the_exit_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,14 +270,14 @@ async def test_process_that_left_the_group_does_not_delay_the_call(tmp_path: Pat
 
 # Cancellation
 
-STUBBORN = "exec 9>pulse; trap '' TERM; echo x >\"/dev/fd/$L\"; sleep 1000 & while :; do sleep 1000; done"
+IGNORES_SIGTERM = "exec 9>pipe; trap '' TERM; echo x >\"/dev/fd/$L\"; sleep 1000 & while :; do sleep 1000; done"
 
 
-async def start_stubborn(folder: Path, **options: Any) -> asyncio.Task[Outcome]:
+async def start_ignoring_sigterm(folder: Path, **options: Any) -> asyncio.Task[Outcome]:
     """Return the task of a run whose tool ignores SIGTERM and has started."""
     has_started = asyncio.Event()
     task = asyncio.create_task(
-        run(folder, STUBBORN, line_fd_env="L", on_line=lambda line: has_started.set(), **options)
+        run(folder, IGNORES_SIGTERM, line_fd_env="L", on_line=lambda line: has_started.set(), **options)
     )
     async with asyncio.timeout(DEADLINE):
         await has_started.wait()
@@ -291,43 +291,43 @@ async def cancel_twice(task: asyncio.Task[Outcome]) -> None:
         await task
 
 
-async def test_cancellation_stops_the_group(tmp_path: Path, pulse: Pulse) -> None:
+async def test_cancellation_stops_the_group(tmp_path: Path, pipe: SharedPipe) -> None:
     stopped: list[bool] = []
-    task = await start_stubborn(tmp_path, on_stop=lambda: stopped.append(True))
+    task = await start_ignoring_sigterm(tmp_path, on_stop=lambda: stopped.append(True))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
     assert stopped == [True]
-    assert pulse.has_ended
+    assert pipe.has_ended
 
 
 async def test_second_cancellation_kills_the_group_immediately(
-    tmp_path: Path, pulse: Pulse, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pipe: SharedPipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The event loop may be about to close."""
     before = count_descriptors()
-    task = await start_stubborn(tmp_path)
+    task = await start_ignoring_sigterm(tmp_path)
     monkeypatch.setattr(process, "GRACE", 2 * DEADLINE)
     await cancel_twice(task)
 
     assert count_descriptors() == before
-    assert pulse.has_ended
+    assert pipe.has_ended
 
 
-async def test_cancel_scope_of_anyio_stops_the_group(tmp_path: Path, pulse: Pulse) -> None:
+async def test_cancel_scope_of_anyio_stops_the_group(tmp_path: Path, pipe: SharedPipe) -> None:
     with anyio.CancelScope() as scope:
-        await run(tmp_path, STUBBORN, line_fd_env="L", on_line=lambda line: scope.cancel())
+        await run(tmp_path, IGNORES_SIGTERM, line_fd_env="L", on_line=lambda line: scope.cancel())
 
     assert scope.cancelled_caught
-    assert pulse.has_ended
+    assert pipe.has_ended
 
 
 # Many runs, and other systems
 
 
-async def test_hundred_calls_at_once(tmp_path: Path, pulse: Pulse) -> None:
-    text = f'exec 9>{pulse.path}; read -r line; echo "$line"; echo $line >&2; exit 4'
+async def test_hundred_calls_at_once(tmp_path: Path, pipe: SharedPipe) -> None:
+    text = f'exec 9>{pipe.path}; read -r line; echo "$line"; echo $line >&2; exit 4'
     path = write_script(tmp_path, text)
     before = count_descriptors()
 
@@ -347,34 +347,34 @@ async def test_hundred_calls_at_once(tmp_path: Path, pulse: Pulse) -> None:
     assert [int(outcome.stdout) for outcome in outcomes] == list(range(100))
     assert [int(outcome.stderr) for outcome in outcomes] == list(range(100))
     assert {outcome.status for outcome in outcomes} == {4}
-    assert pulse.has_ended
+    assert pipe.has_ended
     assert count_descriptors() == before
 
 
-async def test_without_pidfd_a_thread_waits(tmp_path: Path, pulse: Pulse, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_pidfd_a_thread_waits(tmp_path: Path, pipe: SharedPipe, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int, flags: int = 0) -> int:
         raise OSError(38, "not here")
 
     monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
 
     assert (await run(tmp_path, "sleep 1000 & echo hi; exit 5")).status == 5
-    await run_until_timeout(tmp_path, f"exec 9>{pulse.path}; echo hi; sleep 1000")
-    assert pulse.has_ended
-    await cancel_twice(await start_stubborn(tmp_path))
-    assert pulse.has_ended
+    await run_until_timeout(tmp_path, f"exec 9>{pipe.path}; echo hi; sleep 1000")
+    assert pipe.has_ended
+    await cancel_twice(await start_ignoring_sigterm(tmp_path))
+    assert pipe.has_ended
 
 
 async def test_process_that_can_not_be_watched_is_killed(
-    tmp_path: Path, pulse: Pulse, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pipe: SharedPipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(run: object) -> None:
-        with pulse.path.open("rb"):  # blocks until the tool has started
+        with pipe.path.open("rb"):  # blocks until the tool has started
             raise RuntimeError("can't start new thread")
 
     before = count_descriptors()
     monkeypatch.setattr(process._Run, "_watch_exit", fail)
     with pytest.raises(RuntimeError, match="new thread"):
-        await run(tmp_path, STUBBORN, line_fd_env="L", stdin=b"x")
+        await run(tmp_path, IGNORES_SIGTERM, line_fd_env="L", stdin=b"x")
 
-    assert pulse.has_ended
+    assert pipe.has_ended
     assert count_descriptors() == before

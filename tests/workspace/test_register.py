@@ -80,12 +80,12 @@ def test_only_a_change_of_the_script_itself_makes_it_run(tmp_path: Path) -> None
     path = tmp_path / "server.d" / "register.sh"
     write(tmp_path, {"server.d/register.sh": "#!/bin/sh\necho run >> server.d/register.log\n"})
     scripts = RegisterScripts(tmp_path)
-    assert scripts.have_changed([path])
+    assert scripts.has_changes([path])
     scripts.run(Settings("a"), [path])
     assert (tmp_path / "server.d" / "register.log").read_text() == "run\n"
-    assert not scripts.have_changed([path, tmp_path / "server.d" / "register.log"])
+    assert not scripts.has_changes([path, tmp_path / "server.d" / "register.log"])
     write(tmp_path, {"server.d/register.sh": register("greet")})
-    assert scripts.have_changed([path])
+    assert scripts.has_changes([path])
 
 
 def test_script_interrupted_at_its_start_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """The environment of an executable tool.
 
 A tool gets only allowed variables of the server's environment, because a server has secrets that its tools don't need.
-It also gets its arguments and its location. The variables that the documentation of mcp-bash-framework names are set
-beside those of Tidings, so that tools written for it run unchanged; `sdk/tool-sdk.sh` reads them.
+It also gets its arguments and its location. `build_environment` sets the variables of Tidings and those that the
+documentation of mcp-bash-framework names, so that tools written for that framework run unchanged. `sdk/tool-sdk.sh`
+reads both.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _ALLOWED_MCPBASH = ("MCPBASH_HTTPS_*", "MCPBASH_LOG_LEVEL", "MCPBASH_MAX_TEXT_BY
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 _MAX_VARIABLE = 128 * 1024
-"""Bytes of `NAME=value` and its final NUL: the limit of Linux (MAX_ARG_STRLEN). Above it, no process starts."""
+"""Bytes of `NAME=value` and its final NUL. Linux starts no process with a longer variable (MAX_ARG_STRLEN)."""
 
 _MAX_ARGUMENTS = 256 * 1024
 """Bytes of all arguments together: half of the limit of macOS for the whole environment."""
@@ -102,7 +103,7 @@ def build_environment(
 
 
 def encode_json(value: Any) -> str:
-    """Return JSON that can be encoded as UTF-8. Characters are escaped only if it has an unpaired surrogate."""
+    """Return JSON that can be encoded as UTF-8. Escape non-ASCII characters only if there is an unpaired surrogate."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text if _is_utf8(text) else json.dumps(value, separators=(",", ":"))
 
@@ -149,7 +150,7 @@ def _inherit(patterns: tuple[str, ...]) -> dict[str, str]:
 def _make_argument_variables(arguments: Mapping[str, Any]) -> dict[str, str]:
     """Return `TIDINGS_ARG_<NAME>` for each string, number and boolean.
 
-    If two names lead to the same variable, it is not set: a caller must not replace one argument by another.
+    If two arguments have the same variable name (`a.b` and `a-b`), neither is set: one must not replace the other.
     """
     variables: dict[str, str] = {}
     duplicates: set[str] = set()

@@ -1,8 +1,8 @@
 """Executable tools: any file that can be run, in any language.
 
 A call starts the file without a shell in its own process group. It passes the arguments as JSON on standard input and
-in the environment, forwards progress and log lines, and turns the output into a result. The process group is stopped
-when the call takes too long or is cancelled.
+in the environment, forwards progress and log lines, and converts the output to a result. It stops the process group
+after a timeout or a cancellation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executable:
-    """How to call an executable, and its limits."""
+    """The command of an executable tool, with its environment and limits."""
 
     command: Sequence[str]
     root: Path
@@ -63,7 +63,7 @@ class Executable:
         request_meta: Mapping[str, Any] | None = None,
         on_progress: Callable[[dict[str, Any]], None] | None = None,
     ) -> types.CallToolResult:
-        """Run the executable and return its result. `on_progress` gets the value of `parse_progress` for each line.
+        """Run the executable and return its result. Call `on_progress` with `parse_progress(line)` for each line.
 
         Raises `MCPError` if the tool reported a protocol error (`mcp_fail`), and `CannotStart`.
         """
@@ -129,7 +129,7 @@ class ExecutableTool(Tool):
 
 
 class _ProgressForwarder:
-    """Sends the progress and log lines of a tool to its caller, in order, without blocking the tool."""
+    """A queue that sends the progress and log lines of a tool to its caller, in order, without blocking the tool."""
 
     def __init__(self, context: Context[Any, Any]) -> None:
         self._context = context
@@ -149,7 +149,7 @@ class _ProgressForwarder:
 
     def put(self, progress: dict[str, Any]) -> None:
         if self._queue.full():
-            return  # drop it: a caller that is 1000 lines behind does not need each of them
+            return  # a caller that is 1000 lines behind does not need each of them
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._forward())
         self._queue.put_nowait(progress)
@@ -161,7 +161,7 @@ class _ProgressForwarder:
                     await self._context.report_progress(progress["progress"], progress["total"], progress["message"])
                 else:
                     await self._send_log(progress)
-            except Exception as error:  # the caller may be gone; its call must not fail for that
+            except Exception as error:  # a closed connection of the caller must not make the call fail
                 logger.debug("could not send the progress of a tool to its caller: %r", error)
 
     async def _send_log(self, line: dict[str, Any]) -> None:
@@ -187,7 +187,7 @@ def make_executable(
         if schema is not None and (error := find_schema_error(schema)) is not None:
             raise invalid_field(meta_path, field_name, f"{field_name} is not a JSON schema: {error}")
     parameters = {"type": "object"} | parameters
-    if parameters["type"] != "object":  # clients reject the whole list for it
+    if parameters["type"] != "object":  # clients reject the whole list because of one such tool
         message = f"inputSchema has the type {parameters['type']!r}; it must be 'object'"
         raise invalid_field(meta_path, "inputSchema", message)
     tool_name = str(meta.get("name") or name)
@@ -228,12 +228,10 @@ def make_executable(
 def _parse_env(path: Path, env: Any) -> dict[str, str]:
     if not isinstance(env, dict):
         raise invalid_field(path, "env", f"env is {env!r:.60}; it must be an object of names and values")
-    variables = {str(name): str(value) for name, value in env.items()}
     try:
-        check_variables(variables)
+        return check_variables({str(name): str(value) for name, value in env.items()})
     except InvalidItem as error:
         raise invalid_field(path, "env", str(error)) from None
-    return variables
 
 
 @cache
@@ -242,4 +240,4 @@ def _placeholder_metadata() -> Any:
 
 
 def _placeholder() -> None:
-    """Stand in for the function that the SDK's `Tool` requires."""
+    """Do nothing. The SDK's `Tool` requires a function, but `ExecutableTool` overrides `run`, which would call it."""

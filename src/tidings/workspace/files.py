@@ -1,4 +1,4 @@
-"""The files of a workspace: which of them are read, and whether one has changed.
+"""The files of a workspace: listing them, and detecting changes.
 
 Hidden files, caches and temporary files of editors are ignored. No link is followed out of the workspace.
 """
@@ -68,9 +68,9 @@ def walk(root: Path, below: str = "") -> Iterator[PurePosixPath]:
 
 
 class FileChecker:
-    """Checks that files exist inside the workspace, wherever links lead.
+    """A check that a path is a file inside the workspace, also after its links are resolved.
 
-    It caches the folders that it has resolved, so use a new one for each scan.
+    It caches resolved folders, so use a new instance for each scan.
     """
 
     def __init__(self, root: Path) -> None:
@@ -106,8 +106,8 @@ def find_inside(root: Path, *candidates: Path) -> Path | None:
 def read_state(path: Path) -> tuple[Any, ...]:
     """Return a value that differs if the file may have changed, without reading the file.
 
-    It includes the inode's change time, which no program can set: an edit that restores the modification time is
-    noticed.
+    It includes the inode's change time, which no program can set, so it also differs after an edit that restores the
+    modification time.
     """
     try:
         state = path.stat()

@@ -1,9 +1,9 @@
-"""Items loaded from files, and the choice between items of the same name."""
+"""Items loaded from files, and the table that selects one of several items with the same key."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, KeysView
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tidings.server.definitions import dump, key_of, to_definition
 from tidings.workspace.problems import Problem
 from tidings.workspace.units import Unit
 
-__all__ = ["ItemKey", "ItemTable", "LoadedItem", "make_item"]
+__all__ = ["ItemKey", "ItemTable", "LoadedItem", "UnitContent", "make_item"]
 
 ItemKey = tuple[Feature, str]
 
@@ -31,12 +31,21 @@ class LoadedItem:
     etag: str | None = None
     """The etag of a resource's content."""
     files: tuple[Path, ...] = ()
-    """The files that it is made of, inside the unit or not."""
+    """The files that the item is loaded from, inside the unit or not."""
 
     @property
     def registry(self) -> str:
         """The name of the registry of `MCPServer`."""
         return "templates" if isinstance(self.component, ResourceTemplate) else self.feature.value
+
+
+@dataclass(frozen=True, slots=True)
+class UnitContent:
+    """The items of a unit."""
+
+    items: list[LoadedItem] = field(default_factory=list)
+    exclusive: frozenset[str] = frozenset()
+    """The registries of `MCPServer` that serve only these items, and none of other units."""
 
 
 def make_item(component: Any, *, etag: str | None = None, files: tuple[Path, ...] = ()) -> LoadedItem:
@@ -51,7 +60,7 @@ def make_item(component: Any, *, etag: str | None = None, files: tuple[Path, ...
 class ItemTable:
     """The items of all units by key.
 
-    If several units define the same key, the registered item is served, or else the first by path.
+    If several units define the same key, `find_served` selects the registered item, or else the first by path.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Loads the files of a unit into items."""
+"""Loading of a unit: from its files to items."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LoadedUnit:
     exclusive: frozenset[str] = frozenset()
     """The registries that serve only the items of this unit."""
     other_files: frozenset[Path] = frozenset()
-    """Files of other units that the items are made of."""
+    """Files of other units that the items are loaded from."""
 
 
 def load_items(root: Path, settings: Settings, unit: Unit, files: list[Path]) -> list[LoadedItem]:
@@ -47,7 +47,7 @@ def load_items(root: Path, settings: Settings, unit: Unit, files: list[Path]) ->
 
 
 def check_items(items: Iterable[LoadedItem], path: Path, max_bytes: int) -> None:
-    """Raise `InvalidFile` for an item that the catalog would reject, because one item must not affect other units."""
+    """Raise `InvalidFile` for an item that the catalog would reject with the items of all other units."""
     keys: set[ItemKey] = set()
     for item in items:
         try:
@@ -63,6 +63,6 @@ def check_items(items: Iterable[LoadedItem], path: Path, max_bytes: int) -> None
 
 
 def list_other_files(items: Iterable[LoadedItem], files: list[Path], checker: FileChecker) -> frozenset[Path]:
-    """Return the files outside the unit that items are made of, by every path that leads to them."""
+    """Return the files outside the unit that items are loaded from, as they are named and with links resolved."""
     paths = {path for item in items for path in item.files}
     return frozenset(paths | {checker.resolve(path) for path in paths}) - set(files)

@@ -8,7 +8,7 @@
 # @timeout 120
 ```
 
-The comment ends at the first line that is not a comment. `# mcp: {"description": …}` gives the same as JSON.
+The comment ends at the first line that is not a comment. `# mcp: {"description": …}` is the same in JSON.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def parse_object(path: Path, data: bytes) -> dict[str, Any]:
-    """Return the JSON object that a file contains or a script has printed; `path` is for the error."""
+    """Return the JSON object that a file contains or a script has printed; the error names `path`."""
     data = data.removeprefix(codecs.BOM_UTF8)
     try:
         return msgspec.json.decode(data.decode("utf-8"), type=dict[str, Any])
@@ -85,11 +85,11 @@ def parse_object(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def read_comment(path: Path) -> dict[str, Any]:
-    """Return the metadata in the leading comment of a script; empty for a binary, or if there is none."""
+    """Return the metadata in the leading comment of a script. It is empty for a binary or without a comment."""
     with path.open("rb") as file:
         start = file.read(64 << 10)
     if not start:
-        # Most often an editor is writing it. The error makes the server keep the last good version.
+        # An editor is probably writing it. The error makes the server keep the last good version.
         raise InvalidFile(path, "the file is empty; write a script into it, or remove it")
     try:
         lines = start.decode("utf-8").splitlines()[:_MAX_COMMENT_LINES]

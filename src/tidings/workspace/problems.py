@@ -40,7 +40,7 @@ class InvalidFile(TidingsError):
 
 
 def invalid_field(path: Path, field: str, message: str) -> InvalidFile:
-    """Return the error for a field that `path` defines, with the first line that has its name."""
+    """Return the error for a field in `path`, with the first line that contains its name."""
     line = None
     with suppress(OSError, UnicodeDecodeError):
         pattern = re.compile(rf"(?<![\w-]){re.escape(field)}(?![\w-])")
@@ -57,7 +57,7 @@ def invalid_model(path: Path, error: ValidationError) -> InvalidFile:
 
 
 def find_problem(error: BaseException, path: Path, root: Path) -> Problem:
-    """Return the problem behind an exception that was raised while `path` was loaded."""
+    """Return the problem for an exception that was raised while `path` was loaded."""
     line: int | None = None
     message = str(error) or type(error).__name__
     if isinstance(error, InvalidFile):

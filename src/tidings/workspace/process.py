@@ -1,8 +1,8 @@
-"""Runs an executable: without a shell, with limits for time and output, and without leaving processes behind.
+"""Execution of a program: without a shell, with limits for time and output, and without processes that remain.
 
-The executable leads its own process group. The group is stopped when the call ends, for whatever reason: exit,
-timeout, too much output, cancellation. It gets SIGTERM, and SIGKILL after `GRACE`. If the caller is cancelled a second
-time in the meantime, the event loop may be about to close, so the group is killed immediately.
+The program leads its own process group. `run_process` stops the group when the call ends: after the exit, a timeout,
+too much output or a cancellation. The group gets SIGTERM, and SIGKILL after `GRACE`. If the caller is cancelled a
+second time in the meantime, the event loop may be about to close, so `run_process` kills the group immediately.
 
 This is not a sandbox. A process that leaves the group (`setsid`) is not stopped; if it keeps the pipes open, it delays
 the call by at most `LINGER`. POSIX only.
@@ -31,7 +31,7 @@ __all__ = ["CannotStart", "Outcome", "run_process"]
 logger = logging.getLogger(__name__)
 
 GRACE = 1.0
-"""Seconds between SIGTERM and SIGKILL: enough to remove a temporary file, short for a person who cancelled."""
+"""Seconds between SIGTERM and SIGKILL: enough to remove a temporary file, and short for a user who cancelled."""
 
 LINGER = 0.1
 """Seconds that the group may still write after its leader has exited, as `tee` does in `exec > >(tee log)`."""
@@ -46,7 +46,7 @@ _CHUNK = 64 * 1024
 """Bytes: the capacity of a pipe on Linux, so that one read empties it."""
 
 _LAST_READS = 16
-"""Chunks read after the end: the size of the largest pipe that an unprivileged process can create."""
+"""Chunks to read after the exit: 1 MiB, the largest pipe that an unprivileged process can create."""
 
 _BUSY_RETRIES, _BUSY_PAUSE = 20, 0.005
 """How often, and after how many seconds, to retry a file that another process has open for writing (ETXTBSY)."""
@@ -58,7 +58,7 @@ class CannotStart(TidingsError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. `status` is None if the run was stopped, and `-n` if signal n ended it."""
+    """The end of a run. `status` is None if `run_process` stopped it early, and `-n` if signal n ended it."""
 
     status: int | None
     stdout: bytes
@@ -82,8 +82,9 @@ async def run_process(
 ) -> Outcome:
     """Run `command`, and stop its process group at the end.
 
-    With `line_fd_env`, the process gets another pipe; that variable has its file descriptor. Each line written to it is
-    passed to `on_line` immediately. `on_stop` is called before the group is stopped early.
+    With `line_fd_env`, the process gets one more pipe, and the variable of that name contains its file descriptor.
+    `on_line` is called immediately for each line that the process writes to it. `on_stop` is called before the group is
+    stopped early.
     """
     run = _Run(asyncio.get_running_loop(), max_output, on_line, on_stop)
     for attempt in range(_BUSY_RETRIES + 1):
@@ -110,7 +111,7 @@ async def run_process(
 
 
 class _Run:
-    """The leader and the pipes of one process group. `ended` is set when all is reaped and closed."""
+    """The leader and the pipes of one process group. `ended` is done when these are reaped and closed."""
 
     def __init__(
         self,
@@ -137,7 +138,7 @@ class _Run:
         self._lines: IO[bytes] | None = None
 
     def start(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, line_fd_env: str | None) -> None:
-        # As bytes, because the locale of this process may not be able to encode what a client sends.
+        # Use bytes, because the locale of this process may not be able to encode the arguments of a client.
         environment = {name.encode(): value.encode("utf-8", "surrogateescape") for name, value in env.items()}
         write_end = -1
         if line_fd_env is not None:
@@ -181,7 +182,7 @@ class _Run:
         self._timers.append(self._loop.call_later(timeout, self._on_timeout))
 
     def stop(self) -> None:
-        """Stop the group early. What it has written so far is kept."""
+        """Stop the group early, and keep its output so far."""
         if self._has_exited:
             self.end()
             return
@@ -194,7 +195,7 @@ class _Run:
         self._timers.append(self._loop.call_later(GRACE, self._signal, signal.SIGKILL))
 
     def end(self) -> None:
-        """Kill the rest of the group, and release everything. Waits only as long as a kill takes."""
+        """Kill the rest of the group, close the pipes and reap the leader. Block for at most `GRACE`."""
         if self._has_ended:
             return
         self._has_ended = True

@@ -53,7 +53,7 @@ def make_prompt(path: Path, meta: dict[str, Any], meta_path: Path | None = None)
     """Return the prompt in `path`. `meta_path` is the file that contains `meta`, if it is another file."""
     text = read_text(path)
     if not text:
-        # Most often an editor is writing it. The error makes the server keep the last good version.
+        # An editor is probably writing it. The error makes the server keep the last good version.
         raise InvalidFile(path, "the file is empty; write a prompt into it, or remove it")
     meta_path = meta_path or path
     front_matter = _FRONT_MATTER.match(text)

@@ -1,7 +1,7 @@
 """Python tools: every public function with type hints is a tool, and its docstring is the description.
 
 A file runs as a new module each time it has changed. It can import the modules beside it, whose names usually start
-with `_`; all tools of a folder share them. Threads and connections that a file opens are its own to close.
+with `_`; all tools of a folder share them. Tidings does not close the threads and connections of the previous module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from tidings.workspace.items import LoadedItem, make_item
 from tidings.workspace.problems import InvalidFile, invalid_field
 
-__all__ = ["forget_modules", "load_python"]
+__all__ = ["load_python", "unload_modules"]
 
 _LOAD_TIMEOUT = 10.0
 """Seconds that a file may run when it is loaded; no other file of the workspace is loaded meanwhile."""
@@ -33,7 +33,7 @@ _PACKAGE = "tidings_workspace."
 
 
 class PythonTool(Tool):
-    """A function. If it calls `sys.exit()`, its call fails, and the server continues."""
+    """A Python function as a tool. If it calls `sys.exit()`, the call fails, and the server continues."""
 
     async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
         try:
@@ -60,10 +60,10 @@ def load_python(path: Path, meta: dict[str, Any], meta_path: Path | None = None)
     return items
 
 
-def forget_modules(files: Iterable[Path]) -> None:
-    """Forget the modules of a folder if one of them was imported from `files`, so that they are imported again.
+def unload_modules(files: Iterable[Path]) -> None:
+    """Remove all modules of a folder from `sys.modules` if one of them was imported from `files`.
 
-    All of them, because each may use the one that changed.
+    The others are removed too, because they may use the one that changed. The next import loads them again.
     """
     changed = {str(path) for path in files if path.suffix == ".py"}
     for folder in {str(parent) for path in changed for parent in Path(path).parents}.intersection(_folders):
@@ -93,7 +93,7 @@ def _run_with_timeout(path: Path) -> types.ModuleType:
     def run() -> None:
         try:
             outcome.append(_run(path))
-        except BaseException as error:  # SystemExit too: the file calls it, but the server must go on
+        except BaseException as error:  # also SystemExit: a file that calls sys.exit() must not stop the server
             outcome.append(error)
 
     thread = threading.Thread(target=run, name=f"loading {path.name}", daemon=True)

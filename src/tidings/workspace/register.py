@@ -5,8 +5,8 @@
  "resources": [{"uri": "…", "path": "…"}], "resourceTemplates": […], "prompts": [{"name": "…", "path": "…"}]}
 ```
 
-Paths are relative to the folder of their kind, or to the workspace. A kind that the registration names is served only
-from the registration; with an empty list, nothing of that kind is served.
+Paths are relative to the folder of their kind, or to the workspace. If the registration contains a kind, the server
+serves only the registered items of that kind, and none for an empty list.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tidings.errors import TidingsError
 from tidings.workspace.environment import build_environment
 from tidings.workspace.files import find_inside, read_state
-from tidings.workspace.items import LoadedItem
+from tidings.workspace.items import LoadedItem, UnitContent
 from tidings.workspace.metadata import parse_object
 from tidings.workspace.problems import InvalidFile
 from tidings.workspace.process import Outcome, run_process
@@ -32,19 +31,12 @@ from tidings.workspace.resources import make_resource, make_template
 from tidings.workspace.settings import Settings
 from tidings.workspace.tools import load_registered_tool
 
-__all__ = ["RegisterScripts", "Registration", "run_register_script", "select_scripts"]
+__all__ = ["RegisterScripts", "run_register_script", "select_scripts"]
 
 _REGISTRIES = {"tools": "tools", "resources": "resources", "resourceTemplates": "templates", "prompts": "prompts"}
 """The kinds of a registration, and the registries of `MCPServer` that they belong to."""
 
-_KNOWN = frozenset({*_REGISTRIES, "completions", "version", "_meta", "ui", "uiResources"})
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    items: list[LoadedItem] = field(default_factory=list)
-    exclusive: frozenset[str] = frozenset()
-    """The registries that serve only these items."""
+_KNOWN_MEMBERS = frozenset({*_REGISTRIES, "completions", "version", "_meta", "ui", "uiResources"})
 
 
 def select_scripts(files: list[Path]) -> list[Path]:
@@ -55,7 +47,7 @@ def select_scripts(files: list[Path]) -> list[Path]:
 
 
 class RegisterScripts:
-    """Runs `server.d/register.*`, and keeps what each script printed last."""
+    """The scripts `server.d/register.*`, with the last output of each."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -66,7 +58,7 @@ class RegisterScripts:
 
     def run(self, settings: Settings, files: list[Path]) -> None:
         scripts = select_scripts(files)
-        # The state of the scripts only, because a script may write other files beside it.
+        # Compare only the scripts, because a script may write other files beside it.
         state = list(map(read_state, scripts))
         output: dict[Path, bytes | InvalidFile] = {}
         for path in scripts:
@@ -77,11 +69,11 @@ class RegisterScripts:
         if not self._is_stopped:
             self._output, self._state = output, state
 
-    def have_changed(self, files: list[Path]) -> bool:
-        """Return whether there are scripts that have not run as they are now."""
+    def has_changes(self, files: list[Path]) -> bool:
+        """Return whether a script is new or has changed since `run`."""
         return bool(scripts := select_scripts(files)) and self._state != list(map(read_state, scripts))
 
-    def have_output(self, files: list[Path]) -> bool:
+    def has_output(self, files: list[Path]) -> bool:
         """Return whether every script has run at least once."""
         return all(path in self._output for path in select_scripts(files))
 
@@ -96,7 +88,7 @@ class RegisterScripts:
         if self._is_stopped:
             stop()
 
-    def load(self, settings: Settings, files: list[Path]) -> Registration:
+    def load(self, settings: Settings, files: list[Path]) -> UnitContent:
         for path in files:
             if path.name == "register.json":
                 return _parse_registration(self._root, settings, path, path.read_bytes())
@@ -109,21 +101,21 @@ class RegisterScripts:
             registration = _parse_registration(self._root, settings, path, output)
             items += registration.items
             exclusive |= registration.exclusive
-        return Registration(items, exclusive)
+        return UnitContent(items, exclusive)
 
 
-def _parse_registration(root: Path, settings: Settings, source: Path, text: bytes) -> Registration:
+def _parse_registration(root: Path, settings: Settings, source: Path, text: bytes) -> UnitContent:
     """Return the items of a registration. One invalid item makes the whole registration invalid."""
     if not text.strip():
-        return Registration()
+        return UnitContent()
     try:
         content = parse_object(source, text)
     except InvalidFile as error:
         if source.name == "register.json":
             raise
-        # Without a line: the lines of the output are not those of the script.
+        # Omit the line, because it is a line of the output and not of the script.
         raise InvalidFile(source, f"the output is {error}") from None
-    if unknown := sorted(content.keys() - _KNOWN):
+    if unknown := sorted(content.keys() - _KNOWN_MEMBERS):
         raise InvalidFile(source, f"{', '.join(unknown)}: not a kind of item; use {', '.join(_REGISTRIES)}")
     makers: dict[str, Callable[[dict[str, Any]], LoadedItem]] = {
         "tools": lambda meta: load_registered_tool(root, settings, _find_file(root, source, "tools", meta), meta),
@@ -148,7 +140,7 @@ def _parse_registration(root: Path, settings: Settings, source: Path, text: byte
                 items.append(makers[kind](meta))
             except (TidingsError, ValueError, KeyError, OSError) as error:
                 raise InvalidFile(source, f"{kind}, item {number}: {error}") from None
-    return Registration(items, frozenset(exclusive))
+    return UnitContent(items, frozenset(exclusive))
 
 
 def _find_file(root: Path, source: Path, kind: str, meta: dict[str, Any]) -> Path:
@@ -165,7 +157,7 @@ def run_register_script(
 ) -> bytes:
     """Run a script and return its standard output.
 
-    `on_start` gets a function that stops the script and can be called from any thread.
+    Call `on_start` with a function that stops the script and can be called from any thread.
     """
     outcome: list[Outcome | BaseException] = []
     stop_functions: list[Callable[[], None]] = []
@@ -208,7 +200,7 @@ def run_register_script(
         finally:
             has_ended.set()
 
-    # In its own thread and event loop, because the caller may be inside an event loop.
+    # Use a thread with its own event loop, because the caller may be inside an event loop.
     thread = threading.Thread(target=run_in_thread, name=f"running {path.name}")
     try:
         thread.start()

@@ -1,8 +1,8 @@
 """Resources: the files below `resources/`, their `.meta.json`, and URI templates.
 
 A file without metadata has the URI `workspace:///PATH`. `notes.meta.json` beside `notes.txt` may set its name, `uri`,
-`mimeType` and so on. With a `uriTemplate`, and a `path` with the same variables, it describes many files. No file
-outside the workspace is ever read.
+`mimeType` and so on. With a `uriTemplate`, and a `path` with the same variables, it describes many files. Files outside
+the workspace are never read.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _make_reader(root: Path, template: UriTemplate, path_pattern: Any) -> Callab
 
 
 def _is_public(root: Path, target: Path) -> bool:
-    """Return whether a client may name the file. Hidden files are not public: `.env` and `.tidings` contain secrets."""
+    """Return whether a client may read the file. Hidden files are not public: `.env` and `.tidings` contain secrets."""
     try:
         return target.is_file() and not any(map(is_ignored, target.relative_to(root).parts))
     except (OSError, ValueError):
@@ -161,11 +161,11 @@ def _find_described(root: Path, meta: dict[str, Any], meta_path: Path, others: l
     provider = meta.get("provider", "file")
     if provider != "file":
         raise InvalidFile(meta_path, f"provider {provider!r} is not supported; only 'file' is")
-    exact = meta_path.with_name(meta_path.name.removesuffix(META_SUFFIX))
+    same_name = meta_path.with_name(meta_path.name.removesuffix(META_SUFFIX))
     if "path" in meta:
         path = meta_path.parent / str(meta["path"])
-    elif exact in others:
-        path = exact
+    elif same_name in others:
+        path = same_name
     elif len(others) == 1:
         path = others[0]
     elif str(meta.get("uri", "")).startswith("file://"):

@@ -1,7 +1,8 @@
 """The result of an executable tool, from its output.
 
-A JSON object on standard output is structured output; one with the shape of a tool result is that result; anything
-else is text. Errors are tool errors, which the model reads: each describes what happened and what to do.
+A JSON object on standard output becomes structured output, unless it has the members of a tool result: then it is
+returned as the result. Any other output becomes text. Errors are tool errors, which the model reads, so each describes
+the cause and a solution.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def make_result(
     timeout: float | None = None,
     hint: str | None = None,
 ) -> types.CallToolResult:
-    """Return the result of a run. `timeout` and `hint` (what to try instead) are for the error after a timeout."""
+    """Return the result of a run. The error after a timeout contains `timeout` and `hint`."""
     if outcome.is_timeout:
         return _make_timeout(outcome, timeout, hint)
     if outcome.is_truncated:
@@ -52,7 +53,7 @@ def make_result(
         )
         return _make_error("output_too_large", message, outcome)
     text = outcome.stdout.decode("utf-8", "replace")
-    value, is_json = _parse(text)
+    value, is_json = _parse_json(text)
     result = _parse_result(value) if isinstance(value, dict) else None
     if outcome.status != 0:
         return result if result is not None and result.is_error else _make_failure(outcome, text)
@@ -117,7 +118,7 @@ def read_embedded_files(listing: Path, folders: Iterable[Path], max_bytes: int) 
 
 
 def parse_progress(line: str) -> dict[str, Any] | None:
-    """Return the content of a line of the progress channel, or None if it has none.
+    """Return the content of a line of the progress channel, or None for any other line.
 
     Progress is `{"progress": 3, "total": 10, "message": "…"}`, `30% …` or `3/10 …`. A log line is
     `{"level": "info", "data": …, "logger": "…"}`. Both may be the `params` of a JSON-RPC notification. The returned
@@ -128,7 +129,7 @@ def parse_progress(line: str) -> dict[str, Any] | None:
         return None
     if not line.startswith("{"):
         return _parse_plain_progress(line)
-    value, is_json = _parse(line)
+    value, is_json = _parse_json(line)
     if not is_json:
         return None
     if isinstance(value.get("params"), dict):
@@ -147,7 +148,7 @@ def parse_progress(line: str) -> dict[str, Any] | None:
     level = {"warn": "warning", "fatal": "critical"}.get(level, level)
     data = value.get("data", value.get("message"))
     if isinstance(data, str) and data.startswith(("{", "[")):
-        parsed, is_json = _parse(data)
+        parsed, is_json = _parse_json(data)
         data = parsed if is_json else data
     logger = value.get("logger")
     return {
@@ -157,7 +158,7 @@ def parse_progress(line: str) -> dict[str, Any] | None:
     }
 
 
-def _parse(text: str) -> tuple[Any, bool]:
+def _parse_json(text: str) -> tuple[Any, bool]:
     """Return the value, and whether the text is standard JSON. Unpaired surrogates are replaced."""
     try:
         value = json.loads(text, parse_constant=_reject_constant)
@@ -173,7 +174,7 @@ def _reject_constant(constant: str) -> None:
 
 
 def _parse_result(value: dict[str, Any]) -> types.CallToolResult | None:
-    """Return the tool result that an object is, or None if it only has members of the same names."""
+    """Return an object as a tool result, or None if it only has some members with the same names."""
     if not value.keys() <= _RESULT_KEYS or not value.keys() & {"content", "structuredContent"}:
         return None
     content = value.get("content")
@@ -252,7 +253,7 @@ def _parse_plain_progress(line: str) -> dict[str, Any] | None:
 
 def _parse_listing(text: str) -> Iterable[tuple[str, str, str]]:
     if text.lstrip().startswith("["):
-        entries, is_json = _parse(text)
+        entries, is_json = _parse_json(text)
         for entry in entries if is_json else ():
             if isinstance(entry, dict) and entry.get("path"):
                 yield str(entry["path"]), str(entry.get("mimeType") or ""), str(entry.get("uri") or "")

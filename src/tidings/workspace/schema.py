@@ -1,7 +1,7 @@
 """JSON schemas of tools, and checking values against them.
 
-`jsonschema` takes 1 ms to check a schema, which is a second for a thousand tools. So simple schemas are checked without
-it, and it is imported only when it is needed.
+`jsonschema` takes 1 ms to check a schema, which is a second for a thousand tools. So this module checks simple schemas
+itself, and imports `jsonschema` only for the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array",
 
 
 def find_schema_error(schema: Any) -> str | None:
-    """Return what is wrong with a schema, or None."""
+    """Return the error in a schema, or None."""
     if _is_simple(schema):
         return None
     if not isinstance(schema, dict):
@@ -30,7 +30,10 @@ def find_schema_error(schema: Any) -> str | None:
 
 
 def find_violation(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """Return where and how a value violates a schema, or None. Raises `ValueError` if the schema can't be used."""
+    """Return the location and the reason of a violation of the schema, or None.
+
+    Raises `ValueError` if the schema can't be used.
+    """
     import jsonschema
     from jsonschema.validators import validator_for
     from referencing.jsonschema import EMPTY_REGISTRY

@@ -41,17 +41,17 @@ class Settings:
 
     @property
     def limits(self) -> tuple[Any, ...]:
-        """The settings that executable tools are built with."""
+        """The settings that each executable tool contains. If one changes, those tools must be loaded again."""
         return (self.timeout, self.max_output, self.env)
 
-    def list_fixed_changes(self, other: Settings) -> list[str]:
-        """Return the names of the changed settings that only take effect when the server starts."""
+    def list_changes_needing_restart(self, other: Settings) -> list[str]:
+        """Return the names of the settings that differ and only take effect when the server starts."""
         names = ("name", "title", "version", "description", "policy")
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
 
 _MINIMUM = 0.1
-"""The minimum of every number: a shorter interval is a busy loop, and nothing finishes within a shorter timeout."""
+"""The minimum of every number: a shorter interval is a busy loop, and a shorter timeout would always expire."""
 
 _SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
     "": {"name": (str,), "title": (str,), "version": (str,), "description": (str,), "instructions": (str,)},
@@ -87,7 +87,7 @@ def _load_toml(path: Path, root: Path) -> Settings:
     sections |= {key: value for key, value in values.items() if isinstance(value, dict)}
     for section, fields in sections.items():
         for key, value in fields.items():
-            _check(path, text, section, key, value)
+            _check_setting(path, text, section, key, value)
     chosen: dict[str, Any] = {**sections[""], **sections.get("tools", {})}
     chosen |= {f"register_{key}": value for key, value in sections.get("register", {}).items()}
     if "env" in chosen:
@@ -101,7 +101,7 @@ def _load_toml(path: Path, root: Path) -> Settings:
     return Settings(**{"name": root.name, **chosen})
 
 
-def _check(path: Path, text: str, section: str, key: str, value: Any) -> None:
+def _check_setting(path: Path, text: str, section: str, key: str, value: Any) -> None:
     known = _SECTIONS.get(section)
     name = f"[{section}] {key}" if section else key
     line = _find_line(text, key, section)

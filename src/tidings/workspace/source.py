@@ -1,8 +1,8 @@
 """A folder as the source of a server's items.
 
-File system events only say which files to look at; digests decide what has changed. A unit is loaded again if the
-state of its files differs. Its new items replace the old ones in one commit, so that no client sees an incomplete list.
-A unit that can't be loaded keeps its last good items, and `tidings://errors` has the reason.
+File system events only name the files to check; digests decide what has changed. A unit is loaded again if the state
+of its files differs. Its new items replace the old ones in one commit, so that no client sees an incomplete list. A
+unit that can't be loaded keeps its last good items, and `tidings://errors` contains the reason.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tidings.errors import TidingsError
 from tidings.server import internals
 from tidings.workspace.executable import ExecutableTool
 from tidings.workspace.files import FileChecker, read_state, walk
-from tidings.workspace.items import ItemKey, ItemTable, LoadedItem, make_item
+from tidings.workspace.items import ItemKey, ItemTable, LoadedItem, UnitContent, make_item
 from tidings.workspace.loader import LoadedUnit, check_items, list_other_files, load_items
 from tidings.workspace.problems import Problem, digest_problems, find_problem
-from tidings.workspace.python import forget_modules
-from tidings.workspace.register import RegisterScripts, Registration, select_scripts
+from tidings.workspace.python import unload_modules
+from tidings.workspace.register import RegisterScripts, select_scripts
 from tidings.workspace.resources import FileResource
 from tidings.workspace.settings import Settings, load_settings
 from tidings.workspace.units import REGISTER, SETTINGS, Unit, find_unit, has_python, list_parents
@@ -53,7 +53,7 @@ _UNKNOWN = ("unknown",)
 
 
 @dataclass(frozen=True, slots=True)
-class _Due:
+class _DueUnit:
     """A unit that must be loaded."""
 
     unit: Unit
@@ -70,7 +70,7 @@ class Workspace:
     def __init__(self, root: Path | str, *, poll: float = 10.0) -> None:
         """Load the folder. `poll` is the number of seconds between full scans; 0 turns them off.
 
-        The default serves file systems without events: rare enough to cost nothing, and soon enough for a person.
+        Full scans are for file systems without events. The default costs little, and a user does not wait long.
         """
         self.root = Path(root).resolve()
         if not self.root.is_dir():
@@ -97,8 +97,8 @@ class Workspace:
         self._served: dict[ItemKey, LoadedItem] = {}
         """The items in the SDK's registries and in the catalog. It changes together with them."""
         self._failed: dict[Unit, Problem] = {}
-        self._users: dict[Path, set[Unit]] = {}
-        """The units whose items are made of files of other units, by those files."""
+        self._units_by_file: dict[Path, set[Unit]] = {}
+        """The units that load items from a file of another unit, by that file."""
         self.rescans: Counter[str] = Counter()
         """The number of scans by outcome: `read`, `unchanged` or `failed`."""
         self.tracer = Tracer()
@@ -138,8 +138,8 @@ class Workspace:
                 resources.updated(ERRORS, etag=digest_problems(self._problems))
 
     def list_now(self, feature: Feature, on_invalid: object = None) -> list[dict[str, Any]]:
-        # With the catalog's lock and not with `_lock`: loading takes the catalog's lock while it holds `_lock`, and the
-        # caller may already hold the catalog's.
+        # Taking `_lock` could deadlock here: loading takes the catalog's lock while it holds `_lock`, and the caller of
+        # this method may already hold the catalog's lock.
         with self._catalog.lock if self._catalog is not None else nullcontext():
             definitions = [item.definition for (of, _), item in self._served.items() if of is feature]
         return definitions + ([self._errors.definition] if feature is Feature.RESOURCES else [])
@@ -189,14 +189,14 @@ class Workspace:
 
     async def _scan(self, paths: set[Path] | None, defer_removals: bool) -> set[Path]:
         missing = await asyncio.to_thread(self.rescan_safely, paths, defer_removals=defer_removals, run_scripts=False)
-        if self._scripts.have_changed(self._get_register_files()):
+        if self._scripts.has_changes(self._get_register_files()):
             self._must_run_scripts.set()
         return missing
 
     async def _run_scripts(self) -> None:
         """Run the registration scripts when they have changed, and at their interval.
 
-        Apart from the scans, so that a script that hangs delays no other file.
+        This does not run inside a scan, so that a script that hangs delays no other file.
         """
         while True:
             with suppress(TimeoutError):
@@ -216,7 +216,7 @@ class Workspace:
         """Scan as `rescan` does. After an unexpected error, scan all files instead of raising it."""
         try:
             return self.rescan(paths, defer_removals=defer_removals, run_scripts=run_scripts)
-        except Exception:  # the watcher must go on, whatever a file system raises
+        except Exception:  # a file system may raise any error, and the watcher must continue
             self.rescans["failed"] += 1
             logger.exception("could not scan %s; Tidings scans it again", self.root)
             if paths is None:
@@ -232,7 +232,7 @@ class Workspace:
         """
         units = self._find_units() if paths is None else self._find_affected(paths)
         if run_scripts and REGISTER in units:
-            # Before `_lock` is taken: a slow script must not block other scans.
+            # Do this before taking `_lock`, because a slow script must not block other scans.
             self._scripts.run(self.settings, list(filter(FileChecker(self.root).is_inside, units[REGISTER])))
         with self._lock:
             has_loaded, missing = self._reload(units, paths is not None, defer_removals)
@@ -263,8 +263,8 @@ class Workspace:
             unit = find_unit(relative)
             if unit is not None:
                 found.setdefault(unit, set()).add(path)
-            for user in self._users.get(path, ()):
-                found.setdefault(user, set())
+            for dependent in self._units_by_file.get(path, ()):
+                found.setdefault(dependent, set())
         if folders:
             # A folder that was created or removed may come without events for its files.
             for unit in list(self._units):
@@ -276,32 +276,35 @@ class Workspace:
                         found.setdefault(unit, set()).update(files)
         for unit in list(self._failed):
             if unit.kind in ("resources", "prompts"):
-                found.setdefault(unit, set())  # the file that it misses may exist now
+                found.setdefault(unit, set())  # a file that was missing may exist now
         return {unit: list(files) for unit, files in found.items()}
 
     def _reload(
-        self, units: Mapping[Unit, list[Path]], have_changed: bool, defer_removals: bool
+        self, units: Mapping[Unit, list[Path]], is_forced: bool, defer_removals: bool
     ) -> tuple[bool, set[Path]]:
-        """Load the units that are due. Return whether there were any, and the files whose removal is deferred."""
+        """Load the units whose files have changed, or all of them with `is_forced`.
+
+        Return whether any was loaded, and the files whose removal is deferred.
+        """
         missing: set[Path] = set()
         changed: set[Path] = set()
-        due: list[_Due] = []
+        due: list[_DueUnit] = []
         checker = FileChecker(self.root)
         for unit, candidates in sorted(units.items()):
             previous = self._units.get(unit, LoadedUnit())
-            # With the known files: another scan may have found more since this one started.
+            # Include the known files, because another scan may have found more since this one started.
             files = list(filter(checker.is_inside, sorted({*candidates, *previous.files})))
             if defer_removals and previous.files and not files:
                 missing.update(previous.files)
                 continue
             state = tuple(map(read_state, [*files, *sorted(previous.other_files)]))
-            if have_changed or unit not in self._units or previous.state != state:
-                due.append(_Due(unit, files, state, previous))
+            if is_forced or unit not in self._units or previous.state != state:
+                due.append(_DueUnit(unit, files, state, previous))
                 changed.update(file for file, now in zip(files, state, strict=False) if now not in previous.state)
                 changed.update(set(previous.files).difference(files))
         if due:
             with self.tracer.span(SCAN, units=len(due)):
-                forget_modules(changed)
+                unload_modules(changed)
                 limits = self.settings.limits
                 keys: set[ItemKey] = set()
                 try:
@@ -310,15 +313,15 @@ class Workspace:
                     loaded = {each.unit: each.files for each in due}
                     for unit in sorted(self._find_dependents(loaded, self.settings.limits != limits)):
                         previous = self._units[unit]
-                        keys |= self._load(_Due(unit, previous.files, previous.state, previous), checker)
-                finally:  # publish what was loaded, because the next scan does not load it again
+                        keys |= self._load(_DueUnit(unit, previous.files, previous.state, previous), checker)
+                finally:  # also after an error: the next scan does not load these units again
                     self._publish(keys)
         return bool(due), missing
 
-    def _find_dependents(self, loaded: Mapping[Unit, list[Path]], have_limits_changed: bool) -> set[Unit]:
-        """Return the units to load again because limits have changed, or a module that they may import."""
+    def _find_dependents(self, loaded: Mapping[Unit, list[Path]], has_new_limits: bool) -> set[Unit]:
+        """Return the units to load again because the limits have changed, or a module that they may import."""
         found: set[Unit] = set()
-        if have_limits_changed:
+        if has_new_limits:
             for unit, each in self._units.items():
                 if any(isinstance(item.component, ExecutableTool) for item in each.items):
                     found.add(unit)
@@ -332,7 +335,7 @@ class Workspace:
 
     # Loading
 
-    def _load(self, due: _Due, checker: FileChecker) -> set[ItemKey]:
+    def _load(self, due: _DueUnit, checker: FileChecker) -> set[ItemKey]:
         """Load one unit. Return the keys whose served item may differ."""
         unit, files, old = due.unit, due.files, due.previous
         new = LoadedUnit(due.state, files)
@@ -345,17 +348,17 @@ class Workspace:
                 new.items, new.exclusive = content.items, content.exclusive
                 new.other_files = list_other_files(new.items, files, checker)
                 new.state = (*due.state[: len(files)], *map(read_state, sorted(new.other_files)))
-            except Exception as error:  # the file of a user: anything may be wrong with it
+            except Exception as error:  # a file may contain any error, and may be code that raises any exception
                 new.items, new.exclusive, new.other_files = old.items, old.exclusive, old.other_files
                 if all(file.exists() for file in files):
                     problem = find_problem(error, path, self.root)
-                else:  # removed while it was read: the next scan finds that out
+                else:  # removed while it was read; the next scan handles that
                     problem = self._failed.get(unit)
                     new.state = _UNKNOWN
                 if problem is not None and self._failed.get(unit) != problem:
                     logger.warning("%s%s", problem, "; its last good version is still served" if old.items else "")
             if problem is not None and unit.kind != "tools":
-                new.state = _UNKNOWN  # it may miss a file of another unit
+                new.state = _UNKNOWN  # the cause may be a missing file of another unit
         if files:
             self._units[unit] = new
         else:
@@ -364,34 +367,34 @@ class Workspace:
             self._failed[unit] = problem
         else:
             self._failed.pop(unit, None)
-        self._track_users(unit, old.other_files, new.other_files)
+        self._update_units_by_file(unit, old.other_files, new.other_files)
         keys = self._table.replace(unit, old.items, new.items)
         if unit == REGISTER:
             keys |= self._table.set_exclusive(new.exclusive)
         return keys
 
-    def _track_users(self, unit: Unit, old_files: frozenset[Path], new_files: frozenset[Path]) -> None:
+    def _update_units_by_file(self, unit: Unit, old_files: frozenset[Path], new_files: frozenset[Path]) -> None:
         for file in old_files - new_files:
-            self._users[file].discard(unit)
-            if not self._users[file]:
-                del self._users[file]
+            self._units_by_file[file].discard(unit)
+            if not self._units_by_file[file]:
+                del self._units_by_file[file]
         for file in new_files:
-            self._users.setdefault(file, set()).add(unit)
+            self._units_by_file.setdefault(file, set()).add(unit)
 
-    def _read(self, unit: Unit, files: list[Path], old: LoadedUnit) -> Registration:
+    def _read(self, unit: Unit, files: list[Path], old: LoadedUnit) -> UnitContent:
         if unit == REGISTER:
-            if old.files and not self._scripts.have_output(files):
-                return Registration(old.items, old.exclusive)  # until the new script has run
+            if old.files and not self._scripts.has_output(files):
+                return UnitContent(old.items, old.exclusive)  # until the new script has run
             return self._scripts.load(self.settings, files)
         if unit == SETTINGS:
             self._apply_settings(load_settings(self.root))
-            return Registration()
-        return Registration(load_items(self.root, self.settings, unit, files))
+            return UnitContent()
+        return UnitContent(load_items(self.root, self.settings, unit, files))
 
     def _apply_settings(self, settings: Settings) -> None:
         self.settings = settings
         self.lowlevel.instructions = settings.instructions
-        unapplied = settings.list_fixed_changes(self._initial_settings)
+        unapplied = settings.list_changes_needing_restart(self._initial_settings)
         if unapplied and unapplied != self._unapplied:
             logger.warning("tidings.toml: %s changed; restart the server to apply it", ", ".join(unapplied))
         self._unapplied = unapplied
@@ -399,7 +402,7 @@ class Workspace:
     def _load_initial_settings(self) -> Settings:
         try:
             return load_settings(self.root)
-        except Exception:  # the first scan reports what is wrong
+        except Exception:  # the first scan reports the error
             return Settings(self.root.name)
 
     # Serving
@@ -407,7 +410,7 @@ class Workspace:
     async def _list_resources(self, ctx: Any, params: types.PaginatedRequestParams) -> types.ListResourcesResult:
         """List resources as the SDK does, and add the sizes of files.
 
-        A size belongs to the content and is not part of the definition: a new size is no change of the list.
+        A size is not part of the definition, because a new size must not count as a change of the list.
         """
         resources = await self.server.list_resources()
         components = internals.registries_of(self.server)["resources"]
@@ -418,7 +421,7 @@ class Workspace:
         return types.ListResourcesResult(resources=resources)
 
     def _publish(self, keys: set[ItemKey]) -> None:
-        """Make the server and the catalog serve the loaded items, in one commit."""
+        """Update the SDK's registries and the catalog with the loaded items, in one commit."""
         problems = tuple(sorted([*self._failed.values(), *self._table.list_conflicts()], key=str))
         if self._catalog is None:
             self._register(keys)

@@ -19,7 +19,7 @@ __all__ = ["load_registered_tool", "load_tools"]
 
 def load_tools(root: Path, settings: Settings, unit: Unit, files: list[Path]) -> list[LoadedItem]:
     if unit.is_folder:
-        # Only `tool.*` directly inside the folder is the tool. Other files are for the tool's own use.
+        # The tool is `tool.*` directly inside the folder. The tool may use the other files.
         folder = root / unit.key
         files = [path for path in files if get_stem(path.name) == "tool" and path.parent == folder]
     metas, others = split_meta(files)
@@ -44,7 +44,7 @@ def load_registered_tool(root: Path, settings: Settings, path: Path, meta: dict[
 
 
 def _is_tool(path: Path, is_folder: bool) -> bool:
-    """Return whether a file is a tool, and not a README, data or a helper module."""
+    """Return whether a file is a tool. A README, data or a helper module is not."""
     if os.access(path, os.X_OK):
         return True
     return not path.name.startswith("_") if path.suffix == ".py" else is_folder and path.suffix == ".sh"

@@ -68,11 +68,11 @@ def has_python(files: Iterable[Path]) -> bool:
 
 
 def list_parents(key: str) -> list[str]:
-    """Return the folders that contain a path; for the key of a folder unit, with that folder."""
+    """Return the folders that contain a path. For the key of a folder unit, include that folder."""
     parts = key.split("/")
     return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def get_stem(name: str) -> str:
-    """`deploy.sh` and `deploy.meta.json` → `deploy`."""
+    """Return a file name without its suffixes: `deploy` for `deploy.sh` and for `deploy.meta.json`."""
     return name.removesuffix(META_SUFFIX).partition(".")[0]

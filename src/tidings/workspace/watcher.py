@@ -1,7 +1,7 @@
-"""Watches a workspace folder, and scans it when something may have changed.
+"""The watcher of a workspace folder. It starts a scan when something may have changed.
 
-Scans follow file system events and a fixed interval. Events only say which paths to look at. If watching fails, the
-interval remains.
+It scans the paths of file system events, and all files at a fixed interval. If the file system can't be watched, it
+scans only at the interval.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ logger = logging.getLogger(__name__)
 
 _QUIET_MS = 10
 _MAX_WAIT_MS = 100
-"""A save has a few events within one or two milliseconds. A checkout of a thousand files is reported in parts."""
+"""Saving a file causes a few events within 2 ms, so 10 ms without events end a burst. A longer burst is split."""
 
 _RETRY = 1.0
 """Seconds until watching is tried again after it failed."""
 
 _MAX_RETRY = 10.0
-"""Seconds between retries after many failures, because each of them scans the whole folder."""
+"""Seconds between retries after many failures. Not less, because each retry scans the whole folder."""
 
 _REMOVAL_GRACE = 0.05
 """Seconds until a missing file counts as removed: longer than replacing a file takes."""
 
 
 class FolderWatcher:
-    """Calls `scan` with the paths that may have changed, or with None for all files.
+    """A loop that calls `scan` with the paths that may have changed, or with None for all files.
 
-    `scan(paths, defer_removals)` returns the files that are missing if removals are deferred. Those are scanned again
-    after a moment, so that replacing a file, as `git checkout` does, is one change and not two.
+    `scan(paths, defer_removals)` returns the missing files if removals are deferred. The watcher scans those again
+    after `_REMOVAL_GRACE`, so that replacing a file, as `git checkout` does, is one change and not two.
     """
 
     def __init__(self, root: Path, scan: Callable[[set[Path] | None, bool], Awaitable[set[Path]]], poll: float) -> None:
@@ -91,7 +91,7 @@ def _advise(error: Exception) -> str:
 
 
 async def watch_paths(root: Path) -> AsyncIterator[set[Path] | None]:
-    """Yield the paths of each burst of events; None if anything may have changed, as when watching starts.
+    """Yield the paths of each burst of events, or None if any file may have changed, for example at the start.
 
     Only the folders of a workspace are watched, not others beside them (a virtual environment, `.git`). If one of
     those folders is created, removed or replaced, watching starts again.
@@ -117,7 +117,7 @@ async def watch_paths(root: Path) -> AsyncIterator[set[Path] | None]:
                 changes = next_changes.result()
                 yield {path for _, path in changes}
                 if any(path in watched and change is not Change.modified for change, path in changes):
-                    break  # the path may now be another folder than the one that is watched
+                    break  # the watched folder may have been replaced by another one
         finally:
             if next_changes is not None:
                 next_changes.cancel()

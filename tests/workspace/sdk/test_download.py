@@ -40,7 +40,7 @@ pytestmark = pytest.mark.anyio
     ],
 )
 def test_unsafe_download_is_refused(tmp_path: Path, options: str, error_type: str) -> None:
-    with pytest.raises(download.Refused) as caught:
+    with pytest.raises(download.DownloadError) as caught:
         download.main(options.replace("--out f", f"--out {tmp_path}/f").split())
     assert caught.value.error_type == error_type
     assert not (tmp_path / "f").exists()
@@ -102,7 +102,7 @@ def test_failed_download_has_a_reason(
     site: str, tmp_path: Path, path: str, error_type: str, details: dict[str, str]
 ) -> None:
     given = ["--url", site + path, "--out", str(tmp_path / "out"), "--allow", "example.com", "--max-bytes", "20"]
-    with pytest.raises(download.Refused) as caught:
+    with pytest.raises(download.DownloadError) as caught:
         download.main(given)
 
     assert (caught.value.error_type, caught.value.details) == (error_type, details)

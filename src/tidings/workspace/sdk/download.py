@@ -1,7 +1,7 @@
 """`mcp_download_safe` of tool-sdk.sh: download a file over HTTPS from an allowed host.
 
-A URL often comes from a model, which must not reach the network that this process is in. So the name is resolved once,
-every address must be public, and the connection uses one of them. No redirect is followed.
+A model often chooses the URL, and it must not reach the private network of this process. So the host name is resolved
+once, every address must be public, and the connection uses one of them. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _TRANSIENT = frozenset({429, 500, 502, 503, 504})
 
 
-class Refused(Exception):
-    """The download was refused or failed. `details` are further members of the error."""
+class DownloadError(Exception):
+    """An error of a download that was refused or failed. `details` are further members of the JSON error."""
 
     def __init__(self, error_type: str, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -38,11 +38,11 @@ class Refused(Exception):
 
 class _Arguments(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise Refused("invalid_params", message)
+        raise DownloadError("invalid_params", message)
 
 
 class _PinnedConnection(http.client.HTTPSConnection):
-    """Connects to a checked address, and verifies the certificate for the host name."""
+    """A connection to a checked address. It verifies the certificate for the host name."""
 
     def __init__(self, host: str, port: int, address: str, timeout: float) -> None:
         self._ssl_context = ssl.create_default_context()
@@ -56,7 +56,7 @@ class _PinnedConnection(http.client.HTTPSConnection):
 
 def download(url: str, out: str, allow: list[str], deny: list[str], timeout: float, max_bytes: int, agent: str) -> int:
     """Download to `out`, and return the number of bytes."""
-    host, port = check(url, allow, deny)
+    host, port = check_url(url, allow, deny)
     address = resolve(host, port)
     target = urlsplit(url)
     deadline = time.monotonic() + timeout
@@ -68,42 +68,44 @@ def download(url: str, out: str, allow: list[str], deny: list[str], timeout: flo
         with connection.getresponse() as response:
             if 300 <= response.status < 400:
                 location = response.headers.get("Location", "")
-                raise Refused("redirect", f"{url} redirects to {location}; download that instead", location=location)
+                raise DownloadError(
+                    "redirect", f"{url} redirects to {location}; download that instead", location=location
+                )
             if response.status >= 400:
                 error_type = "transient" if response.status in _TRANSIENT else "network_error"
-                raise Refused(error_type, f"{host} answered {response.status} {response.reason}")
+                raise DownloadError(error_type, f"{host} answered {response.status} {response.reason}")
             while chunk := response.read1(65536):
                 body += chunk
                 if len(body) > max_bytes:
-                    raise Refused("size_exceeded", f"{url} has more than {max_bytes} bytes")
+                    raise DownloadError("size_exceeded", f"{url} has more than {max_bytes} bytes")
                 if time.monotonic() > deadline:
-                    raise Refused("transient", f"{host} did not finish within {timeout:g} s")
+                    raise DownloadError("transient", f"{host} did not finish within {timeout:g} s")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise Refused("transient", f"{host} could not be read: {error}") from error
+        raise DownloadError("transient", f"{host} could not be read: {error}") from error
     finally:
         connection.close()
     try:
         Path(out).write_bytes(body)
     except OSError as error:
-        raise Refused("write_error", f"{out} could not be written: {error.strerror}") from error
+        raise DownloadError("write_error", f"{out} could not be written: {error.strerror}") from error
     return len(body)
 
 
-def check(url: str, allow: list[str], deny: list[str]) -> tuple[str, int]:
-    """Return the host and port of a URL, if it may be downloaded."""
+def check_url(url: str, allow: list[str], deny: list[str]) -> tuple[str, int]:
+    """Return the host and port of a URL. Raises `DownloadError` if the URL is not allowed."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower().rstrip("."), parts.port or 443
     except ValueError as error:
-        raise Refused("invalid_url", f"{url!r} is not a URL: {error}") from error
+        raise DownloadError("invalid_url", f"{url!r} is not a URL: {error}") from error
     if parts.scheme != "https" or not host or parts.username is not None or re.search(r"[\x00-\x20\x7f]", url):
-        raise Refused("invalid_url", f"{url!r} is not a https:// URL without user name and spaces")
-    if re.fullmatch(r"(0x[0-9a-f]*|\d+)(\.(0x[0-9a-f]*|\d+))*", host) and not _is_dotted(host):
-        raise Refused("host_blocked", f"{host} is an obfuscated IP address")
+        raise DownloadError("invalid_url", f"{url!r} is not a https:// URL without user name and spaces")
+    if re.fullmatch(r"(0x[0-9a-f]*|\d+)(\.(0x[0-9a-f]*|\d+))*", host) and not _is_canonical_address(host):
+        raise DownloadError("host_blocked", f"{host} is an obfuscated IP address")
     if host in deny:
-        raise Refused("host_blocked", f"{host} is denied")
+        raise DownloadError("host_blocked", f"{host} is denied")
     if host not in allow and os.environ.get("MCPBASH_HTTPS_ALLOW_ALL", "").lower() not in ("true", "1"):
-        raise Refused("host_blocked", f"{host} is not among the allowed hosts: {', '.join(allow) or 'none'}")
+        raise DownloadError("host_blocked", f"{host} is not among the allowed hosts: {', '.join(allow) or 'none'}")
     return host, port
 
 
@@ -112,25 +114,25 @@ def resolve(host: str, port: int) -> str:
     try:
         addresses = [entry[4][0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError) as error:
-        raise Refused("transient", f"{host} could not be resolved: {error}") from error
+        raise DownloadError("transient", f"{host} could not be resolved: {error}") from error
     for text in addresses:
         address = ipaddress.ip_address(str(text).partition("%")[0])
         mapped = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None) or address
         if address in _NAT64:
             mapped = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if not mapped.is_global or mapped.is_multicast:
-            raise Refused("host_blocked", f"{host} has the address {text}, which is not public")
+            raise DownloadError("host_blocked", f"{host} has the address {text}, which is not public")
     return str(addresses[0])
 
 
-def _is_dotted(host: str) -> bool:
+def _is_canonical_address(host: str) -> bool:
     try:
         return str(ipaddress.ip_address(host)) == host
     except ValueError:
         return False
 
 
-def _hosts(*texts: str) -> list[str]:
+def _parse_hosts(*texts: str) -> list[str]:
     return [host.lower().rstrip(".") for text in texts for host in re.split(r"[\s,]+", text) if host]
 
 
@@ -146,28 +148,28 @@ def main(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--user-agent", default=os.environ.get("MCPBASH_HTTPS_USER_AGENT") or "tidings (tool-sdk)")
     options = parser.parse_args(arguments)
     if not options.out:
-        raise Refused("invalid_params", "--out is missing")
-    allow = _hosts(*options.allow, os.environ.get("MCPBASH_HTTPS_ALLOW_HOSTS", ""))
-    deny = _hosts(*options.deny, os.environ.get("MCPBASH_HTTPS_DENY_HOSTS", ""))
+        raise DownloadError("invalid_params", "--out is missing")
+    allow = _parse_hosts(*options.allow, os.environ.get("MCPBASH_HTTPS_ALLOW_HOSTS", ""))
+    deny = _parse_hosts(*options.deny, os.environ.get("MCPBASH_HTTPS_DENY_HOSTS", ""))
     timeout, max_bytes = min(options.timeout, MAX_SECONDS), min(options.max_bytes, MAX_BYTES)
     for attempt in range(max(0, options.retries) + 1):
         try:
             size = download(options.url, options.out, allow, deny, timeout, max_bytes, options.user_agent)
             return {"success": True, "bytes": size, "path": options.out}
-        except Refused as refused:
-            if refused.error_type != "transient":
+        except DownloadError as error:
+            if error.error_type != "transient":
                 raise
             if attempt == options.retries:
-                raise Refused("network_error", str(refused)) from refused
+                raise DownloadError("network_error", str(error)) from error
             threading.Event().wait(0.2 * 2**attempt)
-    raise Refused("network_error", "no attempt was made")
+    raise DownloadError("network_error", "no attempt was made")
 
 
 if __name__ == "__main__":
     try:
         result = main(sys.argv[1:])
-    except Refused as refused:
-        result = {"success": False, "error": {"type": refused.error_type, "message": str(refused), **refused.details}}
+    except DownloadError as error:
+        result = {"success": False, "error": {"type": error.error_type, "message": str(error), **error.details}}
     except ValueError as error:
         result = {"success": False, "error": {"type": "invalid_params", "message": str(error)}}
     sys.stdout.write(json.dumps(result) + "\n")

@@ -2,7 +2,7 @@
 # Helper functions for tools written in bash (4.4 or newer): source "${MCP_SDK:?}/tool-sdk.sh"
 #
 # This is Tidings' own implementation of the functions that the documentation of mcp-bash-framework describes.
-# docs/tools.md lists them. Simple functions use only bash. JSON is read with jq if it is installed, else with values.py.
+# docs/tools.md lists them. Simple functions use only bash. The others read JSON with jq, or with values.py without jq.
 #
 # mcp_fail*, mcp_error and mcp_result_* end the tool, because a tool that goes on after an error would act on rejected
 # arguments. EXIT traps run. mcp_emit_* do not end the tool.
@@ -95,16 +95,16 @@ _mcp_is_flat() {
 	((${#1} <= 4096)) && [[ $1 =~ ${_MCP_FLAT} ]]
 }
 
-# _mcp_quick JSON KEY: put the value at KEY of a flat object into _mcp_quick_value, as JSON. Fail if it is not flat.
-_mcp_quick() {
+# _mcp_get_flat JSON KEY: put the value at KEY of a flat object into _mcp_flat_value, as JSON. Fail if it is not flat.
+_mcp_get_flat() {
 	local LC_ALL=C rest="$1"
 	_mcp_is_flat "${rest}" || return 1
-	_mcp_quick_value=null
+	_mcp_flat_value=null
 	rest="${rest#*\{}"
 	while [[ ${rest} =~ ^${_MCP_MEMBER},? ]]; do
 		rest="${rest:${#BASH_REMATCH[0]}}"
 		if [[ ${BASH_REMATCH[1]} == "\"$2\"" ]]; then
-			_mcp_quick_value="${BASH_REMATCH[4]}"
+			_mcp_flat_value="${BASH_REMATCH[4]}"
 		fi
 	done
 }
@@ -127,6 +127,15 @@ mcp_is_valid_json() {
 		[[ "$("${_MCP_JQ}" -cs 'length' <<<"${1-}" 2>/dev/null)" == 1 ]]
 	else
 		_mcp_values valid <<<"${1-}"
+	fi
+}
+
+# Put $1 into the variable _mcp_quoted: unchanged if it is JSON, else as a string literal.
+_mcp_quote_unless_json() {
+	if mcp_is_valid_json "$1"; then
+		_mcp_quoted="$1"
+	else
+		_mcp_quote "$1"
 	fi
 }
 
@@ -168,10 +177,10 @@ _mcp_get() {
 
 # Arguments ----------------------------------------------------------------------------------------------------------
 
-mcp_args_raw() { _mcp_raw ARGS; }
-mcp_meta_raw() { _mcp_raw META; }
+mcp_args_raw() { _mcp_print_raw ARGS; }
+mcp_meta_raw() { _mcp_print_raw META; }
 
-_mcp_raw() {
+_mcp_print_raw() {
 	local json="MCP_TOOL_$1_JSON" file="MCP_TOOL_$1_FILE"
 	if [[ -n ${!json:-} ]]; then
 		printf '%s\n' "${!json}"
@@ -184,15 +193,15 @@ _mcp_raw() {
 
 # _mcp_get_from ARGS|META FILTER
 _mcp_get_from() {
-	local json="MCP_TOOL_$1_JSON" file="MCP_TOOL_$1_FILE" _mcp_quick_value _mcp_value other
+	local json="MCP_TOOL_$1_JSON" file="MCP_TOOL_$1_FILE" _mcp_flat_value _mcp_value other
 	if [[ $2 =~ ${_MCP_SIMPLE} ]]; then
 		other="${BASH_REMATCH[3]}"
-		if _mcp_quick "${!json:-x}" "${BASH_REMATCH[1]}"; then
-			if [[ -n ${other} && ${_mcp_quick_value} =~ ^(null|false)$ ]]; then
+		if _mcp_get_flat "${!json:-x}" "${BASH_REMATCH[1]}"; then
+			if [[ -n ${other} && ${_mcp_flat_value} =~ ^(null|false)$ ]]; then
 				[[ ${other} != empty ]] || return 0
-				_mcp_quick_value="${other}"
+				_mcp_flat_value="${other}"
 			fi
-			if _mcp_unquote "${_mcp_quick_value}"; then
+			if _mcp_unquote "${_mcp_flat_value}"; then
 				printf '%s\n' "${_mcp_value}"
 				return
 			fi
@@ -228,7 +237,7 @@ _mcp_get_default() {
 # `.key`, or `.key // default`
 _MCP_SIMPLE='^\.([A-Za-z_][A-Za-z0-9_]*)[[:space:]]*(//[[:space:]]*(empty|"[^"\\]*"|[0-9]+|true|false|null))?[[:space:]]*$'
 
-# A value between two marks, because $(…) drops line ends at the end; nothing for null.
+# Print a value between two marks, because $(…) drops line ends at the end. Print nothing for null.
 _MCP_MARKED='if . == null then empty else "=" + tostring + "=" end'
 
 _mcp_unmark() {
@@ -239,10 +248,10 @@ _mcp_unmark() {
 
 # Put the value at $2 into _mcp_value. Fail if it is missing or null; `false` and "" are values.
 _mcp_find() {
-	local json="MCP_TOOL_$1_JSON" _mcp_quick_value
-	if [[ $2 =~ ^\.([A-Za-z_][A-Za-z0-9_]*)$ ]] && _mcp_quick "${!json:-x}" "${BASH_REMATCH[1]}"; then
-		[[ ${_mcp_quick_value} != null ]] || return 1
-		_mcp_unquote "${_mcp_quick_value}" && return
+	local json="MCP_TOOL_$1_JSON" _mcp_flat_value
+	if [[ $2 =~ ^\.([A-Za-z_][A-Za-z0-9_]*)$ ]] && _mcp_get_flat "${!json:-x}" "${BASH_REMATCH[1]}"; then
+		[[ ${_mcp_flat_value} != null ]] || return 1
+		_mcp_unquote "${_mcp_flat_value}" && return
 	fi
 	_mcp_value="$(_mcp_get_from "$1" "($2) | ${_MCP_MARKED}")" || _mcp_value=""
 	_mcp_unmark
@@ -350,7 +359,7 @@ mcp_result_success() {
 	exit 0
 }
 
-# With status 0, because the result was printed.
+# The exit status is 0, because the output is a valid result.
 mcp_result_error() {
 	_mcp_result error "${1:-null}"
 	exit 0
@@ -403,12 +412,8 @@ mcp_error() {
 			out+=",\"hint\":${_mcp_quoted}"
 			;;
 		--data)
-			if mcp_is_valid_json "${2-}"; then
-				out+=",\"data\":$2"
-			else
-				_mcp_quote "${2-}"
-				out+=",\"data\":${_mcp_quoted}"
-			fi
+			_mcp_quote_unless_json "${2-}"
+			out+=",\"data\":${_mcp_quoted}"
 			;;
 		esac
 		shift "$(($# > 1 ? 2 : 1))"
@@ -425,12 +430,8 @@ mcp_fail() {
 	fi
 	message="${1:-Internal error}"
 	if [[ -n ${2-} ]]; then
-		if mcp_is_valid_json "$2"; then
-			data=",\"data\":$2"
-		else
-			_mcp_quote "$2"
-			data=",\"data\":${_mcp_quoted}"
-		fi
+		_mcp_quote_unless_json "$2"
+		data=",\"data\":${_mcp_quoted}"
 	fi
 	_mcp_quote "${message}"
 	if [[ -n ${MCP_TOOL_ERROR_FILE:-} ]]; then
@@ -446,7 +447,7 @@ mcp_fail_invalid_args() {
 
 # Progress, log, cancellation ----------------------------------------------------------------------------------------
 
-_mcp_line() {
+_mcp_send_line() {
 	if [[ -n ${_MCP_FD} ]]; then
 		printf '%s\n' "$1" >&"${_MCP_FD}" || true
 	fi 2>/dev/null
@@ -459,11 +460,11 @@ mcp_progress() {
 	[[ ${amount} == -* ]] && amount=0
 	if [[ ${3-} =~ ^[0-9]+$ ]]; then
 		_mcp_quote "${2-}"
-		_mcp_line "{\"progress\":${amount},\"total\":$3,\"message\":${_mcp_quoted}}"
+		_mcp_send_line "{\"progress\":${amount},\"total\":$3,\"message\":${_mcp_quoted}}"
 	else
 		((10#${amount%%.*} > 100)) && amount=100
 		_mcp_quote "${2-}"
-		_mcp_line "{\"progress\":${amount},\"total\":100,\"message\":${_mcp_quoted}}"
+		_mcp_send_line "{\"progress\":${amount},\"total\":100,\"message\":${_mcp_quoted}}"
 	fi
 }
 
@@ -475,7 +476,7 @@ mcp_log() {
 	_mcp_quote "${2:-tool}"
 	out+=",\"logger\":${_mcp_quoted}"
 	_mcp_quote "${3-}"
-	_mcp_line "${out},\"data\":${_mcp_quoted}}"
+	_mcp_send_line "${out},\"data\":${_mcp_quoted}}"
 }
 
 mcp_log_debug() { mcp_log debug "$@"; }
@@ -500,10 +501,10 @@ mcp_is_cancelled() {
 
 # mcp_run_with_progress --pattern REGEX [options] -- COMMAND …
 mcp_run_with_progress() {
-	local pattern="" extract=json output="" interval=0.2 file="" total="" is_dry="" errors=""
+	local pattern="" extract=json output="" interval=0.2 file="" total="" is_dry_run="" errors=""
 	while (($#)) && [[ $1 != -- ]]; do
 		case "$1" in
-		--dry-run) is_dry=1 ;;
+		--dry-run) is_dry_run=1 ;;
 		--quiet) ;; # lines without progress are never logged here
 		--pattern | --extract | --stdout | --interval | --progress-file | --total | --stderr-file)
 			(($# > 1)) || mcp_fail -32603 "mcp_run_with_progress: $1 needs a value"
@@ -533,16 +534,16 @@ mcp_run_with_progress() {
 		_mcp_run_with_file "$@" || status=$?
 		return "${status}"
 	fi
-	local sink reader
-	# The reader must not keep stdout open: $(…) waits for its end.
-	exec {sink}> >(_mcp_read_progress >/dev/null)
+	local stderr_fd reader
+	# The reader must not keep stdout open, because $(…) waits until every process has closed it.
+	exec {stderr_fd}> >(_mcp_read_progress >/dev/null)
 	reader=$!
 	if [[ -n ${output} ]]; then
-		"$@" >"${output}" 2>&"${sink}" || status=$?
+		"$@" >"${output}" 2>&"${stderr_fd}" || status=$?
 	else
-		"$@" 2>&"${sink}" || status=$?
+		"$@" 2>&"${stderr_fd}" || status=$?
 	fi
-	exec {sink}>&-
+	exec {stderr_fd}>&-
 	wait "${reader}" 2>/dev/null || true
 	return "${status}"
 }
@@ -583,18 +584,18 @@ _mcp_read_progress() {
 		_mcp_split_progress
 		((code == 0 || code > 128)) || break # above 128: a timeout, after which lines that end in \r are processed
 	done
-	[[ -z ${buffer} ]] || _mcp_one_progress "${buffer}"
+	[[ -z ${buffer} ]] || _mcp_process_line "${buffer}"
 }
 
 _mcp_split_progress() {
 	buffer="${buffer//$'\r'/$'\n'}"
 	while [[ ${buffer} == *$'\n'* ]]; do
-		_mcp_one_progress "${buffer%%$'\n'*}"
+		_mcp_process_line "${buffer%%$'\n'*}"
 		buffer="${buffer#*$'\n'}"
 	done
 }
 
-_mcp_one_progress() {
+_mcp_process_line() {
 	local line="$1" percent="" message="" _mcp_quoted
 	[[ -n ${line} ]] || return 0
 	if [[ ! ${line} =~ ${pattern} ]]; then
@@ -630,14 +631,14 @@ _mcp_one_progress() {
 		_mcp_quote "${line:0:200}"
 		message="${_mcp_quoted}"
 	fi
-	if [[ -n ${is_dry} ]]; then
+	if [[ -n ${is_dry_run} ]]; then
 		printf '{"progress":%s,"total":100,"message":%s}\n' "${percent}" "${message}" >&2
 	else
-		_mcp_line "{\"progress\":${percent},\"total\":100,\"message\":${message}}"
+		_mcp_send_line "{\"progress\":${percent},\"total\":100,\"message\":${message}}"
 	fi
 }
 
-# mcp_with_retry ATTEMPTS BASE_DELAY -- COMMAND …: retry after status 3 or higher, after 1, 2, 4… times the delay.
+# mcp_with_retry ATTEMPTS BASE_DELAY -- COMMAND …: retry a status of 3 or higher, after 1, 2, 4… times the delay.
 mcp_with_retry() {
 	local max_attempts="${1:-3}" delay="${2:-1}" attempt=1 status pause
 	shift "$(($# > 1 ? 2 : $#))"
@@ -671,17 +672,17 @@ mcp_roots_count() {
 	printf '%s\n' "${MCP_ROOTS_COUNT:-0}"
 }
 
-_mcp_real() {
+_mcp_realpath() {
 	realpath -m -- "$1" 2>/dev/null || _mcp_values realpath "$1"
 }
 
-# mcp_roots_contains PATH: resolve symbolic links and .. first.
+# mcp_roots_contains PATH: succeed if PATH is inside a root, after symbolic links and .. are resolved.
 mcp_roots_contains() {
 	local path root
-	path="$(_mcp_real "$1")" || return 1
+	path="$(_mcp_realpath "$1")" || return 1
 	while IFS= read -r root; do
 		[[ -n ${root} ]] || continue
-		root="$(_mcp_real "${root}")" || continue
+		root="$(_mcp_realpath "${root}")" || continue
 		if [[ ${path} == "${root}" || ${path} == "${root%/}"/* ]]; then
 			return 0
 		fi
@@ -713,7 +714,7 @@ mcp_require_path() {
 	if ! mcp_roots_contains "${_mcp_value}"; then
 		mcp_fail_invalid_args "${pointer} is outside the allowed roots"
 	fi
-	_mcp_real "${_mcp_value}"
+	_mcp_realpath "${_mcp_value}"
 }
 
 # Configuration ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 
 class InvalidFilter(Exception):
-    """The filter is invalid, or needs jq."""
+    """An error in a filter, or a part of it that only jq supports."""
 
 
 _TOKEN = re.compile(r"""\s*(?:("(?:[^"\\]|\\.)*")|(-?\d+(?:\.\d+)?)|([A-Za-z_]\w*)|(//|==|!=|[.|()\[\]?,+]))""")
@@ -42,37 +42,38 @@ class Parser:
             raise InvalidFilter(f"{self.tokens[0]!r} is not supported here without jq; install jq")
         return result
 
-    def next(self, *expected: str) -> str | None:
+    def accept(self, *expected: str) -> str | None:
+        """Remove and return the next token if it is one of those expected, or else return None."""
         if self.tokens and self.tokens[0] in expected:
             return self.tokens.pop(0)
         return None
 
     def require(self, token: str) -> None:
-        if self.next(token) is None:
+        if self.accept(token) is None:
             raise InvalidFilter(f"{token!r} is missing")
 
     def pipe(self) -> Filter:
         left = self.alternative()
-        while self.next("|"):
+        while self.accept("|"):
             left = _pipe(left, self.alternative())
         return left
 
     def alternative(self) -> Filter:
         left = self.comparison()
-        if self.next("//"):
+        if self.accept("//"):
             return _alternative(left, self.alternative())
         return left
 
     def comparison(self) -> Filter:
         left = self.sum()
-        if sign := self.next("==", "!="):
+        if sign := self.accept("==", "!="):
             right = self.sum()
             return _combine(left, right, lambda a, b: (a == b) is (sign == "=="))
         return left
 
     def sum(self) -> Filter:
         left = self.term()
-        while self.next("+"):
+        while self.accept("+"):
             left = _combine(left, self.term(), lambda a, b: a + b)
         return left
 
@@ -83,8 +84,7 @@ class Parser:
         if token == ".":
             result: Filter = lambda value: iter([value])  # noqa: E731  # as the others below
             if self.tokens and re.match(r'[A-Za-z_"]', self.tokens[0]):
-                key = self.tokens.pop(0)
-                result = _pipe(result, _at(json.loads(key) if key.startswith('"') else key))
+                result = self.member(result)
         elif token == "(":
             result = self.pipe()
             self.require(")")
@@ -94,7 +94,7 @@ class Parser:
             result = _constant(json.loads(token))
         elif token == "empty":
             result = lambda value: iter(())  # noqa: E731
-        elif token == "[" and self.next("]"):
+        elif token == "[" and self.accept("]"):
             result = _constant([])
         elif token in _FUNCTIONS:
             function = _FUNCTIONS[token]
@@ -104,40 +104,43 @@ class Parser:
         return self.suffixes(result)
 
     def suffixes(self, result: Filter) -> Filter:
-        while token := self.next(".", "[", "?"):
+        while token := self.accept(".", "[", "?"):
             if token == ".":
-                if self.next("["):
+                if self.accept("["):
                     result = self.bracket(result)
                     continue
                 if not self.tokens:
                     raise InvalidFilter("a name is missing after the last dot")
-                key = self.tokens.pop(0)
-                result = _pipe(result, _at(json.loads(key) if key.startswith('"') else key))
+                result = self.member(result)
             elif token == "[":
                 result = self.bracket(result)
             else:
                 result = _optional(result)
         return result
 
+    def member(self, result: Filter) -> Filter:
+        key = self.tokens.pop(0)
+        return _pipe(result, _get_member(json.loads(key) if key.startswith('"') else key))
+
     def bracket(self, result: Filter) -> Filter:
-        if self.next("]"):
-            return _pipe(result, _each)
+        if self.accept("]"):
+            return _pipe(result, _iterate)
         key = json.loads(self.tokens.pop(0))
         self.require("]")
-        return _pipe(result, _at(key))
+        return _pipe(result, _get_member(key))
 
     def condition(self) -> Filter:
-        test = self.pipe()
+        condition = self.pipe()
         self.require("then")
-        yes = self.pipe()
-        no: Filter = lambda value: iter([value])  # noqa: E731
-        if self.next("else"):
-            no = self.pipe()
+        then_filter = self.pipe()
+        else_filter: Filter = lambda value: iter([value])  # noqa: E731
+        if self.accept("else"):
+            else_filter = self.pipe()
         self.require("end")
 
         def choose(value: Any) -> Iterator[Any]:
-            for truth in test(value):
-                yield from (no if truth is None or truth is False else yes)(value)
+            for result in condition(value):
+                yield from (else_filter if result is None or result is False else then_filter)(value)
 
         return choose
 
@@ -154,8 +157,8 @@ def _constant(constant: Any) -> Filter:
     return lambda value: iter([constant])
 
 
-def _at(key: str | int) -> Filter:
-    def at(value: Any) -> Iterator[Any]:
+def _get_member(key: str | int) -> Filter:
+    def get(value: Any) -> Iterator[Any]:
         if value is None:
             yield None
         elif isinstance(value, dict) and isinstance(key, str):
@@ -163,14 +166,14 @@ def _at(key: str | int) -> Filter:
         elif isinstance(value, list) and isinstance(key, int):
             yield value[key] if -len(value) <= key < len(value) else None
         else:
-            raise TypeError(f"no {key!r} in {_type(value)}")
+            raise TypeError(f"no {key!r} in {_get_type(value)}")
 
-    return at
+    return get
 
 
-def _each(value: Any) -> Iterator[Any]:
+def _iterate(value: Any) -> Iterator[Any]:
     if not isinstance(value, dict | list):
-        raise TypeError(f"{_type(value)} has no members")
+        raise TypeError(f"{_get_type(value)} has no members")
     return iter(list(value.values()) if isinstance(value, dict) else value)
 
 
@@ -195,20 +198,20 @@ def _alternative(left: Filter, right: Filter) -> Filter:
     return alternative
 
 
-def _type(value: Any) -> str:
+def _get_type(value: Any) -> str:
     kinds: dict[type, str] = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
     return kinds.get(type(value), "number")
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else dump(value)
 
 
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "length": lambda value: 0 if value is None else abs(value) if isinstance(value, int | float) else len(value),
     "keys": lambda value: sorted(value) if isinstance(value, dict) else list(range(len(value))),
-    "type": _type,
-    "tostring": _text,
+    "type": _get_type,
+    "tostring": _format_value,
     "tojson": lambda value: dump(value),  # noqa: PLW0108  # defined below
     "tonumber": lambda value: json.loads(value) if isinstance(value, str) else value,
     "not": lambda value: value is None or value is False,
@@ -219,11 +222,16 @@ def dump(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def envelope(kind: str, max_bytes: int, value: Any) -> dict[str, Any]:
+def count_bytes(value: Any) -> int:
+    return len(dump(value).encode("utf-8", "replace"))
+
+
+def make_envelope(kind: str, max_bytes: int, value: Any) -> dict[str, Any]:
+    """Return a tool result with a value as structured content, and as text if that has at most `max_bytes`."""
     text = dump(value)
-    if len(text.encode("utf-8", "replace")) > max_bytes:
+    if count_bytes(value) > max_bytes:
         size = f" of {len(value)}" if isinstance(value, dict | list) else ""
-        text = f"{kind}: {_type(value)}{size}, see the structured content"
+        text = f"{kind}: {_get_type(value)}{size}, see the structured content"
     elif isinstance(value, str):
         text = value
     is_success = kind == "success"
@@ -249,7 +257,7 @@ def truncate(value: Any, max_bytes: int, path: str) -> dict[str, Any]:
     if not isinstance(items, list):
         if path:
             return _make_error("invalid_array_path", f"{path} is not an array")
-        if len(dump(value).encode("utf-8", "replace")) > max_bytes:
+        if count_bytes(value) > max_bytes:
             return _make_error(
                 "output_too_large", f"the value is larger than {max_bytes} bytes, and has no array to truncate"
             )
@@ -265,7 +273,7 @@ def truncate(value: Any, max_bytes: int, path: str) -> dict[str, Any]:
         return truncated
 
     def fits(kept: int) -> bool:
-        return len(dump(truncate_to(kept)).encode("utf-8", "replace")) <= max_bytes
+        return count_bytes(truncate_to(kept)) <= max_bytes
 
     low, high = 0, len(items)
     if fits(high):
@@ -282,7 +290,7 @@ def _make_error(kind: str, message: str) -> dict[str, Any]:
     return {"error": {"type": kind, "message": message}}
 
 
-def cli_error(value: Any) -> str:
+def find_cli_error(value: Any) -> str:
     """Return the error message in the JSON output of a program."""
     if not isinstance(value, dict):
         return ""
@@ -296,6 +304,7 @@ def cli_error(value: Any) -> str:
 
 
 def merge(text: str) -> dict[str, Any]:
+    """Return one object with the members of all objects in `text`, one per line. Later lines take precedence."""
     merged: dict[str, Any] = {}
     for line in text.split("\n"):  # not splitlines, which also splits at line ends that JSON permits
         if line.strip():
@@ -304,7 +313,7 @@ def merge(text: str) -> dict[str, Any]:
 
 
 def run(operation: str, arguments: list[str], text: str) -> tuple[str, int]:
-    """Return the output and the exit status."""
+    """Run an operation on `text`. Return the output and the exit status."""
     if operation == "realpath":
         return os.path.realpath(arguments[0]), 0
     if operation == "quote":
@@ -316,28 +325,28 @@ def run(operation: str, arguments: list[str], text: str) -> tuple[str, int]:
     except ValueError:
         value, is_json = text.removesuffix("\n"), False
     if operation in ("success", "error"):
-        return dump(envelope(operation, int(arguments[0]), value)), 0
+        return dump(make_envelope(operation, int(arguments[0]), value)), 0
     if operation == "cli-error":
-        return cli_error(value if is_json else None), 0
+        return find_cli_error(value if is_json else None), 0
     if operation == "valid" or not is_json:
         return "", 0 if is_json else 1
     if operation == "object":
         return (dump(value), 0) if isinstance(value, dict) else ("", 1)
     if operation == "truncate":
         return dump(truncate(value, int(arguments[0]), arguments[1])), 0
-    return "\n".join(map(_text, Parser(arguments[0]).parse()(value))), 0
+    return "\n".join(map(_format_value, Parser(arguments[0]).parse()(value))), 0
 
 
 def main() -> int:
     operation, *arguments = sys.argv[1:]
     text = "" if operation == "realpath" else sys.stdin.buffer.read().decode("utf-8", "replace")
     try:
-        printed, status = run(operation, arguments, text)
+        output, status = run(operation, arguments, text)
     except (InvalidFilter, TypeError, ValueError, LookupError, RecursionError) as error:
         sys.stderr.write(f"{operation}: {error}\n")
         return 5
-    if printed:
-        sys.stdout.buffer.write(printed.encode("utf-8", "replace") + b"\n")
+    if output:
+        sys.stdout.buffer.write(output.encode("utf-8", "replace") + b"\n")
     return status
 
 
