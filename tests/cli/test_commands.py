@@ -1,4 +1,4 @@
-"""What all commands have in common: help, completion, one-line errors, and a fast start."""
+"""Common behaviour of all commands: help, completion, one-line errors, and a fast start."""
 
 from __future__ import annotations
 

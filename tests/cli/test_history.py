@@ -32,7 +32,7 @@ class Follower:
     def __init__(self, process: Any) -> None:
         self.process = process
 
-    async def until(self, text: str) -> dict[str, Any]:
+    async def wait_for(self, text: str) -> dict[str, Any]:
         """Return the next change whose line contains a text."""
         change: dict[str, Any] = json.loads(await line_with(self.process.stdout, text))
         return change
@@ -117,11 +117,11 @@ async def test_history_error_is_one_line(board: Path, arguments: list[str], mess
 async def test_follow_continues_with_new_changes_until_ctrl_c(version: str) -> None:
     with serving_board("mcpserver") as url:
         async with open_ear(url, version) as ear, following(url, "--limit", 1) as follower:
-            await follower.until("revision")
+            await follower.wait_for("revision")
             await ear.change("add", feature="tools", key="new")
-            assert (await follower.until("new"))["operation"] == "added"
+            assert (await follower.wait_for("new"))["operation"] == "added"
             await ear.change("updated", uri="board://a")
-            assert (await follower.until("board://a"))["operation"] == "updated"
+            assert (await follower.wait_for("board://a"))["operation"] == "updated"
             await follower.interrupt()
 
 
@@ -133,9 +133,9 @@ async def test_follow_gets_changes_that_the_server_sends_no_notification_of(call
         async with open_ear(url, MODERN, token="alice") as ear:
             await ear.change("updated", uri="board://a")
             async with following(url, token=caller) as follower:
-                await follower.until("board://a")
+                await follower.wait_for("board://a")
                 await ear.change("updated", uri="board://b")
-                assert (await follower.until("board://b"))["operation"] == "updated"
+                assert (await follower.wait_for("board://b"))["operation"] == "updated"
                 assert await follower.interrupt() == ""
 
 
@@ -144,9 +144,9 @@ async def test_history_of_a_folder_is_available_with_and_without_its_server(boar
         (board / "tools" / "hello.py").write_text(HELLO)
         await server.line_with("hello added")
         async with following(board) as follower:
-            assert (await follower.until('"hello"'))["operation"] == "added"
+            assert (await follower.wait_for('"hello"'))["operation"] == "added"
             (board / "tools" / "hello.py").unlink()
-            assert (await follower.until("removed"))["name"] == "hello"
+            assert (await follower.wait_for("removed"))["name"] == "hello"
             await follower.interrupt()
         of_server = parse_lines((await run_command("history", server.url, "--json", "--limit", 0)).stdout)
         await server.stop()
@@ -164,11 +164,11 @@ async def test_follow_continues_after_a_restart_of_the_server(board: Path) -> No
     async with serving(board) as server:
         port = server.url.split(":")[2].split("/")[0]
         async with following(server.url, "--limit", 1) as follower:
-            await follower.until("revision")
+            await follower.wait_for("revision")
             await server.stop()
             (board / "tools" / "hello.py").write_text(HELLO)
             async with start_command("serve", board, "--port", port):
-                assert (await follower.until('"hello"'))["operation"] == "added"
+                assert (await follower.wait_for('"hello"'))["operation"] == "added"
                 await follower.interrupt()
 
 
@@ -179,10 +179,10 @@ async def test_follow_reads_a_linked_state_file_and_one_that_replaces_it(tmp_pat
     server.catalog.tools.replace([{"name": "first"}, {"name": "second"}])
     server.write()
     async with following(link) as follower:
-        await follower.until("second")
+        await follower.wait_for("second")
         server.catalog.tools.add({"name": "third"})
         server.write()
-        assert (await follower.until("third"))["operation"] == "added"
+        assert (await follower.wait_for("third"))["operation"] == "added"
 
         another = Server(SQLiteStore(tmp_path / "another.db"))
         another.catalog.tools.add({"name": "fourth"})  # with a lower revision than "third"
@@ -190,7 +190,7 @@ async def test_follow_reads_a_linked_state_file_and_one_that_replaces_it(tmp_pat
         another.store.close()
         (tmp_path / "new").symlink_to(tmp_path / "another.db")
         (tmp_path / "new").replace(link)
-        assert (await follower.until("fourth"))["operation"] == "added"
+        assert (await follower.wait_for("fourth"))["operation"] == "added"
         assert "Another state is in this file now" in await follower.interrupt()
     server.store.close()
 
@@ -204,11 +204,11 @@ async def test_follow_waits_for_a_state_file_that_was_deleted(tmp_path: Path) ->
         server.store.close()
     async with following(path) as follower:
         errors = follower.process.stderr
-        await follower.until("first")
+        await follower.wait_for("first")
         path.unlink()
         await line_with(errors, "there is no such file")
         spare.rename(path)
-        assert (await follower.until("second"))["operation"] == "added"
+        assert (await follower.wait_for("second"))["operation"] == "added"
         path.unlink()
         # Each message once, and nothing between them.
         assert "Another state is in this file now" in (await errors.readline()).decode()

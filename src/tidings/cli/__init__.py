@@ -1,7 +1,7 @@
 """The command `tidings`.
 
-A client that starts `tidings serve DIR --stdio` waits for the first answer. That path therefore imports nothing that it
-does not need, not even the parser of the other commands.
+A client that starts `tidings serve DIR --stdio` waits for the first answer. That command therefore imports nothing that
+it does not need, not even the parser of the other commands.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command. An expected error is one line on standard error and status 2."""
+    """Run the command. Print an expected error as one line on standard error, and exit with status 2."""
     from tidings.cli.serve_stdio import parse_arguments, serve_stdio
 
     if arguments is None:

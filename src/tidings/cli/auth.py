@@ -1,7 +1,7 @@
-"""Who may call a served workspace: the bearer token, the bind address, and the Host and Origin headers.
+"""Access to a served workspace: the bearer token, the bind address, and the Host and Origin headers.
 
-A caller runs the tools of the workspace. It is therefore local by default, and requires a token for any other address.
-This is one token for all callers, not an authorization server.
+A caller can run the tools of the workspace. The server is therefore local by default, and requires a token for any
+other address. There is one token for all callers, and no authorization server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_local(host: str) -> bool:
 
 
 def read_secret(name: str, file: Path) -> str:
-    """Return the text of a file that holds a secret. `name` is for the error."""
+    """Return the secret in a file. The error message uses `name`."""
     try:
         return file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -46,7 +46,7 @@ def read_secret(name: str, file: Path) -> str:
 
 
 def read_token(token: str | None, file: Path | None) -> str | None:
-    """Return the token of the file, if there is one, or else the one that was given."""
+    """Return the token in `file`, or `token` if there is no file."""
     if file is not None:
         token = read_secret("token", file)
     if token is not None and not re.fullmatch(r"[\x21-\x7e]+", token):
@@ -55,7 +55,7 @@ def read_token(token: str | None, file: Path | None) -> str | None:
 
 
 class _TokenVerifier:
-    """Implements the SDK's `TokenVerifier` for one fixed token."""
+    """The SDK's `TokenVerifier` for one fixed token."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
@@ -63,7 +63,7 @@ class _TokenVerifier:
     async def verify_token(self, token: str) -> AccessToken | None:
         from mcp.server.auth.provider import AccessToken
 
-        # In constant time, so that a caller can't guess the token one character at a time.
+        # Compare in constant time, so that a caller can't guess the token one character at a time.
         if not hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._token):
             return None
         return AccessToken(token=token, client_id="token", scopes=[])
@@ -75,13 +75,13 @@ def require_token(server: MCPServer[Any], token: str, url: str) -> None:
 
     from tidings.server import internals
 
-    # The SDK requires an issuer. There is none here, and no client sees this one.
+    # The SDK requires the URL of an issuer, but sends it to no client.
     settings = AuthSettings.model_validate({"issuer_url": url, "resource_server_url": None})
     internals.set_auth(server, settings, _TokenVerifier(token))
 
 
 def transport_security(host: str, hosts: Sequence[str], origins: Sequence[str]) -> TransportSecuritySettings | None:
-    """Return which Host and Origin headers to accept, or None for the SDK's default, which protects local addresses."""
+    """Return the accepted Host and Origin headers, or None for the SDK's default, which protects local addresses."""
     for origin in origins:
         split = urlsplit(origin)
         if split.scheme not in ("http", "https") or not split.netloc or split.path or "*" in split.netloc:
@@ -100,12 +100,12 @@ def transport_security(host: str, hosts: Sequence[str], origins: Sequence[str]) 
 
 
 def _host_patterns(host: str) -> list[str]:
-    """A name without a port matches every port, and the default port, which the header does not contain."""
+    """Return the patterns for a host. Without a port, they match every port, and a header without a port."""
     return [host] if re.search(r":\d+$", host) else [host, f"{host}:*"]
 
 
 def allow_origins(app: Any, origins: Sequence[str]) -> None:
-    """Answer the preflight requests of browsers for these origins, which carry no token."""
+    """Answer the preflight requests of browsers for these origins. Such requests contain no token."""
     from starlette.middleware.cors import CORSMiddleware
 
     app.add_middleware(

@@ -1,4 +1,4 @@
-"""The command line that starts `tidings`: for a client's settings, and for hints that a person types."""
+"""The command line that starts `tidings`, for the settings of a client and for hints to the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["absolute_command", "shell_command"]
 
 
 def absolute_command() -> list[str]:
-    """Return a command with an absolute path: a client that runs it may have another PATH."""
+    """Return a command with an absolute path, because a client that runs it may have another PATH."""
     called = Path(sys.argv[0])
     sibling = Path(sys.executable).with_name("tidings")
     for path in (called, sibling):

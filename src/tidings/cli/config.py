@@ -1,4 +1,4 @@
-"""`tidings config DIR --client NAME`: print the settings that a client needs. It writes no file."""
+"""`tidings config DIR --client NAME`: print the settings that a client needs, without writing a file."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class _Format:
     """The format of one client's settings."""
 
     where: str
-    """The file, for people."""
+    """The file that the settings belong to, as a hint to the user."""
     member: str
     """The member that contains the servers by name."""
     local: Callable[[list[str]], dict[str, Any]]
     remote: Callable[[str, dict[str, str]], dict[str, Any]]
     variable: str = _PLACEHOLDER
-    """How a string refers to the variable with the token, if the client supports that."""
+    """The client's syntax for the variable with the token, or a placeholder if it has none."""
     inputs: tuple[dict[str, Any], ...] = ()
     """The inputs that the client asks its user for."""
 
@@ -61,10 +61,10 @@ def _remote(member: str = "url", **more: Any) -> Callable[[str, dict[str, str]],
 
 
 def _mcp_remote(url: str, headers: dict[str, str]) -> dict[str, Any]:
-    """Claude Desktop's file supports only local processes, so mcp-remote connects to the server."""
+    """Return an entry that starts mcp-remote, because Claude Desktop's file supports only local processes."""
     entry: dict[str, Any] = {"command": "npx", "args": ["-y", "mcp-remote", url]}
     if headers:
-        # No spaces and a separate value: on some systems mcp-remote splits arguments at spaces.
+        # The argument contains no space, because mcp-remote splits arguments at spaces on some systems.
         entry["args"] += ["--header", "Authorization:${AUTHORIZATION}"]
         entry["env"] = {"AUTHORIZATION": headers["Authorization"]}
     return entry
@@ -151,7 +151,7 @@ def config(
     if http is not None and not re.match(r"https?://\S+$", http):
         fail(f"--http {http}: give the whole URL, for example http://127.0.0.1:8765/mcp")
     chosen = CLIENTS[client]
-    key = name or _server_name(folder)
+    key = name or _get_server_name(folder)
     if http is None:
         entry = chosen.local([*absolute_command(), "serve", str(folder.resolve()), "--stdio"])
     else:
@@ -162,7 +162,7 @@ def config(
         print_json({"client": client, "where": chosen.where, "settings": settings})
         return
     if client is Client.CODEX:
-        print_stdout(_toml(f"{chosen.member}.{_toml_key(key)}", entry))
+        print_stdout(_format_toml(f"{chosen.member}.{_format_toml_key(key)}", entry))
     else:
         print_json(settings)
     print_stderr(f"For {chosen.where}")
@@ -175,7 +175,7 @@ def config(
             print_stderr(f"Start the client with the token in {TOKEN_VARIABLE}")
 
 
-def _server_name(folder: Path) -> str:
+def _get_server_name(folder: Path) -> str:
     from tidings.errors import TidingsError
     from tidings.workspace.settings import load_settings
 
@@ -184,15 +184,15 @@ def _server_name(folder: Path) -> str:
         name = load_settings(root).name
     except TidingsError:
         name = root.name  # `tidings validate` reports the error in the settings
-    # Clients put it into tool names, which may contain only these characters.
+    # Clients use the name in tool names, which may contain only these characters.
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "workspace"
 
 
-def _toml(table: str, values: dict[str, Any]) -> str:
-    # The values are strings and lists of strings, which JSON and TOML write alike if JSON escapes no more than it must.
+def _format_toml(table: str, values: dict[str, Any]) -> str:
+    # Strings and lists of strings have the same syntax in JSON and TOML, except for escaped non-ASCII characters.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
     return "\n".join([f"[{table}]", *lines])
 
 
-def _toml_key(key: str) -> str:
+def _format_toml_key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""The workspace folder that a command is given. `serve --stdio` uses this module, so it must not import Typer."""
+"""The workspace folder of a command. `serve --stdio` uses this module, so it must not import Typer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["check_folder", "default_state_file", "open_workspace"]
 
 
 def check_folder(folder: Path) -> None:
-    """End the command if this can't be a workspace, before anything slow starts."""
+    """Exit with an error if `folder` can't be a workspace. Call this before anything slow."""
     if not folder.exists():
         fail(f"{folder} does not exist; `tidings new {folder}` creates a workspace")
     if not folder.is_dir():

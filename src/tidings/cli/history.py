@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["history"]
 
 _POLL = 1.0
-"""Seconds between two looks at a file, and between two attempts to reach a server."""
+"""Seconds between two checks of a file, and between two attempts to connect to a server."""
 
 _TITLES = ("time", "revision", "operation", "of", "name or URI", "origin")
 _STYLES = {"added": "green", "removed": "red", "deleted": "red", "": "yellow"}
-_SINCE: Any = Annotated[int, msgspec.Meta(ge=0)] | dict[str, Any]
+_SinceType: Any = Annotated[int, msgspec.Meta(ge=0)] | dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class _Query:
         """Return the query for the changes that follow these."""
         return replace(self, since=changes[-1]["revision"] if changes else self.since, limit=None)
 
-    def print_incomplete(self, is_complete: bool) -> None:
+    def warn_if_incomplete(self, is_complete: bool) -> None:
         if not is_complete and self.limit is None:
             print_stderr("The history is incomplete: older changes are forgotten.")
 
@@ -100,7 +100,7 @@ def _parse_since(text: str | None) -> int | dict[str, Any] | None:
     if text is None:
         return None
     try:
-        since: int | dict[str, Any] = msgspec.json.decode(text, type=_SINCE)
+        since: int | dict[str, Any] = msgspec.json.decode(text, type=_SinceType)
     except (msgspec.DecodeError, msgspec.ValidationError):
         fail(f"--since {text}: give a revision like 12, or a cursor that a server sent, in JSON")
     return since
@@ -121,7 +121,7 @@ async def _request_pages(remote: Remote, query: _Query) -> tuple[list[dict[str, 
 
 
 async def _print_from_server(url: str, token: str | None, query: _Query, follow: bool, show: _Printer) -> None:
-    """Print the history of a server; to follow it means for as long as it runs, and after it restarts."""
+    """Print the history of a server. With `follow`, continue until Ctrl-C, also after the server restarts."""
     import asyncio
 
     epoch: str | None = None
@@ -133,13 +133,13 @@ async def _print_from_server(url: str, token: str | None, query: _Query, follow:
                 while not remote.is_lost:
                     remote.changed.clear()
                     changes, is_complete, current_epoch = await _request_pages(remote, query)
-                    is_other, epoch = epoch not in (None, current_epoch), current_epoch
-                    if is_other:
+                    is_other_server, epoch = epoch not in (None, current_epoch), current_epoch
+                    if is_other_server:
                         print_stderr("Another server answers at this URL now; its history starts here.")
                         query = replace(query, since=None)
                         continue
                     show(changes)
-                    query.print_incomplete(is_complete)
+                    query.warn_if_incomplete(is_complete)
                     if not follow:
                         return
                     query = query.after(changes)
@@ -161,7 +161,7 @@ def _print_from_file(folder: Path, query: _Query, follow: bool, show: _Printer) 
     epoch: str | None = None
     is_waiting = False
     while True:
-        file_versions = _file_versions(path)
+        file_versions = _read_file_versions(path)
         try:
             state = read_state(path)
         except StoreError as error:
@@ -177,21 +177,21 @@ def _print_from_file(folder: Path, query: _Query, follow: bool, show: _Printer) 
             print_stderr("Another state is in this file now; its history starts here.")
             query = replace(query, since=None)
         epoch = state.epoch
-        past = _select(state, query)
+        past = _select_changes(state, query)
         changes = [change_json(change, is_full=query.is_full) for change in past.changes]
         show(changes)
-        query.print_incomplete(past.complete)
+        query.warn_if_incomplete(past.complete)
         if not follow:
             return
         query = query.after(changes)
-        while _file_versions(path) == file_versions:
+        while _read_file_versions(path) == file_versions:
             threading.Event().wait(_POLL)
 
 
-def _file_versions(path: Path) -> list[tuple[int, int]]:
-    """Return a value that differs after a server has written."""
+def _read_file_versions(path: Path) -> list[tuple[int, int]]:
+    """Return a value that differs after a server has written to the file."""
     versions = []
-    path = path.resolve()  # SQLite's log is beside the file itself, not beside a link to it
+    path = path.resolve()  # SQLite's log is beside the file and not beside a link to it
     for file in (path, path.with_name(f"{path.name}-wal")):
         try:
             status = file.stat()
@@ -202,7 +202,7 @@ def _file_versions(path: Path) -> list[tuple[int, int]]:
     return versions
 
 
-def _select(state: State, query: _Query) -> ChangeHistory:
+def _select_changes(state: State, query: _Query) -> ChangeHistory:
     from tidings.core.catalog import UNKNOWN
     from tidings.core.cursor import Cursor
     from tidings.core.journal import ChangeHistory, changes_since_told
@@ -228,18 +228,18 @@ def _select(state: State, query: _Query) -> ChangeHistory:
 
 def _print_lines(changes: list[dict[str, Any]]) -> None:
     for change in changes:
-        moment, revision, operation, topic, key, origin = _cells(change)
+        moment, revision, operation, topic, key, origin = _format_cells(change)
         print_stdout(f"{moment}  {revision:>6}  {operation:<8} {topic:<10} {key}  ({origin})")
 
 
 def _print_table(changes: list[dict[str, Any]]) -> None:
     if changes:
-        print_table(_TITLES, map(_cells, changes), _TITLES.index("operation"), _STYLES)
+        print_table(_TITLES, map(_format_cells, changes), _TITLES.index("operation"), _STYLES)
     else:
         print_stderr("There are no changes.")
 
 
-def _cells(change: dict[str, Any]) -> tuple[str, ...]:
+def _format_cells(change: dict[str, Any]) -> tuple[str, ...]:
     cells = (
         change["time"],
         change["revision"],

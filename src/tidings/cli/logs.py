@@ -1,4 +1,4 @@
-"""Log lines of `tidings serve` on standard error: as text for people, or as JSON for programs."""
+"""Log lines of `tidings serve` on standard error: text for users, or JSON for programs."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class LogOptions(NamedTuple):
 
     @property
     def is_detailed(self) -> bool:
-        """Whether a log line has all details of a change, instead of the few words that people like to read."""
+        """Whether a log line has all details of a change, instead of a short text for users."""
         return self.format is LogFormat.JSON or self.level is LogLevel.DEBUG
 
 
 def set_up_logging(options: LogOptions) -> None:
-    """Configure logging. Call it before a server is created: the SDK's server configures logging if nothing else has.
+    """Configure logging. Call this before creating a server, because the SDK's server configures logging otherwise.
 
-    Libraries log each request at `info`, so their lines appear from `warning` on, or with `debug`.
+    Libraries log each request at `info`, so only their warnings and errors are logged, except with `debug`.
     """
     level = logging.getLevelNamesMapping()[options.effective_level.upper()]
     is_json = options.format is LogFormat.JSON
@@ -58,7 +58,7 @@ def set_up_logging(options: LogOptions) -> None:
     logging.getLogger("tidings").setLevel(level)
     logging.getLogger("uvicorn.error").addFilter(_is_not_cancellation)
     if is_json:
-        # Python itself would write these to standard error as several lines of text.
+        # Python would write these to standard error as several lines of text.
         logging.captureWarnings(True)
         threading.excepthook = _log_thread_exception
 
@@ -70,13 +70,13 @@ def _log_thread_exception(arguments: threading.ExceptHookArgs) -> None:
 
 
 def _is_not_cancellation(record: logging.LogRecord) -> bool:
-    """A call that the end of the server cancels is not a failure and needs no traceback."""
+    """Return False for a call that is cancelled because the server stops: it has not failed and needs no traceback."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or kind.__name__ != "CancelledError"
 
 
 def _hide_session_ids(record: logging.LogRecord) -> bool:
-    """Replace session ids, which the SDK logs. A session id is enough to send requests in that session."""
+    """Replace session ids, which the SDK logs. A reader of the log could send requests with a session id."""
     if record.name.startswith("mcp."):
         from tidings.core.redact import short_id
 
@@ -86,7 +86,7 @@ def _hide_session_ids(record: logging.LogRecord) -> bool:
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to `sys.stderr` as it is at that moment: the status panel replaces it."""
+    """A handler that writes to the current `sys.stderr`, which the status panel replaces while it is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -106,14 +106,14 @@ class TextFormatter(logging.Formatter):
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # likewise
-        """Indent each line: an exception may contain client input, which must not look like a log line of its own."""
+        """Indent each line, because an exception may contain client input, which must not look like a log line."""
         from tidings.core.redact import one_line
 
         return "\n".join(f"  {one_line(line)}" for line in super().formatException(ei).split("\n"))
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line: time, level, logger, message, its details, and the trace it belongs to."""
+    """A formatter for one JSON object per line: time, level, logger, message, details and trace."""
 
     def format(self, record: logging.LogRecord) -> str:
         from opentelemetry import trace

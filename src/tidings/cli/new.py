@@ -1,4 +1,4 @@
-"""`tidings new DIR`: create a workspace with an example of each kind of file. It never overwrites a file."""
+"""`tidings new DIR`: create a workspace with an example of each kind of file, without overwriting a file."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def new(
 ) -> None:
     """Create a workspace with an example of each: tools, a resource, a URI template, a prompt, settings.
 
-    It never changes an existing file: if one has the name of a file to create, it creates nothing.
+    It never changes an existing file. If a file to create exists already, it creates nothing.
     """
-    files = _scaffold_files()
+    files = _read_scaffold()
     existing = [str(folder / name) for name in files if (folder / name).exists() or (folder / name).is_symlink()]
     if folder.exists() and not folder.is_dir():
         existing = [str(folder)]
@@ -38,33 +38,34 @@ def new(
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             if name == "tidings.toml":
-                content = content.replace(_NAME, _toml_string(folder.resolve().name))
+                content = content.replace(_NAME, _format_toml_string(folder.resolve().name))
             with path.open("xb") as file:
                 file.write(content)
-            if content.startswith(b"#!") and not name.startswith("server.d/"):  # that would replace prompts/
+            # Not register.sh, whose items would replace those in prompts/.
+            if content.startswith(b"#!") and not name.startswith("server.d/"):
                 path.chmod(path.stat().st_mode | 0o111)
     except OSError as error:
         fail(f"{error.filename or folder} can't be written: {error.strerror}")
     if as_json:
         print_json({"workspace": str(folder.resolve()), "files": sorted(files)})
         return
-    program, place = shell_command(), shlex.quote(str(folder))
+    program, quoted_folder = shell_command(), shlex.quote(str(folder))
     created = "\n".join(f"  {name}" for name in files)
     print_stderr(
         f"Created {folder}:\n{created}\n"
         "Try next:\n"
-        f"  {program} run-tool {place} greet --arg name=World\n"
-        f"  {program} serve {place}"
+        f"  {program} run-tool {quoted_folder} greet --arg name=World\n"
+        f"  {program} serve {quoted_folder}"
     )
 
 
-def _toml_string(text: str) -> bytes:
-    """A JSON string is a TOML string if it contains no escaped surrogates, and DEL is escaped."""
+def _format_toml_string(text: str) -> bytes:
+    """Return a TOML string. It is a JSON string without escaped surrogates and with an escaped DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f").encode("utf-8", "replace")
 
 
-def _scaffold_files() -> dict[str, bytes]:
-    """Return the files of the scaffold, without those that an installation adds."""
+def _read_scaffold() -> dict[str, bytes]:
+    """Return the files of the scaffold by path, without the `__pycache__` that an installation adds."""
     return {
         path.relative_to(_SCAFFOLD).as_posix(): path.read_bytes()
         for path in sorted(_SCAFFOLD.rglob("*"))

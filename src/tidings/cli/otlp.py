@@ -43,7 +43,7 @@ _OUTAGE = 300.0
 """Seconds without an error after which the next one counts as a new outage and is logged again."""
 _EXPORT_LOGGERS = ("opentelemetry.exporter", "opentelemetry.sdk")
 _HEADER_LOGGER = "opentelemetry.util.re"
-"""Logs each header of the environment that it can't parse. Such a header often contains a token."""
+"""The logger for headers in the environment that can't be parsed. Such a header often contains a token."""
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def export_telemetry(service: str, failures: Counter[str]) -> Iterator[None]:
 
     Errors of the collector are counted in `failures["telemetry"]`.
     """
-    # Filters of handlers, because a filter of a logger does not see the records of its children.
+    # Add filters to handlers, because a filter of a logger does not get the records of its children.
     handlers = list(logging.getLogger().handlers)
     for handler in handlers:
         handler.addFilter(_hide_header)
@@ -61,7 +61,7 @@ def export_telemetry(service: str, failures: Counter[str]) -> Iterator[None]:
     errors = CollectorErrors(failures)
     for handler in handlers:
         handler.removeFilter(_hide_header)
-        if shutdowns:  # otherwise the exporters, and their errors, are the user's own
+        if shutdowns:  # otherwise the exporters are the user's own, and their errors are logged unchanged
             handler.addFilter(errors)
     flush = partial(_shut_down, shutdowns)
     try:
@@ -74,7 +74,7 @@ def export_telemetry(service: str, failures: Counter[str]) -> Iterator[None]:
 
 
 def _shut_down(shutdowns: list[Callable[[], object]]) -> None:
-    """Export the rest, once. Threads do it, and are abandoned after the timeout."""
+    """Export the rest, once. Do it in daemon threads, and do not wait for them after the timeout."""
     threads = [threading.Thread(target=shutdown, daemon=True) for shutdown in shutdowns]
     shutdowns.clear()
     for thread in threads:
@@ -92,8 +92,10 @@ def _hide_header(record: logging.LogRecord) -> bool:
 
 
 class CollectorErrors(logging.Filter):
-    """Counts the errors of exporters, and logs the first of each outage without their text, which contains the endpoint
-    and its secrets."""
+    """A filter that counts the errors of exporters, and passes only the first error of each outage.
+
+    It replaces the text of the error, which contains the endpoint and its secrets.
+    """
 
     def __init__(self, failures: Counter[str]) -> None:
         super().__init__()
@@ -127,7 +129,7 @@ def _set_up(service: str) -> list[Callable[[], object]]:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        exporters: dict[str, Any] = {signal: _exporter(signal) for signal in endpoints}
+        exporters: dict[str, Any] = {signal: _import_exporter(signal) for signal in endpoints}
     except ImportError as error:
         logger.warning("telemetry is not sent to %s: %s; install tidings[otlp]", destination, error)
         return []
@@ -135,31 +137,31 @@ def _set_up(service: str) -> list[Callable[[], object]]:
         logger.info("telemetry uses the providers that this process already has")
         return []
     shutdowns: list[Callable[[], object]] = []
-    tracers: TracerProvider | None = None
-    meters: MeterProvider | None = None
+    tracer_provider: TracerProvider | None = None
+    meter_provider: MeterProvider | None = None
     try:
         resource = build_resource(service)
         if "TRACES" in exporters:
-            tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
-            tracers.add_span_processor(BatchSpanProcessor(exporters["TRACES"]()))
-            shutdowns.append(tracers.shutdown)
+            tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+            tracer_provider.add_span_processor(BatchSpanProcessor(exporters["TRACES"]()))
+            shutdowns.append(tracer_provider.shutdown)
         if "METRICS" in exporters:
             reader = PeriodicExportingMetricReader(exporters["METRICS"]())
-            meters = MeterProvider([reader], resource, shutdown_on_exit=False)
-            shutdowns.append(meters.shutdown)
-    except Exception as error:  # an exporter rejects its settings; the server works without it
+            meter_provider = MeterProvider([reader], resource, shutdown_on_exit=False)
+            shutdowns.append(meter_provider.shutdown)
+    except Exception as error:  # an exporter may reject its settings; the server works without it
         logger.warning("telemetry is not sent to %s: %s", destination, error)
         return shutdowns
-    if tracers is not None:
-        trace.set_tracer_provider(tracers)
-    if meters is not None:
-        metrics.set_meter_provider(meters)
+    if tracer_provider is not None:
+        trace.set_tracer_provider(tracer_provider)
+    if meter_provider is not None:
+        metrics.set_meter_provider(meter_provider)
     logger.info("telemetry is sent to %s", destination)
     return shutdowns
 
 
 def build_resource(service: str) -> Resource:
-    """Describe this process: by the service name of the environment, or else by the name of the server."""
+    """Return the resource of this process, with the service name of the environment or else the server's name."""
     from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 
     is_named = SERVICE_NAME in OTELResourceDetector().detect().attributes
@@ -170,10 +172,10 @@ def endpoint_of(signal: str) -> str | None:
     """Return the endpoint of a signal, or None if it is not configured or is disabled."""
     if os.environ.get(f"OTEL_{signal}_EXPORTER", "").strip().lower() == "none":
         return None
-    return _variable(signal, "ENDPOINT") or None
+    return _read_variable(signal, "ENDPOINT") or None
 
 
-def _exporter(signal: str) -> Any:
+def _import_exporter(signal: str) -> Any:
     module, name = {"TRACES": ("trace", "Span"), "METRICS": ("metric", "Metric")}[signal]
     package = import_module(f"opentelemetry.exporter.otlp.proto.{protocol_of(signal)}.{module}_exporter")
     return getattr(package, f"OTLP{name}Exporter")
@@ -181,11 +183,11 @@ def _exporter(signal: str) -> Any:
 
 def protocol_of(signal: str) -> str:
     """Return "grpc" or "http", which are also the names of the exporters' packages."""
-    return "grpc" if _variable(signal, "PROTOCOL").strip().lower() == "grpc" else "http"
+    return "grpc" if _read_variable(signal, "PROTOCOL").strip().lower() == "grpc" else "http"
 
 
-def _variable(signal: str, name: str) -> str:
-    """Return the variable of one signal, or else the common one."""
+def _read_variable(signal: str, name: str) -> str:
+    """Return the variable for one signal, or else the variable for all signals."""
     own = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_{name}", "")
     return own or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}", "")
 

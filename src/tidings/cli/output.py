@@ -1,4 +1,4 @@
-"""What the commands print: results on standard output, messages about them on standard error."""
+"""Output of the commands: results on standard output, and messages on standard error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
-    """End the command with a one-line error."""
+    """Print a one-line error and exit."""
     print_stderr(f"tidings: {message}")
     raise SystemExit(status)
 
@@ -49,7 +49,7 @@ def print_json_lines(values: Iterable[Any]) -> None:
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], styled: int, styles: dict[str, str]) -> None:
-    """Print a table for a terminal. `styles` are the styles of the values in the column `styled`."""
+    """Print a table for a terminal. `styles` has the style of each value in the column with the index `styled`."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -72,7 +72,7 @@ def pluralize(number: int, noun: str) -> str:
 def redirect_stdout_to_stderr() -> Iterator[None]:
     """Send all output of this block to standard error, whether Python or C code writes it.
 
-    Files of a workspace are code and may print. Their output must not appear among results or protocol messages.
+    Python files of a workspace may print. Their output must not appear among results or protocol messages.
     """
     sys.stdout.flush()
     try:

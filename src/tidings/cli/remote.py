@@ -1,4 +1,4 @@
-"""A connection to a running server, for commands that are clients. It works with servers of both protocol eras."""
+"""A connection to a running server, for commands that are clients. It supports modern and legacy servers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _CLOSE_TIMEOUT = 2.0
 """Seconds for an interrupted command to close its connections."""
 
 _POLL = 2.0
-"""Seconds between two requests if the server does not notify of all changes."""
+"""Seconds between two requests if the server sends no notification of some changes."""
 
 
 class Unreachable(TidingsError):
-    """The server does not answer at the moment."""
+    """An error that may be temporary: the server does not answer."""
 
 
 def is_url(target: str) -> bool:
@@ -52,7 +52,7 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def _cancel_on_interrupt(work: Coroutine[Any, Any, Result]) -> Result:
-    """Exit on Ctrl-C even if a connection that breaks at that moment swallows the cancellation."""
+    """Cancel on Ctrl-C. Exit after a timeout if a connection that breaks at that moment ignores the cancellation."""
     import asyncio
 
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -62,7 +62,7 @@ async def _cancel_on_interrupt(work: Coroutine[Any, Any, Result]) -> Result:
         task.cancel()
         loop.call_later(_CLOSE_TIMEOUT, exit_process, 130)
 
-    # Windows has no such handler, and other threads than the main one get no signals: asyncio's default applies.
+    # Windows has no such handler, and only the main thread gets signals. Otherwise asyncio's default applies.
     with suppress(NotImplementedError, ValueError, RuntimeError):
         loop.add_signal_handler(signal.SIGINT, interrupt)
     return await work
@@ -80,7 +80,8 @@ class Remote:
         """Set on each notification, and when the stream of notifications ends."""
         self.is_lost = False
         """Whether that stream has ended."""
-        self._gets_all_changes = True
+        self._is_granted_all = True
+        """Whether the server granted all URIs of `watch`."""
 
     async def request(self, method: str, **params: Any) -> dict[str, Any]:
         """Send any request and return its result."""
@@ -123,8 +124,8 @@ class Remote:
                 )
                 subscription = await stack.enter_async_context(listening)
                 granted = subscription.honored
-                self._gets_all_changes = set(uris) <= set(granted.resource_subscriptions or ())
-                # A stream without any granted topic ends immediately, which does not mean that the server is gone.
+                self._is_granted_all = set(uris) <= set(granted.resource_subscriptions or ())
+                # A stream without any granted topic ends immediately, although the server still runs.
                 if any(value for _, value in granted):
                     task = asyncio.create_task(self._listen(subscription))
                     stack.callback(task.cancel)
@@ -134,15 +135,15 @@ class Remote:
                     try:
                         await self.request("resources/subscribe", uri=uri)
                     except TidingsError:  # denied, or the server supports no patterns
-                        self._gets_all_changes = False
+                        self._is_granted_all = False
             yield
 
     async def wait(self) -> None:
-        """Wait for a notification, or for the time to poll if the server does not notify of all changes."""
+        """Wait for a notification, or for at most `_POLL` if the server sends no notification of some changes."""
         import asyncio
 
         with suppress(TimeoutError):
-            async with asyncio.timeout(None if self._gets_all_changes else _POLL):
+            async with asyncio.timeout(None if self._is_granted_all else _POLL):
                 await self.changed.wait()
 
     async def _listen(self, events: Any) -> None:
@@ -221,7 +222,7 @@ def _explain(url: str, error: Exception, status: int | None, *, has_token: bool)
 
 
 def _flatten(error: BaseException) -> Iterator[BaseException]:
-    """Return the errors in an exception group, or the error itself."""
+    """Yield the errors in an exception group, or the error itself."""
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
             yield from _flatten(each)

@@ -61,7 +61,7 @@ def run_tool(
     if as_json:
         print_json(result.model_dump(by_alias=True, mode="json", exclude_none=True))
     else:
-        # A script that reads standard output must not take an error for a result.
+        # Errors go to standard error, so that a script that reads standard output does not use one as a result.
         print_content = print_stderr if result.is_error else print_stdout
         for content in result.content:
             print_content(_format_content(content))
@@ -69,7 +69,7 @@ def run_tool(
 
 
 async def _call(workspace: Workspace, name: str, arguments: dict[str, Any]) -> CallToolResult | Exception:
-    """Return the result or the error. The client would wrap an error that is raised here in exception groups."""
+    """Return the result or the error. If this raised the error, the client would wrap it in exception groups."""
     from mcp import MCPError
     from mcp.client.client import Client
     from mcp_types import CallToolResult, LoggingMessageNotificationParams
@@ -121,7 +121,7 @@ def _parse_pairs(pairs: list[str], schema: dict[str, Any]) -> dict[str, Any]:
 
 def _fail_unknown(workspace: Workspace, name: str, names: list[str]) -> NoReturn:
     for problem in workspace.problems:
-        print_stderr(str(problem))  # the file of the missing tool is often one that could not be loaded
+        print_stderr(str(problem))  # the file of the missing tool may be one that could not be loaded
     similar = difflib.get_close_matches(name, names, n=5) or names[:20]
     more = ", …" if not set(names) <= set(similar) else ""
     available = f"there is {', '.join(similar)}{more}" if names else "it has no tools"

@@ -38,7 +38,7 @@ __all__ = ["serve"]
 logger = logging.getLogger(__name__)
 
 _SHUTDOWN_TIMEOUT = 3.0
-"""Seconds: one for calls in progress, one for executables after their SIGTERM, and one for a busy machine."""
+"""Seconds: one for running calls, one for executables after their SIGTERM, and one for a busy machine."""
 
 _HTTP = "HTTP"
 _ACCESS = "Access"
@@ -52,7 +52,7 @@ class Metrics(StrEnum):
 
 _AUDIENCES: dict[Metrics, Audience | None] = {Metrics.LOCAL: "local", Metrics.ANYONE: "anyone", Metrics.OFF: None}
 
-_HTTP_ONLY = (
+_HTTP_OPTIONS = (
     *("host", "port", "path", "metrics", "as_json"),
     *("auth_token", "auth_token_file", "allow_host", "allow_origin", "insecure"),
 )
@@ -121,7 +121,7 @@ def serve(
         ),
     ] = DEFAULT_POLL,
     metrics: Annotated[
-        Metrics, typer.Option(help="Who may read /metrics: this machine, anyone, or nobody.", rich_help_panel=_HTTP)
+        Metrics, typer.Option(help="The readers of /metrics: this machine, anyone, or none.", rich_help_panel=_HTTP)
     ] = Metrics.LOCAL,
     state: Annotated[
         str | None,
@@ -157,7 +157,7 @@ def serve(
     if re.search(r"[?#%{}\s]", path):
         fail(f"--path {path}: the path must not contain white space or any of ? # % {{ }}")
     host = host.strip("[]")  # an IPv6 address as a URL contains it
-    if auth_token is not None and auth_token_file is not None and _source(context, "auth_token") != "ENVIRONMENT":
+    if auth_token is not None and auth_token_file is not None and _get_source(context, "auth_token") != "ENVIRONMENT":
         fail("--auth-token and --auth-token-file exclude each other; give one of them")
     token = auth.read_token(auth_token, auth_token_file)
     os.environ.pop(TOKEN_VARIABLE, None)  # no tool needs it
@@ -169,7 +169,7 @@ def serve(
         )
     set_up_logging(logs)
     with _exit_with_0_on_signal(), _bind(host, port) as listener:
-        url = _url(host, listener.getsockname()[1], path)
+        url = _build_url(host, listener.getsockname()[1], path)
         security = auth.transport_security(host, allow_host or (), allow_origin or ())
         workspace = open_workspace(folder, poll=poll)
         if token is not None:
@@ -185,7 +185,7 @@ def serve(
         name = workspace.settings.name
         if as_json:
             print_json_lines([{"name": name, "url": url, "workspace": str(workspace.root)}])
-        # A program reads the JSON log, so it gets neither a greeting nor a panel.
+        # A program reads the JSON log, so print neither a greeting nor a panel.
         is_json_log = log_format is LogFormat.JSON
         if is_json_log:
             logger.info("serving %s on %s", name, url, extra={"tidings": {"event": "serving"}})
@@ -202,27 +202,27 @@ def serve(
             )
 
 
-def _url(host: str, port: int, path: str) -> str:
+def _build_url(host: str, port: int, path: str) -> str:
     name = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"http://[{name}]:{port}{path}" if ":" in name else f"http://{name}:{port}{path}"
 
 
 def _refuse_http_options(context: typer.Context) -> None:
-    for name in _HTTP_ONLY:
-        if _source(context, name) == "COMMANDLINE":
+    for name in _HTTP_OPTIONS:
+        if _get_source(context, name) == "COMMANDLINE":
             option = name.removeprefix("as_").replace("_", "-")
             fail(f"--{option} is for HTTP; with --stdio, the process that starts the server is its only client")
 
 
-def _source(context: typer.Context, name: str) -> str | None:
-    """Return where the value of an option comes from: "COMMANDLINE", "ENVIRONMENT" or "DEFAULT"."""
+def _get_source(context: typer.Context, name: str) -> str | None:
+    """Return the source of the value of an option: "COMMANDLINE", "ENVIRONMENT" or "DEFAULT"."""
     source = context.get_parameter_source(name)
     return source.name if source is not None else None
 
 
 @contextmanager
 def _exit_with_0_on_signal() -> Iterator[None]:
-    """Exit with status 0 on SIGINT and SIGTERM, also during start: a server that stops on request has not failed."""
+    """Exit with status 0 on SIGINT and SIGTERM, also during start, because a stop on request is not a failure."""
 
     def exit_now(number: int, frame: Any) -> None:
         raise SystemExit(0)
@@ -236,7 +236,7 @@ def _exit_with_0_on_signal() -> Iterator[None]:
 
 
 def _limit_shutdown() -> None:
-    """Exit after a timeout even if a Python tool still computes or waits: nothing can interrupt its thread."""
+    """Exit after a timeout even if a Python tool still runs, because its thread can't be interrupted."""
 
     def exit_without_calls() -> None:
         logger.warning("some calls still run after %g s; exiting without them", _SHUTDOWN_TIMEOUT)
@@ -252,7 +252,7 @@ def _limit_shutdown() -> None:
 
 @contextmanager
 def _bind(host: str, port: int) -> Iterator[socket.socket]:
-    """Bind the socket before anything slow, so that an error shows immediately and early connections wait."""
+    """Bind a socket. Call this before anything slow: an error is shown immediately, and early connections wait."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -279,7 +279,7 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
 def _print_greeting(name: str, live: Live, folder: Path, url: str, *, has_token: bool, is_local: bool) -> None:
     from tidings.cli.status import count_items
 
-    place = shlex.quote(str(folder))
+    quoted = shlex.quote(str(folder))
     items = ", ".join(pluralize(number, feature.singular) for feature, number in count_items(live).items())
     program = shell_command()
     auth_option = " --auth" if has_token else ""
@@ -289,7 +289,7 @@ def _print_greeting(name: str, live: Live, folder: Path, url: str, *, has_token:
     print_stderr(
         "Try next:\n"
         "  add a file to tools/: every connected client gets the new tool\n"
-        f"  {program} config {place} --client claude-code --http {url}{auth_option}    print a client's settings\n"
-        f"  {program} validate {place}    print the problems of each file\n"
+        f"  {program} config {quoted} --client claude-code --http {url}{auth_option}    print a client's settings\n"
+        f"  {program} validate {quoted}    print the problems of each file\n"
         "Stop with Ctrl-C."
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_POLL", "StdioOptions", "make_live", "parse_arguments", "serve_stdio"]
 
 DEFAULT_POLL = 10.0
-"""Seconds between two scans of all files. File events report most changes, so this is for the rare missed one."""
+"""Seconds between two scans of all files. File events report most changes, and a scan finds the others."""
 
 
 class StdioOptions(NamedTuple):
@@ -80,7 +80,7 @@ def serve_stdio(options: StdioOptions) -> None:
 
 
 def make_live(workspace: Workspace, state: str | None) -> Live:
-    """`state` is the path of the state file, "none" for no file, or None for the default file."""
+    """Return the `Live` of a workspace. `state` is the path of the state file, "none", or None for the default file."""
     with without_gc():
         from tidings.live import Live
 

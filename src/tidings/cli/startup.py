@@ -1,8 +1,8 @@
 """Fast start and exit.
 
-The modules that a command imports are some hundred thousand objects that live until the process ends. The garbage
-collector would scan them several times during the import, in every full collection of a server, and once more at exit,
-which takes longest.
+The modules that a command imports contain some hundred thousand objects that exist until the process ends. The garbage
+collector would scan them several times during the import, in every full collection of a server, and at exit, which
+takes longest.
 """
 
 from __future__ import annotations

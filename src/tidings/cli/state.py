@@ -37,7 +37,7 @@ def read_state(path: Path) -> State:
 
 @contextmanager
 def edit_state(path: Path) -> Iterator[tuple[State, Batch]]:
-    """Yield the stored state and a batch that is written at the end. Fail if a server uses the file."""
+    """Yield the stored state and a batch, and write the batch at the end. Fail if a server uses the file."""
     from tidings.store import Batch, StoreBusy
     from tidings.store.sqlite import SQLiteStore
 
@@ -54,7 +54,7 @@ def edit_state(path: Path) -> Iterator[tuple[State, Batch]]:
 
 
 def restore_durables(state: State) -> DurableSubscriptions:
-    """Return the durable subscriptions as a server has them that starts with this state."""
+    """Return the durable subscriptions that a server would have after it starts with this state."""
     from tidings.core.catalog import Catalog
     from tidings.core.hub import Hub
     from tidings.core.journal import Journal

@@ -1,6 +1,6 @@
 """The status that `serve` shows: a panel that is updated in place on a terminal, log lines elsewhere.
 
-A thread of its own reads and shows it, so that a slow terminal never delays a publisher.
+A separate thread reads and shows the status, so that a slow terminal never delays a publisher.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ __all__ = ["Panel", "Snapshot", "count_items", "show_status"]
 logger = logging.getLogger("tidings.serve")
 
 _POLL = 1.0
-"""Seconds between two looks at the connected clients, which cause no event."""
+"""Seconds between two counts of the connected clients, because no event reports them."""
 
 _MIN_INTERVAL = 0.1
-"""Seconds between two updates of the screen: a faster one flickers."""
+"""Seconds between two updates of the screen. Faster updates flicker."""
 
 _ROWS = 6
-"""Rows of changes, and of problems: the panel leaves most of the screen to log lines."""
+"""The maximum of rows of changes, and of problems. Most of the screen is for log lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     items: tuple[tuple[Feature, int], ...] = ()
-    modern: int = 0
-    legacy: int = 0
+    modern_streams: int = 0
+    legacy_sessions: int = 0
     changes: tuple[tuple[Change, str], ...] = ()
     """The changes since the last snapshot, with their descriptions."""
     problems: tuple[Problem, ...] = ()
@@ -63,28 +63,28 @@ def count_items(live: Live) -> dict[Feature, int]:
 
 @contextmanager
 def show_status(live: Live, workspace: Workspace, logs: LogOptions, *, title: str | None = None) -> Iterator[None]:
-    """Show the status in this block: with a title and a terminal as a panel, otherwise as lines."""
+    """Show the status in this block: as a panel with a title and a terminal, otherwise as log lines."""
     if logs.is_quiet:
         yield
         return
-    display: Panel | _Lines
+    display: Panel | _StatusLog
     if title is not None and sys.stderr.isatty():
         from rich.console import Console
 
         display = Panel(Console(stderr=True), title)
     else:
-        display = _Lines(logs.is_detailed)
+        display = _StatusLog(logs.is_detailed)
         if logs.is_detailed:
             live.hub.log.level_unwatched = logging.INFO
-    duplicates = _DropDuplicates(logs.is_detailed)
+    duplicates = _DuplicateFilter(logs.is_detailed)
     for handler in logging.getLogger().handlers:
         handler.addFilter(duplicates)
     with display.open(), _Updater(live, workspace, display).run():
         yield
 
 
-class _DropDuplicates(logging.Filter):
-    """Drops the log records that the status shows: problems, and changes unless the log is detailed."""
+class _DuplicateFilter(logging.Filter):
+    """A filter that drops the log records that the status shows: problems, and changes unless the log is detailed."""
 
     def __init__(self, is_detailed: bool) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class _DropDuplicates(logging.Filter):
 class _Updater:
     """The thread that takes snapshots and shows them."""
 
-    def __init__(self, live: Live, workspace: Workspace, display: Panel | _Lines) -> None:
+    def __init__(self, live: Live, workspace: Workspace, display: Panel | _StatusLog) -> None:
         self._live = live
         self._workspace = workspace
         self._display = display
@@ -120,7 +120,7 @@ class _Updater:
             thread.join(1)  # a terminal that blocks must not delay the exit
 
     def _on_changes(self, changes: tuple[Change, ...]) -> None:
-        """Called with the catalog's lock held, so it must be fast."""
+        """Queue the changes for the thread. The caller holds the catalog's lock, so this must be fast."""
         self._changes.extend((change, text) for change in changes if (text := _describe(change)))
         self._changed.set()
 
@@ -152,12 +152,12 @@ def _describe(change: Change) -> str | None:
     if isinstance(change.topic, Feature):
         return f"{change.topic.singular} {change_name(change)} {change.operation}"
     if change.topic == ERRORS or change.operation is Operation.DELETED:
-        return None  # shown as problems, and as removed from the list
+        return None  # the status shows these as problems, or as removed from the list
     return f"content of {topic_name(change.topic)} updated"
 
 
-class _Lines:
-    """Logs each change and each problem."""
+class _StatusLog:
+    """A display that logs each change and each problem."""
 
     def __init__(self, is_detailed: bool) -> None:
         self._is_detailed = is_detailed
@@ -180,7 +180,7 @@ class _Lines:
 
 
 class Panel:
-    """Shows the current status on a terminal, in place."""
+    """A display that updates the current status in place on a terminal."""
 
     def __init__(self, console: Console, title: str) -> None:
         from rich.live import Live as Display
@@ -212,7 +212,10 @@ class Panel:
         grid.add_column(style="dim", no_wrap=True, min_width=len("problems"))  # a long line must not shorten the labels
         grid.add_column(overflow="ellipsis", no_wrap=True)
         grid.add_row("items", ", ".join(pluralize(number, feature.singular) for feature, number in snapshot.items))
-        modern, legacy = pluralize(snapshot.modern, "modern stream"), pluralize(snapshot.legacy, "legacy session")
+        modern, legacy = (
+            pluralize(snapshot.modern_streams, "modern stream"),
+            pluralize(snapshot.legacy_sessions, "legacy session"),
+        )
         grid.add_row("clients", f"{modern}, {legacy}")
         if snapshot.store_problem is not None:
             grid.add_row("state", Text(f"only in memory: {snapshot.store_problem}", style="red"))

@@ -81,11 +81,11 @@ def subscriptions(
         if webhook is None:
             fail("add requires --webhook URL; clients create other durable subscriptions themselves")
         features = [each.value for each in feature or ([] if uri else Feature)]
-        params |= _put_params(webhook, features, uri or [], secret_file)
+        params |= _make_put_params(webhook, features, uri or [], secret_file)
     if is_url(target):
-        answer = run(_request(target, read_token(auth_token, auth_token_file), action, params))
+        answer = run(_run_on_server(target, read_token(auth_token, auth_token_file), action, params))
     else:
-        answer = _edit(Path(target), action, params, owner)
+        answer = _run_on_file(Path(target), action, params, owner)
     if action is _Action.REMOVE:
         if not answer["removed"]:
             fail(f"this caller has no subscription {name!r}" if is_url(target) else f"there is no {name!r}", 1)
@@ -100,7 +100,7 @@ def subscriptions(
             print_stdout(f"The secret that signs its deliveries, shown only now: {answer['secret']}")
 
 
-def _put_params(url: str, features: list[str], uris: list[str], secret_file: Path | None) -> dict[str, Any]:
+def _make_put_params(url: str, features: list[str], uris: list[str], secret_file: Path | None) -> dict[str, Any]:
     """Return the params of `dev.tidings/subscriptions/put`, without the name."""
     notifications: dict[str, Any] = {f"{feature}ListChanged": True for feature in features}
     if "" in uris:
@@ -118,7 +118,7 @@ def _put_params(url: str, features: list[str], uris: list[str], secret_file: Pat
 # On a server
 
 
-async def _request(url: str, token: str | None, action: _Action, params: dict[str, Any]) -> dict[str, Any]:
+async def _run_on_server(url: str, token: str | None, action: _Action, params: dict[str, Any]) -> dict[str, Any]:
     method = {_Action.LIST: "list", _Action.REMOVE: "remove"}.get(action, "put")
     async with connect(url, token) as remote:
         if action is _Action.REVIVE:
@@ -131,7 +131,7 @@ async def _request(url: str, token: str | None, action: _Action, params: dict[st
 # In a folder
 
 
-def _edit(folder: Path, action: _Action, params: dict[str, Any], owner: str | None) -> dict[str, Any]:
+def _run_on_file(folder: Path, action: _Action, params: dict[str, Any], owner: str | None) -> dict[str, Any]:
     from msgspec import structs
 
     from tidings.cli.state import edit_state, find_state, read_state
@@ -145,7 +145,7 @@ def _edit(folder: Path, action: _Action, params: dict[str, Any], owner: str | No
             durable, new_secret = _put_webhook(state, params)
             batch.durables[durable.key] = durable
             return {"subscription": _describe(durable)} | new_secret
-        key = _find(state, params["name"], owner)
+        key = _find_key(state, params["name"], owner)
         if action is _Action.REMOVE:
             if key is not None:
                 batch.durables[key] = None
@@ -158,7 +158,7 @@ def _edit(folder: Path, action: _Action, params: dict[str, Any], owner: str | No
         return {"subscription": _describe(revived)}
 
 
-def _find(state: State, name: str, owner: str | None) -> Key | None:
+def _find_key(state: State, name: str, owner: str | None) -> Key | None:
     keys = [key for key, each in state.durables.items() if each.name == name and _has_owner(each, owner)]
     if len(keys) > 1:
         owners = ", ".join(_format_owner(key[0]) or "no owner" for key in keys)
@@ -167,7 +167,7 @@ def _find(state: State, name: str, owner: str | None) -> Key | None:
 
 
 def _put_webhook(state: State, params: dict[str, Any]) -> tuple[DurableSubscription, dict[str, str]]:
-    """Create or replace a webhook. A new one counts as told of the current versions; a replaced one keeps its own."""
+    """Create or replace a webhook. A new one starts with the current versions as told; a replaced one keeps its own."""
     from tidings.cli.state import restore_durables
     from tidings.store.durable import SERVER, DurableSubscription, Webhook
     from tidings.webhooks.http_client import check_url
@@ -212,13 +212,13 @@ def _print(found: Sequence[dict[str, Any]]) -> None:
     if not found:
         print_stderr("There are no durable subscriptions.")
     elif sys.stdout.isatty():
-        print_table(_TITLES, map(_cells, found), _TITLES.index("state"), _STYLES)
+        print_table(_TITLES, map(_format_cells, found), _TITLES.index("state"), _STYLES)
     else:
         for each in found:
-            print_stdout("  ".join(cell for cell in _cells(each) if cell))
+            print_stdout("  ".join(cell for cell in _format_cells(each) if cell))
 
 
-def _cells(described: dict[str, Any]) -> tuple[str, ...]:
+def _format_cells(described: dict[str, Any]) -> tuple[str, ...]:
     notifications, webhook = described["notifications"], described.get("webhook", {})
     topics = [name.removesuffix("ListChanged") for name in notifications if name.endswith("ListChanged")]
     topics += notifications.get("resourceSubscriptions", [])

@@ -1,4 +1,4 @@
-"""`tidings validate DIR`: report the problems of a workspace before a client meets them."""
+"""`tidings validate DIR`: print the problems of a workspace without serving it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def validate(
     """
     logging.basicConfig(level=logging.CRITICAL)  # the log would only repeat the problems
     workspace = open_workspace(folder, poll=0)
-    problems = [*workspace.problems, *_not_executable(workspace)]
+    problems = [*workspace.problems, *_find_not_executable(workspace)]
     items = _count_items(workspace)
     if as_json:
         found = [{"path": problem.path, "line": problem.line, "message": problem.message} for problem in problems]
@@ -58,8 +58,8 @@ def _count_items(workspace: Workspace) -> dict[str, int]:
     return {name: sum(item.get("uri") != ERRORS for item in items) for name, items in lists.items()}
 
 
-def _not_executable(workspace: Workspace) -> list[Problem]:
-    """Find scripts that start with `#!` but are not executable: a server ignores them silently."""
+def _find_not_executable(workspace: Workspace) -> list[Problem]:
+    """Return a problem for each script with a `#!` line that is not executable. A server ignores it silently."""
     from tidings.workspace.metadata import META_SUFFIX
     from tidings.workspace.problems import Problem
 
