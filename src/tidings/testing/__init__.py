@@ -1,11 +1,11 @@
 """The promises of Tidings as checks over a recorded history, for the tests of Tidings and of its users.
 
-A `History` contains events in the order in which they were observed: requests, changes, notifications. It comes from
-inside a process (`Recorder(hub)`), or from clients of a real server (`Told.from_message`), which see only the wire. So
-a notification may arrive at any time from the request of a subscription until its end is confirmed. Record a change
-before its effects can be observed, and before a subscriber that already knows it subscribes.
+A `History` contains events in the order in which they were observed: requests, changes, notifications. `Recorder(hub)`
+records it inside a process. Clients of a real server record it from messages (`Told.from_message`). A client can
+receive notifications from the request of a subscription until the server confirms its end. Record a change before its
+effects can be observed, and before the request of a subscriber that already knows it.
 
-The checks do not wait. Run `check_reliable` when every subscriber has had the chance to receive everything.
+The checks do not wait. Run `check_reliable` after every subscriber could receive all notifications.
 """
 
 from tidings.testing.history import (

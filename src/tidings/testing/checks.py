@@ -1,6 +1,7 @@
-"""How the promises read a history: what a subscriber requested, which versions it knows, what a filter passes.
+"""The state that the checks of the promises derive from a history: subscriptions, known versions, net changes.
 
-Nothing here uses the code that it checks: patterns, filters and net changes are implemented a second time, simply.
+This module does not use the code that it checks. It has its own simple implementation of patterns, filters and net
+changes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import NoReturn
 
 from tidings.core.filters import Filter
 from tidings.core.model import Feature, Operation, Topic, Version
@@ -33,18 +35,18 @@ from tidings.testing.history import (
 )
 
 __all__ = [
-    "ChangeRecord",
     "Fetches",
     "LastTold",
+    "RecordedChanges",
     "Subscriptions",
     "changes_since",
+    "explain_unwanted",
     "fail",
+    "find_known_versions",
     "is_deletion",
     "is_excluded",
-    "is_sufficient",
-    "known_versions",
+    "is_up_to_date",
     "relevant_events",
-    "why_unwanted",
 ]
 
 
@@ -56,16 +58,17 @@ class Subscriptions:
         """Features, URIs and patterns, each with the index of the event that requested it last."""
         self.filter: Filter | None = None
         self.is_closed = False
-        self._subresources = True
+        self._has_subresources = True
         self._muted: set[Topic] = set()
         self._is_all_muted = False
 
-    def follow(self, event: Event, index: int) -> None:
+    def apply(self, event: Event, index: int) -> None:
+        """Update the subscriptions with an event of the subscriber."""
         match event:
             case Subscribed():
                 self.requested |= dict.fromkeys(event.topics, index)
                 self.filter = event.filter
-                self._subresources = event.subresources
+                self._has_subresources = event.subresources
             case Unsubscribed():
                 for topic in event.topics or tuple(self.requested):
                     self.requested.pop(topic, None)
@@ -87,12 +90,17 @@ class Subscriptions:
         if uri in self.requested and (before is None or self.requested[uri] < before):
             del self.requested[uri]
 
-    def covers(self, topic: Topic, *, surely: bool = False) -> bool:
+    def covers(self, topic: Topic, *, allow_templates: bool = True) -> bool:
+        """Return whether a request covers a topic. A URI template covers more URIs here than on the server."""
         if topic in self.requested:
             return True
         if isinstance(topic, Feature):
             return False
-        return any(_covers(path, topic, self._subresources, surely) for path in self.requested if isinstance(path, str))
+        return any(
+            _covers(path, topic, self._has_subresources, allow_templates)
+            for path in self.requested
+            if isinstance(path, str)
+        )
 
     def is_muted(self, topic: Topic) -> bool:
         return self._is_all_muted or topic in self._muted
@@ -106,15 +114,16 @@ class LastTold:
     index: int
     """The index of the event."""
     is_cursor: bool = False
-    """Whether the subscriber itself said so. That counts only while its subscription lasts."""
+    """Whether the version comes from a cursor of the subscriber. A cursor is valid only during its subscription."""
     is_continuous: bool = True
-    """Whether it has been subscribed ever since."""
+    """Whether the subscriber has been subscribed since that event."""
 
     def is_repeated_by(self, told: Told, index: int, fetches: Fetches) -> bool:
+        """Return whether a notification tells the subscriber nothing new."""
         if self.version is None or self.version == told.version or not self.is_continuous or told.version is None:
             return self.version == told.version
         is_equal = self.version.digest == told.version.digest
-        return is_equal and not fetches.has_other(told, index, self.version, self.index)
+        return is_equal and not fetches.has_other_content(told, index, self.version, self.index)
 
 
 @dataclass(slots=True)
@@ -123,30 +132,30 @@ class _Fetch:
     start: int
     end: int | None = None
 
-    def may_return_older(self, index: int, current: Version) -> bool:
+    def can_return_older(self, index: int, current: Version) -> bool:
         return self.revision < current.revision and self.start < index and (self.end is None or index < self.end)
 
 
 class Fetches:
-    """The versions of each topic that clients fetched, and the times when a fetch was running."""
+    """The versions of each topic that clients fetched, and the fetches in progress."""
 
     def __init__(self, history: History) -> None:
         self._fetched: dict[Topic, list[tuple[int, Version | None]]] = {}
-        self._running: dict[Topic, list[_Fetch]] = {}
+        self._in_progress: dict[Topic, list[_Fetch]] = {}
         for index, event in enumerate(history):
             match event:
                 case Fetched():
                     self._fetched.setdefault(event.topic, []).append((index, event.version))
                 case FetchStarted():
-                    self._running.setdefault(event.topic, []).append(_Fetch(event.revision, index))
+                    self._in_progress.setdefault(event.topic, []).append(_Fetch(event.revision, index))
                 case FetchEnded():
-                    for fetch in self._running.get(event.topic, ()):
+                    for fetch in self._in_progress.get(event.topic, ()):
                         if fetch.end is None and fetch.revision == event.revision:
                             fetch.end = index
                             break
 
-    def has_other(self, told: Told, index: int, known: Version, since: int) -> bool:
-        """Return whether a client that knows a version since an event may have fetched another content meanwhile."""
+    def has_other_content(self, told: Told, index: int, known: Version, since: int) -> bool:
+        """Return whether a client may have fetched another content since the event at which it was told `known`."""
         current = told.version
         assert current is not None
         for at, version in self._fetched.get(told.topic, ()):
@@ -159,10 +168,10 @@ class Fetches:
                 and version.digest != current.digest
             ):
                 return True
-        return any(fetch.may_return_older(index, current) for fetch in self._running.get(told.topic, ()))
+        return any(fetch.can_return_older(index, current) for fetch in self._in_progress.get(told.topic, ()))
 
 
-def why_unwanted(subscriptions: Subscriptions, told: Told) -> str:
+def explain_unwanted(subscriptions: Subscriptions, told: Told) -> str:
     """Return why a subscriber must not get this notification, or an empty string."""
     if subscriptions.is_closed:
         return "it is closed"
@@ -179,13 +188,13 @@ def why_unwanted(subscriptions: Subscriptions, told: Told) -> str:
     return ""
 
 
-def known_versions(
+def find_known_versions(
     history: History, subscriber: str, changes: Mapping[Topic, list[Changed]]
 ) -> tuple[Subscriptions, dict[Topic, tuple[Version, ...]], dict[Topic, list[Version]]]:
     """Return the final subscriptions of a subscriber, the versions that it knows, and newer ones it may have fetched.
 
-    The versions are those of the topics that it watches and that changed: several if the history does not tell which
-    one it knows, none if it knows nothing.
+    The versions are those of the topics that it watches and that changed. A topic has several versions if the history
+    does not show which of them the subscriber knows, and none if it knows no version.
     """
     subscriptions = Subscriptions()
     known: dict[Topic, tuple[Version, ...]] = {}
@@ -198,7 +207,7 @@ def known_versions(
             previous = current[event.topic]
             current[event.topic] = event.version if previous is None else max(previous, event.version)
             if event.topic in not_granted:
-                # It knows the version at the moment when its request was granted, which is any of these.
+                # The subscriber knows the version at the time of the grant, which may be any of these.
                 known[event.topic] += (event.version,)
         elif isinstance(event, Fetched):
             if event.version is not None and event.topic in known and event.topic not in not_granted:
@@ -206,7 +215,7 @@ def known_versions(
         elif isinstance(event, TopicEvent) or event.subscriber != subscriber:
             continue
         else:
-            subscriptions.follow(event, index)
+            subscriptions.apply(event, index)
             if isinstance(event, Told):
                 version = event.version or current.get(event.topic)
                 not_granted.discard(event.topic)
@@ -216,36 +225,36 @@ def known_versions(
                 not_granted.clear()
         if isinstance(event, Subscribed):
             for topic in changes:
-                if topic in event.told and subscriptions.covers(topic, surely=True):
+                if topic in event.told and subscriptions.covers(topic, allow_templates=False):
                     cursor, now = event.told[topic], current[topic]
                     if cursor is not None and now is not None and cursor.digest == now.digest:
-                        cursor = now  # from before a restart, where the same content had another revision
+                        cursor = now  # the same content had another revision before a restart
                     not_granted.discard(topic)
                     known[topic] = () if cursor is None else (cursor,)
                     fetched.pop(topic, None)
-                elif topic not in known and subscriptions.covers(topic, surely=True):
+                elif topic not in known and subscriptions.covers(topic, allow_templates=False):
                     version = current[topic]
                     known[topic] = () if version is None else (version,)
                     if index < granted:
                         not_granted.add(topic)
         elif not isinstance(event, TopicEvent):
-            ended = [topic for topic in known if topic not in changes or not subscriptions.covers(topic, surely=True)]
-            for topic in ended:
-                not_granted.discard(topic)
-                fetched.pop(topic, None)
-                del known[topic]
+            for topic in list(known):
+                if topic not in changes or not subscriptions.covers(topic, allow_templates=False):
+                    not_granted.discard(topic)
+                    fetched.pop(topic, None)
+                    del known[topic]
     for topic, versions in fetched.items():
         newest = max((version.revision for version in known[topic]), default=-1)
         fetched[topic] = [version for version in versions if version.revision > newest]
     return subscriptions, known, fetched
 
 
-def is_sufficient(version: Version, *, newest: Version, changes: list[Changed], filter: Filter | None) -> bool:
-    """Return whether a subscriber with this version need not be told the newest one."""
+def is_up_to_date(version: Version, *, newest: Version, changes: list[Changed], filter: Filter | None) -> bool:
+    """Return whether a subscriber that knows a version does not need a notification of the newest one."""
     if version.digest == newest.digest or filter is None or not isinstance(changes[0].topic, Feature):
         return version.digest == newest.digest
     missed = changes_since(changes, version)
-    # An empty digest stands for any version, so the history does not tell which changes follow it.
+    # An empty digest means any version, so the changes after it are unknown.
     return not version.digest if missed is None else is_excluded(missed, filter)
 
 
@@ -258,12 +267,12 @@ def changes_since(changes: list[Changed], version: Version) -> list[Changed] | N
 
 
 def is_excluded(missed: list[Changed], filter: Filter) -> bool:
-    """Return whether a subscriber with this filter need not be told of these changes."""
+    """Return whether a subscriber with this filter needs no notification of these changes."""
     return _excluded_prefixes(missed, filter)[-1]
 
 
-class ChangeRecord:
-    """All changes of a history, to check the changes that a notification contains."""
+class RecordedChanges:
+    """The changes of a history by topic, to check the changes that a notification contains."""
 
     def __init__(self, history: History) -> None:
         self._fetches = Fetches(history)
@@ -285,14 +294,14 @@ class ChangeRecord:
         return (topic, version) in self._first_index
 
     def is_ambiguous(self, topic: Topic, version: Version | None, index: int) -> bool:
-        """Return whether a cursor is newer than the published version, or may be the same content before a restart."""
+        """Return whether a cursor is newer than the published version, or may be from before a restart."""
         if version is None:
             return False
         if self.has(topic, version):
             return self._first_index[topic, version] > index
         return (topic, version.digest) in self._digests
 
-    def why_wrong(
+    def explain_mismatch(
         self, told: Told, index: int, known: Version | None, since: int, filter: Filter | None, journal: int | None
     ) -> str:
         """Return why a subscriber that knew a version must not get this notification, or an empty string."""
@@ -308,14 +317,14 @@ class ChangeRecord:
             return ""  # the history does not contain the items
         if not told.is_complete and not told.changes:
             count = self._count_since(told.topic, known.revision, index)
-            if journal is None or count > journal or self._fetches.has_other(told, index, known, since):
+            if journal is None or count > journal or self._fetches.has_other_content(told, index, known, since):
                 return ""
             return f"it was told to refetch, with {count} changes since, and {journal} are kept"
         actual = {key: operation for operation, key in told.changes}
         if not isinstance(told.topic, Feature):
             expected = {change.key: change.operation for change in missed[-1:]}
             return "" if actual == expected else f"it was told {actual}, and the last change was {expected}"
-        # The notification may start where the filter had excluded everything before.
+        # The notification may omit earlier changes if the filter excludes all of them.
         may_start = [True] if filter is None else _excluded_prefixes(missed, filter)
         for start, is_possible in enumerate(may_start):
             net = _net_changes(missed[start:], filter)
@@ -340,7 +349,8 @@ def _revision(recorded: tuple[int, Changed]) -> int:
 def _excluded_prefixes(missed: list[Changed], filter: Filter) -> list[bool]:
     """Return for the first 0, 1, 2 … changes whether they split into parts whose net changes the filter excludes.
 
-    The splits depend on when the hub looked at the subscriber, which no history tells. So any split counts.
+    The hub applies the filter to the changes since its last delivery attempt. A history does not contain those
+    attempts, so any split is possible.
     """
     reached = [True] + [False] * len(missed)
     for start in range(len(missed)):
@@ -361,7 +371,7 @@ def _excluded_prefixes(missed: list[Changed], filter: Filter) -> list[bool]:
 
 
 def _net_changes(changes: list[Changed], filter: Filter | None) -> dict[str, Operation]:
-    """Return the operation on each item that remains of several changes and passes the filter."""
+    """Return the net operation on each item, if there is one and it passes the filter."""
     before: dict[str, str | None] = {}
     last: dict[str, Changed] = {}
     for change in changes:
@@ -392,23 +402,22 @@ def _passes(filter: Filter, topic: Topic, operation: Operation, key: str) -> boo
     return filter.also is None or _passes(filter.also, topic, operation, key)
 
 
-def _covers(path: str, uri: str, subresources: bool, surely: bool) -> bool:
-    """Return whether a subscription to `path` covers `uri`. A template may, but never surely."""
+def _covers(path: str, uri: str, has_subresources: bool, allow_templates: bool) -> bool:
+    """Return whether a subscription to `path` covers `uri`. A template covers all URIs that it could expand to."""
     if path == uri:
         return True
     if "{" in path:
-        return not surely and _compile(re.sub(r"\{[^{}]*\}", "**", path)).fullmatch(uri) is not None
+        return allow_templates and _compile(re.sub(r"\{[^{}]*\}", "**", path)).fullmatch(uri) is not None
     if "*" in path:
         return _compile(path).fullmatch(uri) is not None
     folder = path.removesuffix("/")
     is_below_root = len(folder) > (uri.find("://") + 3 if "://" in uri else 0)
-    return subresources and is_below_root and uri.startswith(folder + "/") and len(uri) > len(folder) + 1
+    return has_subresources and is_below_root and uri.startswith(folder + "/") and len(uri) > len(folder) + 1
 
 
 @cache
 def _compile(glob: str) -> re.Pattern[str]:
-    """`*` matches within a segment, `**` across segments, `/**/` also a single slash. Simple, because speed is no
-    concern here."""
+    """Compile a glob: `*` matches within a segment, `**` across segments, and `/**/` also a single slash."""
     regex, position = "", 0
     for found in re.finditer(r"\*+", glob):
         regex += re.escape(glob[position : found.start()])
@@ -428,13 +437,14 @@ def is_deletion(told: Told) -> bool:
     return bool(told.changes) and told.changes is not None and told.changes[-1][0] is Operation.DELETED
 
 
-def fail(promise: str, history: History, index: int, event: Told, reason: str) -> None:
+def fail(promise: str, history: History, index: int, event: Told, reason: str) -> NoReturn:
+    """Raise `PromiseBroken` for a notification."""
     events = relevant_events(history, index + 1, event.subscriber, event.topic)
     raise PromiseBroken(promise, event.subscriber, event.topic, reason, events)
 
 
 def relevant_events(history: History, end: int, subscriber: str, topic: Topic | None) -> Iterator[tuple[int, Event]]:
-    """Return the events before an index that concern one subscriber, and one topic if it is given."""
+    """Yield the events before an index that concern one subscriber, and one topic if it is given."""
     for index, event in enumerate(history.events[:end]):
         is_other = topic is not None and (isinstance(event, MailboxSize) or getattr(event, "topic", topic) != topic)
         if not is_other and (isinstance(event, TopicEvent) or event.subscriber == subscriber):

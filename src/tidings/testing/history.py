@@ -1,4 +1,4 @@
-"""A recorded history: the events of topics and subscribers, and the error that shows a broken promise."""
+"""A recorded history: the events of topics and subscribers, and the error for a broken promise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MAX_SHOWN_EVENTS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """A subscriber requested features, URIs and patterns. From now on it may be notified of them."""
+    """A subscriber requested features, URIs and patterns. Notifications of them are permitted from now on."""
 
     subscriber: str
     topics: tuple[Topic, ...]
@@ -51,9 +51,9 @@ class Subscribed:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The server granted all requests so far. From now on the subscriber must be notified.
+    """The server granted all requests so far. Notifications of them are required from now on.
 
-    Without this event a request counts as granted immediately, as it is inside a process.
+    Without this event, a request counts as granted immediately, as it is inside a process.
     """
 
     subscriber: str
@@ -98,31 +98,33 @@ class Changed:
 class Fetched:
     """A client fetched a version of a topic: a list, or the content of a resource.
 
-    The server does not know which client it was. So any subscriber may have this version, and may be told the last
-    version even if that is the one it was told before.
+    The server does not know which client fetched it. So any subscriber may have this version, and the server may send
+    it the last version again.
     """
 
     topic: Topic
     version: Version | None = None
-    """With an empty digest for any version up to that revision. None if the version is unknown: then each subscriber
-    may be told once more, but need not be."""
+    """A version with an empty digest means any version up to that revision. None means that the version is unknown:
+    then the server may send each subscriber one more notification, but need not."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchStarted:
-    """A fetch of a topic has started. Until `FetchEnded` it may return any version from this one on. The version that
-    it returned is recorded as `Fetched` before `FetchEnded`."""
+    """A fetch of a topic has started. It may return this version or any later one until `FetchEnded`.
+
+    Record the returned version as `Fetched` before `FetchEnded`.
+    """
 
     topic: Topic
     revision: int = 0
-    """The revision at the start, 0 if unknown. Of several fetches with the same revision, any may end first."""
+    """The revision at the start, 0 if unknown. Several fetches with the same revision may end in any order."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchEnded:
     """A fetch has ended, with or without a result.
 
-    A client may receive notifications later than a result that was sent after them. It records this event when it has
+    A client may receive a result before notifications that were sent earlier. It records this event when it has
     received all notifications that were sent during the fetch.
     """
 
@@ -137,11 +139,11 @@ class Told:
     subscriber: str
     topic: Topic
     version: Version | None = None
-    """None if the notification has none (`Policy.detail` is "none"): then it counts as the newest one so far."""
+    """None if the notification has no version (`Policy.detail` is "none"). It counts as the newest version so far."""
     changes: tuple[tuple[Operation, str], ...] | None = None
     """Operations and keys, None if unknown."""
     is_complete: bool = True
-    """False if the server no longer knew all changes."""
+    """False if the notification does not contain all changes, because the server no longer has them."""
 
     @classmethod
     def from_message(cls, subscriber: str, message: Mapping[str, Any]) -> Told | None:
@@ -194,7 +196,7 @@ class MailboxSize:
 
 
 TopicEvent: TypeAlias = Changed | Fetched | FetchStarted | FetchEnded
-"""An event that concerns no single subscriber."""
+"""An event of a topic, which has no subscriber."""
 
 Event: TypeAlias = TopicEvent | Subscribed | Acknowledged | Unsubscribed | Told | Muted | Unmuted | Closed | MailboxSize
 

@@ -1,4 +1,4 @@
-"""One check per promise of Tidings, over a recorded history. Each raises `PromiseBroken`."""
+"""The checks of a recorded history, one per promise of Tidings. Each raises `PromiseBroken`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Final
 
 from tidings.core.model import Topic, Version
 from tidings.testing.checks import (
-    ChangeRecord,
     Fetches,
     LastTold,
+    RecordedChanges,
     Subscriptions,
+    explain_unwanted,
     fail,
+    find_known_versions,
     is_deletion,
-    is_sufficient,
-    known_versions,
+    is_up_to_date,
     relevant_events,
-    why_unwanted,
 )
 from tidings.testing.history import (
     Changed,
@@ -45,7 +45,7 @@ __all__ = [
 
 
 def check_filtered(history: History) -> None:
-    """A subscriber gets nothing that it did not request, that its filter excludes, or that is muted for it."""
+    """Check that a subscriber gets nothing that it did not request, that its filter excludes, or that is muted."""
     subscribers: dict[str, Subscriptions] = defaultdict(Subscriptions)
     published: dict[tuple[Topic, Version], int] = {}
     for index, event in enumerate(history):
@@ -55,9 +55,9 @@ def check_filtered(history: History) -> None:
             continue
         subscriptions = subscribers[event.subscriber]
         if not isinstance(event, Told):
-            subscriptions.follow(event, index)
+            subscriptions.apply(event, index)
             continue
-        if reason := why_unwanted(subscriptions, event):
+        if reason := explain_unwanted(subscriptions, event):
             fail("Filtered", history, index, event, reason)
         if event.version is not None and is_deletion(event):
             # A subscription that was requested after the deletion does not end with it.
@@ -65,7 +65,7 @@ def check_filtered(history: History) -> None:
 
 
 def check_ordered(history: History) -> None:
-    """Revisions of a topic never go backwards for a subscriber."""
+    """Check that the revisions of a topic never decrease for a subscriber."""
     known = {(event.topic, event.version) for event in history if isinstance(event, Changed)}
     subscribers: dict[str, Subscriptions] = {}
     newest: dict[tuple[str, Topic], int] = {}
@@ -76,7 +76,7 @@ def check_ordered(history: History) -> None:
         name = event.subscriber
         is_new = name not in subscribers
         subscriptions = subscribers.setdefault(name, Subscriptions())
-        subscriptions.follow(event, index)
+        subscriptions.apply(event, index)
         if isinstance(event, Told) and event.version is not None:
             revision = event.version.revision
             previous = max(cursors.pop((name, event.topic), -1), newest.get((name, event.topic), -1))
@@ -85,7 +85,7 @@ def check_ordered(history: History) -> None:
             newest[name, event.topic] = revision
         if isinstance(event, Subscribed):
             for topic, version in event.told.items():
-                # A cursor counts for a new subscriber. For another one, older notifications may be on their way.
+                # Only the cursor of a new subscriber counts. Others may still get notifications that were sent earlier.
                 cursors.pop((name, topic), None)
                 if is_new and version is not None and (topic, version) in known and subscriptions.covers(topic):
                     cursors[name, topic] = version.revision
@@ -94,10 +94,10 @@ def check_ordered(history: History) -> None:
 
 
 def check_unique(history: History) -> None:
-    """A subscriber is never told the same version of a topic twice in a row.
+    """Check that a subscriber is never told the same version of a topic twice in a row.
 
-    The same version means the same digest. It means the same revision if the subscriber was not subscribed in between,
-    or if a client fetched another content in between: then the subscriber may have another content.
+    Two versions are the same if their digests are equal. Their revisions must be equal too if the subscriber was not
+    subscribed in between, or if a client fetched another content in between.
     """
     fetches = Fetches(history)
     subscribers: dict[str, Subscriptions] = defaultdict(Subscriptions)
@@ -106,7 +106,7 @@ def check_unique(history: History) -> None:
         if isinstance(event, TopicEvent):
             continue
         name, subscriptions = event.subscriber, subscribers[event.subscriber]
-        subscriptions.follow(event, index)
+        subscriptions.apply(event, index)
         if isinstance(event, Told) and event.version is not None:
             previous = last.get((name, event.topic))
             if previous is not None and previous.is_repeated_by(event, index, fetches):
@@ -125,11 +125,11 @@ def check_unique(history: History) -> None:
 
 
 def check_reliable(history: History) -> None:
-    """Once changes stop, every live subscriber has been told the last version.
+    """Check that every open subscriber has been told the last version of each topic.
 
-    It need not have been told a digest that it knew already, unless a client has fetched another one since. With a
-    filter it need not have been told of a list if the changes that it missed can be split into parts, each without a
-    net change that passes the filter.
+    A subscriber needs no notification of a digest that it knows, unless a client has fetched another one since. A
+    subscriber with a filter needs no notification of a list if its missed changes can be split into parts, each without
+    a net change that passes the filter.
     """
     changes: dict[Topic, list[Changed]] = {}
     for event in history:
@@ -137,15 +137,15 @@ def check_reliable(history: History) -> None:
             changes.setdefault(event.topic, []).append(event)
     latest = {topic: max(change.version for change in found) for topic, found in changes.items()}
     for subscriber in history.subscribers():
-        subscriptions, known, fetched = known_versions(history, subscriber, changes)
+        subscriptions, known, fetched = find_known_versions(history, subscriber, changes)
         for topic, versions in known.items():
-            newest, may_have = latest[topic], fetched.get(topic, ())
-            suffices = partial(is_sufficient, newest=newest, changes=changes[topic], filter=subscriptions.filter)
-            if subscriptions.is_muted(topic) or (any(map(suffices, versions)) and all(map(suffices, may_have))):
+            newest, maybe_fetched = latest[topic], fetched.get(topic, ())
+            is_enough = partial(is_up_to_date, newest=newest, changes=changes[topic], filter=subscriptions.filter)
+            if subscriptions.is_muted(topic) or (any(map(is_enough, versions)) and all(map(is_enough, maybe_fetched))):
                 continue
-            knows = ", ".join(map(_format, versions)) or "nothing"
-            may = "".join(f", and may have fetched {_format(version)}" for version in may_have)
-            reason = f"the last version is {_format(newest)}, and it knows {knows}{may}"
+            known_text = ", ".join(map(_format, versions)) or "nothing"
+            fetched_text = "".join(f", and may have fetched {_format(version)}" for version in maybe_fetched)
+            reason = f"the last version is {_format(newest)}, and it knows {known_text}{fetched_text}"
             events = relevant_events(history, len(history), subscriber, topic)
             raise PromiseBroken("Reliable", subscriber, topic, reason, events)
 
@@ -155,17 +155,17 @@ def _format(version: Version) -> str:
 
 
 def check_resumable(history: History, *, journal: int | None = None) -> None:
-    """A client that returns with a cursor is told exactly what differs, or to refetch.
+    """Check that a client that resumes with a cursor gets all changes since then, or is told to refetch.
 
-    From its cursor on, each notification contains all changes since the last one, or tells the client to refetch. It
-    must tell it to refetch if the cursor is unknown. Otherwise it may do so only if there were more changes than the
-    `journal` keeps (of one feature, or of all contents together), or if the client may have fetched another content.
-    Without `journal`, that limit is not checked.
+    Each notification after the cursor contains all changes since the last one, or tells the client to refetch. With an
+    unknown cursor, it must tell the client to refetch. Otherwise it may do so only in two cases: there were more than
+    `journal` changes (of one feature, or of all contents together), or the client may have fetched another content.
+    Without `journal`, the first case is not checked.
     """
-    record = ChangeRecord(history)
+    record = RecordedChanges(history)
     subscribers: dict[str, Subscriptions] = defaultdict(Subscriptions)
     known: dict[tuple[str, Topic], tuple[Version | None, int]] = {}
-    """The version that each subscriber knows, and the index of the event since which it does."""
+    """The version that each subscriber knows, and the index of the event that told it."""
     for index, event in enumerate(history):
         if isinstance(event, TopicEvent):
             continue
@@ -173,17 +173,17 @@ def check_resumable(history: History, *, journal: int | None = None) -> None:
         if isinstance(event, Told) and event.version is not None:
             key = (name, event.topic)
             if key in known:
-                reason = record.why_wrong(event, index, *known.pop(key), subscriptions.filter, journal)
+                reason = record.explain_mismatch(event, index, *known.pop(key), subscriptions.filter, journal)
                 if reason:
                     fail("Resumable", history, index, event, reason)
             if record.has(event.topic, event.version):
                 known[key] = (event.version, index)
         cursors = event.told if isinstance(event, Subscribed) else {}
         covered_before = {topic for topic in cursors if subscriptions.covers(topic)}
-        subscriptions.follow(event, index)
+        subscriptions.apply(event, index)
         for topic, version in cursors.items():
             known.pop((name, topic), None)
-            # If it was subscribed before, older notifications may be on their way.
+            # A subscriber that was subscribed before may still receive notifications that were sent earlier.
             is_new = topic not in covered_before and subscriptions.covers(topic)
             if is_new and not record.is_ambiguous(topic, version, index):
                 known[name, topic] = (version, index)
@@ -193,9 +193,9 @@ def check_resumable(history: History, *, journal: int | None = None) -> None:
 
 
 def check_bounded(history: History) -> None:
-    """A slow reader costs at most its mailbox: one entry for each topic that it watches and that changed.
+    """Check that a mailbox has at most one entry for each topic that its subscriber watches and that changed.
 
-    The other half of the promise, that it delays no other subscriber, is about time, which a history does not contain.
+    A slow subscriber must also not delay others. This is not checked, because a history contains no times.
     """
     subscribers: dict[str, Subscriptions] = defaultdict(Subscriptions)
     topics: dict[Topic, None] = {}
@@ -205,7 +205,7 @@ def check_bounded(history: History) -> None:
         if isinstance(event, TopicEvent):
             continue
         subscriptions = subscribers[event.subscriber]
-        subscriptions.follow(event, index)
+        subscriptions.apply(event, index)
         if isinstance(event, Subscribed):
             topics |= dict.fromkeys(event.told)
         elif isinstance(event, MailboxSize):

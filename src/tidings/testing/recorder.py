@@ -1,4 +1,4 @@
-"""Records the history of a hub in this process."""
+"""The recorder of a hub's history in this process."""
 
 from __future__ import annotations
 
@@ -28,25 +28,30 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """Records all events of a hub from now on. Call `look()` before the checks, and as often as you like."""
+    """A recorder of all events of a hub, from its construction on.
+
+    Call `look()` at least once before the checks.
+    """
 
     def __init__(self, hub: Hub, history: History | None = None) -> None:
         self.history = History() if history is None else history
-        self._events = _Events(hub, self.history)
+        self._observer = _EventObserver(hub, self.history)
         with hub.catalog.lock:
-            self._events.start()
-            hub.observer.add(self._events)
+            self._observer.start()
+            hub.observer.add(self._observer)
 
     def name(self, subscriber: Subscriber) -> str:
         """Return the name of a subscriber in the history."""
-        return self._events.names[subscriber]
+        return self._observer.names[subscriber]
 
     def look(self) -> None:
         """Record the state that causes no event: muted topics, and the size of each mailbox."""
-        self._events.look()
+        self._observer.look()
 
 
-class _Events(Observer):
+class _EventObserver(Observer):
+    """The hub's observer. It is separate from `Recorder`, so that users see only `history`, `name` and `look`."""
+
     def __init__(self, hub: Hub, history: History) -> None:
         self._hub = hub
         self._record = history.record
@@ -70,16 +75,16 @@ class _Events(Observer):
         with self._hub.catalog.lock:
             for subscriber in self._muted:
                 for topic in self._topics:
-                    self._look_whether_muted(subscriber, topic)
+                    self._record_muting(subscriber, topic)
                 self._record(
                     MailboxSize(self.names[subscriber], subscriber.mailbox_size, subscriber.policy.max_pending)
                 )
 
-    def _look_whether_muted(self, subscriber: Subscriber, topic: Topic) -> None:
+    def _record_muting(self, subscriber: Subscriber, topic: Topic) -> None:
         muted = self._muted[subscriber]
         try:
             is_muted = subscriber.is_muted is not None and subscriber.is_muted(topic)
-        except Exception:  # the user's function; the hub takes an error for muted
+        except Exception:  # a user's function; the hub treats an error as muted
             is_muted = True
         if is_muted != (topic in muted):
             muted ^= {topic}
@@ -112,7 +117,7 @@ class _Events(Observer):
 
     def _delivering(self, subscriber: Subscriber, notification: Notification) -> None:
         if subscriber in self._muted:
-            self._look_whether_muted(subscriber, notification.topic)
+            self._record_muting(subscriber, notification.topic)
         name, topic = self.names[subscriber], notification.topic
         changes = tuple((change.operation, change.key) for change in notification.changes)
         self._record(Told(name, topic, notification.version, changes, notification.complete))
