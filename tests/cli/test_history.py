@@ -15,9 +15,8 @@ import pytest
 from tests.support.command import DEADLINE, HELLO, line_with, run_command, serving, start_command
 from tests.support.sdk_clients import LEGACY, MODERN, open_ear
 from tests.support.sdk_clients import serving as serving_board
-from tests.support.stores import Server
+from tests.support.stores import StoredServer
 from tests.support.terminal import run_on_terminal
-from tidings.store.sqlite import SQLiteStore
 
 pytestmark = pytest.mark.anyio
 
@@ -175,7 +174,7 @@ async def test_follow_continues_after_a_restart_of_the_server(board: Path) -> No
 async def test_follow_reads_a_linked_state_file_and_one_that_replaces_it(tmp_path: Path) -> None:
     path, link = tmp_path / "there" / "state.db", tmp_path / "state.db"
     link.symlink_to(path)
-    server = Server(SQLiteStore(path))
+    server = StoredServer(path)
     server.catalog.tools.replace([{"name": "first"}, {"name": "second"}])
     server.write()
     async with following(link) as follower:
@@ -184,7 +183,7 @@ async def test_follow_reads_a_linked_state_file_and_one_that_replaces_it(tmp_pat
         server.write()
         assert (await follower.wait_for("third"))["operation"] == "added"
 
-        another = Server(SQLiteStore(tmp_path / "another.db"))
+        another = StoredServer(tmp_path / "another.db")
         another.catalog.tools.add({"name": "fourth"})  # with a lower revision than "third"
         another.write()
         another.store.close()
@@ -198,7 +197,7 @@ async def test_follow_reads_a_linked_state_file_and_one_that_replaces_it(tmp_pat
 async def test_follow_waits_for_a_state_file_that_was_deleted(tmp_path: Path) -> None:
     path, spare = tmp_path / "state.db", tmp_path / "spare.db"
     for file, name in ((path, "first"), (spare, "second")):
-        server = Server(SQLiteStore(file))
+        server = StoredServer(file)
         server.catalog.tools.add({"name": name})
         server.write()
         server.store.close()

@@ -16,12 +16,12 @@ from tests.support.command import HELLO, run_command, serving, tidings
 from tests.support.receiver import receiving, verify
 from tests.support.sdk_clients import MODERN, open_ear
 from tests.support.sdk_clients import serving as serving_board
-from tests.support.stores import Server, written
+from tests.support.stores import StoredServer, create_file
 from tests.support.terminal import run_on_terminal
 from tidings import Feature
 from tidings.store import State
 from tidings.store.durable import SERVER, DurableSubscription
-from tidings.store.sqlite import SQLiteStore, peek
+from tidings.store.sqlite import peek
 
 pytestmark = pytest.mark.anyio
 
@@ -122,7 +122,7 @@ async def test_webhook_of_a_folder_gets_only_changes_after_it_was_added(board: P
 )
 def test_invalid_arguments_are_a_one_line_error(tmp_path: Path, arguments: list[str], message: str) -> None:
     path = tmp_path / "state.db"
-    written(path)
+    create_file(path)
 
     refused = tidings("subscriptions", path, *arguments)
 
@@ -193,7 +193,7 @@ async def test_server_that_refuses_a_webhook_gives_the_reason(board: Path) -> No
 
 def test_names_are_printed_in_full_and_cannot_control_the_terminal(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
-    server = Server(SQLiteStore(path))
+    server = StoredServer(path)
     server.catalog.resources.updated("a://long/" + "x" * 100 + "\x1b]0;owned\x07\n")
     name = "laptop\x1b[2J\nphone"
     server.write({(None, name): DurableSubscription(name=name, features=(Feature.TOOLS,), expires=time.time() + 3600)})

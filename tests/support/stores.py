@@ -1,43 +1,74 @@
-"""The part of a server that makes batches for its store, without threads; its store, filled, written, or killed."""
+"""A server without network and threads that keeps its state in a store, and helpers for its SQLite file."""
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tidings import Catalog, Feature, Journal, Policy
+from tidings import Catalog, Feature, Hub, Journal, Policy
+from tidings.server.uri_templates import read_template
 from tidings.store import Batch, Store
-from tidings.store.durable import DurableSubscription
+from tidings.store.durable import DurableSubscription, Key
+from tidings.store.durable_registry import DurableSubscriptions
+from tidings.store.memory import MemoryStore
 from tidings.store.sqlite import SQLiteStore
 
+_numbers = count()
 
-class Server:
-    """The part of a server that makes batches, without threads."""
 
-    def __init__(self, store: Store, policy: Policy | None = None) -> None:
-        self.policy = policy or Policy()
-        self.store = store
-        self.clock = 1000.0
-        self.begin()
+class StoredServer:
+    """The catalog, hub and durable subscriptions of a server, and the batch of what is not written yet."""
 
-    def begin(self) -> None:
+    def __init__(self, store: Store | Path | None = None, **settings: Any) -> None:
+        self.policy = Policy(**settings)
+        self.store: Store = SQLiteStore(store) if isinstance(store, Path) else store or MemoryStore()
+        self.now = 1000.0
+        self.start()
+
+    def start(self) -> None:
         self.state = state = self.store.open()
-        self.catalog = Catalog(self.policy, clock=lambda: self.clock)
+        self.catalog = Catalog(self.policy, clock=lambda: self.now)
         self.catalog.restore(state.items, state.versions, state.contents, state.run << 32)
         self.journal = Journal(self.policy)
         self.journal.restore(state.journal, state.floors)
         self.batch = Batch()
-        self.catalog.follow(self.batch.add_changes)
-        self.catalog.follow(self.journal.append)
+        self.catalog.follow(lambda changes: self.batch.add_changes(changes))  # noqa: PLW0108  # the batch of that time
+        self.hub = Hub(self.catalog, journal=self.journal, clock=lambda: self.now, templates=read_template)
+        self.durables = DurableSubscriptions(self.hub, state.durables.values(), wake=lambda: True)
 
-    def write(self, durables: dict[Any, DurableSubscription | None] | None = None) -> None:
+    def write(self, durables: dict[Key, DurableSubscription | None] | None = None) -> None:
+        """Write all changes, and additional records."""
+        self.batch.durables.update(self.durables.unsaved.collect())
         self.batch.durables.update(durables or {})
         self.batch.forget(self.journal.floors(), self.catalog.resources.forgotten)
         self.store.write(self.batch)
-        self.batch.__init__()  # type: ignore[misc]
+        self.batch = Batch()
+        self.durables.unsaved.written()
 
-    def shown(self) -> dict[str, Any]:
-        """What a client could ever find out."""
+    def restart(self, *, is_killed: bool = False) -> None:
+        """Start again with what was written. `is_killed` leaves the file as a killed process leaves it."""
+        store = self.store
+        if isinstance(store, SQLiteStore):
+            self.store = SQLiteStore(copy_open_file(store.path) if is_killed else store.path)
+        store.close()
+        self.start()
+
+    def kill(self) -> None:
+        self.restart(is_killed=True)
+
+    def confirm_all(self) -> None:
+        """Let enough time pass for everything that clients were told to count as received."""
+        self.now += 2 * (self.policy.write_deadline + self.policy.keep_alive)
+
+    def add_tools(self, *names: str) -> None:
+        for name in names:
+            self.catalog.tools.add({"name": name})
+
+    def visible_state(self) -> dict[str, Any]:
+        """Return everything that a client could find out."""
         return {
             "items": {feature: self.catalog.items(feature).snapshot() for feature in Feature},
             "versions": {feature: self.catalog.version(feature) for feature in Feature},
@@ -46,8 +77,14 @@ class Server:
             "floors": self.journal.floors(),
         }
 
+    def close(self) -> dict[str, Any]:
+        """Close the store, and return the visible state."""
+        self.store.close()
+        return self.visible_state()
 
-def fill(server: Server) -> None:
+
+def fill(server: StoredServer) -> None:
+    """Make changes of every kind."""
     catalog = server.catalog
     catalog.tools.replace([{"name": "a", "title": "1"}, {"name": "b"}, {"name": "ü"}])
     catalog.tools.update("a", title="2")
@@ -59,26 +96,27 @@ def fill(server: Server) -> None:
     catalog.resources.deleted("file:///b")
 
 
-def die(store: Store) -> None:
-    """What is left of a store when its process is killed: the connection is gone without a word, and so is the lock."""
-    assert isinstance(store, SQLiteStore)
-    assert store._db is not None
-    store._db.close()
-    store._db = None
-    store.close()
-
-
-def written(path: Path) -> dict[str, Any]:
-    server = Server(SQLiteStore(path))
+def create_file(path: Path) -> dict[str, Any]:
+    """Create a state file with changes of every kind, and return the visible state."""
+    server = StoredServer(path)
     fill(server)
     server.write()
-    shown = server.shown()
-    server.store.close()
-    return shown
+    return server.close()
 
 
-def shown_in(path: Path, policy: Policy | None = None) -> dict[str, Any]:
-    """Return what a server that starts with this file shows."""
-    server = Server(SQLiteStore(path), policy)
-    server.store.close()
-    return server.shown()
+def state_after_restart(path: Path, **settings: Any) -> dict[str, Any]:
+    """Return the visible state of a server that starts with this file."""
+    return StoredServer(path, **settings).close()
+
+
+def copy_open_file(path: Path) -> Path:
+    """Copy a file that is in use, with its write-ahead log: what is left when the process is killed now."""
+    copy = path.with_name(f"killed{next(_numbers)}.db")
+    for end in ("", "-wal"):
+        shutil.copyfile(f"{path}{end}", f"{copy}{end}")
+    return copy
+
+
+def deny(db: sqlite3.Connection, name: str) -> None:
+    """Let every statement of a connection fail that uses this table or pragma."""
+    db.set_authorizer(lambda _, argument, *rest: sqlite3.SQLITE_DENY if argument == name else sqlite3.SQLITE_OK)
