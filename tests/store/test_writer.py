@@ -1,4 +1,4 @@
-"""Nobody waits for a disk, and a disk that fails costs no more than what it would have kept."""
+"""The background writer: no caller waits for a disk, and a disk that fails costs no unbounded memory."""
 
 from __future__ import annotations
 
@@ -12,53 +12,56 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp.server import MCPServer
 
+from tests.support.stores import copy_open_file
+from tests.support.waiting import DEADLINE
 from tidings import Feature, Policy
 from tidings.live import Live
-from tidings.store import Batch, State, StoreBroken, StoreError, writer
+from tidings.store import Batch, StoreBroken, StoreError, writer
 from tidings.store.durable import DurableSubscription
 from tidings.store.memory import MemoryStore
 from tidings.store.sqlite import peek
 
-DEADLINE = 60.0
-TOOLS = Feature.TOOLS
+TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
 
 
-class Moody(MemoryStore):
-    """Writes when it may, and fails as often as it is told to."""
+class ControlledStore(MemoryStore):
+    """A store whose writes hang and fail as a test wants."""
 
     def __init__(self) -> None:
         super().__init__()
         self.may_write = threading.Event()
         self.may_write.set()
-        self.is_asked = threading.Event()
-        self.failures: list[Exception] = []
-        self.fails_once = False
-        """Whether it hangs after a failure, until it may write."""
+        self.has_write = threading.Event()
+        """Set when the writer calls `write`."""
+        self.errors: list[Exception] = []
+        """Raised by the next writes."""
+        self.hangs_after_error = False
         self.written: list[Batch] = []
         self.threads: set[int] = set()
 
     def write(self, batch: Batch) -> None:
         self.threads.add(threading.get_ident())
-        self.is_asked.set()
+        self.has_write.set()
         assert self.may_write.wait(DEADLINE)
-        if self.failures:
-            if self.fails_once:
+        if self.errors:
+            if self.hangs_after_error:
                 self.may_write.clear()
-            raise self.failures.pop(0)
+            raise self.errors.pop(0)
         super().write(batch)
         self.written.append(batch)
 
 
 @contextmanager
-def living(store: Any = None, **options: Any) -> Iterator[Live]:
+def running(store: Any = None, **options: Any) -> Iterator[Live]:
     live = Live(MCPServer("board"), store=store, **options)
     try:
         yield live
@@ -66,168 +69,131 @@ def living(store: Any = None, **options: Any) -> Iterator[Live]:
         live.close()
 
 
-def until(is_so: Any, what: str) -> None:
+def wait_for(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + DEADLINE
     pause = threading.Event()
-    while not is_so():
-        assert time.monotonic() < deadline, what
+    while not condition():
+        assert time.monotonic() < deadline
         pause.wait(0.005)
 
 
-def add(live: Live, *names: str) -> None:
+def add_tools(live: Live, *names: str) -> None:
     for name in names:
         live.catalog.tools.add({"name": name})
 
 
-def left(store: Moody) -> State:
-    """What the next life would find."""
-    store.close()
-    return store.open()
-
-
-def test_changes_are_written_on_a_thread_of_its_own_and_together() -> None:
-    store = Moody()
-    with living(store) as live:
-        add(live, *map(str, range(100)))
-        until(lambda: sum(len(batch.changes) for batch in store.written) == 100, "every change")
+def test_changes_are_written_in_batches_on_another_thread() -> None:
+    store = ControlledStore()
+    with running(store) as live:
+        add_tools(live, *map(str, range(100)))
+        wait_for(lambda: sum(len(batch.changes) for batch in store.written) == 100)
 
         assert threading.get_ident() not in store.threads
         assert len(store.written) < 10
-    assert [change.key for change in left(store).journal] == list(map(str, range(100)))
+    assert [change.key for change in store.peek().journal] == list(map(str, range(100)))
 
 
 @pytest.mark.anyio
-async def test_a_store_that_hangs_holds_up_neither_changes_nor_the_event_loop() -> None:
-    store = Moody()
-    with living(store) as live:
-        heard: list[Any] = []
-        live.hub.subscribe(heard.append, "tools")
+async def test_store_that_hangs_delays_neither_changes_nor_the_event_loop() -> None:
+    store = ControlledStore()
+    with running(store) as live:
+        received: list[Any] = []
+        live.hub.subscribe(received.append, "tools")
         store.may_write.clear()
-        add(live, "first")
-        await asyncio.to_thread(store.is_asked.wait, DEADLINE)  # it hangs from here on
+        add_tools(live, "first")
+        await asyncio.to_thread(store.has_write.wait, DEADLINE)
         start = time.thread_time()
         for number in range(50):
-            add(live, f"t{number}")
+            add_tools(live, f"t{number}")
             await asyncio.sleep(0)
         live.stop()
 
-        assert len(heard) == 51
+        assert len(received) == 51
         assert time.thread_time() - start < 1
         assert store.written == []
         store.may_write.set()
-    assert len(left(store).items) == 51
+    assert len(store.peek().items) == 51
 
 
-def test_what_waits_for_a_store_that_hangs_is_no_more_than_the_state() -> None:
-    store = Moody()
-    with living(store, policy=Policy(journal_changes=50, max_contents=20)) as live:
+def test_changes_that_wait_for_a_store_need_no_more_memory_than_the_state() -> None:
+    store = ControlledStore()
+    with running(store, policy=Policy(journal_changes=50, max_contents=20)) as live:
         store.may_write.clear()
-        add(live, "first")
-        assert store.is_asked.wait(DEADLINE)
-        for number in range(15_000):
-            live.catalog.tools.add({"name": f"t{number % 30}", "title": str(number)}, replace=True)
-            live.catalog.resources.updated(f"a://{number}")
-            live.catalog.prompts.add({"name": f"p{number}"})
-            live.catalog.prompts.remove(f"p{number}")
-
-        waiting = live.writer._compacted
-        assert len(live.writer._queue) <= writer._MAX_QUEUED + 4
-        assert len(waiting.changes) <= 4 * 50 + writer._MAX_QUEUED
-        assert len(waiting.contents) <= 20 + writer._MAX_QUEUED
-        assert len(waiting.items) <= 31 + writer._MAX_REMOVED_ITEMS + 2 * writer._MAX_QUEUED
+        add_tools(live, "first")
+        assert store.has_write.wait(DEADLINE)
+        tracemalloc.start()
+        try:
+            for number in range(12_000):
+                live.catalog.tools.add({"name": f"t{number % 30}", "title": str(number)}, replace=True)
+                live.catalog.resources.updated(f"a://{number}")
+                live.catalog.prompts.add({"name": f"p{number}"})
+                live.catalog.prompts.remove(f"p{number}")
+            memory, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert memory < 10 << 20, "48,000 changes need much more"
         store.may_write.set()
         live.writer.flush(DEADLINE)
-        expected = {feature: live.catalog.version(feature) for feature in (TOOLS, Feature.PROMPTS)}
-        contents = live.catalog.resources.contents()
-        floors = live.hub.journal.floors()
-    found = left(store)
-    assert {feature: found.versions[feature] for feature in (TOOLS, Feature.PROMPTS)} == expected
+        versions = {feature: live.catalog.version(feature) for feature in (TOOLS, PROMPTS)}
+        contents, floors = live.catalog.resources.contents(), live.hub.journal.floors()
+    found = store.peek()
+    assert {feature: found.versions[feature] for feature in (TOOLS, PROMPTS)} == versions
     assert sorted(item.key for item in found.items) == sorted({"first", *(f"t{number}" for number in range(30))})
-    assert found.contents == contents
-    assert found.floors == floors
+    assert (found.contents, found.floors) == (contents, floors)
     assert len(found.journal) == 150
 
 
-def test_a_store_that_fails_is_tried_again_and_nothing_is_missing(
+def test_failed_write_is_tried_again_and_nothing_is_lost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(writer, "RETRY_DELAY", 0.01)
     caplog.set_level(logging.INFO)
-    store = Moody()
-    store.failures = [StoreError("state.db: the disk is full; make room")] * 3 + [ValueError("what is this?")]
-    store.fails_once = True
-    with living(store) as live:
-        add(live, "a")
-        until(lambda: live.writer.problem, "a failure")
+    store = ControlledStore()
+    store.errors = [StoreError("state.db: the disk is full; free some space")] * 3 + [ValueError("unexpected")]
+    store.hangs_after_error = True
+    with running(store) as live:
+        for name in ("stays", "removed during the outage"):
+            live.durables.put(DurableSubscription(name=name, ttl=9))
+        add_tools(live, "a")
+        wait_for(lambda: live.writer.problem)
         assert "the disk is full" in (live.writer.problem or "")
         assert not live.writer.is_saving
-        add(live, "b")
-        store.fails_once = False
+        add_tools(live, "b")
+        live.durables.remove((None, "removed during the outage"))
+        store.hangs_after_error = False
         store.may_write.set()
-        until(lambda: store.written, "a success")
-        until(lambda: live.writer.problem is None, "its being said")
+        wait_for(lambda: live.writer.is_saving)
 
         assert live.failures["store"] == 4
-        assert live.writer.is_saving
-        said = [record.message for record in caplog.records if "the disk is full" in record.message]
-        assert len(said) == 1, "once, and not at every try"
-        assert "are saved to" in caplog.text
-    found = left(store)
+        messages = [record.message for record in caplog.records if "the disk is full" in record.message]
+        assert len(messages) == 1, "not at every try"
+        assert "changes are saved to" in caplog.text
+    found = store.peek()
     assert [change.key for change in found.journal] == ["a", "b"]
+    assert list(found.durables) == [(None, "stays")]
 
 
-def test_for_a_store_that_is_gone_for_good_nothing_is_noted() -> None:
-    store = Moody()
-    with living(store) as live:
-        store.failures.append(StoreBroken("it is damaged"))
+@pytest.mark.parametrize("has_store", [True, False])
+def test_nothing_is_queued_without_a_store_or_for_a_broken_one(has_store: bool) -> None:
+    store = ControlledStore()
+    store.errors = [StoreBroken("state.db is damaged")] * 100
+    threads = threading.active_count()
+    with running(store if has_store else None) as live:
+        add_tools(live, "a")
+        if has_store:
+            wait_for(lambda: live.writer.problem)
+        add_tools(live, "b")
         live.durables.put(DurableSubscription(name="laptop", ttl=9))
-        until(lambda: live.writer.problem, "the store to fail")
-        live.durables.put(DurableSubscription(name="other", ttl=9))
+
+        assert not live.writer.wake()
+        assert not live.writer.is_saving
         assert not live.durables.unsaved.has_records
-    with living() as live:
-        live.durables.put(DurableSubscription(name="laptop", ttl=9))
-        assert not live.durables.unsaved.has_records
-
-
-def test_names_that_come_and_go_during_an_outage_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "RETRY_DELAY", 0.001)
-    monkeypatch.setattr(writer, "MAX_RETRY_DELAY", 0.001)
-    store = Moody()
-    with living(store) as live:
-        live.durables.put(DurableSubscription(name="kept", ttl=9))
-        live.writer.flush(DEADLINE)
-        store.failures = [StoreError("state.db: the disk is full; make room")] * 10_000
-        for number in range(200):
-            live.durables.put(DurableSubscription(name=f"n{number}", ttl=9))
-            live.writer.flush(DEADLINE)
-            live.durables.remove((None, f"n{number}"))
-        live.writer.flush(DEADLINE)
-
-        assert live.failures["store"] >= 200
-        assert len(live.writer._batch.durables) == 0
-        store.failures.clear()
-        until(lambda: live.writer.problem is None, "a success")
-    assert [name for _, name in left(store).durables] == ["kept"]
-
-
-def test_a_store_that_is_broken_is_left_alone() -> None:
-    store = Moody()
-    store.failures = [StoreBroken("state.db is damaged")] * 100
-    with living(store) as live:
-        add(live, "a")
-        until(lambda: live.writer.problem, "a failure")
-        thread = live.writer._thread
-        assert thread is not None
-        thread.join(DEADLINE)
-        add(live, "b")
-
-        assert not thread.is_alive()
         assert len(live.tools) == 2
-        assert live.failures["store"] == 1
+        assert (live.failures["store"], live.writer.problem) == ((1, "state.db is damaged") if has_store else (0, None))
+        wait_for(lambda: threading.active_count() <= threads)
 
 
-def test_the_end_of_the_process_writes_what_is_left(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
+def test_end_of_the_process_writes_the_last_changes(path: Path) -> None:
     program = f"""
 from mcp.server import MCPServer
 from tidings.live import Live
@@ -237,95 +203,90 @@ for number in range(5):
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
-    assert not path.with_name("state.db-wal").exists(), "it was closed"
+    assert not path.with_name("state.db-wal").exists(), "the store was closed"
     assert len(peek(path).items) == 5
 
 
-def test_a_second_server_on_one_file_says_so_and_goes_on_in_memory(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "state.db"
-    with living(path) as first:
-        add(first, "a")
-        with living(path) as second:
-            add(second, "b")
+@pytest.mark.parametrize("is_early", [True, False])
+def test_restart_with_the_same_items_makes_no_change(path: Path, is_early: bool) -> None:
+    """Whether the tools are registered before `Live` is created or after it."""
+
+    def start(*names: str) -> tuple[list[str], int, Any]:
+        server: MCPServer = MCPServer("board")
+        live = None if is_early else Live(server, store=path)
+        for name in names:
+            server.add_tool(lambda: "", name=name)
+        live = live or Live(server, store=path)
+        with closing(live):
+            asyncio.run(live.refresh())
+            live.resources.updated("a://b", etag="1")
+            versions = live.epoch, live.catalog.version(TOOLS), live.catalog.version("a://b")
+            return [item.key for item in live.catalog.tools.snapshot()], len(live.hub.journal), versions
+
+    first = start("a", "b", "c")
+    assert first[:2] == (["a", "b", "c"], 4)
+    assert [start("a", "b", "c") for _ in range(2)] == [first, first]
+    assert start("a", "c", "d")[:2] == (["a", "c", "d"], 6), "b was removed, and d added"
+    assert start()[:2] == ([], 9)
+
+
+def test_server_with_a_restored_backup_gives_no_version_that_the_original_gave(tmp_path: Path) -> None:
+    with running(tmp_path / "state.db"):
+        pass
+    shutil.copy(tmp_path / "state.db", tmp_path / "backup.db")
+    versions = []
+    for name in ("state.db", "backup.db"):
+        with running(tmp_path / name) as live:
+            live.resources.updated("a://b")
+            versions.append((live.epoch, *live.catalog.version("a://b")))
+
+    assert versions[0][:2] == versions[1][:2], "epoch and revision are the same"
+    assert versions[0][2] != versions[1][2]
+
+
+# Files that cannot be used
+
+
+def test_second_server_of_one_file_continues_in_memory(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with running(path) as first:
+        add_tools(first, "a")
+        with running(path) as second:
+            add_tools(second, "b")
             second.writer.flush()
 
             assert "in use by another server" in (second.writer.problem or "")
+            assert "in use by another server" in caplog.text
             assert second.failures["store"] == 1
             assert second.epoch != first.epoch
-            assert "in use by another server" in caplog.text
             assert len(second.tools) == 1
         first.writer.flush()
         assert first.writer.problem is None
     assert [item.key for item in peek(path).items] == ["a"]
 
 
-def test_a_server_in_the_same_process_may_have_it_next(tmp_path: Path) -> None:
-    with living(tmp_path / "state.db") as first:
-        add(first, "a")
-        epoch, version = first.epoch, first.catalog.version(TOOLS)
-    with living(tmp_path / "state.db") as second:
-        assert second.epoch == epoch
-        assert "a" in second.tools, "until a client comes, it may still be added"
-        asyncio.run(second.list_reader.ensure_loaded())
-        # The server itself has no tools, so what was there in the last life is gone now, and says so.
-        changes = second.hub.journal.since(version.revision, TOOLS)
-        assert changes is not None
-        assert [(change.operation, change.key) for change in changes] == [("removed", "a")]
-
-
-def test_a_restart_with_the_same_items_changes_nothing(tmp_path: Path) -> None:
-    def server() -> MCPServer:
-        found: MCPServer = MCPServer("board")
-        for name in "abc":
-            found.add_tool(lambda: "", name=name)
-        return found
-
-    versions = []
-    for _ in range(3):
-        live = Live(server(), store=tmp_path / "state.db")
-        live.resources.updated("a://b", etag="1")
-        versions.append((live.catalog.version(TOOLS), live.catalog.version("a://b"), len(live.hub.journal)))
-        live.close()
-
-    assert len(set(versions)) == 1
-
-
-def test_a_restart_of_a_server_whose_decorators_come_after_it_changes_nothing(tmp_path: Path) -> None:
-    def start(*names: str) -> tuple[list[str], int]:
-        server: MCPServer = MCPServer("board")
-        live = Live(server, store=tmp_path / "state.db")
-        for name in names:
-            server.tool(name)(lambda: "")
-        asyncio.run(live.list_reader.ensure_loaded())
-        try:
-            return [item.key for item in live.catalog.tools.snapshot()], len(live.hub.journal)
-        finally:
-            live.close()
-
-    assert [start("a", "b", "c") for _ in range(3)] == [(["a", "b", "c"], 3)] * 3
-    assert start("a", "c", "d") == (["a", "c", "d"], 5), "b is gone, and d is new"
-    assert start() == ([], 8)
-
-
-def test_a_restored_backup_gives_no_content_a_version_that_the_other_server_gave(tmp_path: Path) -> None:
-    with living(tmp_path / "state.db"):
+def test_server_with_a_damaged_file_or_one_of_a_newer_format_continues_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged, newer = tmp_path / "damaged.db", tmp_path / "newer.db"
+    damaged.write_bytes(b"SQLite format 3\0" + os.urandom(8192))
+    with running(newer):
         pass
-    shutil.copy(tmp_path / "state.db", tmp_path / "backup.db")
-    given = []
-    for name in ("state.db", "backup.db"):
-        with living(tmp_path / name) as live:
-            live.resources.updated("a://b")
-            given.append((live.epoch, *live.catalog.version("a://b")))
+    with closing(sqlite3.connect(newer)) as db, db:
+        db.execute("PRAGMA user_version = 99")
 
-    assert given[0][:2] == given[1][:2], "they can't know of each other"
-    assert given[0][2] != given[1][2]
+    for path, message in ((damaged, "is damaged"), (newer, "was written by a newer Tidings")):
+        before = path.read_bytes()
+        with running(path) as live:
+            add_tools(live, "a")
+            assert message in (live.writer.problem or "")
+            assert f"{path} {message}" in caplog.text
+            assert len(live.tools) == 1
+        assert path.read_bytes() == before
 
 
 @contextmanager
-def as_nobody() -> Iterator[None]:
-    """For root, who may write to everything."""
+def without_root() -> Iterator[None]:
+    """Run as another user, because root can write everything."""
     if os.geteuid() != 0:
         yield
         return
@@ -337,8 +298,8 @@ def as_nobody() -> Iterator[None]:
 
 
 @pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that everybody may look into."""
+def public_folder() -> Iterator[Path]:
+    """A folder that every user can read."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder
@@ -346,78 +307,42 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("what", ["file", "folder", "no folder"])
-def test_what_may_not_be_written_is_said_and_left_as_it_is(
-    open_folder: Path, what: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("read_only", ["file", "folder", "missing folder"])
+def test_file_that_is_not_writable_is_reported_and_not_changed(
+    public_folder: Path, read_only: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = open_folder / "state.db" if what != "no folder" else open_folder / "deeper" / "state.db"
-    if what != "no folder":
-        with living(path) as live:
-            add(live, "a")
+    path = public_folder / "state.db" if read_only != "missing folder" else public_folder / "deeper" / "state.db"
+    if read_only != "missing folder":
+        with running(path) as live:
+            add_tools(live, "a")
         path.chmod(0o444)
-        path.with_name("state.db-lock").chmod(0o666 if what == "file" else 0o444)
+        path.with_name("state.db-lock").chmod(0o666 if read_only == "file" else 0o444)
     before = path.read_bytes() if path.exists() else None
-    open_folder.chmod(0o777 if what == "file" and os.geteuid() == 0 else 0o555)
+    public_folder.chmod(0o777 if read_only == "file" and os.geteuid() == 0 else 0o555)
 
-    with as_nobody(), living(path) as live:
-        add(live, "b")
+    with without_root(), running(path) as live:
+        add_tools(live, "b")
 
         assert len(live.tools) == 1
-        assert f"{path} can't be written by this user; change its permissions, or name another file" in caplog.text
+        message = f"{path} can't be written by this user; change its permissions, or name another file"
+        assert message in caplog.text
         assert live.failures["store"] == 1
         assert not live.writer.is_saving
     assert (path.read_bytes() if path.exists() else None) == before
 
 
-def test_a_log_that_can_not_be_read_is_not_passed_over(open_folder: Path) -> None:
-    """As where nobody may write after a server was killed: without its log the file is an older one."""
-    path = open_folder / "state.db"
-    with living(path) as live:
-        add(live, "a")
+def test_read_only_file_is_not_read_without_the_log_beside_it(public_folder: Path) -> None:
+    """A killed server leaves a log. Without it, the file has an older state."""
+    path = public_folder / "state.db"
+    with running(path) as live:
+        add_tools(live, "a")
         live.writer.flush(DEADLINE)
-        copied = {
-            path.with_name(f"copy.db{end}"): path.with_name(f"state.db{end}").read_bytes() for end in ("", "-wal")
-        }
-    for copy, content in copied.items():
-        copy.write_bytes(content)
-        copy.chmod(0o444)
-    open_folder.chmod(0o555)
+        killed = copy_open_file(path)
+    for file in (path, killed, Path(f"{killed}-wal")):
+        file.chmod(0o444)
+    public_folder.chmod(0o555)
 
-    with (
-        as_nobody(),
-        pytest.raises(StoreError, match="has a log beside it; copy both to a folder that you can write to"),
-    ):
-        peek(path.with_name("copy.db"))
-    path.chmod(0o444)
-    with as_nobody():
-        assert len(peek(path).items) == 1, "that one was closed, and has none"
-
-
-def test_a_damaged_file_and_one_of_a_newer_version_leave_a_server_in_memory(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    damaged, newer = tmp_path / "damaged.db", tmp_path / "newer.db"
-    damaged.write_bytes(b"SQLite format 3\0" + os.urandom(8192))
-    with living(newer):
-        pass
-    with sqlite3.connect(newer) as db:
-        db.execute("PRAGMA user_version = 99")
-    db.close()
-    before = {path: path.read_bytes() for path in (damaged, newer)}
-
-    for path, said in ((damaged, "is damaged"), (newer, "was written by a newer Tidings")):
-        with living(path) as live:
-            add(live, "a")
-            assert said in (live.writer.problem or "")
-            assert f"{path} {said}" in caplog.text
-            assert len(live.tools) == 1
-        assert path.read_bytes() == before[path]
-
-
-def test_without_a_store_there_is_no_thread_and_no_problem() -> None:
-    with living() as live:
-        add(live, "a")
-
-        assert live.writer._thread is None
-        assert live.writer.problem is None
-        assert not live.writer.is_saving
+    with without_root(), pytest.raises(StoreError, match="has a log beside it; copy both to a folder that you can"):
+        peek(killed)
+    with without_root():
+        assert len(peek(path).items) == 1, "this one was closed, and has no log"
