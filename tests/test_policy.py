@@ -1,4 +1,4 @@
-"""Every knob has a default that holds, and refuses what it can't have with words that help."""
+"""Settings have valid defaults, and an invalid value is refused with a message that helps."""
 
 import math
 from dataclasses import FrozenInstanceError, fields
@@ -9,7 +9,7 @@ import pytest
 from tidings import Feature, InvalidPolicy, Policy, Priority, TidingsError
 
 
-def test_the_defaults_hold_nothing_back() -> None:
+def test_defaults_delay_nothing() -> None:
     policy = Policy()
 
     assert not policy.has_delays
@@ -17,13 +17,13 @@ def test_the_defaults_hold_nothing_back() -> None:
     assert "2025-03-26" in policy.mute_list_changed
 
 
-@pytest.mark.parametrize("knob", ["quiet_gap", "min_interval"])
-def test_a_policy_with_a_gap_or_an_interval_paces(knob: str) -> None:
-    assert Policy().but(**{knob: 0.1}).has_delays
+@pytest.mark.parametrize("setting", ["quiet_gap", "min_interval"])
+def test_gap_and_interval_delay_notifications(setting: str) -> None:
+    assert Policy().but(**{setting: 0.1}).has_delays
 
 
 @pytest.mark.parametrize(
-    ("knobs", "complaint"),
+    ("settings", "complaint"),
     [
         ({"detail": "some"}, "detail is 'some'.*full, delta, summary, none"),
         ({"quiet_gap": -1}, "quiet_gap is -1.*at least 0"),
@@ -44,30 +44,30 @@ def test_a_policy_with_a_gap_or_an_interval_paces(knob: str) -> None:
         ({"priorities": [("a://b",)]}, "priorities"),
     ],
 )
-def test_a_knob_refuses_what_it_can_not_have_and_says_why(knobs: dict[str, Any], complaint: str) -> None:
+def test_invalid_setting_is_refused_with_its_reason(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InvalidPolicy, match=complaint) as caught:
-        Policy(**knobs)
+        Policy(**settings)
     assert isinstance(caught.value, TidingsError)
     assert isinstance(caught.value, ValueError)
 
 
-def test_turning_a_knob_leaves_the_others_and_the_original_alone() -> None:
+def test_changed_keeps_the_other_settings() -> None:
     policy = Policy(quiet_gap=0.5, longest_wait=5.0)
-    turned = policy.but(longest_wait=6.0)
+    changed = policy.but(longest_wait=6.0)
 
-    changed = {field.name for field in fields(Policy) if getattr(policy, field.name) != getattr(turned, field.name)}
-    assert changed == {"longest_wait"}
+    differing = {field.name for field in fields(Policy) if getattr(policy, field.name) != getattr(changed, field.name)}
+    assert differing == {"longest_wait"}
     assert policy.longest_wait == 5.0
     with pytest.raises(FrozenInstanceError):
         policy.longest_wait = 7.0  # type: ignore[misc]
 
 
-def test_turning_a_knob_that_is_not_there_names_those_that_are() -> None:
-    with pytest.raises(InvalidPolicy, match=r"no such knob: quite_gap; there are .*quiet_gap"):
+def test_unknown_setting_names_the_known_ones() -> None:
+    with pytest.raises(InvalidPolicy, match=r"no such setting: quite_gap; there are .*quiet_gap"):
         Policy().but(quite_gap=1)
 
 
-def test_turned_knobs_are_checked_too() -> None:
+def test_changed_settings_are_checked() -> None:
     with pytest.raises(InvalidPolicy, match="longest_wait"):
         Policy(quiet_gap=0.5).but(longest_wait=0.1)
 
@@ -91,7 +91,7 @@ def test_lists_come_before_contents_by_default() -> None:
         ("else://a", Priority.NORMAL),
     ],
 )
-def test_the_first_uri_or_pattern_that_matches_gives_the_priority(uri: str, priority: Priority) -> None:
+def test_first_matching_uri_or_pattern_gives_the_priority(uri: str, priority: Priority) -> None:
     policy = Policy(
         priorities=(("alarm://fire", Priority.URGENT), ("log://*", Priority.HIGH), ("*://*/**", Priority.LOW))
     )
@@ -99,7 +99,7 @@ def test_the_first_uri_or_pattern_that_matches_gives_the_priority(uri: str, prio
     assert policy.priority(uri) is priority
 
 
-def test_priorities_may_be_given_by_name_and_as_a_mapping() -> None:
+def test_priorities_are_accepted_by_name_and_as_a_mapping() -> None:
     given: Any = {"a://*": "urgent", "b://*": 3}
 
     assert Policy(priorities=given).priorities == (("a://*", Priority.URGENT), ("b://*", Priority.LOW))

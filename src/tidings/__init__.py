@@ -1,4 +1,4 @@
-"""Tidings makes a Python MCP server live: every connected client is told what changed, once and in order."""
+"""Tidings makes MCP servers live: every connected client is notified of each change, once and in order."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # `Live` needs the SDK, which takes most of a second to import; whoever uses the core alone does not wait for it.
+    # Imported on demand, because `Live` needs the SDK, which takes most of a second to import.
     if name == "Live":
         from tidings.live import Live
 

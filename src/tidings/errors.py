@@ -1,6 +1,6 @@
-"""What can go wrong, as one hierarchy.
+"""The errors of Tidings, in one hierarchy.
 
-Each message says what happened, to which item, and what to do about it: an error is part of the interface.
+Each message says what happened, to which item, and what to do about it.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ __all__ = [
 
 
 class TidingsError(Exception):
-    """The root of everything that Tidings raises on purpose."""
+    """The base class of all errors that Tidings raises on purpose."""
 
 
 class InvalidFeature(TidingsError, ValueError):
-    """Something other than tools, prompts or resources was to be watched."""
+    """A feature is not tools, prompts or resources."""
 
 
 class InvalidItem(TidingsError, ValueError):
-    """An item's definition can't be taken; the catalog is as it was."""
+    """The definition of an item is invalid. The catalog is unchanged."""
 
 
 class InvalidPattern(TidingsError, ValueError):
-    """A URI pattern can't be understood; nothing was subscribed."""
+    """A URI pattern is invalid. Nothing was subscribed."""
 
 
 class InvalidPolicy(TidingsError, ValueError):
-    """A knob was given a value that it can't have."""
+    """A setting has an invalid value."""
 
 
 class NotFound(TidingsError, LookupError):
-    """An item was to be removed or updated that is not in the catalog."""
+    """The item to remove or update is not in the catalog."""
 
 
 class AlreadyExists(TidingsError):
-    """An item was to be added under a key that is taken."""
+    """The key of the item to add is in use."""
 
 
 class LimitReached(TidingsError):
-    """A limit of the policy stands in the way; the message names it."""
+    """A limit of the policy is reached. The message names the limit."""
 
 
 class TooManyStreams(LimitReached):
@@ -56,7 +56,7 @@ class TooManyStreams(LimitReached):
 
 
 class Behind(TidingsError):
-    """An in-process listener fell so far behind that the journal no longer knows what it missed.
+    """An in-process listener missed changes that the journal no longer has.
 
-    The listener stays usable: read the catalog anew and go on iterating.
+    The listener stays usable: read the catalog again and continue the iteration.
     """

@@ -31,7 +31,7 @@ def published(catalog: Catalog) -> Published:
 # Contents
 
 
-def test_each_update_without_an_etag_is_a_new_version(catalog: Catalog, published: Published) -> None:
+def test_update_without_etag_is_always_a_new_version(catalog: Catalog, published: Published) -> None:
     digests = {catalog.version("a://b").digest}
     for revision in (1, 2, 3):
         catalog.resources.updated("a://b")
@@ -42,7 +42,7 @@ def test_each_update_without_an_etag_is_a_new_version(catalog: Catalog, publishe
     assert [summary(changes) for changes in published] == [[(UPDATED, "a://b")]] * 3
 
 
-def test_the_same_etag_twice_for_one_uri_is_no_change(catalog: Catalog, published: Published) -> None:
+def test_same_etag_is_no_change(catalog: Catalog, published: Published) -> None:
     for etag in ("1", "1", "2", "2", "1"):
         catalog.resources.updated("a://b", etag=etag)
     catalog.resources.updated("a://c", etag="1")
@@ -56,7 +56,7 @@ def test_the_same_etag_twice_for_one_uri_is_no_change(catalog: Catalog, publishe
     assert published[0][0].digest == published[2][0].digest == published[3][0].digest
 
 
-def test_metadata_is_passed_on_as_it_was_said(catalog: Catalog) -> None:
+def test_metadata_is_copied_into_the_change(catalog: Catalog) -> None:
     authors = ["ada"]
     [change] = catalog.resources.updated("a://b", etag="1", version=2, author=authors, updated_at="2026-07-28")
     authors.append("somebody else")
@@ -64,7 +64,7 @@ def test_metadata_is_passed_on_as_it_was_said(catalog: Catalog) -> None:
     assert change.metadata == {"version": 2, "author": ["ada"], "updated_at": "2026-07-28"}
 
 
-def test_metadata_without_a_json_form_is_no_reason_to_lose_the_change(catalog: Catalog) -> None:
+def test_metadata_without_json_form_becomes_text(catalog: Catalog) -> None:
     [change] = catalog.resources.updated("a://b", author=object(), note="half \ud800")
 
     assert isinstance(change.metadata, Mapping)
@@ -72,9 +72,7 @@ def test_metadata_without_a_json_form_is_no_reason_to_lose_the_change(catalog: C
     assert change.metadata["note"] == "half ?"
 
 
-def test_a_deleted_resource_is_told_as_content_first_and_then_leaves_the_list(
-    catalog: Catalog, published: Published
-) -> None:
+def test_deletion_of_the_content_comes_before_removal_from_the_list(catalog: Catalog, published: Published) -> None:
     catalog.resources.add(RESOURCE)
     uri = str(RESOURCE["uri"])
     published.clear()
@@ -87,7 +85,7 @@ def test_a_deleted_resource_is_told_as_content_first_and_then_leaves_the_list(
     assert uri not in catalog.resources
 
 
-def test_a_resource_that_was_never_listed_may_be_deleted_and_come_back(catalog: Catalog, published: Published) -> None:
+def test_unlisted_resource_can_be_deleted_and_updated_again(catalog: Catalog, published: Published) -> None:
     catalog.resources.updated("a://b", etag="1")
     catalog.resources.deleted("a://b")
     catalog.resources.updated("a://b", etag="1")
@@ -100,9 +98,7 @@ def test_a_resource_that_was_never_listed_may_be_deleted_and_come_back(catalog: 
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_a_listed_resource_that_comes_back_can_be_deleted_again(
-    catalog: Catalog, published: Published, at_once: bool
-) -> None:
+def test_listed_resource_can_be_deleted_again(catalog: Catalog, published: Published, at_once: bool) -> None:
     uri = str(RESOURCE["uri"])
     for _ in range(2):
         catalog.resources.add(RESOURCE)
@@ -118,7 +114,7 @@ def test_a_listed_resource_that_comes_back_can_be_deleted_again(
 
 
 @pytest.mark.parametrize("uri", [b"a://b", None, "half \ud800"])
-def test_a_uri_is_a_text_of_whole_characters(catalog: Catalog, uri: Any) -> None:
+def test_uri_must_be_encodable_text(catalog: Catalog, uri: Any) -> None:
     for say in (catalog.resources.updated, catalog.resources.deleted):
         with pytest.raises(InvalidItem, match="resources: a URI is a text"):
             say(uri)
@@ -126,7 +122,7 @@ def test_a_uri_is_a_text_of_whole_characters(catalog: Catalog, uri: Any) -> None
     assert catalog.revision == 0
 
 
-def test_the_content_longest_unchanged_is_forgotten_first() -> None:
+def test_content_unchanged_for_longest_is_dropped_first() -> None:
     catalog = Catalog(Policy(max_contents=2))
     for uri in ("a://1", "a://2", "a://1", "a://3"):
         catalog.resources.updated(uri)
@@ -138,7 +134,7 @@ def test_the_content_longest_unchanged_is_forgotten_first() -> None:
 # Batches
 
 
-def test_a_batch_is_one_publication_of_the_net_changes(catalog: Catalog, published: Published) -> None:
+def test_batch_publishes_net_changes_in_one_commit(catalog: Catalog, published: Published) -> None:
     catalog.tools.replace([{"name": "old"}, {"name": "kept"}])
     published.clear()
 
@@ -165,7 +161,7 @@ def test_a_batch_is_one_publication_of_the_net_changes(catalog: Catalog, publish
     assert commit[3].metadata == {"author": "ada"}
 
 
-def test_a_batch_that_ends_where_it_began_publishes_nothing(catalog: Catalog, published: Published) -> None:
+def test_batch_without_net_change_publishes_nothing(catalog: Catalog, published: Published) -> None:
     catalog.tools.add(TOOL)
     catalog.resources.updated("a://b", etag="1")
     published.clear()
@@ -185,7 +181,7 @@ def test_a_batch_that_ends_where_it_began_publishes_nothing(catalog: Catalog, pu
     assert catalog.revision == 2
 
 
-def test_a_batch_that_raises_publishes_what_it_did_until_then(catalog: Catalog, published: Published) -> None:
+def test_failed_batch_publishes_its_changes_so_far(catalog: Catalog, published: Published) -> None:
     def half_done() -> None:
         with catalog.batch():
             catalog.tools.add({"name": "a"})
@@ -199,7 +195,7 @@ def test_a_batch_that_raises_publishes_what_it_did_until_then(catalog: Catalog, 
 
 
 @given(st.lists(st.tuples(names, st.sampled_from(["1", "2", None])), max_size=8), st.booleans())
-def test_revisions_grow_by_one_and_digests_depend_on_content_alone(
+def test_revisions_grow_by_one_and_digests_depend_only_on_content(
     steps: list[tuple[str, str | None]], together: bool
 ) -> None:
     def play(catalog: Catalog) -> None:
@@ -229,9 +225,7 @@ def test_revisions_grow_by_one_and_digests_depend_on_content_alone(
 # Sinks and threads
 
 
-def test_a_sink_that_fails_is_logged_and_harms_neither_the_others_nor_the_caller(
-    catalog: Catalog, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_sink_is_logged_and_affects_no_other(catalog: Catalog, caplog: pytest.LogCaptureFixture) -> None:
     heard: Published = []
 
     def broken(changes: tuple[Change, ...]) -> None:
@@ -246,7 +240,7 @@ def test_a_sink_that_fails_is_logged_and_harms_neither_the_others_nor_the_caller
     assert "broken sink" in caplog.text
 
 
-def test_a_sink_that_was_stopped_hears_nothing_more(catalog: Catalog) -> None:
+def test_stopped_sink_gets_nothing(catalog: Catalog) -> None:
     heard: Published = []
     stop = catalog.follow(heard.append)
     catalog.tools.add({"name": "a"})
@@ -257,7 +251,7 @@ def test_a_sink_that_was_stopped_hears_nothing_more(catalog: Catalog) -> None:
     assert len(heard) == 1
 
 
-def test_many_threads_may_change_the_catalog_at_once(catalog: Catalog) -> None:
+def test_catalog_can_be_changed_from_many_threads(catalog: Catalog) -> None:
     workers, each = 10, 100
     heard: list[Change] = []
     catalog.follow(heard.extend)
@@ -282,7 +276,7 @@ def test_many_threads_may_change_the_catalog_at_once(catalog: Catalog) -> None:
     assert all(later.previous == earlier.version for earlier, later in pairwise(heard))
 
 
-def test_copies_of_one_state_that_go_on_apart_never_give_two_contents_one_version() -> None:
+def test_copies_of_one_state_never_give_two_contents_one_version() -> None:
     """As a backup that was restored, beside the server that went on."""
     first, second = Catalog(life="a"), Catalog(life="b")
     for catalog in (first, second):

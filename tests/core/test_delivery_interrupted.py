@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.support.readers import Clock, Reader, catalog, clock, hub, reader
-from tidings import BUSY, Catalog, Change, Feature, Hub, Notification, Policy
+from tidings import BUSY, Catalog, Feature, Hub, Notification, Policy
 
 __all__ = ["catalog", "clock", "hub", "reader"]
 
@@ -32,7 +32,7 @@ def change_both(catalog: Catalog, hub: Hub, clock: Clock) -> None:
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("policy", [None, PACED])
-def test_what_ends_the_program_does_so_when_all_have_been_told(
+def test_exit_is_raised_after_all_subscribers_were_told(
     catalog: Catalog, hub: Hub, clock: Clock, reader: Reader, policy: Policy | None, ending: type[BaseException]
 ) -> None:
     open_two(hub, reader, ending(), policy)
@@ -45,7 +45,7 @@ def test_what_ends_the_program_does_so_when_all_have_been_told(
 
 
 @pytest.mark.parametrize("policy", [None, PACED])
-def test_a_cancelled_task_that_a_callback_asked_for_is_its_own_failure(
+def test_cancelled_error_of_a_callback_counts_as_failed_delivery(
     catalog: Catalog, hub: Hub, clock: Clock, reader: Reader, policy: Policy | None
 ) -> None:
     """`task.result()` of one that was cancelled raises what is no `Exception`."""
@@ -57,26 +57,7 @@ def test_a_cancelled_task_that_a_callback_asked_for_is_its_own_failure(
     assert hub.counts.failures["delivery"] == 2
 
 
-def test_all_who_are_due_are_told_by_the_tick_that_is_ended(
-    catalog: Catalog, hub: Hub, clock: Clock, reader: Reader
-) -> None:
-    open_two(hub, reader, KeyboardInterrupt(), PACED)
-    for _ in range(2):
-        hub.open(reader.take, policy=PACED).subscribe("tools")
-    catalog.tools.add({"name": "t"})
-    clock.now = 1.0
-
-    with pytest.raises(KeyboardInterrupt):
-        hub.tick()
-
-    assert reader.told() == [["added t"]] * 3
-    hub.tick()
-    assert reader.told() == [], "and what ended it is over"
-
-
-def test_one_who_comes_back_is_told_all_of_it_though_more_than_may_wait(
-    catalog: Catalog, hub: Hub, reader: Reader
-) -> None:
+def test_interrupted_resume_delivers_everything_missed(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     uris = ["a://1", "a://2", "a://3"]
     for uri in uris:
         catalog.resources.updated(uri)
@@ -94,7 +75,7 @@ def test_one_who_comes_back_is_told_all_of_it_though_more_than_may_wait(
     assert not subscriber.pending
 
 
-def test_who_wakes_one_hears_what_ends_the_program(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+def test_wake_raises_the_exit_of_a_callback(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     def take(notification: Notification) -> object:
         reader.take(notification)
         if len(reader.heard) == 2:
@@ -114,7 +95,7 @@ def test_who_wakes_one_hears_what_ends_the_program(catalog: Catalog, hub: Hub, r
 
 
 @pytest.mark.parametrize("policy", [None, PACED])
-def test_a_callback_that_uses_the_hub_itself_is_not_cut_short_by_the_end_of_another(
+def test_callback_that_uses_the_hub_is_not_interrupted_by_another(
     catalog: Catalog, hub: Hub, clock: Clock, reader: Reader, policy: Policy | None
 ) -> None:
     done: list[str] = []
@@ -140,22 +121,3 @@ def test_a_callback_that_uses_the_hub_itself_is_not_cut_short_by_the_end_of_anot
 
     assert done == ["subscribed", "changed", "woken", "ticked"]
     assert reader.heard[-1].version == catalog.resources.version
-
-
-def test_other_sinks_hear_of_every_commit_though_one_is_ended(catalog: Catalog, hub: Hub, reader: Reader) -> None:
-    """A store is one of them: what it does not hear of is never written down."""
-    heard: list[tuple[Change, ...]] = []
-
-    def fail(notification: Notification) -> None:
-        catalog.prompts.add({"name": "p"})
-        raise KeyboardInterrupt
-
-    hub.open(fail).subscribe("tools")
-    hub.open(reader.take).subscribe("prompts")
-    catalog.follow(heard.append)
-
-    with pytest.raises(KeyboardInterrupt):
-        catalog.tools.add({"name": "t"})
-
-    assert [[change.key for change in changes] for changes in heard] == [["t"], ["p"]]
-    assert reader.told() == [["added p"]]

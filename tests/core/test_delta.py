@@ -24,9 +24,7 @@ definitions = st.dictionaries(st.sampled_from("abc"), values, max_size=3)
 
 
 @given(definitions, definitions)
-def test_a_patch_leads_exactly_from_before_to_after_or_there_is_none(
-    before: dict[str, Any], after: dict[str, Any]
-) -> None:
+def test_patch_leads_from_before_to_after_or_is_none(before: dict[str, Any], after: dict[str, Any]) -> None:
     patch = merge_patch(before, after)
 
     if patch is None:
@@ -52,11 +50,11 @@ def test_a_patch_leads_exactly_from_before_to_after_or_there_is_none(
         ({"s": [{"x": 1}]}, {"s": [{"x": 1}, {"x": 2}]}, {"s": [{"x": 1}, {"x": 2}]}),
     ],
 )
-def test_a_patch_holds_only_what_differs(before: dict[str, Any], after: dict[str, Any], patch: dict[str, Any]) -> None:
+def test_patch_contains_only_differences(before: dict[str, Any], after: dict[str, Any], patch: dict[str, Any]) -> None:
     assert canonical(merge_patch(before, after)) == canonical(patch)
 
 
-def test_a_field_that_becomes_null_has_no_patch() -> None:
+def test_field_that_becomes_null_has_no_patch() -> None:
     assert merge_patch({"default": 1}, {"default": None}) is None
     assert merge_patch({}, {"schema": {"default": None}}) is None
 
@@ -75,7 +73,7 @@ def test_a_field_that_becomes_null_has_no_patch() -> None:
         ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
     ],
 )
-def test_patches_are_applied_as_the_rfc_says(target: object, patch: object, result: object) -> None:
+def test_patches_are_applied_as_in_the_rfc(target: object, patch: object, result: object) -> None:
     assert apply_patch(target, patch) == result
 
 
@@ -84,14 +82,14 @@ def test_patches_are_applied_as_the_rfc_says(target: object, patch: object, resu
 
 def summary_of(notification: Any) -> dict[str, Any]:
     """What a client finds in `_meta`."""
-    params = msgspec.json.decode(write(notification, FrameFormat(detail="delta", most=1_000)))["params"]
+    params = msgspec.json.decode(write(notification, FrameFormat(detail="delta", max_changes=1_000)))["params"]
     assert params.keys() == {"_meta"}, "the item is not there a second time"
     summary: dict[str, Any] = params["_meta"][CHANGE_KEY]
     return summary
 
 
 @given(st.data())
-def test_a_copy_that_is_kept_up_to_date_by_deltas_is_the_list(data: st.DataObject) -> None:
+def test_copy_updated_by_deltas_equals_the_list(data: st.DataObject) -> None:
     catalog = Catalog()
     items = catalog.items(data.draw(st.sampled_from(Feature)))
     has_uris = items.feature is Feature.RESOURCES
@@ -117,7 +115,7 @@ def test_a_copy_that_is_kept_up_to_date_by_deltas_is_the_list(data: st.DataObjec
         assert copy.digest == Copy(items.feature, iter(items)).digest
 
 
-def test_a_copy_notices_that_it_is_not_what_the_delta_was_made_for() -> None:
+def test_copy_detects_a_delta_for_another_state() -> None:
     catalog = Catalog()
     catalog.tools.add({"name": "p", "title": "One"})
     hub = Hub(catalog)
@@ -135,7 +133,7 @@ def test_a_copy_notices_that_it_is_not_what_the_delta_was_made_for() -> None:
     assert not Copy("tools", [{"name": "p", "title": "Two"}]).apply({**summary, "complete": False}), "refetch"
 
 
-def test_a_delta_names_what_was_removed_and_brings_what_was_added() -> None:
+def test_delta_has_added_items_and_removed_keys() -> None:
     catalog = Catalog()
     hub = Hub(catalog)
     told: list[Any] = []

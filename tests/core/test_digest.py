@@ -44,7 +44,7 @@ def reversed_keys(value: Any) -> Any:
 
 
 @given(definitions)
-def test_key_order_at_any_depth_plays_no_part(definition: dict[str, Any]) -> None:
+def test_key_order_is_ignored(definition: dict[str, Any]) -> None:
     assert item_hash(reversed_keys(definition)) == item_hash(definition)
 
 
@@ -74,26 +74,22 @@ def by_the_book(value: Any) -> str:
     [1e16, 9999999999999998.0, 1e-5, 1.5e-6, -0.0, 1e22, 5e-324, 1.7976931348623157e308, 123456789.125, 1.0, 1, True]
 )
 @example({"é\u2028\U0001f600\x7f": "\x1f\b", "\uffff": 1, "\U00010000": 2})
-def test_canonical_json_is_what_its_description_says(value: Any) -> None:
+def test_canonical_json_is_as_documented(value: Any) -> None:
     assert canonical(value).decode() == by_the_book(value)
 
 
 @given(definitions, definitions)
-def test_different_contents_have_different_hashes(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_different_items_have_different_hashes(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert (item_hash(one) == item_hash(other)) == (canonical(one) == canonical(other))
 
 
 @pytest.mark.parametrize("other", [1.0, True, "1", None, [1], {"": 1}])
-def test_values_that_python_confuses_are_told_apart(other: object) -> None:
+def test_values_that_are_equal_in_python_differ(other: object) -> None:
     assert item_hash({"default": 1}) != item_hash({"default": other})
 
 
-def test_the_order_of_an_array_is_content() -> None:
-    assert item_hash({"required": ["a", "b"]}) != item_hash({"required": ["b", "a"]})
-
-
 @given(hashes, st.randoms())
-def test_insertion_order_plays_no_part(items: list[bytes], random: Any) -> None:
+def test_insertion_order_is_ignored(items: list[bytes], random: Any) -> None:
     shuffled = list(items)
     random.shuffle(shuffled)
 
@@ -101,7 +97,7 @@ def test_insertion_order_plays_no_part(items: list[bytes], random: Any) -> None:
 
 
 @given(hashes, hashes)
-def test_a_digest_kept_up_to_date_equals_one_from_scratch(kept: list[bytes], passing: list[bytes]) -> None:
+def test_updated_digest_equals_a_new_one(kept: list[bytes], passing: list[bytes]) -> None:
     listed = ListDigest()
     for item in passing + kept:
         listed.add(item)
@@ -112,25 +108,25 @@ def test_a_digest_kept_up_to_date_equals_one_from_scratch(kept: list[bytes], pas
 
 
 @given(hashes, hashes)
-def test_lists_of_different_items_have_different_digests(one: list[bytes], other: list[bytes]) -> None:
+def test_different_lists_have_different_digests(one: list[bytes], other: list[bytes]) -> None:
     assume(sorted(one) != sorted(other))
 
     assert digest_of(one) != digest_of(other)
 
 
-def test_an_empty_list_has_a_digest_of_its_own() -> None:
+def test_empty_list_has_its_own_digest() -> None:
     assert ListDigest().hexdigest() == EMPTY
     assert digest_of([bytes(32)]) != EMPTY, "an item whose hash is zero still counts"
 
 
 @given(texts, texts, st.integers(0, 1 << 62))
-def test_contents_are_told_apart_by_their_etag_or_revision(one: str, other: str, revision: int) -> None:
+def test_contents_differ_by_etag_or_revision(one: str, other: str, revision: int) -> None:
     assert (content_digest(one) == content_digest(other)) == (one == other)
     assert len({content_digest(one), revision_digest(revision), revision_digest(revision + 1), DELETED, EMPTY}) == 5
 
 
 @given(values)
-def test_safe_json_is_plain_json_for_what_has_a_json_form(value: Any) -> None:
+def test_safe_json_encodes_json_values_unchanged(value: Any) -> None:
     assert msgspec.json.decode(safe_json(value)) == value
 
 
@@ -154,11 +150,11 @@ class Odd:
         ({"flag": True, "odd": Odd()}, {"flag": True, "odd": "odd ?"}),
     ],
 )
-def test_what_has_no_json_form_is_written_as_its_text(value: object, expected: object) -> None:
+def test_value_without_json_form_becomes_text(value: object, expected: object) -> None:
     assert msgspec.json.decode(safe_json(value)) == expected
 
 
-def test_an_object_that_can_not_even_be_written_as_text_fails_nobody() -> None:
+def test_object_without_text_form_is_encoded() -> None:
     assert "Broken" in msgspec.json.decode(safe_json([Broken()]))[0]
 
 
@@ -174,7 +170,7 @@ class Knot(list[object]):
         return super().__iter__()
 
 
-def test_a_structure_that_contains_itself_comes_to_an_end() -> None:
+def test_structure_that_contains_itself_is_encoded() -> None:
     knot = Knot(["knot"])
     knot += [knot, {"again": knot}]
 

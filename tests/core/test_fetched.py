@@ -99,7 +99,7 @@ KINDS = ["slow", "quiet gap", "muted"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_shown_in_between_is_told_when_all_is_as_it_was(kind: str) -> None:
+def test_fetched_intermediate_version_causes_a_notification(kind: str) -> None:
     place = Place(kind)
     place.flip(1)
     place.show()
@@ -111,7 +111,7 @@ def test_what_was_shown_in_between_is_told_when_all_is_as_it_was(kind: str) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("when", ["never", "before", "after", "before and after"])
-def test_where_nothing_else_was_shown_nobody_is_told(kind: str, when: str) -> None:
+def test_unfetched_intermediate_version_causes_none(kind: str, when: str) -> None:
     place = Place(kind)
     if "before" in when:
         place.show()
@@ -123,15 +123,7 @@ def test_where_nothing_else_was_shown_nobody_is_told(kind: str, when: str) -> No
     assert place.settle() == []
 
 
-def test_the_rate_limit_loses_nothing_either() -> None:
-    place = Place("rate")  # told B a moment ago, and now it is A, which waits
-    place.show()
-    place.flip(1)
-
-    assert place.settle() == [TOOLS, URI]
-
-
-def test_a_list_is_told_with_the_word_to_refetch_and_a_content_with_its_last_change() -> None:
+def test_list_must_be_refetched_and_content_has_its_last_change() -> None:
     place = Place()
     place.flip(1)
     place.show()
@@ -143,7 +135,7 @@ def test_a_list_is_told_with_the_word_to_refetch_and_a_content_with_its_last_cha
     assert [change.version for change in content.changes] == [place.catalog.version(URI)]
 
 
-def test_only_the_topic_that_was_shown_is_told() -> None:
+def test_only_the_fetched_topic_is_notified() -> None:
     place = Place()
     place.flip(1)
     place.show(only=URI)
@@ -152,18 +144,7 @@ def test_only_the_topic_that_was_shown_is_told() -> None:
     assert place.settle() == [URI]
 
 
-def test_one_look_among_several_that_showed_the_same_is_found() -> None:
-    place = Place()
-    place.show()
-    place.flip(1)
-    place.show()
-    for _ in range(3):
-        place.flip(0)
-        place.show()
-    assert len(place.settle()) == 2
-
-
-def test_an_answer_that_is_not_given_yet_may_show_whatever_there_is_meanwhile() -> None:
+def test_unfinished_fetch_may_return_any_version() -> None:
     place = Place()
     place.shown.begin_fetch(TOOLS, place.catalog.tools.version.revision)
     place.flip(1)
@@ -178,16 +159,7 @@ def test_an_answer_that_is_not_given_yet_may_show_whatever_there_is_meanwhile() 
     assert place.settle() == [], "it was never given"
 
 
-def test_an_answer_begun_after_it_was_all_over_is_nothing_to_tell_of() -> None:
-    place = Place()
-    place.flip(1)
-    place.flip(0)
-    place.shown.begin_fetch(TOOLS, place.catalog.tools.version.revision)
-
-    assert place.settle() == []
-
-
-def test_an_answer_of_which_nobody_knows_what_it_showed_counts() -> None:
+def test_fetch_of_an_unknown_version_counts() -> None:
     place = Place()
     place.flip(1)
     place.flip(0)
@@ -196,7 +168,7 @@ def test_an_answer_of_which_nobody_knows_what_it_showed_counts() -> None:
     assert place.settle() == [TOOLS]
 
 
-def test_a_client_that_says_what_it_holds_is_believed() -> None:
+def test_version_that_a_client_names_is_believed() -> None:
     place = Place()
     known: dict[Topic, Version | None] = {TOOLS: place.catalog.tools.version}
     place.flip(1)
@@ -211,7 +183,7 @@ def test_a_client_that_says_what_it_holds_is_believed() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_what_is_left_when_a_filter_has_seen_it_all_at_once(kind: str) -> None:
+def test_filtered_change_that_was_undone_causes_a_refetch(kind: str) -> None:
     """A tool that it wants to hear of came and went; what remains is another one, which it does not."""
     place = Place(kind, filter=Filter(names=["new"]))
     place.catalog.tools.add({"name": "new"})
@@ -223,7 +195,7 @@ def test_of_what_is_left_when_a_filter_has_seen_it_all_at_once(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_filter_that_hides_all_of_it_stays_silent(kind: str) -> None:
+def test_changes_outside_the_filter_cause_no_refetch(kind: str) -> None:
     place = Place(kind, filter=Filter(names=["nothing"]))
     place.flip(1)
     place.show(only=TOOLS)
@@ -232,7 +204,7 @@ def test_a_filter_that_hides_all_of_it_stays_silent(kind: str) -> None:
     assert place.settle() == []
 
 
-def test_a_subscriber_ahead_of_what_was_published_is_told_too() -> None:
+def test_subscriber_ahead_of_the_hub_is_notified() -> None:
     catalog = Catalog()
     hub = Hub(catalog)
     catalog.publisher = None
@@ -251,7 +223,7 @@ def test_a_subscriber_ahead_of_what_was_published_is_told_too() -> None:
     assert [each.version.revision for each in heard] == [3]
 
 
-def test_what_was_shown_of_contents_is_bounded_and_in_doubt_it_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetched_contents_are_bounded_and_unknown_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shown_module, "_MAX_CONTENTS", 3)
     catalog = Catalog()
     shown = FetchedVersions(catalog.lock)
@@ -267,21 +239,7 @@ def test_what_was_shown_of_contents_is_bounded_and_in_doubt_it_was_shown(monkeyp
     assert shown.may_differ("a://7", Version(9, "x"), since=4)
 
 
-def test_of_a_content_that_is_known_only_what_was_shown_of_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown_module, "_MAX_CONTENTS", 2)
-    shown = FetchedVersions(Catalog().lock)
-    shown.record(URI, Version(1, "a"))
-    for revision in (2, 9):
-        shown.record(f"a://{revision}", Version(revision, "x"))
-        shown.record(URI, Version(3, "a"))
-    shown.record("a://10", Version(10, "x"))
-    shown.record(URI, Version(11, "a"))
-    shown.record("a://12", Version(12, "x"))
-    assert shown._dropped == 10
-    assert not shown.may_differ(URI, Version(13, "a"), since=3), "others were forgotten, this one was not"
-
-
-def test_what_was_dropped_of_a_content_counts_when_it_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_content_that_is_fetched_again_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shown_module, "_MAX_CONTENTS", 1)
     shown = FetchedVersions(Catalog().lock)
     shown.record(URI, Version(5, "b"))
@@ -306,7 +264,7 @@ def told(version: Version) -> Told:
 AGAIN = Changed(TOOLS, A_AGAIN)
 
 
-def test_the_validators_demand_it_and_permit_it() -> None:
+def test_checks_require_a_notification_after_a_fetch() -> None:
     good = history(ShownEvent(TOOLS, B), AGAIN, told(A_AGAIN))
     check_all(good)
     check_resumable(good, journal=1000)
@@ -314,7 +272,7 @@ def test_the_validators_demand_it_and_permit_it() -> None:
         check_reliable(history(ShownEvent(TOOLS, B), AGAIN))
 
 
-def test_without_a_showing_the_validators_neither_demand_nor_permit_it() -> None:
+def test_checks_forbid_a_notification_without_a_fetch() -> None:
     check_all(history(AGAIN))
     check_all(history(ShownEvent(TOOLS, A), AGAIN))
     check_all(history(AGAIN, ShownEvent(TOOLS, A_AGAIN)))
@@ -324,11 +282,6 @@ def test_without_a_showing_the_validators_neither_demand_nor_permit_it() -> None
         check_unique(history(told(B), told(Version(4, "b"))))
     with pytest.raises(PromiseBroken, match="Unique"):
         check_unique(history(ShownEvent(TOOLS, A), told(B), ShownEvent(TOOLS, B), told(Version(4, "b"))))
-
-
-def test_the_same_revision_is_never_told_twice_whatever_was_shown() -> None:
-    with pytest.raises(PromiseBroken, match="Unique"):
-        check_unique(history(told(B), ShownEvent(TOOLS), told(B)))
 
 
 # The machine
@@ -393,7 +346,7 @@ class Curious(Machine):
         return looking
 
 
-def test_the_core_keeps_its_promises_to_those_who_look() -> None:
+def test_core_keeps_its_promises_with_fetches() -> None:
     run_state_machine_as_test(Curious, settings=settings(max_examples=100, stateful_step_count=40))
 
 
@@ -448,7 +401,7 @@ def play() -> History:
     return recorder.history
 
 
-def test_a_sound_core_passes() -> None:
+def test_correct_core_passes() -> None:
     check_all(play())
 
 
@@ -461,7 +414,7 @@ def test_a_sound_core_passes() -> None:
         ("Unique", see_other_things_everywhere),
     ],
 )
-def test_a_core_that_does_not_heed_it_is_caught(
+def test_core_that_ignores_fetches_is_detected(
     monkeypatch: pytest.MonkeyPatch, promise: str, harm: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     harm(monkeypatch)
@@ -469,7 +422,7 @@ def test_a_core_that_does_not_heed_it_is_caught(
         check_all(play())
 
 
-def test_the_machine_finds_such_a_core_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_machine_finds_a_core_that_ignores_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
     look_away(monkeypatch)
     hunt = settings(max_examples=300, stateful_step_count=40, phases=[Phase.generate], database=None, derandomize=True)
     with pytest.raises(PromiseBroken):

@@ -29,7 +29,7 @@ anything: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-def test_what_is_asked_for_is_honoured_and_said() -> None:
+def test_valid_terms_are_granted_and_reported() -> None:
     terms = Terms.parse(WHOLE)
 
     assert msgspec.json.decode(msgspec.json.encode(terms.as_json())) == WHOLE
@@ -41,7 +41,7 @@ def test_what_is_asked_for_is_honoured_and_said() -> None:
     ]
 
 
-def test_who_asks_for_nothing_gets_the_defaults() -> None:
+def test_no_terms_are_the_defaults() -> None:
     base = Policy(quiet_gap=0.2)
     terms = Terms.parse({})
 
@@ -70,12 +70,12 @@ def test_who_asks_for_nothing_gets_the_defaults() -> None:
         *((name, None) for name in WHOLE),
     ],
 )  # fmt: skip
-def test_a_bad_value_is_left_out_and_the_others_count(member: str, value: Any) -> None:
+def test_invalid_term_is_left_out(member: str, value: Any) -> None:
     assert Terms.parse({**WHOLE, member: value}) == Terms.parse({k: v for k, v in WHOLE.items() if k != member})
 
 
 @given(anything | st.dictionaries(st.sampled_from([*WHOLE, "x"]), anything))
-def test_any_json_at_all_gives_terms_that_can_be_used_and_said(given_: Any) -> None:
+def test_any_json_gives_usable_terms(given_: Any) -> None:
     terms = Terms.parse(given_)
 
     assert Terms.parse(msgspec.json.decode(msgspec.json.encode(terms.as_json()))) == terms
@@ -83,7 +83,7 @@ def test_any_json_at_all_gives_terms_that_can_be_used_and_said(given_: Any) -> N
     assert terms.filter is None or isinstance(terms.filter, Filter)
 
 
-def test_times_are_bounded() -> None:
+def test_times_are_limited() -> None:
     asked = {"minInterval": 1e9, "quietGap": 1e9, "longestWait": 1e9}
     assert Terms.parse(asked).as_json() == {"minInterval": 3600.0, "quietGap": 3600.0, "longestWait": 3600.0}
     assert Terms.parse({"minInterval": 3}).as_json() == {"minInterval": 3.0}
@@ -98,7 +98,7 @@ def test_times_are_bounded() -> None:
         ({"quietGap": 0.5}, {"quietGap": 0.5}),
     ],
 )
-def test_a_gap_is_never_longer_than_the_longest_wait(asked: dict[str, Any], honoured: dict[str, Any]) -> None:
+def test_gap_is_at_most_the_longest_wait(asked: dict[str, Any], honoured: dict[str, Any]) -> None:
     base = Policy(quiet_gap=0.3)
 
     terms = Terms.parse(asked, base)
@@ -107,12 +107,12 @@ def test_a_gap_is_never_longer_than_the_longest_wait(asked: dict[str, Any], hono
     assert terms.policy(base).longest_wait >= terms.policy(base).quiet_gap
 
 
-def test_patterns_are_bounded_by_the_policy() -> None:
+def test_patterns_are_limited_by_the_policy() -> None:
     strict = Policy(max_patterns=1)
     assert Terms.parse({"names": ["a"], "uris": ["b", "c"]}, strict) == Terms(names=("a",))
 
 
-def test_a_client_applies_its_terms_within_the_servers() -> None:
+def test_terms_of_the_server_limit_those_of_the_client() -> None:
     server = Terms(
         operations=("added", "removed"),
         names=("public_*",),
@@ -142,7 +142,7 @@ def test_a_client_applies_its_terms_within_the_servers() -> None:
 
 
 @pytest.mark.parametrize("limit", [Terms(min_interval=3600.0), Terms(quiet_gap=5.0)])
-def test_what_a_client_calls_urgent_does_not_lift_a_limit_that_the_server_set(limit: Terms) -> None:
+def test_urgent_priority_does_not_lift_the_limit_of_the_server(limit: Terms) -> None:
     client = Terms.parse({"priorities": {"a://**": "urgent", "b://**": "low"}})
 
     assert client.within(limit).priorities == {"a://**": "high", "b://**": "low"}

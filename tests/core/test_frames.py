@@ -133,7 +133,7 @@ def validate(message: dict[str, Any], schema: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_frame_is_a_notification_of_the_official_schemas(case: str) -> None:
+def test_every_frame_matches_the_official_schemas(case: str) -> None:
     notification = CASES[case]()
     for shape in SHAPES:
         message = read(write(notification, shape, encode_tag(NASTY) if shape.is_tagged else b""), shape)
@@ -162,7 +162,7 @@ def test_every_frame_is_a_notification_of_the_official_schemas(case: str) -> Non
         ({"jsonrpc": "2.0", "method": "tools/list_changed", "params": {}}, KeyError),
     ],
 )
-def test_the_schemas_do_refuse_what_is_wrong(schema: str, message: dict[str, Any], error: type[Exception]) -> None:
+def test_schemas_refuse_invalid_messages(schema: str, message: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         validate(message, schema)
 
@@ -171,32 +171,30 @@ def test_the_schemas_do_refuse_what_is_wrong(schema: str, message: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("feature", "singular", "definition"),
-    [(Feature.TOOLS, "tool", {"name": "a", "inputSchema": {}}), (Feature.PROMPTS, "prompt", PROMPT)],
+    ("feature", "definition", "key"),
+    [
+        (Feature.TOOLS, {"name": "a", "inputSchema": {}}, {"name": "a"}),
+        (Feature.PROMPTS, PROMPT, {"name": "generate_text"}),
+        (Feature.RESOURCES, RESOURCE, {"uri": "file:///a"}),
+        (Feature.RESOURCES, TEMPLATE, {"uri": "board://{sprint}"}),
+    ],
 )
-def test_full_detail_carries_operation_and_item_and_the_summary_beside_them(
-    feature: Feature, singular: str, definition: dict[str, Any]
+def test_full_detail_has_operation_item_and_summary(
+    feature: Feature, definition: dict[str, Any], key: dict[str, str]
 ) -> None:
     notification = notification_of(lambda catalog: catalog.items(feature).add(definition))
     version = notification.version._asdict()
 
     assert told(notification) == {
         "operation": "added",
-        singular: definition,
-        "_meta": {CHANGE_KEY: {"operation": "added", "name": definition["name"], "complete": True, **version}},
+        feature.singular: definition,
+        **(key if "uri" in key else {}),
+        "_meta": {CHANGE_KEY: {"operation": "added", **key, "complete": True, **version}},
     }
     assert told(notification, epoch="e1")["_meta"][CURSOR_KEY] == {"epoch": "e1", "topics": {feature.value: version}}
 
 
-@pytest.mark.parametrize(("definition", "uri"), [(RESOURCE, "file:///a"), (TEMPLATE, "board://{sprint}")])
-def test_a_resource_is_named_by_its_uri(definition: dict[str, Any], uri: str) -> None:
-    params = told(notification_of(lambda catalog: catalog.resources.add(definition)))
-
-    assert (params["operation"], params["uri"], params["resource"]) == ("added", uri, definition)
-    assert params["_meta"][CHANGE_KEY]["uri"] == uri
-
-
-def test_an_updated_item_is_there_as_it_is_now_and_a_removed_one_as_it_was_last() -> None:
+def test_updated_item_is_new_and_removed_item_is_the_last() -> None:
     updated = told(CASES["prompt updated"]())
     removed = told(CASES["prompt removed"]())
 
@@ -204,7 +202,7 @@ def test_an_updated_item_is_there_as_it_is_now_and_a_removed_one_as_it_was_last(
     assert (removed["operation"], removed["prompt"]) == ("removed", PROMPT)
 
 
-def test_summary_detail_carries_the_summary_only() -> None:
+def test_summary_detail_has_only_the_summary() -> None:
     full, summary = (told(CASES["prompt added"](), detail=detail) for detail in ("full", "summary"))
 
     assert summary == {"_meta": full["_meta"]}
@@ -223,7 +221,7 @@ def test_no_detail_is_the_plain_specification(case: str) -> None:
     }
 
 
-def test_several_changes_travel_together_with_the_same_summaries() -> None:
+def test_several_changes_are_in_one_frame() -> None:
     params = told(CASES["several tools"]())
     summary = params["_meta"][CHANGE_KEY]
 
@@ -239,8 +237,8 @@ def test_several_changes_travel_together_with_the_same_summaries() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_past_the_limit_a_frame_says_that_it_is_truncated(most: int) -> None:
-    params = told(CASES["several tools"](), most=most)
+def test_frame_with_too_many_changes_is_truncated(most: int) -> None:
+    params = told(CASES["several tools"](), max_changes=most)
     summary = params["_meta"][CHANGE_KEY]
 
     assert [change["tool"]["name"] for change in params["changes"]] == list("abc")[:most]
@@ -249,7 +247,7 @@ def test_past_the_limit_a_frame_says_that_it_is_truncated(most: int) -> None:
     assert summary["truncated"] is True
 
 
-def test_the_limit_is_64_by_default() -> None:
+def test_default_limit_is_64_changes() -> None:
     for count, is_truncated in ((64, False), (65, True)):
         notification = notification_of(
             lambda catalog, count=count: catalog.tools.replace({"name": f"{n:02}"} for n in range(count))  # type: ignore[misc]
@@ -260,14 +258,14 @@ def test_the_limit_is_64_by_default() -> None:
 
 
 @pytest.mark.parametrize("case", ["list incomplete", "content incomplete"])
-def test_who_missed_more_than_is_known_is_told_so(case: str) -> None:
+def test_incomplete_notification_says_so(case: str) -> None:
     params = told(CASES[case]())
 
     assert params.pop("_meta") == {CHANGE_KEY: {"revision": 9, "digest": "d9", "complete": False}}
     assert params.keys() <= {"uri"}
 
 
-def test_a_content_carries_its_uri_and_the_metadata_that_the_server_gave() -> None:
+def test_content_has_uri_and_metadata() -> None:
     assert told(CASES["content updated"]())["metadata"] == {"version": 2, "author": NASTY}
     params = told(CASES["content updated, no metadata"]())
     assert params.keys() == {"uri", "_meta"}
@@ -275,7 +273,7 @@ def test_a_content_carries_its_uri_and_the_metadata_that_the_server_gave() -> No
     assert (summary["operation"], summary["uri"], summary["revision"]) == ("updated", "file:///a", 1)
 
 
-def test_a_deletion_is_an_update_to_most_and_a_deletion_to_those_who_asked() -> None:
+def test_deletion_is_an_update_without_the_extension() -> None:
     plain, extended = (
         json.loads(write(CASES["content deleted"](), FrameFormat(is_extended=is_extended)))
         for is_extended in (False, True)
@@ -288,7 +286,7 @@ def test_a_deletion_is_an_update_to_most_and_a_deletion_to_those_who_asked() -> 
         assert message["params"]["_meta"][CHANGE_KEY]["operation"] == "deleted"
 
 
-def test_the_extension_brings_the_whole_item_and_for_updates_what_differs() -> None:
+def test_extension_adds_items_and_deltas() -> None:
     added = told(CASES["prompt added"](), detail="summary", is_extended=True)["_meta"][CHANGE_KEY]
     notification = CASES["prompt updated"]()
     [change] = notification.changes
@@ -303,7 +301,7 @@ def test_the_extension_brings_the_whole_item_and_for_updates_what_differs() -> N
     assert "item" not in updated
 
 
-def test_an_update_that_no_patch_can_say_brings_the_whole_item() -> None:
+def test_update_without_a_patch_has_the_whole_item() -> None:
     notification = notification_of(add_prompt, lambda catalog: catalog.prompts.update("generate_text", x={"y": None}))
     summary = told(notification, is_extended=True)["_meta"][CHANGE_KEY]
 
@@ -319,7 +317,7 @@ def test_an_update_that_no_patch_can_say_brings_the_whole_item() -> None:
 @example("", "", "")
 @example("{", "}", 0)
 @example("a", "b", -(1 << 63))
-def test_any_unicode_survives_in_names_contents_and_subscription_ids(name: str, text: str, tag: str | int) -> None:
+def test_any_unicode_is_kept_in_names_contents_and_ids(name: str, text: str, tag: str | int) -> None:
     listed = notification_of(lambda catalog: catalog.prompts.add({"name": name, "description": text}))
     content = notification_of(lambda catalog: catalog.resources.updated(name, note=text))
 
@@ -334,7 +332,7 @@ def test_any_unicode_survives_in_names_contents_and_subscription_ids(name: str, 
         assert (params["uri"], params["metadata"], params["_meta"][SUBSCRIPTION_KEY]) == (name, {"note": text}, tag)
 
 
-def test_frames_that_follow_one_another_are_read_as_one_event_each() -> None:
+def test_successive_frames_are_one_event_each() -> None:
     shape = FrameFormat(is_sse=True, is_tagged=True)
     frames = [write(CASES[case](), shape, encode_tag(case)) for case in CASES]
 
@@ -344,13 +342,13 @@ def test_frames_that_follow_one_another_are_read_as_one_event_each() -> None:
 
 
 @pytest.mark.parametrize("tag", [b"7", b"1234567", '"名前"'.encode()])
-def test_a_press_makes_chunks_that_are_as_long_as_they_say_and_turns_with_the_news(tag: bytes) -> None:
+def test_encoder_makes_valid_chunks_of_each_notification(tag: bytes) -> None:
     shape = FrameFormat(is_sse=True, is_tagged=True)
     press, plain = FrameEncoder(shape, len(tag)), FrameEncoder(shape)
     for notification in (CASES["several tools"](), CASES["several tools"]()):
         frame = write(notification, shape, tag)
-        press.turn_to(notification)
-        plain.turn_to(notification)
+        press.encode(notification)
+        plain.encode(notification)
         assert press.notification is notification
         assert press.head + tag + press.tail == b"%x\r\n%b\r\n" % (len(frame), frame)
         assert press.length == len(frame)
@@ -358,7 +356,7 @@ def test_a_press_makes_chunks_that_are_as_long_as_they_say_and_turns_with_the_ne
 
 
 @pytest.mark.parametrize("is_tagged", [True, False])
-def test_a_frame_is_encoded_once_and_shared(is_tagged: bool) -> None:
+def test_frame_is_encoded_once_and_shared(is_tagged: bool) -> None:
     notification = CASES["several tools"]()
     for shape in (shape for shape in SHAPES if shape.is_tagged is is_tagged):
         head, tail = render(notification, shape)
@@ -373,7 +371,7 @@ def test_a_frame_is_encoded_once_and_shared(is_tagged: bool) -> None:
 
 @given(texts | st.integers())
 @example(NASTY)
-def test_a_listen_stream_begins_and_ends_with_frames_of_the_schema_under_its_own_id(tag: str | int) -> None:
+def test_first_and_last_frame_match_the_schema(tag: str | int) -> None:
     honoured = {"toolsListChanged": True, "resourceSubscriptions": [NASTY]}
     cursor = {"tools": {"revision": 7, "digest": "d7"}}
     sse = FrameFormat(is_sse=True)

@@ -22,7 +22,7 @@ def hub(catalog: Catalog, clock: Clock) -> Hub:
 
 
 @pytest.mark.parametrize("feature", Feature)
-def test_a_subscriber_of_one_feature_is_told_of_its_changes_and_of_no_others(
+def test_subscriber_gets_changes_of_its_feature_only(
     catalog: Catalog, hub: Hub, reader: Reader, feature: Feature
 ) -> None:
     hub.subscribe(reader.take, feature.value)
@@ -54,7 +54,7 @@ def test_a_subscriber_of_one_feature_is_told_of_its_changes_and_of_no_others(
         ("half \ud800", "a://b", False),
     ],
 )
-def test_contents_are_watched_by_uri_by_what_holds_them_by_pattern_and_by_template(
+def test_contents_are_watched_by_uri_parent_pattern_and_template(
     catalog: Catalog, hub: Hub, reader: Reader, watched: str, updated: str, is_told: bool
 ) -> None:
     hub.subscribe(reader.take, uris=[watched])
@@ -63,7 +63,7 @@ def test_contents_are_watched_by_uri_by_what_holds_them_by_pattern_and_by_templa
     assert reader.told() == ([[f"updated {updated}"]] if is_told else [])
 
 
-def test_parts_of_a_resource_are_told_only_where_the_policy_says_so(catalog: Catalog, reader: Reader) -> None:
+def test_subresources_are_covered_only_if_the_policy_says_so(catalog: Catalog, reader: Reader) -> None:
     hub = Hub(catalog, policy=Policy(subresources=False))
     hub.subscribe(reader.take, uris=["a://b"])
     catalog.resources.updated("a://b/c")
@@ -72,7 +72,7 @@ def test_parts_of_a_resource_are_told_only_where_the_policy_says_so(catalog: Cat
     assert reader.told() == [["updated a://b"]]
 
 
-def test_one_who_matches_in_several_ways_is_told_once(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+def test_several_matching_subscriptions_make_one_notification(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     hub.subscribe(reader.take, "resources", uris=["a://b/c", "a://b", "a://*/c", "a://**", "a://{x}/c"])
     catalog.resources.updated("a://b/c")
 
@@ -92,7 +92,7 @@ def test_subscribing_twice_is_one_subscription(catalog: Catalog, hub: Hub, reade
     assert hub.subscriptions() == [("a://b", [first])], "and one end of it is enough"
 
 
-def test_ending_some_subscriptions_leaves_the_others(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+def test_unsubscribing_keeps_other_subscriptions(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     subscriber = hub.subscribe(reader.take, "tools", "prompts", uris=["a://b", "a://**"])
     hub.unsubscribe(reader.take, "tools", uris=["a://b"])
     add(catalog, "x")
@@ -103,7 +103,7 @@ def test_ending_some_subscriptions_leaves_the_others(catalog: Catalog, hub: Hub,
     assert subscriber.watched == [PROMPTS, "a://**"]
 
 
-def test_ending_what_never_was_or_twice_is_fine(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+def test_unsubscribing_and_closing_twice_is_allowed(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     hub.unsubscribe(reader.take, "tools")
     hub.close(reader.take)
     hub.subscribe(reader.take, "tools")
@@ -120,7 +120,7 @@ def test_ending_what_never_was_or_twice_is_fine(catalog: Catalog, hub: Hub, read
     assert len(hub) == 0
 
 
-def test_a_lane_s_subscriber_stays_open_while_it_watches_nothing(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+def test_opened_subscriber_stays_open_without_subscriptions(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     subscriber = hub.open(reader.take, label="session 7")
     subscriber.subscribe("tools", uris="a://b")
     subscriber.unsubscribe()
@@ -140,7 +140,7 @@ def test_a_lane_s_subscriber_stays_open_while_it_watches_nothing(catalog: Catalo
         (Policy(max_patterns=1), ["a://1", "a://*", "b://*"], r"Policy\.max_patterns allows 1"),
     ],
 )
-def test_a_callback_that_asks_for_too_much_leaves_no_trace(
+def test_too_many_subscriptions_of_a_callback_are_refused(
     catalog: Catalog, reader: Reader, policy: Policy, uris: list[str], knob: str
 ) -> None:
     hub = Hub(catalog, policy=policy)
@@ -150,7 +150,7 @@ def test_a_callback_that_asks_for_too_much_leaves_no_trace(
     assert len(hub) == 0
 
 
-def test_the_hub_lists_who_is_told_of_a_topic_and_who_watches_what(hub: Hub) -> None:
+def test_hub_lists_subscribers_and_subscriptions(hub: Hub) -> None:
     one, other = hub.open(print), hub.open(print)
     one.subscribe("tools", uris=["a://b"])
     other.subscribe("tools", uris=["a://*"])
@@ -162,7 +162,7 @@ def test_the_hub_lists_who_is_told_of_a_topic_and_who_watches_what(hub: Hub) -> 
     assert hub.subscriptions() == [(TOOLS, [one, other]), ("a://b", [one]), ("a://*", [other])]
 
 
-def test_a_bad_pattern_or_feature_leaves_nothing_half_done(hub: Hub, reader: Reader) -> None:
+def test_invalid_pattern_or_feature_subscribes_nothing(hub: Hub, reader: Reader) -> None:
     for features, uris, error in (
         (["tools"], ["a://ok", "a://{bad"], InvalidPattern),
         (["tools", "tool"], ["a://ok"], ValueError),
@@ -174,7 +174,7 @@ def test_a_bad_pattern_or_feature_leaves_nothing_half_done(hub: Hub, reader: Rea
     assert hub.subscriptions() == []
 
 
-def test_too_many_uris_are_refused_whole_and_the_message_names_the_knob(catalog: Catalog, reader: Reader) -> None:
+def test_too_many_uris_are_refused_and_the_limit_is_named(catalog: Catalog, reader: Reader) -> None:
     hub = Hub(catalog, policy=Policy(max_uris=2))
     subscriber = hub.open(reader.take)
     subscriber.subscribe(uris=["a://1", "a://2"])
@@ -187,7 +187,7 @@ def test_too_many_uris_are_refused_whole_and_the_message_names_the_knob(catalog:
 # Many at once
 
 
-def test_a_hub_that_does_not_follow_its_catalog_tells_what_is_published_to_it(catalog: Catalog, reader: Reader) -> None:
+def test_hub_delivers_commits_published_by_the_caller(catalog: Catalog, reader: Reader) -> None:
     hub = Hub(catalog)
     catalog.publisher = None
     other = Reader()
@@ -205,9 +205,7 @@ def test_a_hub_that_does_not_follow_its_catalog_tells_what_is_published_to_it(ca
     assert reader.told() == other.told() == [["added x"], ["added y"]]
 
 
-def test_a_hundred_subscribers_hear_the_same_object_and_the_rest_go_on_when_one_leaves(
-    catalog: Catalog, hub: Hub
-) -> None:
+def test_subscribers_share_one_notification_object(catalog: Catalog, hub: Hub) -> None:
     readers = [Reader() for _ in range(100)]
     for each in readers:
         hub.subscribe(each.take, "tools", uris=["a://b"])
@@ -222,7 +220,7 @@ def test_a_hundred_subscribers_hear_the_same_object_and_the_rest_go_on_when_one_
     assert len(hub.subscribers("a://b")) == 99
 
 
-def test_threads_may_subscribe_publish_and_leave_at_the_same_time(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+def test_hub_can_be_used_from_many_threads(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     workers, each = 10, 50
     hub.subscribe(reader.take, "prompts")
     start = threading.Barrier(workers)
@@ -255,7 +253,7 @@ def test_threads_may_subscribe_publish_and_leave_at_the_same_time(catalog: Catal
     assert sorted(reader.told()) == sorted([f"added {name}"] for name in names), "one notification for each"
 
 
-def test_the_picky_share_what_passes_and_hear_of_it_in_their_turn(catalog: Catalog, hub: Hub) -> None:
+def test_filtered_notification_is_shared_and_delivered_immediately(catalog: Catalog, hub: Hub) -> None:
     """As fast as anybody: what passes a filter is made once, and goes through no mailbox."""
     heard: list[tuple[str, Notification]] = []
     hub.subscribe(lambda told: heard.append(("one", told)), "tools")

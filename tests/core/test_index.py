@@ -26,7 +26,7 @@ def some_uri(dice: random.Random) -> str:
     return "/".join([dice.choice(ROOTS), *dice.choices(SEGMENTS, k=dice.randrange(4))])
 
 
-def test_a_uri_is_found_under_all_its_folders_however_the_watched_ones_change() -> None:
+def test_uri_is_found_under_all_watched_ancestors() -> None:
     dice = random.Random(5)
     index = WatchIndex(None, covers_subresources=True)
     subscriber = Hub(Catalog()).open(lambda notification: None)
@@ -47,7 +47,7 @@ def test_a_uri_is_found_under_all_its_folders_however_the_watched_ones_change() 
     assert found > 1_000
 
 
-def test_what_is_remembered_of_folders_is_bounded() -> None:
+def test_folder_cache_is_bounded() -> None:
     index = WatchIndex(None, covers_subresources=True)
     for number in range(3 * _MAX_FOLDERS):
         index.keys(f"x://h/{number}/a")

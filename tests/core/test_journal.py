@@ -49,7 +49,7 @@ def test_since_returns_the_changes_after_a_revision_in_order(clock: Clock) -> No
     assert revisions(journal.since(0, "a://c")) == []
 
 
-def test_the_journal_is_bounded_by_count_and_says_when_it_no_longer_goes_back(clock: Clock) -> None:
+def test_journal_is_bounded_by_count_and_says_if_changes_are_discarded(clock: Clock) -> None:
     catalog, journal = filled(Policy(journal_changes=3), clock)
     for name in "abcde":
         catalog.tools.add({"name": name})
@@ -60,7 +60,7 @@ def test_the_journal_is_bounded_by_count_and_says_when_it_no_longer_goes_back(cl
     assert journal.since(1) is None
 
 
-def test_a_storm_of_one_feature_or_of_contents_does_not_push_out_another_feature(clock: Clock) -> None:
+def test_many_changes_of_one_feature_do_not_displace_another(clock: Clock) -> None:
     catalog, journal = filled(Policy(journal_changes=2), clock)
     catalog.tools.add({"name": "a"})
     for number in range(50):
@@ -73,7 +73,7 @@ def test_a_storm_of_one_feature_or_of_contents_does_not_push_out_another_feature
     assert len(journal) == 5
 
 
-def test_the_journal_is_bounded_by_age(clock: Clock) -> None:
+def test_journal_is_bounded_by_age(clock: Clock) -> None:
     catalog, journal = filled(Policy(journal_age=10), clock)
     for clock.now, name in ((0, "a"), (5, "b"), (10, "c")):
         catalog.tools.add({"name": name})
@@ -90,7 +90,7 @@ def test_the_journal_is_bounded_by_age(clock: Clock) -> None:
     assert journal.since(4, TOOLS) == []
 
 
-def test_the_journal_is_bounded_by_size(clock: Clock) -> None:
+def test_journal_is_bounded_by_size(clock: Clock) -> None:
     catalog, journal = filled(Policy(journal_bytes=1000), clock)
     for number in range(20):
         catalog.tools.add({"name": f"{number:02}", "title": "x" * 174})  # 200 bytes of JSON
@@ -109,7 +109,7 @@ def test_the_journal_is_bounded_by_size(clock: Clock) -> None:
     assert journal.since(catalog.revision - 6, TOOLS) is None
 
 
-def test_a_journal_is_restored_with_its_floors(clock: Clock) -> None:
+def test_journal_is_restored_with_its_floors(clock: Clock) -> None:
     catalog, journal = filled(Policy(journal_changes=3), clock)
     for name in "abcde":
         catalog.tools.add({"name": name})
@@ -122,7 +122,7 @@ def test_a_journal_is_restored_with_its_floors(clock: Clock) -> None:
     assert restored.since(0, PROMPTS) == []
 
 
-def test_a_journal_of_no_length_knows_only_that_nothing_changed(clock: Clock) -> None:
+def test_journal_of_length_zero_is_complete_without_changes(clock: Clock) -> None:
     catalog, journal = filled(Policy(journal_changes=0), clock)
     catalog.tools.add({"name": "a"})
 
@@ -130,14 +130,14 @@ def test_a_journal_of_no_length_knows_only_that_nothing_changed(clock: Clock) ->
     assert journal.since(1, TOOLS) == []
 
 
-def test_a_client_that_was_never_told_anything_gets_no_changes_to_apply(clock: Clock) -> None:
+def test_unknown_revision_has_no_changes(clock: Clock) -> None:
     _, journal = filled(Policy(), clock)
 
     assert journal.since(-1, TOOLS) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([None, "1", "2"])), max_size=12))
-def test_net_changes_lead_from_the_first_state_to_the_last_with_one_change_per_item(
+def test_net_changes_lead_from_the_first_state_to_the_last(
     steps: list[tuple[str, str | None]],
 ) -> None:
     catalog = Catalog()
@@ -169,7 +169,7 @@ def test_net_changes_lead_from_the_first_state_to_the_last_with_one_change_per_i
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=60), st.integers(0, 8))
-def test_what_is_known_of_one_content_is_what_is_known_of_it_among_all(uris: list[str], most: int) -> None:
+def test_changes_of_one_content_equal_those_among_all(uris: list[str], most: int) -> None:
     catalog = Catalog()
     journal = Journal(Policy(journal_changes=most))
     catalog.follow(journal.append)

@@ -33,7 +33,7 @@ def test_told_is_kept_per_subscriber_and_topic(catalog: Catalog, hub: Hub, reade
     assert slow.mailbox_size == 0
 
 
-def test_a_slow_reader_is_told_the_net_of_what_it_missed_in_one(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+def test_busy_subscriber_gets_net_changes_in_one_notification(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     reader.is_slow = True
     subscriber = hub.subscribe(reader.take, "tools", uris=["a://b"])
     add(catalog, "first", "kept", "passing")
@@ -53,7 +53,7 @@ def test_a_slow_reader_is_told_the_net_of_what_it_missed_in_one(catalog: Catalog
     assert notification.complete
 
 
-def test_what_came_back_to_what_was_told_is_not_told(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+def test_content_equal_to_told_makes_no_notification(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     reader.is_slow = True
     subscriber = hub.subscribe(reader.take, "tools", uris=["a://b"])
     catalog.resources.updated("a://b", etag="1")
@@ -70,7 +70,7 @@ def test_what_came_back_to_what_was_told_is_not_told(catalog: Catalog, hub: Hub,
     assert reader.told() == [["added y"]]
 
 
-def test_those_who_missed_the_same_share_one_notification(catalog: Catalog, hub: Hub) -> None:
+def test_subscribers_that_missed_the_same_share_one_notification(catalog: Catalog, hub: Hub) -> None:
     readers = [Reader() for _ in range(3)]
     subscribers = [hub.subscribe(each.take, "tools") for each in readers]
     for each in readers:
@@ -84,7 +84,7 @@ def test_those_who_missed_the_same_share_one_notification(catalog: Catalog, hub:
     assert [each.told() for each in readers] == [[["added a"], ["added b", "added c"]]] * 3
 
 
-def test_who_missed_more_than_the_journal_knows_is_told_to_refetch(catalog: Catalog, reader: Reader) -> None:
+def test_subscriber_that_missed_more_than_the_journal_must_refetch(catalog: Catalog, reader: Reader) -> None:
     hub = Hub(catalog, journal=Journal(Policy(journal_changes=2)))
     reader.is_slow = True
     subscriber = hub.subscribe(reader.take, "tools")
@@ -98,7 +98,7 @@ def test_who_missed_more_than_the_journal_knows_is_told_to_refetch(catalog: Cata
     assert second.version == catalog.version(TOOLS)
 
 
-def test_more_topics_than_allowed_close_a_reader_that_does_not_read(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+def test_too_many_pending_topics_close_a_subscriber(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     reasons: list[Reason] = []
     reader.is_slow = True
     subscriber = hub.open(reader.take, policy=Policy(max_pending=2), on_close=reasons.append)
@@ -112,9 +112,7 @@ def test_more_topics_than_allowed_close_a_reader_that_does_not_read(catalog: Cat
     assert len(hub) == 0
 
 
-def test_a_reader_that_keeps_up_is_never_closed_however_many_topics_the_rate_limit_holds(
-    catalog: Catalog, hub: Hub, reader: Reader
-) -> None:
+def test_rate_limited_subscriber_that_keeps_up_is_not_closed(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     subscriber = hub.open(reader.take, policy=Policy(max_pending=2, min_interval=60))
     subscriber.subscribe(uris=["a://**"])
     for number in range(5):
@@ -124,7 +122,7 @@ def test_a_reader_that_keeps_up_is_never_closed_however_many_topics_the_rate_lim
     assert not subscriber.is_closed
 
 
-def test_what_is_no_longer_watched_is_no_longer_pending(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+def test_unsubscribed_topic_is_no_longer_pending(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     reader.is_slow = True
     subscriber = hub.open(reader.take)
     subscriber.subscribe("tools", "prompts", uris=["a://b", "a://*"])
@@ -140,9 +138,7 @@ def test_what_is_no_longer_watched_is_no_longer_pending(catalog: Catalog, hub: H
     assert lines(reader) == ["updated a://b"]
 
 
-def test_a_reader_that_never_reads_costs_no_more_than_the_topics_it_watches(
-    catalog: Catalog, hub: Hub, reader: Reader
-) -> None:
+def test_mailbox_is_no_larger_than_the_watched_topics(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     reader.is_slow = True
     subscriber = hub.subscribe(reader.take, "tools", uris=["a://b"])
     for number in range(1000):
@@ -156,9 +152,7 @@ def test_a_reader_that_never_reads_costs_no_more_than_the_topics_it_watches(
     assert lines(reader) == ["updated x", "updated a://b"]
 
 
-def test_a_session_with_too_much_pending_is_told_to_refetch_in_place_of_being_closed(
-    catalog: Catalog, hub: Hub, reader: Reader
-) -> None:
+def test_overflowing_session_is_told_to_refetch_instead_of_closed(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     reader.is_slow = True
     subscriber = hub.open(reader.take, policy=Policy(max_pending=3))
     subscriber.merges_on_overflow = True

@@ -23,7 +23,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL + 1, "tidings")
 
 
-def test_the_core_keeps_its_promises() -> None:
+def test_core_keeps_its_promises() -> None:
     run_state_machine_as_test(Machine, settings=settings(max_examples=150, stateful_step_count=40))
 
 
@@ -33,7 +33,7 @@ class Passerby:
     def deliver(self, _: Notification) -> None: ...
 
 
-def test_after_100_000_random_openings_and_closings_nothing_is_left() -> None:
+def test_nothing_remains_after_100_000_random_openings() -> None:
     chance = random.Random(2)
     clock = Clock()
     catalog = Catalog(clock=clock)

@@ -191,7 +191,7 @@ def believe_any_cursor(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_a_sound_core_passes() -> None:
+def test_correct_core_passes() -> None:
     check_all(play())
 
 
@@ -214,7 +214,7 @@ def test_a_sound_core_passes() -> None:
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_a_core_that_breaks_a_promise_is_caught(
+def test_core_that_breaks_a_promise_is_detected(
     monkeypatch: pytest.MonkeyPatch, promise: str, harm: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     harm(monkeypatch)
@@ -224,7 +224,7 @@ def test_a_core_that_breaks_a_promise_is_caught(
     assert caught.value.events
 
 
-def test_the_machine_finds_a_broken_core_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_machine_finds_a_broken_core(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_what_is_taken(monkeypatch)
     hunt = settings(max_examples=200, stateful_step_count=40, phases=[Phase.generate], database=None, derandomize=True)
     with pytest.raises(AssertionError):  # a promise is broken, or a bookmark says what its reader never heard

@@ -44,7 +44,7 @@ class Server:
 
 
 @pytest.mark.parametrize("watched", ["board://*", "board://{number}", "board://**"])
-def test_a_pattern_can_be_come_back_to(watched: str) -> None:
+def test_pattern_subscription_resumes(watched: str) -> None:
     server = Server()
     server.change("board://1", "board://2", "file:///a")
     cursor = server.cursor()
@@ -56,7 +56,7 @@ def test_a_pattern_can_be_come_back_to(watched: str) -> None:
     assert server.told(server.cursor(), watched) == []
 
 
-def test_a_folder_can_be_come_back_to_as_far_as_its_parts_count() -> None:
+def test_folder_subscription_resumes_if_subresources_count() -> None:
     for subresources in (True, False):
         server = Server(subresources=subresources)
         cursor = server.cursor({"file:///dir": Version(0, "")})
@@ -65,7 +65,7 @@ def test_a_folder_can_be_come_back_to_as_far_as_its_parts_count() -> None:
         assert [each.topic for each in server.told(cursor, "file:///dir")] == ["file:///dir/a"] * subresources
 
 
-def test_what_the_cursor_names_it_knows_better() -> None:
+def test_version_in_the_cursor_overrides_its_revision() -> None:
     server = Server()
     server.change("board://1", "board://2", "board://3")
     cursor = Cursor.parse(server.cursor())
@@ -76,17 +76,7 @@ def test_what_the_cursor_names_it_knows_better() -> None:
     assert [each.topic for each in server.told(heard.as_json(), "board://*")] == ["board://2"]
 
 
-def test_what_came_to_be_what_it_was_is_no_news() -> None:
-    server = Server()
-    server.change("board://1", etag="one")
-    cursor = server.cursor()
-    server.change("board://1", etag="two")
-    server.change("board://1", etag="one")
-
-    assert server.told(cursor, "board://*") == []
-
-
-def test_lists_and_other_resources_are_none_of_its_business() -> None:
+def test_unwatched_lists_and_resources_are_ignored() -> None:
     server = Server()
     cursor = server.cursor({Feature.TOOLS: None, "secret://1": None})
     server.change("secret://1", "board://1", "board://2")
@@ -96,7 +86,7 @@ def test_lists_and_other_resources_are_none_of_its_business() -> None:
     assert server.back(cursor, "board://2", may=lambda uri: False).told.keys() == {"board://2"}, "it named that itself"
 
 
-def test_without_a_revision_in_the_cursor_patterns_are_taken_as_known() -> None:
+def test_cursor_without_revision_takes_patterns_as_current() -> None:
     server = Server()
     server.change("board://1")
 
@@ -104,7 +94,7 @@ def test_without_a_revision_in_the_cursor_patterns_are_taken_as_known() -> None:
 
 
 @pytest.mark.parametrize("as_of", [-1, "7", True, 1.0, 1 << 63, 1 << 62, None])
-def test_a_revision_that_cannot_be_or_is_yet_to_come_says_refetch(as_of: Any) -> None:
+def test_invalid_or_future_revision_means_refetch(as_of: Any) -> None:
     server = Server()
     server.change("board://1")
 
@@ -114,7 +104,7 @@ def test_a_revision_that_cannot_be_or_is_yet_to_come_says_refetch(as_of: Any) ->
     assert refetch == (() if as_of is None else tuple(PATTERNS))
 
 
-def test_another_epoch_or_garbage_says_refetch_and_takes_no_pattern_for_a_resource() -> None:
+def test_other_epoch_or_invalid_cursor_means_refetch() -> None:
     server = Server()
     server.change("board://7")
     known: dict[Topic, Version | None] = {"board://7": server.hub.notifications.version("board://7")}
@@ -125,7 +115,7 @@ def test_another_epoch_or_garbage_says_refetch_and_takes_no_pattern_for_a_resour
     assert server.back({"epoch": EPOCH, "uris": {"board://*": None}}, *PATTERNS).told == {}
 
 
-def test_where_contents_were_forgotten_it_says_refetch() -> None:
+def test_dropped_contents_mean_refetch() -> None:
     server = Server(max_contents=2)
     server.change("board://1")
     before, after = server.cursor(), server.cursor()
@@ -136,7 +126,7 @@ def test_where_contents_were_forgotten_it_says_refetch() -> None:
     assert server.back(after, "board://*") == ({"board://3": (0, ""), "board://4": (0, "")}, ())
 
 
-def test_nothing_known_then_and_nothing_known_now_is_no_answer_where_something_was_in_between() -> None:
+def test_content_unknown_before_and_after_a_drop_means_refetch() -> None:
     server = Server(max_contents=2)
     unknown = server.hub.notifications.version("board://1")
     cursor = server.cursor({"board://1": unknown})
@@ -150,7 +140,7 @@ def test_nothing_known_then_and_nothing_known_now_is_no_answer_where_something_w
         assert server.told(server.cursor({"board://1": heard[0].version}), watched) == [], "once"
 
 
-def test_of_more_than_may_wait_it_says_refetch() -> None:
+def test_more_contents_than_may_be_pending_mean_refetch() -> None:
     server = Server(max_pending=3)
     cursor = server.cursor()
     server.change("board://1", "board://2", "board://3")
@@ -161,7 +151,7 @@ def test_of_more_than_may_wait_it_says_refetch() -> None:
     assert contents_changed(server.hub, ["board://*"], 0) is None
 
 
-def test_a_journal_that_forgot_makes_it_incomplete_and_not_unknown() -> None:
+def test_short_journal_makes_the_notification_incomplete() -> None:
     server = Server(journal_changes=1)
     server.change("board://1")
     cursor = server.cursor()
@@ -172,7 +162,7 @@ def test_a_journal_that_forgot_makes_it_incomplete_and_not_unknown() -> None:
     assert [(each.topic, each.complete) for each in told] == [("board://1", False), ("board://2", False)]
 
 
-def test_more_than_may_wait_is_told_to_one_that_named_it() -> None:
+def test_named_contents_are_told_beyond_the_pending_limit() -> None:
     """Else it would be closed each time it came."""
     server = Server(max_pending=10)
     uris = [f"a://{number}" for number in range(25)]

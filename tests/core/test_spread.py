@@ -44,7 +44,7 @@ class Herd:
         self.hub.tick()
 
 
-def test_ten_thousand_hear_of_one_change_evenly_over_the_window() -> None:
+def test_notifications_are_spread_evenly_over_the_window() -> None:
     herd = Herd(10_000, Policy(spread=SPREAD))
     add(herd.catalog, "x")
     herd.run(SPREAD)
@@ -57,7 +57,7 @@ def test_ten_thousand_hear_of_one_change_evenly_over_the_window() -> None:
     assert len({id(notification) for [(_, notification)] in herd.heard}) == 1, "built once for all"
 
 
-def test_the_place_of_a_subscriber_is_always_the_same() -> None:
+def test_delay_of_a_subscriber_is_constant() -> None:
     times = []
     for _ in range(2):
         herd = Herd(50, Policy(spread=SPREAD))
@@ -71,7 +71,7 @@ def test_the_place_of_a_subscriber_is_always_the_same() -> None:
     assert all(second == pytest.approx(first + 100.0) for first, second in times[0]), "and for another change"
 
 
-def test_what_is_urgent_is_not_spread_and_without_a_spread_nothing_waits() -> None:
+def test_urgent_changes_are_not_spread() -> None:
     herd = Herd(20, Policy(spread=SPREAD, priorities=(("a://urgent", "urgent"),)))  # type: ignore[arg-type]
     herd.catalog.resources.updated("a://urgent")
     assert [len(times) for times in herd.heard] == [1] * 20
@@ -82,7 +82,7 @@ def test_what_is_urgent_is_not_spread_and_without_a_spread_nothing_waits() -> No
     assert herd.hub.next_due() is None
 
 
-def test_changes_within_the_window_are_told_together_and_do_not_put_it_off() -> None:
+def test_changes_within_the_window_do_not_postpone_it() -> None:
     herd = Herd(20, Policy(spread=SPREAD))
     for second in range(8):
         herd.run(float(second))
@@ -96,7 +96,7 @@ def test_changes_within_the_window_are_told_together_and_do_not_put_it_off() -> 
     assert min(len(times) for times in herd.heard) == 1, "the last places hear of all at once"
 
 
-def test_who_comes_back_is_told_at_once() -> None:
+def test_returning_subscriber_is_not_spread() -> None:
     """It asked; and whoever comes back comes at a time of its own."""
     herd = Herd(3, Policy(spread=SPREAD, quiet_gap=1.0))
     known = herd.catalog.version(Feature.TOOLS)
@@ -113,7 +113,7 @@ def test_who_comes_back_is_told_at_once() -> None:
     st.floats(0, 2),
     st.sampled_from([0.0, 0.5]),
 )
-def test_nobody_waits_longer_than_the_longest_wait_and_the_spread(
+def test_delay_is_at_most_longest_wait_and_spread(
     pauses: list[float], spread: float, gap: float, interval: float
 ) -> None:
     policy = Policy(spread=spread, quiet_gap=gap, longest_wait=2.0, min_interval=interval)
@@ -144,12 +144,12 @@ def test_nobody_waits_longer_than_the_longest_wait_and_the_spread(
         (0, 2.5, 0, 2500),
     ],
 )
-def test_a_list_may_be_kept_for_at_least_the_spread(ttl: float, spread: float, own: int | None, expected: int) -> None:
+def test_list_ttl_is_at_least_the_spread(ttl: float, spread: float, own: int | None, expected: int) -> None:
     assert Policy(list_ttl=ttl, spread=spread).ttl_ms(own) == expected
 
 
 @pytest.mark.anyio
-async def test_a_server_that_sets_a_shorter_time_itself_does_not_bring_the_herd_back() -> None:
+async def test_shorter_ttl_of_the_server_is_raised_to_the_spread() -> None:
     hints: Any = {"tools/list": CacheHint(ttl_ms=100), "prompts/list": CacheHint(ttl_ms=9000)}
     server = MCPServer("hinted", cache_hints=hints)
     Live(server, policy=Policy(spread=2.5), telemetry=False)

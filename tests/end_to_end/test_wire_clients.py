@@ -155,7 +155,9 @@ class Client:
             self.cursor = self.cursor.then(Cursor(self.server.epoch, self.server.hub.known_versions(self.subscriber)))
 
     def deliver(self, notification: Notification) -> object:
-        shape = FrameFormat(detail="delta", most=self.server.policy.max_changes_per_frame, epoch=self.server.epoch)
+        shape = FrameFormat(
+            detail="delta", max_changes=self.server.policy.max_changes_per_frame, epoch=self.server.epoch
+        )
         meta = json.loads(write(notification, shape))["params"]["_meta"]
         said, cursor = meta[CHANGE_KEY], Cursor.parse(meta[CURSOR_KEY])
         assert cursor is not None

@@ -94,7 +94,7 @@ def test_what_could_not_be_written_down_makes_nothing_durable(place: Place, uris
         ("x" * 257, (), "1 to 256 characters"),
         ("\ud800", (), "half a character"),
         ("laptop", ("a://{",), "not a URI template"),
-        ("laptop", ("a://\ud800*",), "half a character"),
+        ("laptop", ("a://\ud800*",), "half a surrogate pair"),
         ("laptop", tuple(f"a://{number}" for number in range(4)), r"Policy\.max_uris"),
     ],
 )

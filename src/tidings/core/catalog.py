@@ -1,9 +1,10 @@
-"""The items of every feature, with revision and digest: operations in, Changes out.
+"""The items of every feature, with revision and digest.
 
-The catalog is the truth. It tells its sinks (the hub, a bus, a store) of every commit, in order, and of nothing that
-changed nothing. It does no I/O, knows no subscriber, and may be used from any thread: one lock, shared with the hub.
+Operations change the catalog; each commit passes its changes to the sinks and the publisher, in order. An operation
+without an effect makes no commit. An operation outside `batch()` is a batch of one, and a batch publishes the *net*
+difference between its start and its end.
 
-An operation outside `batch()` is a batch of one. What a batch publishes is the *net* difference between its two ends.
+The catalog does no I/O and knows no subscribers. It can be used from any thread: it has one lock, shared with the hub.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ logger = logging.getLogger(__name__)
 Sink = Callable[[tuple[Change, ...]], None]
 
 UNKNOWN = Version(0, "")
-"""The version of a content that nothing is known of."""
+"""The version of an unknown content."""
 
-# Looked up once: members of an Enum are found by a search, and contents change by the thousand.
+# Looked up once, because access to an Enum member is slow and contents change often.
 _DELETED, _UPDATED = Operation.DELETED, Operation.UPDATED
 
 
 class Catalog:
-    """What a server offers: `tools`, `prompts` and `resources`, and the versions of resources' contents."""
+    """The `tools`, `prompts` and `resources` of a server, and the versions of the contents of resources."""
 
     def __init__(
         self,
@@ -45,12 +46,12 @@ class Catalog:
         origin: str = "local",
         life: str = "",
     ) -> None:
-        """`life` is what no other catalog has that goes on with the same revisions."""
+        """`life` identifies this process among those that continue the same revisions."""
         self.policy = policy or Policy()
         self.origin = origin
         self.life = life
         self.trace: Callable[[], Mapping[str, str] | None] | None = None
-        """Asked at each commit which trace caused it; it must not raise."""
+        """Called for each commit to get the trace of its cause. It must not raise."""
         self.publisher: Sink | None = None
         """Called with each commit after all followers: the hub, or the bridge that calls the hub on the event loop. It
         may change the catalog in turn, and queues the commits that result from it."""
@@ -75,11 +76,11 @@ class Catalog:
         return self._features[feature if isinstance(feature, Feature) else Feature(feature)]
 
     def version(self, topic: Topic) -> Version:
-        """The version of a list, or of a resource's content (revision 0 when nothing is known of it)."""
+        """Return the version of a list, or of the content of a resource (`UNKNOWN` if it is unknown)."""
         return self.items(topic).version if isinstance(topic, Feature) else self.resources.content(topic)
 
     def now(self) -> float:
-        """The time by which changes are dated."""
+        """Return the time for new changes."""
         return self._clock()
 
     def follow(self, sink: Sink) -> Callable[[], None]:
@@ -105,8 +106,8 @@ class Catalog:
         revision: int,
         forgotten: int = 0,
     ) -> None:
-        """Begin with what an earlier life of the server knew, before anything else is done here. Whatever the sources
-        then list makes exactly the difference. Revisions go on after `revision`."""
+        """Start with the state before a restart. Call this before any other operation: what the sources then list makes
+        the difference. Revisions continue after `revision`."""
         with self.lock:
             for item in items:
                 self.items(item.feature)._restore(item)
@@ -117,11 +118,11 @@ class Catalog:
             self._revision = revision
 
     def batch(self) -> Batch:
-        """Make many operations one publication: `with catalog.batch() as changes: …`. The list it gives holds, after
-        the block, what was published.
+        """Publish many operations as one commit: `with catalog.batch() as changes: …`. After the block, the list
+        contains the published changes.
 
-        Not a transaction: when the block raises, what it did until then is published, because it did happen. Don't
-        await inside: the block holds the catalog's lock.
+        Not a transaction: if the block raises, the operations until then are published, because they did happen. Don't
+        await inside: the block holds the lock of the catalog.
         """
         return self._batch
 
@@ -130,7 +131,7 @@ class Catalog:
         self._cause = self.trace() if self.trace is not None else None
         for items in self._features.values():
             if items.is_touched:
-                items._net(now, changes)
+                items._add_net_changes(now, changes)
         if not changes:
             return
         published = tuple(changes)
@@ -142,8 +143,8 @@ class Catalog:
 
 
 class Batch:
-    """The block of `Catalog.batch()`: one object for all of them, since the catalog's lock lets no two overlap, and
-    those inside another one are part of it."""
+    """The context manager of `Catalog.batch()`. There is one object for all batches, because the lock prevents that two
+    overlap, and a nested one is part of the outer one."""
 
     __slots__ = ("_catalog", "_changes", "_depth")
 
@@ -168,9 +169,9 @@ class Batch:
 
 
 class Items:
-    """The items of one feature. Definitions are mappings in the protocol's own terms (`inputSchema`, `mimeType`, …).
+    """The items of one feature. Definitions are mappings with the field names of the protocol (`inputSchema`, …).
 
-    Every operation returns the changes it published: none if nothing changed, and none yet inside a batch.
+    Every operation returns the changes that it published: none if nothing changed, and none inside a batch.
     """
 
     def __init__(self, catalog: Catalog, feature: Feature) -> None:
@@ -180,24 +181,24 @@ class Items:
         self._sum = digest.ListDigest()
         self._version = Version(0, digest.EMPTY)
         self.was_read = False
-        """Whether these are the items that the server has now, and not only those that it had in an earlier life."""
+        """Whether these are the present items of the server, and not only those from before a restart."""
         self.is_touched = False
-        """Whether the batch under way did something here."""
+        """Whether the present batch changed something here."""
         self._touched: dict[str, Item | None] = {}
-        """What was there under a key before the batch."""
+        """The items before the batch, by key."""
 
     @property
     def is_restored(self) -> bool:
-        """Whether they are those of an earlier life, and this one's were not read yet."""
+        """Whether these are the items from before a restart, and the present ones were not read yet."""
         return not self.was_read and bool(self._items)
 
     @property
     def version(self) -> Version:
-        """As of the last commit: a batch under way shows in the items, not here."""
+        """The version of the last commit. It does not include the present batch."""
         return self._version
 
     def add(self, definition: Mapping[str, Any], *, replace: bool = False) -> Sequence[Change]:
-        """Add an item; with `replace`, whether or not its key is taken."""
+        """Add an item. With `replace`, it replaces the item with the same key."""
         item = self._item(definition)
         with self._catalog.batch() as changes:
             if not replace and item.key in self._items:
@@ -208,7 +209,7 @@ class Items:
         return changes
 
     def put(self, text: bytes) -> Sequence[Change]:
-        """Add an item that is JSON already, or put it in the place of the one that has its key."""
+        """Add an item that is already JSON, or replace the item with the same key."""
         item = self._read(text)
         with self._catalog.batch() as changes:
             self._put(item.key, item)
@@ -221,7 +222,7 @@ class Items:
         return changes
 
     def update(self, key: str, fields: Mapping[str, Any] | None = None, /, **more: Any) -> Sequence[Change]:
-        """Change only the fields given; None takes a field away."""
+        """Change only the given fields. None removes a field."""
         with self._catalog.batch() as changes:
             given = {**(fields or {}), **more}
             merged = self._known(key).definition | given
@@ -240,9 +241,9 @@ class Items:
         on_invalid: Callable[[InvalidItem], None] | None = None,
         keep: bool = False,
     ) -> Sequence[Change]:
-        """Make these the only items. What is the same stays, and nobody hears of it. With `keep`, all others stay too.
+        """Replace all items by these. Equal items make no change. With `keep`, other items stay.
 
-        With `on_invalid`, one that can't be taken is left out and reported, and the others are taken all the same.
+        With `on_invalid`, an invalid item is reported and left out. Without it, it raises.
         """
         items: dict[str, Item] = {}
         for definition in definitions:
@@ -254,7 +255,7 @@ class Items:
                 on_invalid(error)
                 continue
             if item.key in items:
-                raise InvalidItem(f"{self.feature.value}: {item.key!r} is there twice; give each item its own key")
+                raise InvalidItem(f"{self.feature.value}: {item.key!r} occurs twice; give each item its own key")
             items[item.key] = item
         with self._catalog.batch() as changes:
             self.was_read = self.was_read or not keep
@@ -265,12 +266,12 @@ class Items:
         return changes
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """A copy of an item's definition."""
+        """Return a copy of the definition of an item."""
         item = self._items.get(key)
         return item.definition if item else None
 
     def snapshot(self) -> tuple[Item, ...]:
-        """All items, in the order of their keys, so that a list looks the same however it came about."""
+        """Return all items, ordered by key, so that equal lists have equal order."""
         with self._catalog.lock:
             return tuple(self._items[key] for key in sorted(self._items))
 
@@ -294,14 +295,14 @@ class Items:
         self._sum.add(item.hash)
 
     def _put(self, key: str, item: Item | None) -> None:
-        """Set or remove an item, and note for the commit what was there before."""
+        """Set or remove an item, and keep the item before for the commit."""
         before = self._items.get(key)
         self.is_touched = True
         self._touched.setdefault(key, before)
         if item is None:
             self._items.pop(key, None)
         else:
-            # The same content keeps its first object: a re-scan must not pile up copies.
+            # An equal item keeps its object, so that a re-scan makes no copies.
             self._items[key] = before if before is not None and before.hash == item.hash else item
 
     def _item(self, definition: Mapping[str, Any]) -> Item:
@@ -311,12 +312,12 @@ class Items:
         key = self._key(definition)
         try:
             text = msgspec.json.encode(definition if isinstance(definition, dict) else dict(definition))
-        except Exception as error:  # any value at all may come here; the message says which item it was
+        except Exception as error:  # any value is possible here; the message names the item
             raise InvalidItem(f"{feature.value}: {key!r} can't be written as JSON: {error}") from None
         return self._read(text)
 
     def _read(self, text: bytes) -> Item:
-        # Not what the text was made of: clients take the digest of what they read.
+        # Of the text and not of the given object, because clients compute the digest of what they read.
         definition = msgspec.json.decode(text)
         key = self._key(definition)
         limit = self._catalog.policy.max_item_bytes
@@ -332,8 +333,8 @@ class Items:
             raise InvalidItem(f"{self.feature.value}: an item needs a name, a text; got {definition!r:.80}")
         return key
 
-    def _net(self, now: float, changes: list[Change]) -> None:
-        """Add the difference between the batch's two ends, with a new version for each change of it."""
+    def _add_net_changes(self, now: float, changes: list[Change]) -> None:
+        """Add the net changes of the batch, each with a new version."""
         self.is_touched = False
         for key, before in self._touched.items():
             after = self._items.get(key)
@@ -365,28 +366,28 @@ class Items:
 
 
 class Resources(Items):
-    """Resources and resource templates, and the versions of resources' contents, listed or not."""
+    """Resources and resource templates, and the versions of the contents of resources, listed or not."""
 
     def __init__(self, catalog: Catalog) -> None:
         super().__init__(catalog, Feature.RESOURCES)
         self._contents: dict[str, Version] = {}
-        """In the order of their last change, so that the one longest unchanged is forgotten first."""
+        """Ordered by their last change; the oldest is dropped first."""
         self.forgotten = 0
-        """The revision until which contents may have been forgotten."""
-        self._said: dict[str, tuple[str | None, Mapping[str, Any] | None]] = {}
-        """What the batch said of contents: digest (None: a new one) and metadata."""
+        """The revision up to which contents may have been dropped."""
+        self._updates: dict[str, tuple[str | None, Mapping[str, Any] | None]] = {}
+        """The contents changed in the present batch: digest (None for a new one) and metadata."""
 
     def updated(self, uri: str, *, etag: str | None = None, **metadata: Any) -> Sequence[Change]:
-        """The content of `uri` is another one.
+        """Publish that the content of a resource changed.
 
         With an `etag`, only if it differs from the last one; without, always. The resource need not be listed.
         """
-        return self._say(uri, None if etag is None else digest.content_digest(str(etag)), metadata or None)
+        return self._update(uri, None if etag is None else digest.content_digest(str(etag)), metadata or None)
 
     def deleted(self, uri: str) -> Sequence[Change]:
-        """The resource is gone: its subscribers are told, their subscriptions to it end, and it leaves the list."""
+        """Publish that a resource is gone. Its subscribers are told, their subscriptions end, and it is unlisted."""
         with self._catalog.batch() as changes:
-            self._say(uri, digest.DELETED, None)
+            self._update(uri, digest.DELETED, None)
             if uri in self._items:
                 self._put(uri, None)
         return changes
@@ -395,16 +396,16 @@ class Resources(Items):
         return self._contents.get(uri, UNKNOWN)
 
     def contents(self) -> dict[str, Version]:
-        """The versions of all contents that are known, the one longest unchanged first."""
+        """Return the versions of all known contents, the one unchanged for longest first."""
         with self._catalog.lock:
             return dict(self._contents)
 
     def _put(self, key: str, item: Item | None) -> None:
         if item is not None and key not in self._items:
-            # A resource that comes back is there again, and can be deleted again.
-            said = self._said.get(key, (self.content(key).digest, None))
-            if said[0] == digest.DELETED:
-                self._said[key] = (None, None)  # touched below
+            # A deleted resource that is added again can be deleted again.
+            content, _ = self._updates.get(key, (self.content(key).digest, None))
+            if content == digest.DELETED:
+                self._updates[key] = (None, None)  # `_put` sets `is_touched`
         super()._put(key, item)
 
     def _key(self, definition: Mapping[str, Any]) -> str:
@@ -413,21 +414,21 @@ class Resources(Items):
             raise InvalidItem(f"resources: an item needs a uri or a uriTemplate, a text; got {definition!r:.80}")
         return key
 
-    def _say(self, uri: str, content: str | None, metadata: Mapping[str, Any] | None) -> Sequence[Change]:
+    def _update(self, uri: str, content: str | None, metadata: Mapping[str, Any] | None) -> Sequence[Change]:
         if not isinstance(uri, str) or not (uri.isascii() or is_unicode(uri)):
-            raise InvalidItem(f"resources: a URI is a text of whole characters, not {uri!r:.80}")
+            raise InvalidItem(f"resources: a URI is a text that can be encoded as UTF-8, not {uri!r:.80}")
         if metadata is not None:
-            # A copy in JSON's terms: what the caller does to its objects later must not reach a slow reader.
+            # A copy, because the caller may change its objects before a slow subscriber gets them.
             metadata = msgspec.json.decode(digest.safe_json(metadata))
         with self._catalog.batch() as changes:
             self.is_touched = True
-            self._said[uri] = (content, metadata)
+            self._updates[uri] = (content, metadata)
         return changes
 
-    def _net(self, now: float, changes: list[Change]) -> None:
+    def _add_net_changes(self, now: float, changes: list[Change]) -> None:
         catalog, contents = self._catalog, self._contents
-        # Contents first: whoever hears that a resource left the list has then already heard why.
-        for uri, (content, metadata) in self._said.items():
+        # Contents first, so that a subscriber learns of a deletion before the resource leaves the list.
+        for uri, (content, metadata) in self._updates.items():
             previous = contents.get(uri, UNKNOWN)
             if content == previous.digest:
                 continue
@@ -448,9 +449,9 @@ class Resources(Items):
                     metadata=metadata,
                 )
             )
-        self._said.clear()
+        self._updates.clear()
         while len(contents) > catalog.policy.max_contents:
             self.forgotten = contents.pop(next(iter(contents))).revision
         if self._touched:
-            super()._net(now, changes)
+            super()._add_net_changes(now, changes)
         self.is_touched = False

@@ -1,12 +1,12 @@
-"""Where a client stands: of each topic the version that it knows, and in which life of which server that was.
+"""Cursors: the versions that a client knows, and the epoch of the server that they belong to.
 
-The client keeps it and the server keeps nothing: that is what makes a stateless protocol resumable. So whatever comes
-back may be old, another server's, or garbage. None of it is an error; what can't be relied on counts as "unknown", and
-its reader is told to refetch.
+The client keeps the cursor and the server keeps nothing; this makes a stateless protocol resumable. So a cursor may be
+old, from another server, or invalid. None of this is an error: a version that is not reliable counts as unknown, and
+the client is told to refetch.
 
 On the wire: `{"epoch": …, "asOf": 7, "topics": {"tools": {"revision": …, "digest": …}}, "uris": {"file:///a": {…}}}`. A
-version of `null` says that the client was never told of that topic. Contents that are not there are known as of the
-revision `asOf`; without that, and for lists, what is not there is taken as known now.
+version of `null` means that the client was never told of the topic. It knows all other contents as of the revision
+`asOf`. Without `asOf`, and for lists, it is taken to know the present version.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from tidings.core.model import Feature, Topic, Version, is_unicode
 __all__ = ["Cursor", "cursor_json"]
 
 _FEATURES = {feature.value: feature for feature in Feature}
-_MOST_URIS = 10_000
-"""As many as one subscriber may watch. A client that claims more is told to refetch."""
-_LONGEST_DIGEST = 128
-_LARGEST_REVISION = 1 << 63
+_MAX_URIS = 10_000
+"""The most that one subscriber may watch. A client that claims more is told to refetch."""
+_MAX_DIGEST = 128
+_MAX_REVISION = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
     epoch: str
     versions: Mapping[Topic, Version | None] = field(default_factory=dict)
-    """None for a topic of which the client was never told, or says something that can't be read."""
+    """None for a topic of which the client was never told, or whose version is invalid."""
     as_of: int | None = None
-    """The revision as of which the client knows all other contents that it watches; -1 for one that can't be read."""
+    """The revision as of which the client knows all other contents that it watches; -1 if it is invalid."""
 
     @classmethod
     def parse(cls, given: Any) -> Cursor | None:
-        """From any JSON value at all; None for one that says nothing of where its client stands."""
+        """Parse any JSON value. Return None if it is not a cursor."""
         if not isinstance(given, Mapping) or not isinstance(epoch := given.get("epoch"), str):
             return None
         topics, uris = given.get("topics", {}), given.get("uris", {})
-        if not isinstance(topics, Mapping) or not isinstance(uris, Mapping) or len(uris) > _MOST_URIS:
+        if not isinstance(topics, Mapping) or not isinstance(uris, Mapping) or len(uris) > _MAX_URIS:
             return None
         versions: dict[Topic, Version | None] = {
             feature: _version(topics[name]) for name, feature in _FEATURES.items() if name in topics
         }
-        versions |= {uri: _version(version) for uri, version in uris.items() if _is_text(uri)}
+        versions |= {uri: _version(version) for uri, version in uris.items() if _is_valid_text(uri)}
         as_of = given.get("asOf")
         return cls(epoch, versions, as_of if as_of is None or _is_revision(as_of) else -1)
 
@@ -53,16 +53,16 @@ class Cursor:
         return cursor_json(self.epoch, self.versions, self.as_of)
 
     def then(self, newer: Cursor) -> Cursor:
-        """For a client: where it stands once it has read something newer."""
+        """Return the cursor of a client after it has read a newer one."""
         known = self if newer.epoch == self.epoch else self._carried_over(newer.epoch)
         as_of = known.as_of if newer.as_of is None else newer.as_of
-        # A bookmark says what its reader was told, and that may be older than what it has looked at since.
+        # A bookmark has the told versions, which may be older than what the client has fetched since.
         kept = {topic for topic, version in newer.versions.items() if _is_older(version, known.versions.get(topic))}
         read = {topic: version for topic, version in newer.versions.items() if topic not in kept}
         return Cursor(known.epoch, {**known.versions, **read}, as_of)
 
     def _carried_over(self, epoch: str) -> Cursor:
-        """The same to a server of another epoch. What the client still holds must not be taken as known now."""
+        """Return the same cursor for another epoch. The versions must not be taken for those of that epoch."""
         versions = {
             topic: Version(0, version.digest) if version is not None and isinstance(topic, Feature) else None
             for topic, version in self.versions.items()
@@ -70,10 +70,10 @@ class Cursor:
         return Cursor(epoch, versions, None if self.as_of is None else -1)
 
     def told(self, epoch: str) -> dict[Topic, Version | None]:
-        """What the client was told last, in the terms of the hub of this epoch: `hub.subscribe(told=…)`.
+        """Return the told versions for `hub.subscribe(told=…)` of a server with this epoch.
 
-        The digest of a list is of its content, so an equal one means the same list in any epoch. A content's may be
-        made of its revision, and means something in its own epoch only.
+        Equal digests of a list mean the same list in any epoch. The digest of a content may contain its revision, which
+        is valid in its own epoch only.
         """
         if epoch == self.epoch:
             return dict(self.versions)
@@ -84,7 +84,7 @@ class Cursor:
 
 
 def cursor_json(epoch: str, versions: Mapping[Topic, Version | None], as_of: int | None = None) -> dict[str, Any]:
-    """A cursor as it is written, without the object: there is one in each notification."""
+    """Return the JSON of a cursor without creating the object, because each notification has one."""
     written: dict[str, Any] = {"epoch": epoch}
     if as_of is not None:
         written["asOf"] = as_of
@@ -103,15 +103,15 @@ def _version(given: Any) -> Version | None:
     if not isinstance(given, Mapping):
         return None
     revision, digest = given.get("revision"), given.get("digest")
-    if not _is_revision(revision) or not _is_text(digest) or len(digest) > _LONGEST_DIGEST:
+    if not _is_revision(revision) or not _is_valid_text(digest) or len(digest) > _MAX_DIGEST:
         return None
     return Version(revision, digest)
 
 
-def _is_text(given: Any) -> TypeGuard[str]:
-    # Some parsers let half a character through, which nobody could write back.
+def _is_valid_text(given: Any) -> TypeGuard[str]:
+    # Some parsers accept half a surrogate pair, which cannot be encoded.
     return isinstance(given, str) and is_unicode(given)
 
 
 def _is_revision(given: Any) -> TypeGuard[int]:
-    return isinstance(given, int) and not isinstance(given, bool) and 0 <= given < _LARGEST_REVISION
+    return isinstance(given, int) and not isinstance(given, bool) and 0 <= given < _MAX_REVISION

@@ -1,4 +1,4 @@
-"""What differs between two definitions, as a JSON merge patch (RFC 7396), and what a client makes of it."""
+"""JSON merge patches (RFC 7396) between two definitions, and their use by a client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Copy", "apply_patch", "merge_patch"]
 
 
 class Copy:
-    """A client's copy of one list, kept up to date by what it is told, and verified at each step.
+    """A client's copy of one list, updated by notifications and verified at each step.
 
     For clients that get deltas: with `detail: "delta"`, or with the extension `dev.tidings/changes`. The copy of
     `resources` holds the templates too.
@@ -27,15 +27,17 @@ class Copy:
 
     @property
     def digest(self) -> str:
-        """What the cursor of the same list says."""
+        """The digest of the list, as in its cursor."""
         total = ListDigest()
-        for each in self._hashes.values():
-            total.add(each)
+        for hashed in self._hashes.values():
+            total.add(hashed)
         return total.hexdigest()
 
     def apply(self, summary: Mapping[str, Any]) -> bool:
-        """Take in the `dev.tidings/change` of a notification. False if the list has to be fetched anew: the server no
-        longer knew all that changed, or what came out is not what it should be."""
+        """Apply the `dev.tidings/change` of a notification.
+
+        Return False if the client must fetch the list: the server no longer had all changes, or the digest differs.
+        """
         if not summary.get("complete"):
             return False
         changes = summary.get("changes", [summary] if "operation" in summary else [])
@@ -68,10 +70,10 @@ def _digest(hashed: bytes) -> str:
 
 
 def merge_patch(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any] | None:
-    """The patch that leads from `before` to `after`; None where there is none.
+    """Return the patch from `before` to `after`, or None if there is none.
 
-    A merge patch writes null for "take this field away", so it can't set a field to null: a schema whose default is
-    null has no patch, and its reader needs the whole item.
+    In a merge patch, null removes a field, so it cannot set a field to null: a schema whose default is null has no
+    patch, and the client needs the whole item.
     """
     patch = _difference(before, after)
     return patch if apply_patch(before, patch) == after else None

@@ -1,19 +1,19 @@
-"""Canonical JSON and digests: what makes two contents the same.
+"""Canonical JSON and digests, which decide whether two contents are the same.
 
 *An item's hash* is BLAKE2b-256 over the item's canonical JSON, however it was written: UTF-8 without white space,
 object keys sorted by code points, and in texts nothing escaped but `"`, `\\` and control characters (`\\b`, `\\f`,
 `\\n`, `\\r`, `\\t`, else `\\u001f`). An integer is its digits, and not the same as a number with a point or an
-exponent (`1` is not `1.0`). Such a one has the fewest digits that give it: with a point (`1.0`, `0.00001`) from 1e-5
-to below 1e16, and else with an exponent without a plus or zeros before it (`1e16`, `1.5e-6`). The `size` of a
-resource plays no part: it is the content's, and whoever lists a file measures it anew each time.
+exponent (`1` is not `1.0`). Such a number has the fewest digits that identify it: with a point (`1.0`, `0.00001`) from
+1e-5 to below 1e16, and otherwise with an exponent without a plus sign or leading zeros (`1e16`, `1.5e-6`). The
+`size` of a resource is ignored: it belongs to the content, and is measured each time a file is listed.
 
 *A list's digest* is over the set of its items' hashes: their sum modulo 2^256 (an additive multiset hash) and their
 number, hashed once more to 128 bits. Adding, removing or replacing one item is one addition or subtraction, whatever
 the length of the list, and the order of the items plays no part.
 
-*A content's digest* is over the etag that its server gave, or names the revision where there is none.
+*A content's digest* is over the etag that its server gave, or contains the revision if there is none.
 
-Digests detect change. They are no defence against a server that wants to deceive its own clients.
+Digests detect changes. They do not protect clients from a server that wants to deceive them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _encode = msgspec.json.Encoder()
 
 
 def canonical(value: Any) -> bytes:
-    """JSON with sorted keys, for comparing."""
+    """Return JSON with sorted keys, for comparing."""
     return _encode_sorted.encode(value)
 
 
@@ -54,7 +54,7 @@ def item_hash(definition: Any, feature: Feature | None = None) -> bytes:
 
 
 class ListDigest:
-    """The digest of a list, kept up to date item by item."""
+    """The digest of a list, updated item by item."""
 
     __slots__ = ("_count", "_sum")
 
@@ -83,8 +83,8 @@ def content_digest(etag: str) -> str:
 
 
 def revision_digest(revision: int, life: str = "") -> str:
-    """Of a content of which no more is known than that it changed then, in that life of a server: two that began with
-    copies of one store number different contents alike."""
+    """Return the digest of a content without an etag. `life` identifies the server process: two processes that started
+    with copies of one store would give different contents the same revision."""
     return f"{life}{revision:024x}"
 
 
@@ -93,29 +93,29 @@ DELETED = blake2b(b"deleted", digest_size=16).hexdigest()
 
 
 def safe_json(value: Any) -> bytes:
-    """JSON of anything at all: what has no JSON form is written as its text, so that odd metadata fails nobody."""
+    """Encode any value. A value without a JSON form is written as text, because odd metadata must not raise."""
     try:
         return _encode.encode(value)
-    except Exception:  # any value at all may come here; the slow path below takes each
+    except Exception:  # any value is possible here; the slow path handles all
         return _encode.encode(json_value(value))
 
 
-def json_value(value: Any, above: tuple[int, ...] = ()) -> Any:
-    """The same in what every format can write."""
-    if id(value) in above or len(above) > 64:  # contains itself, or is deeper than any metadata is
+def json_value(value: Any, parents: tuple[int, ...] = ()) -> Any:
+    """Convert a value into one that every format can write."""
+    if id(value) in parents or len(parents) > 64:  # it contains itself, or is deeper than any metadata
         return "…"
     if value is None or isinstance(value, bool | int | float):
         return value if not isinstance(value, int) or abs(value) < 1 << 63 else str(value)
     if isinstance(value, dict):
-        return {_text(key): json_value(inner, (*above, id(value))) for key, inner in value.items()}
+        return {_text(key): json_value(inner, (*parents, id(value))) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [json_value(inner, (*above, id(value))) for inner in value]
+        return [json_value(inner, (*parents, id(value))) for inner in value]
     return _text(value)
 
 
 def _text(value: Any) -> str:
     try:
         text = value if isinstance(value, str) else str(value)
-    except Exception:  # a broken __str__ is the user's, and no reason to lose the notification
+    except Exception:  # the user's __str__ fails, which is no reason to lose the notification
         text = object.__repr__(value)
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,8 +1,8 @@
-"""How one subscriber wants to be told: what counts, how often, in how much detail.
+"""What one subscriber gets: which changes, how often, and with how much detail.
 
-A client asks in `_meta["dev.tidings/filter"]`, and finds in the acknowledgement what was honoured; a server may set
-terms of its own, within which the client's apply. Whatever can't be honoured is left out, and is never an error: a
-client that asks for too much still hears of every change.
+A `Filter` selects changes of lists. `Terms` are what a client asks for in `_meta["dev.tidings/filter"]`; the
+acknowledgement contains those that are granted. A server may set terms of its own, which limit the client's. A term
+that cannot be granted is left out and is not an error, so the client gets more, never less.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from tidings.policy import Detail, Policy
 
 __all__ = ["Filter", "Terms"]
 
-_LONGEST = 3600.0
-"""Seconds. Who wants to hear of changes less often than every hour does better to ask."""
-_MOST_PATTERNS = 64
-"""Of one kind. A client chooses them, and at worst every one is tried for every change."""
+_MAX_SECONDS = 3600.0
+"""A client that wants notifications less often than every hour should poll."""
+_MAX_PATTERNS = 64
+"""Of one kind. Clients choose the patterns, and in the worst case each is tried for every change."""
 
 _Value = TypeVar("_Value")
 _Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
 _Pattern: TypeAlias = Annotated[str, Meta(max_length=1_000)]
-_Patterns: TypeAlias = Annotated[tuple[_Pattern, ...], Meta(max_length=_MOST_PATTERNS)]
+_Patterns: TypeAlias = Annotated[tuple[_Pattern, ...], Meta(max_length=_MAX_PATTERNS)]
 _Level: TypeAlias = Literal["urgent", "high", "normal", "low"]
 
 _DETAILS: tuple[Detail, ...] = ("none", "summary", "delta", "full")
-"""From the least to the most."""
+"""In ascending order."""
 
 
 class Filter:
-    """Which changes of a *list* count for a subscriber. Contents are chosen by the URIs that it subscribed to."""
+    """Selects the changes of *lists* for a subscriber. Contents are selected by subscribing to URIs."""
 
     __slots__ = ("_hash", "_matches", "also", "names", "operations", "uris")
 
@@ -49,14 +49,13 @@ class Filter:
         *,
         also: Filter | None = None,
     ) -> None:
-        """`names` are globs of tools and prompts, `uris` of resources; what passes must pass `also` too."""
-        # A lone text is one name, not its letters.
-        self.operations = None if operations is None else frozenset(map(Operation, _each(operations)))
-        self.names = None if names is None else tuple(_each(names))
-        self.uris = None if uris is None else tuple(_each(uris))
+        """`names` are globs for tools and prompts, `uris` for resources. A change must pass `also` too."""
+        self.operations = None if operations is None else frozenset(map(Operation, _as_list(operations)))
+        self.names = None if names is None else tuple(_as_list(names))
+        self.uris = None if uris is None else tuple(_as_list(uris))
         self.also = also
-        named, located = _compiled(self.names), _compiled(self.uris)
-        self._matches = {Feature.TOOLS: named, Feature.PROMPTS: named, Feature.RESOURCES: located}
+        names_match, uris_match = _compile(self.names), _compile(self.uris)
+        self._matches = {Feature.TOOLS: names_match, Feature.PROMPTS: names_match, Feature.RESOURCES: uris_match}
         self._hash = hash(self._identity)
 
     def passes(self, change: Change) -> bool:
@@ -68,7 +67,7 @@ class Filter:
         return self.also is None or self.also.passes(change)
 
     def narrowed(self, by: Filter | None) -> Filter:
-        """What passes both."""
+        """Return a filter for the changes that pass this one and another."""
         return self if by is None else Filter(self.operations, self.names, self.uris, also=by)
 
     @property
@@ -83,68 +82,68 @@ class Filter:
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    operations: (
-        Annotated[tuple[Literal["added", "removed", "updated"], ...], Meta(max_length=_MOST_PATTERNS)] | None
-    ) = None
-    """Which changes of a list count."""
+    operations: Annotated[tuple[Literal["added", "removed", "updated"], ...], Meta(max_length=_MAX_PATTERNS)] | None = (
+        None
+    )
+    """The operations on lists that the client wants."""
     names: _Patterns | None = None
-    """Globs: of which tools and prompts changes count."""
+    """Globs for the tools and prompts whose changes the client wants."""
     uris: _Patterns | None = None
-    """Globs: of which resources changes of the list count. Contents are chosen by subscribing to them."""
+    """Globs for the resources whose list changes the client wants. Contents are selected by subscribing."""
     min_interval: _Seconds | None = None
     quiet_gap: _Seconds | None = None
     longest_wait: _Seconds | None = None
     detail: Detail | None = None
-    priorities: Annotated[dict[_Pattern, _Level], Meta(max_length=_MOST_PATTERNS)] | None = None
-    """URIs or globs, and how soon their contents are told when several wait; the first that matches counts."""
+    priorities: Annotated[dict[_Pattern, _Level], Meta(max_length=_MAX_PATTERNS)] | None = None
+    """The order of pending contents, by URI or glob; the first match counts."""
     bookmarks: bool = False
-    """Whether heartbeats carry a cursor."""
+    """Whether heartbeats have a cursor."""
 
     @classmethod
     def parse(cls, given: Any, policy: Policy | None = None) -> Terms:
-        """What can be honoured of any JSON value at all."""
+        """Parse any JSON value. Terms that cannot be granted are left out."""
         if not isinstance(given, Mapping):
             return cls()
         policy = policy or Policy()
-        taken: dict[str, Any] = {}
-        for each in structs.fields(cls):
-            if each.encode_name in given:
+        granted: dict[str, Any] = {}
+        for term in structs.fields(cls):
+            if term.encode_name in given:
                 try:
-                    value = msgspec.convert(given[each.encode_name], each.type)
+                    value = msgspec.convert(given[term.encode_name], term.type)
                 except (msgspec.ValidationError, OverflowError):
                     continue
                 if isinstance(value, float):
                     if math.isfinite(value):
-                        taken[each.name] = min(value, _LONGEST)
-                elif each.name not in _GLOBS or _are_globs(value, policy):
-                    taken[each.name] = value
-        return cls(**taken)._settled(policy)
+                        granted[term.name] = min(value, _MAX_SECONDS)
+                elif term.name not in _GLOBS or _are_globs(value, policy):
+                    granted[term.name] = value
+        return cls(**granted)._with_consistent_times(policy)
 
     def as_json(self) -> dict[str, Any]:
         written: dict[str, Any] = msgspec.to_builtins(self)
         return written
 
     def within(self, bounds: Terms, policy: Policy | None = None) -> Terms:
-        """These terms, as far as the server's own allow. That both filters count is a matter of `Filter.narrowed`."""
+        """Return these terms, limited by those of the server. `Filter.narrowed` combines the filters."""
         operations = self.operations
         if operations is not None and bounds.operations is not None:
-            operations = tuple(each for each in operations if each in bounds.operations)
+            operations = tuple(operation for operation in operations if operation in bounds.operations)
         priorities = dict(self.priorities or {})
         if bounds.min_interval or bounds.quiet_gap:
-            # What is urgent waits for nothing, and would lift the limit.
-            priorities = {each: "high" if level == "urgent" else level for each, level in priorities.items()}
+            # An urgent content would not be limited.
+            priorities = {uri: "high" if level == "urgent" else level for uri, level in priorities.items()}
         return Terms(
-            operations=_either(operations, bounds.operations),
-            names=_either(self.names, bounds.names),
-            uris=_either(self.uris, bounds.uris),
+            operations=_first(operations, bounds.operations),
+            names=_first(self.names, bounds.names),
+            uris=_first(self.uris, bounds.uris),
             min_interval=_larger(self.min_interval, bounds.min_interval),
             quiet_gap=_larger(self.quiet_gap, bounds.quiet_gap),
             longest_wait=_larger(self.longest_wait, bounds.longest_wait),
             detail=_lesser(self.detail, bounds.detail),
-            # The first that matches counts: the server's.
+            # The first match counts, so the server's come first.
             priorities={**(bounds.priorities or {}), **priorities, **(bounds.priorities or {})} or None,
             bookmarks=self.bookmarks or bounds.bookmarks,
-        )._settled(policy or Policy())
+        )._with_consistent_times(policy or Policy())
 
     @property
     def filter(self) -> Filter | None:
@@ -153,20 +152,20 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
         return Filter(self.operations, self.names, self.uris)
 
     def policy(self, base: Policy) -> Policy:
-        """The policy of this subscriber: the given one, unless it asked for something else."""
-        terms = self._settled(base)
-        knobs = {
+        """Return the given policy with these terms."""
+        terms = self._with_consistent_times(base)
+        settings = {
             "min_interval": terms.min_interval,
             "quiet_gap": terms.quiet_gap,
             "longest_wait": terms.longest_wait,
             "detail": terms.detail,
             "priorities": None if terms.priorities is None else (*terms.priorities.items(), *base.priorities),
         }
-        chosen = {name: value for name, value in knobs.items() if value is not None}
+        chosen = {name: value for name, value in settings.items() if value is not None}
         return base.but(**chosen) if chosen else base
 
-    def _settled(self, base: Policy) -> Terms:
-        """A gap that is longer than the longest wait could never come: whichever was asked for counts."""
+    def _with_consistent_times(self, base: Policy) -> Terms:
+        """Return terms whose gap is not longer than the longest wait. The one that the client asked for counts."""
         gap = base.quiet_gap if self.quiet_gap is None else self.quiet_gap
         wait = base.longest_wait if self.longest_wait is None else self.longest_wait
         if gap <= wait:
@@ -191,21 +190,21 @@ def _is_glob(pattern: str) -> bool:
     return True
 
 
-def _either(one: _Value | None, other: _Value | None) -> _Value | None:
+def _first(one: _Value | None, other: _Value | None) -> _Value | None:
     return other if one is None else one
 
 
 def _larger(one: float | None, other: float | None) -> float | None:
-    return max((each for each in (one, other) if each is not None), default=None)
+    return max((value for value in (one, other) if value is not None), default=None)
 
 
 def _lesser(one: Detail | None, other: Detail | None) -> Detail | None:
-    return min((each for each in (one, other) if each is not None), key=_DETAILS.index, default=None)
+    return min((value for value in (one, other) if value is not None), key=_DETAILS.index, default=None)
 
 
-def _compiled(patterns: tuple[str, ...] | None) -> tuple[Match, ...] | None:
+def _compile(patterns: tuple[str, ...] | None) -> tuple[Match, ...] | None:
     return None if patterns is None else tuple(map(compile_pattern, patterns))
 
 
-def _each(given: Iterable[str]) -> Iterable[str]:
+def _as_list(given: Iterable[str]) -> Iterable[str]:
     return [given] if isinstance(given, str) else given

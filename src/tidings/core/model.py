@@ -1,4 +1,4 @@
-"""The words of Tidings as values: frozen, without I/O and without behaviour that needs a clock.
+"""The value types of Tidings. They do no I/O and read no clock.
 
 A *topic* is either a `Feature` (a list) or the URI of a resource (its content). The two never compare equal, not even
 for a resource whose URI is the text "tools": `Feature` is deliberately no `str`.
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Feature(Enum):
-    """A list that a server offers. Resource templates belong to `RESOURCES`."""
+    """A list of a server. Resource templates belong to `RESOURCES`."""
 
     TOOLS = "tools"
     PROMPTS = "prompts"
@@ -40,24 +40,24 @@ class Feature(Enum):
 
     def __init__(self, name: Any) -> None:
         self.singular = name[:-1]
-        """The member of a notification's params that holds one item: `tool`, `prompt` or `resource`."""
+        """The name of one item in the params of a notification: `tool`, `prompt` or `resource`."""
         self.method = f"notifications/{name}/list_changed"
         self.key_field = "uri" if name == "resources" else "name"
-        """What tells the items of this list apart on the wire."""
+        """The field that identifies an item of this list on the wire."""
 
-    # Enum hashes by name through a Python call; members are singletons, and topics are hashed on every fan-out.
+    # Faster than the hash of Enum, which calls Python code; topics are hashed for every delivery.
     __hash__ = object.__hash__
 
     @classmethod
     def _missing_(cls, value: object) -> Feature:
-        raise InvalidFeature(f"there is no feature {value!r}; there are {', '.join(each.value for each in cls)}")
+        raise InvalidFeature(f"there is no feature {value!r}; there are {', '.join(feature.value for feature in cls)}")
 
 
 Topic: TypeAlias = Feature | str
 
 
 def topic_named(name: Topic) -> Topic:
-    """The feature of that name, if there is one."""
+    """Return the feature with a name, or else the name itself, which is a URI."""
     return next((feature for feature in Feature if feature.value == name), name)
 
 
@@ -66,50 +66,50 @@ class Operation(StrEnum):
     REMOVED = "removed"
     UPDATED = "updated"
     DELETED = "deleted"
-    """Of a resource's content only: the resource is gone, whether or not it was listed."""
+    """Only of the content of a resource: the resource is gone, whether or not it was listed."""
 
 
 class Priority(IntEnum):
-    """The order in which one subscriber's pending topics are told. Smaller goes first."""
+    """The order in which the pending topics of a subscriber are delivered. Smaller goes first."""
 
     URGENT = 0
-    """Passes the rate limit and the quiet gap too."""
+    """Ignores the minimal interval and the quiet gap."""
     HIGH = 1
     NORMAL = 2
     LOW = 3
 
 
 class Reason(StrEnum):
-    """Why a subscriber was closed, or a subscription ended."""
+    """The reason for which a subscriber was closed or a subscription ended."""
 
     UNSUBSCRIBED = "unsubscribed"
     EXPIRED = "expired"
     """Its time to live was over."""
     DELETED = "deleted"
-    """The resource is gone, and the subscriber was told so."""
+    """The resource is gone, and the subscriber was told."""
     DISCONNECTED = "disconnected"
     COLLECTED = "collected"
-    """Nobody refers to the in-process subscriber any more."""
+    """The callback of an in-process subscriber was garbage-collected."""
     OVERFLOW = "overflow"
-    """More topics were pending than `Policy.max_pending` allows: the client must come back and refetch."""
+    """More topics were pending than `Policy.max_pending` allows. The client must reconnect and refetch."""
     REPLACED = "replaced"
-    """Its client put something else in its place: another connection of the same durable subscription, or another
-    request on this one. Or it removed that subscription."""
+    """Its client replaced it by another connection of the same durable subscription or by another request, or removed
+    the durable subscription."""
     SLOW = "slow"
     SHUTDOWN = "shutdown"
 
 
 class Version(NamedTuple):
-    """What a topic is now: a revision that only grows, and the digest of the content."""
+    """The version of a topic: a revision that only grows, and the digest of the content."""
 
     revision: int
     digest: str
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One definition of the protocol (a tool, a prompt, a resource, a template) as its JSON text.
+    """The definition of a tool, prompt, resource or template, as JSON.
 
-    Bytes rather than a dict: nobody can change an item behind the catalog's back, and frames copy it as it stands.
+    Bytes and not a dict, so that it cannot be changed, and frames can copy it.
     """
 
     feature: Feature
@@ -119,7 +119,7 @@ class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def definition(self) -> dict[str, Any]:
-        """A fresh copy of the definition."""
+        """A new copy of the definition."""
         decoded: dict[str, Any] = msgspec.json.decode(self.json)
         return decoded
 
@@ -129,7 +129,7 @@ class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One operation on one item (or on one resource's content), and the version of the topic that it led to."""
+    """One operation on one item, or on the content of one resource, and the resulting version of the topic."""
 
     topic: Topic
     operation: Operation
@@ -143,9 +143,9 @@ class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
     before: Item | None = None
     """The item before; None when it was added, and for changes of content."""
     metadata: Mapping[str, Any] | None = None
-    """What the server passed to `resources.updated()`; it means nothing to Tidings."""
+    """The metadata that the server passed to `resources.updated()`."""
     trace: Mapping[str, str] | None = None
-    """The trace of the call that caused it, in W3C's words: `traceparent`, and `tracestate` if there is one."""
+    """The W3C trace context of the call that caused it: `traceparent`, and `tracestate` if there is one."""
 
     @property
     def revision(self) -> int:
@@ -157,30 +157,30 @@ class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 def operation(before: Item | None, after: Item | None) -> Operation:
-    """What leads from one state of an item to the other."""
+    """Return the operation that leads from one state of an item to another."""
     if before is None:
         return Operation.ADDED
     return Operation.REMOVED if after is None else Operation.UPDATED
 
 
 class Notification(msgspec.Struct, eq=False):
-    """What a subscriber is told of one topic: all that differs between the version it knew and the one that is now.
+    """The changes of one topic between the version that a subscriber knew and the present one.
 
-    Subscribers that missed the same share one object, and with it the encoded frames.
+    Subscribers that missed the same changes share one object and its encoded frames.
     """
 
     topic: Topic
     version: Version
     changes: tuple[Change, ...]
-    """The net changes: an item that came and went within one notification is not in it."""
+    """The net changes: an item that was added and removed is not included."""
     since: int
     """The revision after which the changes begin."""
     complete: bool = True
-    """False when the journal no longer knew all changes: refetch."""
+    """False if the journal no longer had all changes: the client must refetch."""
     trace: Mapping[str, str] | None = None
-    """The trace that goes on in it: that of its last change."""
+    """The trace of its last change."""
     frames: dict[Any, tuple[bytes, bytes]] = msgspec.field(default_factory=dict)
-    """Encoded once per shape, by `tidings.core.frames`."""
+    """The encoded frames by format; see `tidings.core.frames`."""
 
     def __post_init__(self) -> None:
         if self.changes:
@@ -191,7 +191,7 @@ class Notification(msgspec.Struct, eq=False):
         return self.topic.method if isinstance(self.topic, Feature) else "notifications/resources/updated"
 
     def incomplete(self) -> Notification:
-        """The same for one who missed more than is known."""
+        """Return the same notification for a subscriber that missed more than the journal has."""
         return Notification(self.topic, self.version, self.changes, since=-1, complete=False)
 
     def __repr__(self) -> str:
@@ -200,7 +200,7 @@ class Notification(msgspec.Struct, eq=False):
 
 
 def is_unicode(text: str) -> bool:
-    """Whether there is a UTF-8 form: half of a surrogate pair has none."""
+    """Return whether a text can be encoded as UTF-8. Half of a surrogate pair cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,15 +1,15 @@
-"""URI patterns, and an index that finds the ones a URI matches without trying them all.
+"""URI patterns, and an index that finds the patterns that match a URI without trying all of them.
 
-Three forms, told apart by what they contain:
+There are three forms:
 
-* a glob: `*` is any text within one segment, `**` any text at all (`resource://*/data`, `file:///logs/**`);
-* an RFC 6570 template, known by its braces (`board://{sprint}/tasks{?page}`). The core does not parse those: whoever
-  builds the hub passes a `Templates` function, and `tidings.server.uri_templates` has one on the SDK's `UriTemplate`;
-* anything else is an exact URI and no matter for this module.
+* a glob: `*` is any text within one segment, `**` any text (`resource://*/data`, `file:///logs/**`);
+* an RFC 6570 template, which contains braces (`board://{sprint}/tasks{?page}`). The core does not parse templates: the
+  hub is given a `Templates` function, and `tidings.server.uri_templates` has one that uses the SDK's `UriTemplate`;
+* anything else is an exact URI, which this module does not handle.
 
-The index is a trie over the segments between slashes. A segment with wildcards is filed under what is literal at its
-two ends, and patterns that are alike in that too under a text between two wildcards, so that ten thousand patterns that
-differ in any literal text cost a few look-ups and no scan.
+The index is a trie over the segments between slashes. A segment with wildcards is stored by its literal start and end;
+patterns that are equal in these are stored by a literal text between two wildcards. So ten thousand patterns that
+differ in any literal text need a few lookups and no scan.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ __all__ = ["Match", "PatternIndex", "Templates", "compile_pattern", "is_pattern"
 
 Match: TypeAlias = Callable[[str], bool]
 Templates: TypeAlias = Callable[[str], Match]
-"""From the text of an RFC 6570 template to what tells whether a URI matches it; raises ValueError on a bad one."""
+"""Compiles an RFC 6570 template into a predicate for URIs. It raises ValueError for an invalid template."""
 
 _Value = TypeVar("_Value")
 
 _VARIABLE = re.compile(r"\{[^{}]*\}|\*+")
 _SIMPLE_EXPRESSION = re.compile(r"\{[A-Za-z0-9_.]+\}")
 
-_MOST_SEGMENTS = 100
-"""More than any real URI has. The index recurses once per segment, and a client chooses the pattern."""
+_MAX_SEGMENTS = 100
+"""More than real URIs have. The index recurses once per segment, and clients choose the patterns."""
 
 
 def is_pattern(uri: str) -> bool:
@@ -42,16 +42,16 @@ def is_pattern(uri: str) -> bool:
 
 
 def compile_pattern(pattern: str, templates: Templates | None = None) -> Match:
-    """What tells whether a URI matches `pattern`. A glob also matches itself, letter by letter."""
+    """Return a predicate for the URIs that match a pattern. A glob also matches itself."""
     if not is_unicode(pattern):
-        raise InvalidPattern(f"{pattern!r:.80} has half a character in it, which no URI has")
-    if pattern.count("/") >= _MOST_SEGMENTS:
-        raise InvalidPattern(f"{pattern!r:.80} has more than {_MOST_SEGMENTS} segments")
+        raise InvalidPattern(f"{pattern!r:.80} contains half a surrogate pair, which no URI has")
+    if pattern.count("/") >= _MAX_SEGMENTS:
+        raise InvalidPattern(f"{pattern!r:.80} has more than {_MAX_SEGMENTS} segments")
     if "{" not in pattern:
         regex = re.compile(_glob_regex(pattern), re.DOTALL)
         return lambda uri: regex.match(uri) is not None
     if templates is None:
-        raise InvalidPattern(f"{pattern!r} is a URI template, and this hub was given nothing that reads templates")
+        raise InvalidPattern(f"{pattern!r} is a URI template, and this hub was given no function for templates")
     try:
         return templates(pattern)
     except ValueError as error:
@@ -59,10 +59,10 @@ def compile_pattern(pattern: str, templates: Templates | None = None) -> Match:
 
 
 def _glob_regex(pattern: str) -> str:
-    """A regular expression without catastrophic backtracking, since clients choose the pattern.
+    """Return a regular expression without catastrophic backtracking, because clients choose the patterns.
 
-    Between two `**`, literals and `*` form a group. The first place where a group fits is as good as any later one, so
-    an atomic group may forget the others; only the last group is bound to the end.
+    Literals and `*` between two `**` form a group. If a group matches at all, its first match is sufficient, so groups
+    are atomic; only the last group is bound to the end.
     """
     regex = ""
     groups = re.split(r"\*\*+", pattern)
@@ -72,7 +72,7 @@ def _glob_regex(pattern: str) -> str:
         if index:
             skip = ".*?"
             if groups[index - 1][-1:] in ("/", "") and group.startswith("/"):
-                # `/**/` stands for any number of segments, none included.
+                # `/**/` matches any number of segments, including none.
                 skip, group = "(?:.*?/)??", group[1:]
         regex += skip + _group_regex(group, is_last) if is_last else f"(?>{skip}{_group_regex(group, is_last)})"
     return regex + r"\Z"
@@ -86,8 +86,8 @@ def _group_regex(group: str, is_last: bool) -> str:
     return first + "".join(f"(?>[^/]*?{literal})" for literal in others)
 
 
-class _Shelf:
-    """Patterns that the trie can't tell apart, filed under a text that each has between two wildcards."""
+class _Bucket:
+    """Patterns with the same place in the trie, stored by a literal text between two wildcards."""
 
     __slots__ = ("by_length",)
 
@@ -106,20 +106,20 @@ class _Shelf:
                         found += by_text[text].items()
 
     def put(self, pattern: str, match: Match) -> bool:
-        """File a pattern; whether it was not there."""
-        texts = _between(pattern)
-        shelved = [self.by_length.get(len(text), _NO_TEXTS).get(text, _NONE) for text in texts]
-        if any(pattern in patterns for patterns in shelved):
+        """Add a pattern. Return whether it is new."""
+        texts = _inner_texts(pattern)
+        existing = [self.by_length.get(len(text), _EMPTY).get(text, _NO_PATTERNS) for text in texts]
+        if any(pattern in patterns for patterns in existing):
             return False
-        # Where the fewest are: a text that all of them have tells nothing.
-        text = min(zip(map(len, shelved), texts, strict=True), key=lambda pair: (pair[0], -len(pair[1])))[1]
+        # By the text that the fewest patterns have, because a common text does not select.
+        text = min(zip(map(len, existing), texts, strict=True), key=lambda pair: (pair[0], -len(pair[1])))[1]
         self.by_length.setdefault(len(text), {}).setdefault(text, {})[pattern] = match
         return True
 
     def discard(self, pattern: str) -> bool:
-        for text in _between(pattern):
-            by_text = self.by_length.get(len(text), _NO_TEXTS)
-            if pattern in (patterns := by_text.get(text, _NONE)):
+        for text in _inner_texts(pattern):
+            by_text = self.by_length.get(len(text), _EMPTY)
+            if pattern in (patterns := by_text.get(text, _NO_PATTERNS)):
                 del patterns[pattern]
                 if not patterns:
                     del by_text[text]
@@ -130,7 +130,7 @@ class _Shelf:
 
 
 class _Ends(Generic[_Value]):
-    """Values by what a text starts and ends with; by the start first, since most texts fail there."""
+    """Values by the start and the end of a text; by the start first, because most texts fail there."""
 
     __slots__ = ("by_start",)
 
@@ -171,18 +171,18 @@ class _Node:
     def __init__(self) -> None:
         self.literal: dict[str, _Node] = {}
         self.wild: _Ends[_Node] | None = None
-        """By what is literal at the two ends of the segment."""
-        self.rest: _Ends[_Shelf] | None = None
-        """Patterns that go on over any number of segments, by what is literal at the two ends of all that is left."""
-        self.ends: _Shelf | None = None
-        """Patterns whose last segment this is."""
+        """By the literal start and end of the segment."""
+        self.rest: _Ends[_Bucket] | None = None
+        """Patterns that continue over any number of segments, by the literal start and end of the rest."""
+        self.ends: _Bucket | None = None
+        """Patterns that end here."""
 
     def is_empty(self) -> bool:
         return not (self.literal or self.wild or self.rest or self.ends)
 
 
 class PatternIndex:
-    """A set of patterns that can be asked: which of you match this URI?"""
+    """A set of patterns, and the search for those that match a URI."""
 
     def __init__(self, templates: Templates | None = None) -> None:
         self._templates = templates
@@ -190,7 +190,7 @@ class PatternIndex:
         self.count = 0
 
     def add(self, pattern: str, match: Match | None = None) -> None:
-        """File a pattern; `match` is its compiled form, for who has that already."""
+        """Add a pattern. `match` is its compiled form, if the caller has it."""
         self._edit(self._root, _segments(pattern), pattern, match or compile_pattern(pattern, self._templates))
 
     def discard(self, pattern: str) -> None:
@@ -208,8 +208,8 @@ class PatternIndex:
 
     def _collect(self, node: _Node, parts: list[str], at: int, uri: str, found: list[tuple[str, Match]]) -> None:
         if node.rest is not None:
-            for shelf in node.rest.fitting("/".join(parts[at:])):
-                shelf.collect(uri, found)
+            for bucket in node.rest.fitting("/".join(parts[at:])):
+                bucket.collect(uri, found)
         if at == len(parts):
             if node.ends is not None:
                 node.ends.collect(uri, found)
@@ -223,10 +223,10 @@ class PatternIndex:
                 self._collect(child, parts, at + 1, uri, found)
 
     def _edit(self, node: _Node, segments: list[str], pattern: str, match: Match | None) -> None:
-        """File `pattern` below `node`, or with no `match` take it out, and with it what is empty then."""
+        """Add `pattern` below `node`, or without a `match` remove it and the nodes that are empty then."""
         if not segments:
             if node.ends is None:
-                node.ends = _Shelf()
+                node.ends = _Bucket()
             self._put(node.ends, pattern, match)
             if not node.ends.by_length:
                 node.ends = None
@@ -239,7 +239,7 @@ class PatternIndex:
             self._edit(child, others, pattern, match)
             if child.is_empty():
                 del node.literal[segment]
-        elif not _is_open(segment):
+        elif not _spans_segments(segment):
             if node.wild is None:
                 node.wild = _Ends()
             child = node.wild.setdefault(start, end, _Node())
@@ -251,40 +251,40 @@ class PatternIndex:
         else:
             end = _VARIABLE.split("/".join(segments))[-1]
             if segment.startswith("**") and not segment.strip("*"):
-                end = end.removeprefix("/")  # `**/x` matches a mere `x`
+                end = end.removeprefix("/")  # `**/x` also matches `x`
             if node.rest is None:
                 node.rest = _Ends()
-            shelf = node.rest.setdefault(start, end, _Shelf())
-            self._put(shelf, pattern, match)
-            if not shelf.by_length:
+            bucket = node.rest.setdefault(start, end, _Bucket())
+            self._put(bucket, pattern, match)
+            if not bucket.by_length:
                 node.rest.delete(start, end)
                 if not node.rest.by_start:
                     node.rest = None
 
-    def _put(self, shelf: _Shelf, pattern: str, match: Match | None) -> None:
+    def _put(self, bucket: _Bucket, pattern: str, match: Match | None) -> None:
         if match is None:
-            self.count -= shelf.discard(pattern)
+            self.count -= bucket.discard(pattern)
         else:
-            self.count += shelf.put(pattern, match)
+            self.count += bucket.put(pattern, match)
 
 
-_NONE: dict[str, Match] = {}
-_NO_TEXTS: dict[str, dict[str, Match]] = {}
+_NO_PATTERNS: dict[str, Match] = {}
+_EMPTY: dict[str, dict[str, Match]] = {}
 
 
-def _between(pattern: str) -> list[str]:
-    """The literal texts between two wildcards of a pattern, which a URI that matches must contain; at least one."""
+def _inner_texts(pattern: str) -> list[str]:
+    """Return the literal texts between two wildcards, which a matching URI must contain; at least one."""
     wildcards = list(_VARIABLE.finditer(pattern))
     texts = []
     for left, right in pairwise(wildcards):
         text = pattern[left.end() : right.start()]
-        # `**/` stands for no segment at all too, and its slash is then not there.
+        # `**/` also matches no segment, without the slash.
         texts.append(text.removeprefix("/") if left[0].startswith("**") else text)
     return texts or [""]
 
 
 def _segments(pattern: str) -> list[str]:
-    """Split at the slashes that are not inside an expression: `{/path}` holds one of its own."""
+    """Split at the slashes that are not part of an expression such as `{/path}`."""
     return [part.replace("\0", "/") for part in _VARIABLE.sub(_hide_slashes, pattern).split("/")]
 
 
@@ -292,8 +292,8 @@ def _hide_slashes(found: re.Match[str]) -> str:
     return found[0].replace("/", "\0")
 
 
-def _is_open(segment: str) -> bool:
-    """Whether a segment of a pattern can take in more than one segment of a URI, or less than one."""
+def _spans_segments(segment: str) -> bool:
+    """Return whether a segment of a pattern can match more or less than one segment of a URI."""
     return any(
         found.startswith("**") or (found.startswith("{") and not _SIMPLE_EXPRESSION.fullmatch(found))
         for found in _VARIABLE.findall(segment)

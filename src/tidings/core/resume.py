@@ -1,8 +1,8 @@
-"""What a subscriber that comes back has missed.
+"""The versions from which a returning subscriber resumes.
 
-Of a list or a URI that it names, it knows a version, and nothing more is needed. What it watches by a pattern, or as a
-part of another resource, it can't name: of that it knows everything as of a revision, but for the versions that it does
-name. Where nobody knows any more what came after that revision, it is told to refetch, and never a part for the whole.
+For a list or an exact URI, its cursor has a version. For resources that it watches through a pattern or a parent, the
+cursor has a revision as of which it knows all of them, and versions for exceptions. If the journal or the catalog no
+longer reaches back to that revision, the client is told to refetch; it never gets a part of the changes as the whole.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from tidings.errors import InvalidPattern
 if TYPE_CHECKING:
     from tidings.core.hub import Hub
 
-__all__ = ["Resumed", "contents_changed", "resume", "resume_from_store", "settled", "watch_predicate"]
+__all__ = ["Resumed", "contents_changed", "resume", "resume_from_store", "watch_predicate"]
 
 
 class Resumed(NamedTuple):
-    """Where a subscriber stands that comes back."""
+    """What a returning subscriber knows."""
 
     told: dict[Topic, Version | None]
-    """What it was told last: `hub.subscribe(told=…)`."""
+    """The told versions, for `hub.subscribe(told=…)`."""
     refetch: tuple[str, ...] = ()
-    """The URIs and patterns of which nobody knows what it missed."""
+    """The URIs and patterns that it must refetch."""
 
 
 def resume(
     given: Any, epoch: str, hub: Hub, topics: Iterable[Topic], is_authorized: Callable[[str], bool] | None = None
 ) -> Resumed:
-    """Where a client stands that came with any JSON value as its cursor, and watches these topics. `is_authorized` says
-    whether it may hear of a resource that it did not name."""
+    """Return what a client knows of the topics that it watches, from the JSON value of its cursor.
+
+    `is_authorized` says whether it may see a resource that it did not name.
+    """
     topics = list(topics)
     uris = [topic for topic in topics if not isinstance(topic, Feature)]
     cursor = Cursor.parse(given)
     if cursor is None:
-        return settled(None, dict.fromkeys(topic for topic in topics if not _is_pattern(topic)), uris)
+        return _combine(None, dict.fromkeys(topic for topic in topics if not _is_pattern(topic)), uris)
     is_watched = watch_predicate(uris, hub, is_authorized)
     told = {
         topic: None if _is_forgotten(version, hub) else version
@@ -49,7 +51,7 @@ def resume(
     if cursor.as_of is None:
         return Resumed(told)
     since = contents_changed(hub, uris, cursor.as_of, is_authorized) if cursor.epoch == epoch else None
-    return settled(since, told, uris)
+    return _combine(since, told, uris)
 
 
 def resume_from_store(
@@ -59,17 +61,17 @@ def resume_from_store(
     as_of: int,
     is_authorized: Callable[[str], bool] | None = None,
 ) -> Resumed:
-    """Where one stands that by our own books was told this last, and knows all else as of a revision. What it was told
-    is not what it holds: that only a cursor says."""
-    known, refetch = settled(contents_changed(hub, uris, as_of, is_authorized), told, uris)
+    """Return what a client without a cursor knows, from its durable subscription: the told versions, and a revision for
+    all other contents. Only a cursor would say what it has fetched."""
+    known, refetch = _combine(contents_changed(hub, uris, as_of, is_authorized), told, uris)
     return Resumed(hub.notifications.without_outdated(known), refetch)
 
 
 def contents_changed(
     hub: Hub, uris: Collection[str], as_of: int, is_authorized: Callable[[str], bool] | None = None
 ) -> dict[str, Version | None] | None:
-    """The contents that these URIs and patterns cover and that changed after a revision, in the version that each had
-    then (None where the journal does not reach). None if nobody knows, or they are more than may wait."""
+    """Return the contents that changed after a revision and are watched by these URIs and patterns, with the version
+    before (None if the journal does not reach back). Return None if that is unknown, or if they are too many."""
     if not uris:
         return {}
     if not hub.catalog.resources.forgotten <= as_of <= hub.notifications.revision:
@@ -84,10 +86,11 @@ def contents_changed(
     return {uri: before.get(uri) for uri in reversed(changed)}
 
 
-def settled(
+def _combine(
     since: Mapping[str, Version | None] | None, told: Mapping[Topic, Version | None], uris: Iterable[str]
 ) -> Resumed:
-    """With what was missed; if nobody knows that, all of these are to be refetched, but for what is told so itself."""
+    """Combine the changed contents with the told versions. If the changed contents are unknown, the client must refetch
+    all URIs, except those that it gets a notification of."""
     if since is None:
         return Resumed(dict(told), tuple(uri for uri in uris if is_pattern(uri) or told.get(uri, ...) is not None))
     known: dict[Topic, Version | None] = {}
@@ -97,7 +100,7 @@ def settled(
 
 
 def _is_forgotten(version: Version | None, hub: Hub) -> bool:
-    """Whether it says that nothing was known of a content, of which something may have been known since."""
+    """Return whether a version is that of an unknown content which may have become known and forgotten since."""
     return version is not None and not version.digest and version.revision < hub.catalog.resources.forgotten
 
 
@@ -108,7 +111,7 @@ def _is_pattern(topic: Topic) -> bool:
 def watch_predicate(
     uris: Collection[str], hub: Hub, is_authorized: Callable[[str], bool] | None = None
 ) -> Callable[[str], bool]:
-    """Whether a resource is watched by any of these."""
+    """Return a predicate for the resources that these URIs and patterns watch."""
     exact = frozenset(uris)
     folders = tuple(uri if uri.endswith("/") else f"{uri}/" for uri in exact) if hub.policy.subresources else ()
     matches = []
@@ -117,7 +120,7 @@ def watch_predicate(
             try:
                 matches.append(compile_pattern(uri, hub.templates))
             except InvalidPattern:
-                continue  # of a server that knew other patterns
+                continue  # from a server with other templates
 
     def is_watched(uri: str) -> bool:
         if uri in exact:

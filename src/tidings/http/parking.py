@@ -94,7 +94,7 @@ class ParkedStream(asyncio.Protocol):
     def __call__(self, notification: Notification) -> object:
         encoder = self._encoder
         if encoder.notification is not notification:
-            encoder.turn_to(notification)
+            encoder.encode(notification)
         self._transport.write(encoder.head + self._tag + encoder.tail)
         self._counts.bytes += encoder.length
         return BUSY if self.is_busy else None

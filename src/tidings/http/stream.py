@@ -185,7 +185,7 @@ class AsgiStream:
     def _deliver(self, notification: Notification) -> object:
         encoder = self._encoder
         if encoder.notification is not notification:
-            encoder.turn_to(notification)
+            encoder.encode(notification)
         frame = encoder.head + self._tag + encoder.tail
         self._counts.bytes += len(frame)
         return None if self.write(frame) else BUSY

@@ -36,7 +36,7 @@ def gists(changes: tuple[Change, ...]) -> list[str]:
 # In process
 
 
-def test_the_past_of_one_list_of_one_content_and_of_all() -> None:
+def test_history_of_one_list_one_content_and_all() -> None:
     live = live_server()
     live.tools.add(nothing, name="one")
     live.prompts.add(nothing, name="greet")
@@ -62,7 +62,7 @@ def test_the_past_of_one_list_of_one_content_and_of_all() -> None:
     assert revisions == sorted(set(revisions))
 
 
-def test_the_past_begins_after_a_revision_and_a_limit_keeps_the_newest() -> None:
+def test_history_after_a_revision_and_limited_to_the_newest() -> None:
     live = live_server()
     for name in "abcde":
         live.tools.add(nothing, name=name)
@@ -77,7 +77,7 @@ def test_the_past_begins_after_a_revision_and_a_limit_keeps_the_newest() -> None
     assert live.history(since=live.catalog.revision) == ((), True)
 
 
-def test_what_is_forgotten_is_said_to_be() -> None:
+def test_discarded_changes_make_a_history_incomplete() -> None:
     live = live_server(journal_changes=2)
     for name in "abc":
         live.tools.add(nothing, name=name)
@@ -91,7 +91,7 @@ def test_what_is_forgotten_is_said_to_be() -> None:
     assert not live.history().complete
 
 
-def test_the_past_since_a_cursor_is_of_what_is_in_it() -> None:
+def test_history_since_a_cursor_has_the_topics_of_the_cursor() -> None:
     live = live_server()
     live.tools.add(nothing, name="a")
     live.resources.updated("board://a")
@@ -109,7 +109,7 @@ def test_the_past_since_a_cursor_is_of_what_is_in_it() -> None:
     assert live.history("prompts", since=cursor) == ((), True)
 
 
-def test_a_cursor_that_does_not_fit_is_no_error_and_the_past_says_that_it_is_not_complete() -> None:
+def test_unknown_cursor_makes_a_history_incomplete() -> None:
     live = live_server()
     live.tools.add(nothing, name="a")
     live.resources.updated("board://a")
@@ -125,7 +125,7 @@ def test_a_cursor_that_does_not_fit_is_no_error_and_the_past_says_that_it_is_not
     assert not live.history(since=Cursor(live.epoch, {Feature.TOOLS: Version(tools.revision, "0" * 32)})).complete
 
 
-def test_a_past_of_two_things_or_of_an_unknown_one_is_refused() -> None:
+def test_history_of_two_topics_or_an_unknown_one_is_refused() -> None:
     live = live_server()
     with pytest.raises(TidingsError, match="name one of them"):
         live.history("tools", uri="board://a")
@@ -133,7 +133,7 @@ def test_a_past_of_two_things_or_of_an_unknown_one_is_refused() -> None:
         live.history("tool")
 
 
-def test_a_change_in_json_has_all_that_an_audit_asks_for() -> None:
+def test_change_json_has_all_fields() -> None:
     live = live_server()
     live.tools.add(nothing, name="one", description="First.")
     live.tools.remove("one")
@@ -192,9 +192,7 @@ async def ear_of(where: str, version: str, urls: dict[str, str]) -> AsyncIterato
 @pytest.mark.anyio
 @pytest.mark.parametrize("version", [MODERN, LEGACY])
 @pytest.mark.parametrize("where", [*KINDS, "stdio"])
-async def test_a_client_pages_to_the_end_and_has_what_the_server_has(
-    urls: dict[str, str], where: str, version: str
-) -> None:
+async def test_client_reads_all_pages_of_the_history(urls: dict[str, str], where: str, version: str) -> None:
     async with ear_of(where, version, urls) as ear:
         name = f"t{version}"
         await ear.change("add", feature="tools", key=name)
@@ -238,9 +236,7 @@ async def test_a_client_pages_to_the_end_and_has_what_the_server_has(
 @pytest.mark.anyio
 @pytest.mark.parametrize("version", [MODERN, LEGACY])
 @pytest.mark.parametrize("asks", ["sync", "async"])
-async def test_a_caller_sees_no_more_of_the_past_than_it_may_watch(
-    urls: dict[str, str], asks: str, version: str
-) -> None:
+async def test_caller_sees_only_the_history_of_what_it_may_watch(urls: dict[str, str], asks: str, version: str) -> None:
     url = urls[f"{asks} guarded"]
     async with open_ear(url, version, token="alice") as alice, open_ear(url, version, token="bob") as bob:
         await alice.change("add", feature="tools", key=f"t{version}")
@@ -263,7 +259,7 @@ async def test_a_caller_sees_no_more_of_the_past_than_it_may_watch(
 
 
 @pytest.mark.anyio
-async def test_who_may_see_next_to_nothing_costs_a_bounded_number_of_questions_a_page() -> None:
+async def test_authorization_calls_per_page_are_limited() -> None:
     async with open_ear(stdio_server("mcpserver", asks="sync"), MODERN) as ear:
         steps = [{"what": "updated", "args": {"uri": f"board://many/{number}"}} for number in range(2_500)]
         await ear.change("many", steps=steps)
@@ -291,7 +287,7 @@ async def test_who_may_see_next_to_nothing_costs_a_bounded_number_of_questions_a
         ({"sinse": 5}, "sinse"),
     ],
 )
-async def test_bad_params_are_refused_in_words(
+async def test_invalid_params_are_refused_with_the_reason(
     urls: dict[str, str], version: str, params: dict[str, Any], said: str
 ) -> None:
     async with open_ear(urls["mcpserver"], version) as ear:
@@ -303,7 +299,7 @@ async def test_bad_params_are_refused_in_words(
 
 
 @pytest.mark.anyio
-async def test_the_method_is_advertised_where_extensions_are(urls: dict[str, str]) -> None:
+async def test_history_method_is_advertised(urls: dict[str, str]) -> None:
     async with open_ear(urls["mcpserver"], MODERN) as ear:
         assert ear.capabilities is not None
         extensions = ear.capabilities.extensions or {}
