@@ -4,10 +4,8 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench import core
-from bench.measuring import Row, machine
+from bench.measuring import machine
 from bench.peers import plots, work
-from bench.peers.__main__ import main
 from bench.peers.figures import TARGETS, Samples, Verdict
 from bench.peers.plots import bars, lines
-from bench.peers.programs import PEERS, Failure, compile_c, compiler, loading, serving
-from bench.peers.record import record
+from bench.peers.programs import PEERS, compile_c, compiler
 from bench.peers.report import targets
 from bench.peers.work import SITTINGS, Scale, sit
 
@@ -61,27 +56,6 @@ def test_json_has_every_figure_with_its_target_and_spread(measured: dict[str, An
         assert (row["met"] is not None) == bool(row["target"]), row
     assert measured["quick"] is True
     assert isinstance(measured["pgo"], bool)
-
-
-def test_the_table_has_each_figure_and_marks_a_quick_run(
-    measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [Row(**row) for row in measured["rows"]]
-    monkeypatch.setattr(core, "FIGURES", [lambda scale: rows])
-    core.main(["--quick"])
-
-    printed = capsys.readouterr().out
-    for figure in ("add, ", "updated, ", "memory of ", "mailbox ", "fan-out ", "removing "):
-        assert any(line.startswith(figure) for line in printed.splitlines()), figure
-    assert "the sizes are smaller than those of the targets" in printed
-
-
-def test_rounds_below_one_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as refused:
-        core.main(["--rounds", "0"])
-
-    assert refused.value.code == 2
-    assert "--rounds must be at least 1" in capsys.readouterr().err
 
 
 # Peers
@@ -145,75 +119,6 @@ def test_the_parts_of_every_sitting_can_share_a_process(tmp_path: Path, monkeypa
         assert len(notes) >= len(sitting.parts)
 
 
-def test_slow_work_is_measured_in_the_first_round_only() -> None:
-    sizes = (1, 1000, 5000)
-    scale = Scale(streams=sizes, legacy=sizes, herds=sizes)
-
-    own, sdk = scale.later(PEERS["own"]), scale.later(PEERS["sdk"])
-
-    assert own == replace(scale, legacy=(1, 1000), herds=(1, 1000))
-    assert sdk == replace(own, streams=(1, 1000))
-
-
-@needs_linux
-@needs_compiler
-def test_a_change_that_fails_is_reported(tmp_path: Path) -> None:
-    compile_c("load", tmp_path)
-    record(10, tmp_path)
-
-    with (
-        serving(PEERS["raw"], 10, tmp_path) as server,
-        loading(server, tmp_path) as load,
-        pytest.raises(Failure, match="a change failed: NotImplementedError: no stream"),
-    ):
-        load.ask("touch", 1, "bench://item")
-
-
-@needs_linux
-def test_a_missing_compiler_is_reported(tmp_path: Path) -> None:
-    done = peers("--quick", "--only", "lists,sdk", PATH=str(tmp_path))
-
-    assert done.returncode == 2
-    assert "install gcc or clang" in done.stderr
-
-
-@needs_linux
-@needs_compiler
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_stopped_bench_leaves_no_process(number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "bench.peers", "--quick", "--only", "lists,sdk"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 120
-        while not (started := children_of(process.pid, "bench.peers.servers.sdk")):
-            assert time.monotonic() < deadline
-        process.send_signal(number)
-        assert process.wait(60) == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
-        while any(Path(f"/proc/{pid}").exists() for pid in started):
-            assert time.monotonic() < deadline
-
-
-def children_of(parent: int, name: str) -> list[int]:
-    """Return the child processes of this name."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            is_child = int((place / "stat").read_text().rpartition(")")[2].split()[1]) == parent
-            if is_child and name in (place / "cmdline").read_text():
-                found.append(int(place.name))
-        except OSError:
-            pass  # it has ended
-    return found
-
-
-@pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--streams", "0"], ["--streams", "many"], ["--only", "nothing"]])
-def test_invalid_options_are_refused(wrong: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench.peers", *wrong])
-    with pytest.raises(SystemExit) as refused:
-        main()
-
-    assert refused.value.code == 2
-
-
 def samples_of_two_rounds() -> Samples:
     samples = Samples()
     for slow in (80.0, 120.0):
@@ -229,20 +134,6 @@ def test_a_target_compares_medians_and_shows_the_rounds() -> None:
     assert verdict == Verdict(value=10, low=8, high=12, is_met=True)
     assert "10.0×" in targets(samples_of_two_rounds())
     assert target.verdict(Samples()) is None
-
-
-def test_a_target_may_apply_to_one_figure() -> None:
-    samples = Samples()
-    for kilobytes, ratio in ((3.0, 1.1), (3.4, 1.5), (5.0, 1.3)):
-        samples.add("own", {"memory/5000": kilobytes, "others": ratio})
-    found = {
-        target.requirement: target.verdict(samples)
-        for target in TARGETS
-        if target.over[0] == "own" and not target.under
-    }
-
-    assert found == {"S43": Verdict(3.4, 3.0, 5.0, is_met=True), "S58": Verdict(1.3, 1.1, 1.5, is_met=False)}
-    assert re.search(r"S43 .* 3\.40 kB .* ≤ 4 kB +\| met", targets(samples))
 
 
 def test_plots_are_valid_and_name_every_measured_peer() -> None:

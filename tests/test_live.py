@@ -82,20 +82,6 @@ def test_threads_that_add_at_once_lose_nothing() -> None:
     assert keys(live) == [f"t{number:03}" for number in range(200)]
 
 
-def test_many_tools_are_told_one_by_one_and_each_costs_itself() -> None:
-    mcp = MCPServer("many", log_level="ERROR")
-    live = Live(mcp)
-    told: list[str] = []
-
-    def note(notification: Notification) -> None:
-        told.extend(change.key for change in notification.changes)
-
-    live.hub.subscribe(note, "tools")
-    for number in range(50):
-        mcp.add_tool(hello, name=f"t{number}")
-    assert told == [f"t{number}" for number in range(50)]
-
-
 def test_a_low_level_server_is_believed_before_its_lists_were_read() -> None:
     live = Live(lowlevel("hello"))
     live.tools.update("hello", description="Says hello")

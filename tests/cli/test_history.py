@@ -171,29 +171,6 @@ async def test_follow_continues_after_a_restart_of_the_server(board: Path) -> No
                 await follower.interrupt()
 
 
-async def test_follow_reads_a_linked_state_file_and_one_that_replaces_it(tmp_path: Path) -> None:
-    path, link = tmp_path / "there" / "state.db", tmp_path / "state.db"
-    link.symlink_to(path)
-    server = StoredServer(path)
-    server.catalog.tools.replace([{"name": "first"}, {"name": "second"}])
-    server.write()
-    async with following(link) as follower:
-        await follower.wait_for("second")
-        server.catalog.tools.add({"name": "third"})
-        server.write()
-        assert (await follower.wait_for("third"))["operation"] == "added"
-
-        another = StoredServer(tmp_path / "another.db")
-        another.catalog.tools.add({"name": "fourth"})  # with a lower revision than "third"
-        another.write()
-        another.store.close()
-        (tmp_path / "new").symlink_to(tmp_path / "another.db")
-        (tmp_path / "new").replace(link)
-        assert (await follower.wait_for("fourth"))["operation"] == "added"
-        assert "Another state is in this file now" in await follower.interrupt()
-    server.store.close()
-
-
 async def test_follow_waits_for_a_state_file_that_was_deleted(tmp_path: Path) -> None:
     path, spare = tmp_path / "state.db", tmp_path / "spare.db"
     for file, name in ((path, "first"), (spare, "second")):

@@ -60,10 +60,3 @@ def test_new_overwrites_nothing_and_names_the_files_that_exist(tmp_path: Path) -
     assert str(tmp_path / "README.md") in refused.stderr
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["README.md", "greet.py", "tools"]
     assert (tmp_path / "tools" / "greet.py").read_text() == "mine"
-
-
-def test_new_fills_a_folder_that_has_other_files(tmp_path: Path) -> None:
-    (tmp_path / "LICENSE").write_text("mine")
-
-    assert tidings("new", tmp_path).status == 0
-    assert tidings("validate", tmp_path).status == 0

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -19,8 +16,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.support.command import DEADLINE, HELLO, replace_file, serving, start_command
 from tests.support.otlp_collector import SECRET, collecting
 from tidings.cli.otlp import (
-    CollectorErrors,
-    build_resource,
     endpoint_of,
     export_telemetry,
     protocol_of,
@@ -105,32 +100,6 @@ async def test_invalid_header_for_the_collector_is_not_logged(board: Path) -> No
     assert SECRET not in log
 
 
-INSTRUMENTED = """
-import logging
-from collections import Counter
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from tidings.cli.otlp import export_telemetry
-
-trace.set_tracer_provider(TracerProvider())
-logging.basicConfig(format="%(message)s")
-failures = Counter()
-with export_telemetry("board", failures):
-    logging.getLogger("opentelemetry.exporter.mine").warning("unchanged")
-print(dict(failures))
-"""
-
-
-@pytest.mark.parametrize("endpoint", ["", "http://127.0.0.1:9"], ids=["without endpoint", "with endpoint"])
-def test_log_lines_of_the_users_own_exporters_are_not_changed(endpoint: str) -> None:
-    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
-    ran = subprocess.run(
-        [sys.executable, "-c", INSTRUMENTED], env=env, capture_output=True, text=True, timeout=DEADLINE, check=False
-    )
-    assert "unchanged" in ran.stderr.splitlines()
-    assert ran.stdout == "{}\n"
-
-
 def test_nothing_is_exported_if_opentelemetry_is_disabled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,23 +135,6 @@ def test_each_signal_has_its_own_variables(
 
 
 @pytest.mark.parametrize(
-    ("env", "name"),
-    [
-        ({}, "board"),
-        ({"OTEL_SERVICE_NAME": "mine"}, "mine"),
-        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=mine"}, "mine"),
-        ({"OTEL_RESOURCE_ATTRIBUTES": "host.name=here"}, "board"),
-    ],
-)
-def test_service_name_is_the_name_of_the_server_unless_the_environment_sets_it(
-    env: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for key, value in env.items():
-        monkeypatch.setenv(key, value)
-    assert build_resource("board").attributes["service.name"] == name
-
-
-@pytest.mark.parametrize(
     ("endpoint", "expected"),
     [
         (f"https://user:{SECRET}@collector:4318/v1?key={SECRET}", "https://collector:4318"),
@@ -192,25 +144,3 @@ def test_service_name_is_the_name_of_the_server_unless_the_environment_sets_it(
 )
 def test_endpoint_is_logged_without_secrets(endpoint: str, expected: str) -> None:
     assert without_secrets(endpoint) == expected
-
-
-def test_error_of_an_exporter_is_logged_without_its_text() -> None:
-    failures: Counter[str] = Counter()
-    errors = CollectorErrors(failures)
-    try:
-        raise RuntimeError(SECRET)
-    except RuntimeError:
-        raised = sys.exc_info()
-
-    def logged(name: str, level: int) -> str | None:
-        record = logging.LogRecord(name, level, "", 0, "failed: %s", (SECRET,), raised)
-        return logging.Formatter().format(record) if errors.filter(record) else None
-
-    first = logged("opentelemetry.exporter.otlp", logging.ERROR) or ""
-    assert first.startswith("the collector does not accept telemetry")
-    assert SECRET not in first
-    assert logged("opentelemetry.sdk.trace.export", logging.WARNING) is None
-    assert failures == {"telemetry": 2}
-    assert SECRET in (logged("opentelemetry.exporter.otlp", logging.INFO) or "")
-    assert SECRET in (logged("another.library", logging.ERROR) or "")
-    assert failures == {"telemetry": 2}

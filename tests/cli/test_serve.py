@@ -176,17 +176,6 @@ async def test_signal_during_start_ends_the_server_with_status_0(board: Path, nu
         assert b"Traceback" not in await process.stderr.read()
 
 
-async def test_tool_that_cannot_be_interrupted_does_not_prevent_the_exit(board: Path) -> None:
-    started = "print('started', file=sys.stderr, flush=True)"
-    stuck = f"import sys, time\n\ndef stuck() -> None:\n    {started}\n    time.sleep(600)\n"
-    (board / "tools" / "stuck.py").write_text(stuck)
-    async with serving(board) as server, Client(server.url) as client:
-        call = asyncio.create_task(client.call_tool("stuck"))
-        await server.line_with("started")
-        await server.stop()
-        call.cancel()
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "[127.0.0.1]"])
 def test_port_in_use_is_a_one_line_error(board: Path, host: str) -> None:
     with socket.socket() as taken:

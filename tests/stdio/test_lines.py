@@ -138,16 +138,6 @@ async def test_batched_lines_are_written_together_or_with_the_next_other_line(
     assert len(found) <= (time.monotonic() - start) / BATCH_INTERVAL + 2
 
 
-async def test_batched_line_is_written_without_another_line(packets: tuple[socket.socket, int]) -> None:
-    left, writing = packets
-    writer = LineWriter(writing, unexpected)
-    for number in range(3):
-        writer.write_batched(b"%d\n" % number, unexpected)
-        async with asyncio.timeout(DEADLINE):
-            await writer.until_empty()
-        assert left.recv(100) == b"%d\n" % number
-
-
 @pytest.mark.parametrize("is_batched", [False, True])
 async def test_writer_is_full_if_the_other_side_does_not_read_and_calls_back_later(
     ends: Ends, is_batched: bool
@@ -172,21 +162,6 @@ async def test_writer_is_full_if_the_other_side_does_not_read_and_calls_back_lat
     assert not writer.is_full
     await until(lambda: len(found) == (count + 2) * len(line), doing=lambda: found.extend(read_now(reading)))
     assert bytes(found) == line * (count + 2)
-
-
-async def test_callback_is_never_called_from_within_a_write(ends: Ends) -> None:
-    reading, writing = ends
-    writer = LineWriter(writing, unexpected)
-    is_writing = True
-    called: list[bool] = []
-    while writer.write(b"a" * 9_999 + b"\n", lambda: called.append(is_writing)):
-        pass
-    while read_now(reading):
-        pass
-    writer.write(b"a\n", lambda: called.append(is_writing))
-    is_writing = False
-    await until(lambda: called, doing=lambda: read_now(reading))
-    assert called == [False] * len(called)
 
 
 async def test_reader_that_is_gone_is_noticed_once_and_all_waiters_continue(ends: Ends) -> None:
@@ -248,19 +223,6 @@ async def test_each_read_of_the_other_side_restarts_the_read_timeout(
     assert len(timers) > 10
     assert [timer.cancelled() for timer in timers[:-1]] == [True] * (len(timers) - 1)
     await until(lambda: all(timer.cancelled() for timer in timers), doing=lambda: read_now(reading))
-
-
-async def test_closed_writer_accepts_and_discards_lines(ends: Ends) -> None:
-    writer = LineWriter(ends[1], unexpected)
-    writer.write_batched(b"discarded\n", unexpected)
-    writer.close()
-    assert writer.is_closed
-    for _ in range(BUFFERS // 1_000):
-        assert writer.write(b"e" * 999 + b"\n", unexpected)
-        assert writer.write_batched(b"e" * 999 + b"\n", unexpected)
-    await asyncio.sleep(0)
-    assert not writer.is_full
-    assert read_now(ends[0]) == b""
 
 
 # Reading

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from opentelemetry import metrics, trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import (
-    InMemoryMetricReader,
-    MetricExporter,
-    MetricExportResult,
-    PeriodicExportingMetricReader,
-)
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.metrics import Meter, MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, Span, Tracer, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 __all__ = ["BROKEN", "RecordedTelemetry", "install"]
@@ -66,122 +61,49 @@ def _span_json(span: ReadableSpan) -> dict[str, Any]:
 
 
 def install(mode: str) -> RecordedTelemetry:
-    """Set the global providers of this process: `memory`, or one of `BROKEN`."""
+    """Set the global providers of this process, and break one part of the SDK if `mode` is one of `BROKEN`."""
     recorded = RecordedTelemetry()
-    if mode == "memory":
-        trace.set_tracer_provider(recorded.tracer_provider)
-        metrics.set_meter_provider(recorded.meter_provider)
-    else:
-        provider = BROKEN[mode]()
-        if isinstance(provider, trace.TracerProvider):
-            trace.set_tracer_provider(provider)
-        else:
-            metrics.set_meter_provider(provider)
+    if mode != "memory":
+        _break(*BROKEN[mode])
+    trace.set_tracer_provider(recorded.tracer_provider)
+    metrics.set_meter_provider(recorded.meter_provider)
     return recorded
 
 
-# Parts that raise, but only for Tidings: the MCP SDK does not protect itself against its tracer.
+def _break(owner: type, method: str, name_of: Callable[..., str]) -> None:
+    """Let a method raise, but only for Tidings: the MCP SDK does not protect itself against its tracer."""
+    original = getattr(owner, method)
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        if name_of(*args, **kwargs) == "tidings":
+            raise RuntimeError("broken on purpose")
+        return original(*args, **kwargs)
+
+    setattr(owner, method, broken)
 
 
-def _fail(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError("broken on purpose")
+def _argument(self: Any, name: str, *args: Any, **kwargs: Any) -> str:
+    return name
 
 
-class _BrokenSpan(trace.NonRecordingSpan):
-    def is_recording(self) -> bool:
-        return True
-
-    set_attributes = set_attribute = add_event = set_status = end = _fail
+def _scope(self: Any, *args: Any, **kwargs: Any) -> str:
+    name: str = (getattr(self, "instrumentation_scope", None) or self._instrumentation_scope).name
+    return name
 
 
-class _Tracer(trace.NoOpTracer):
-    def __init__(self, start_span: Callable[..., trace.Span]) -> None:
-        self.start_span = start_span  # type: ignore[method-assign]
+def _scope_of_argument(self: Any, first: Any, *args: Any, **kwargs: Any) -> str:
+    return _scope(first[0] if isinstance(first, tuple) else first)
 
 
-class _TracerProvider(trace.TracerProvider):
-    def __init__(self, create: Callable[[], trace.Tracer]) -> None:
-        self._create = create
-
-    def get_tracer(self, instrumenting_module_name: str, *args: Any, **kwargs: Any) -> trace.Tracer:
-        return self._create() if instrumenting_module_name == "tidings" else trace.NoOpTracer()
-
-
-class _BrokenProcessor(SpanProcessor):
-    def on_start(self, span: Any, parent_context: Any = None) -> None:
-        if span.instrumentation_scope.name == "tidings":
-            _fail()
-
-    on_end = on_start
-
-
-class _BrokenSpanExporter(SpanExporter):
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        return _fail()  # type: ignore[no-any-return]
-
-
-class _MetricExporter(MetricExporter):
-    def __init__(self, export: Callable[..., MetricExportResult]) -> None:
-        super().__init__()
-        self._export = export
-
-    def export(self, *args: Any, **kwargs: Any) -> MetricExportResult:
-        return self._export()
-
-    def force_flush(self, timeout_millis: float = 0) -> bool:
-        return True
-
-    def shutdown(self, timeout_millis: float = 0, **kwargs: Any) -> None:
-        pass
-
-
-class _MeterProvider(metrics.NoOpMeterProvider):
-    def __init__(self, create: Callable[[str], Any]) -> None:
-        self._create = create
-
-    def get_meter(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        return self._create(name) if name == "tidings" else metrics.NoOpMeter(name)
-
-
-class _BrokenMeter(metrics.NoOpMeter):
-    create_observable_counter = _fail
-
-
-def _sdk_tracers(processor: SpanProcessor) -> TracerProvider:
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(processor)
-    return provider
-
-
-def _sdk_meters(export: Callable[..., MetricExportResult] = lambda: MetricExportResult.SUCCESS) -> Any:
-    reader = PeriodicExportingMetricReader(_MetricExporter(export), export_interval_millis=20)
-    return MeterProvider([reader], shutdown_on_exit=False)
-
-
-def _meters_with_broken_histogram() -> Any:
-    """Histograms that raise when they record, which is in the middle of a collection."""
-    provider = _sdk_meters()
-    meter = provider.get_meter("tidings")
-    create = meter.create_histogram
-
-    def create_histogram(*args: Any, **kwargs: Any) -> Any:
-        histogram = create(*args, **kwargs)
-        histogram.record = _fail
-        return histogram
-
-    meter.create_histogram = create_histogram
-    return _MeterProvider(lambda name: meter)
-
-
-BROKEN: dict[str, Callable[[], Any]] = {
-    "tracer provider": lambda: _TracerProvider(_fail),
-    "tracer": lambda: _TracerProvider(lambda: _Tracer(_fail)),
-    "span": lambda: _TracerProvider(lambda: _Tracer(lambda *a, **k: _BrokenSpan(trace.INVALID_SPAN_CONTEXT))),
-    "span processor": lambda: _sdk_tracers(_BrokenProcessor()),
-    "span exporter": lambda: _sdk_tracers(SimpleSpanProcessor(_BrokenSpanExporter())),
-    "meter provider": lambda: _MeterProvider(_fail),
-    "meter": lambda: _MeterProvider(_BrokenMeter),
-    "histogram": _meters_with_broken_histogram,
-    "metric exporter": lambda: _sdk_meters(_fail),
+BROKEN: dict[str, tuple[type, str, Callable[..., str]]] = {
+    "tracer provider": (TracerProvider, "get_tracer", _argument),
+    "tracer": (Tracer, "start_span", _scope),
+    "span": (Span, "set_attributes", _scope),
+    "event of a span": (Span, "add_event", _scope),
+    "end of a span": (Span, "end", _scope),
+    "span processor": (SimpleSpanProcessor, "on_start", _scope_of_argument),
+    "span exporter": (InMemorySpanExporter, "export", _scope_of_argument),
+    "meter provider": (MeterProvider, "get_meter", _argument),
+    "meter": (Meter, "create_observable_counter", _scope),
 }
-"""Providers in which one part raises, by that part."""
+"""Methods that raise for Tidings, and how to find out who calls them."""

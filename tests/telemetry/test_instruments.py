@@ -85,15 +85,6 @@ def test_collected_server_keeps_its_counters_and_loses_its_levels(meters: Meters
     assert meters.read()["tidings.changes"]["tools", "added"] == 6
 
 
-def test_latencies_of_a_server_collected_between_two_collections_are_recorded(meters: Meters) -> None:
-    live = meters.live()
-    meters.read()
-    use(live)
-    del live
-    gc.collect()
-    assert meters.read()["tidings.delivery.latency"] == {(): 2}
-
-
 class _Broken:
     """Raises when a metric is read from it."""
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +13,12 @@ from typing import Any
 
 import httpx2
 import pytest
-from mcp.server.mcpserver import MCPServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.sdk_clients import DEADLINE, MUTED, serving
 from tests.support.wire_clients import LegacyWire, Stream, Wire
 from tidings import Catalog, Hub, Live, Policy
-from tidings.core.counts import BOUNDS, Latency, SuppressionReason
+from tidings.core.counts import BOUNDS, Latency
 from tidings.core.filters import Filter
 from tidings.core.subscriber import BUSY
 from tidings.telemetry.metrics import METRICS, render
@@ -422,22 +420,3 @@ def test_each_commit_is_sent_suppressed_coalesced_failed_or_pending(
         found |= {"pending": subscriber.pending, **{why.value: number for why, number in counts.suppressed.items()}}
         assert sum(found.values()) == commits, step
     assert {what: number for what, number in found.items() if number} == expected
-
-
-def test_subscriber_closed_during_a_delivery_to_all_is_counted() -> None:
-    _, catalog, hub = make_hub()
-    hub.subscribe(hub.open(lambda notification: other.close()), "tools")
-    other = hub.open(accept)
-    other.subscribe("tools")
-    catalog.tools.add({"name": "a"})
-    assert (hub.counts.sent.total(), dict(hub.counts.suppressed)) == (1, {SuppressionReason.UNSUBSCRIBED: 1})
-
-
-def test_scrape_counts_subscriptions_without_waiting_for_the_lock() -> None:
-    live = Live(MCPServer("x"))
-    live.hub.subscribe(lambda notification: None, "tools", uris=["a://b", "a://*"])
-    live.hub.subscribe(lambda notification: True, uris=["a://b"])
-    with live.catalog.lock, ThreadPoolExecutor() as pool:
-        text = pool.submit(render, live.metrics).result(DEADLINE)
-    assert 'tidings_subscriptions{topic="contents"} 3\n' in text
-    assert 'tidings_subscriptions{topic="tools"} 1\n' in text

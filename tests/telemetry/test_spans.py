@@ -14,7 +14,6 @@ from opentelemetry import trace
 from tests.support.sdk_clients import DEADLINE
 from tests.support.telemetry import RecordedTelemetry
 from tidings import BUSY, Feature, Live, Notification, Policy
-from tidings.store.durable import DurableSubscription
 from tidings.telemetry import Telemetry, context_of
 
 pytestmark = pytest.mark.anyio
@@ -110,25 +109,6 @@ def test_deleted_resource_ends_its_subscriptions_with_one_span_in_the_trace_of_t
     assert {(each["trace"], each["parent"]) for each in (at_once, later)} == {(call["trace"], notify["span"])}
 
 
-def test_unsubscribing_from_a_topic_without_a_subscription_has_no_span(recorded: RecordedTelemetry) -> None:
-    client = make_live(recorded).hub.open(lambda notification: None)
-    client.subscribe(Feature.TOOLS)
-    client.unsubscribe(Feature.PROMPTS, uris=["a://b"])
-    assert recorded.spans(UNSUBSCRIBE) == []
-    client.unsubscribe(Feature.PROMPTS, Feature.TOOLS)
-    [span] = recorded.spans(UNSUBSCRIBE)
-    expected = {"tidings.feature": ("tools",), "tidings.outcome": "ok", "tidings.cleaned": 1}
-    assert span["attributes"].items() >= expected.items()
-
-
-def test_expired_durable_subscription_has_a_span(recorded: RecordedTelemetry) -> None:
-    live = make_live(recorded)
-    live.durables.put(DurableSubscription(name="laptop", features=(Feature.TOOLS,), expires=live.catalog.now() - 1))
-    assert len(live.durables.unsaved.collect()) == 0
-    [span] = recorded.spans(UNSUBSCRIBE)
-    assert span["attributes"].items() >= {"tidings.outcome": "expired", "tidings.client": "laptop"}.items()
-
-
 # The trace of a notification
 
 
@@ -168,47 +148,3 @@ async def test_delayed_notification_runs_in_the_trace_of_its_change_and_in_no_ot
         with anyio.fail_after(DEADLINE):
             await done.wait()
     assert heard == [(span.get_span_context().trace_id, "none")]
-
-
-# Errors
-
-
-class _FragileSpan(trace.NonRecordingSpan):
-    """A span of which only `end` works."""
-
-    ended = 0
-
-    def is_recording(self) -> bool:
-        return True
-
-    def fail(self, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("no")
-
-    set_attributes = set_attribute = add_event = set_status = fail
-
-    def end(self, end_time: int | None = None) -> None:
-        self.ended += 1
-
-
-class _FragileTracer(trace.NoOpTracerProvider, trace.NoOpTracer):
-    def __init__(self) -> None:
-        self.spans: list[_FragileSpan] = []
-
-    def get_tracer(self, *args: Any, **kwargs: Any) -> trace.Tracer:
-        return self
-
-    def start_span(self, *args: Any, **kwargs: Any) -> trace.Span:
-        self.spans.append(_FragileSpan(trace.INVALID_SPAN_CONTEXT))
-        return self.spans[-1]
-
-
-def test_span_ends_even_if_its_attributes_and_events_raise() -> None:
-    tracer = _FragileTracer()
-    live = Live(MCPServer("fragile"), telemetry=Telemetry(tracer_provider=tracer))
-    subscriber = live.hub.subscribe(lambda notification: None, Feature.TOOLS)
-    live.tools.add(print, name="p")
-    subscriber.close()
-    with live.hub.tracer.span("workspace.scan", units=1):
-        pass
-    assert [span.ended for span in tracer.spans] == [1] * 5
-    assert live.failures["telemetry"] > 0

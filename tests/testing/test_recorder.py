@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 
 from tests.support.readers import Clock
-from tidings import BUSY, Catalog, Feature, Filter, Hub, LimitReached, Notification, Operation, Policy, Topic, Version
+from tidings import BUSY, Catalog, Feature, Hub, Notification, Operation, Policy, Topic, Version
 from tidings.core.frames import FrameFormat, write
 from tidings.testing import (
-    PROMISES,
     Changed,
     Closed,
     Event,
@@ -128,77 +126,3 @@ def test_recorder_starts_with_existing_versions_and_subscribers() -> None:
     recorder.look()
     check_all(recorder.history)
     assert [type(event) for event in recorder.history] == [Changed] * 4 + [Subscribed, Changed, Told, MailboxSize]
-
-
-def test_recorder_does_not_change_how_callbacks_are_found() -> None:
-    _, catalog, hub, recorder = recorded()
-    found: list[Notification] = []
-    subscriber = hub.subscribe(found.append, "tools")
-    assert hub.subscribe(found.append, "prompts") is subscriber
-    catalog.tools.add({"name": "p"})
-    hub.unsubscribe(found.append, "tools")
-    catalog.tools.add({"name": "q"})
-    hub.unsubscribe(found.append)
-    assert len(found) == 1
-    assert len(hub) == 0
-    hub.unsubscribe(found.append)
-    hub.close(found.append)
-    recorder.look()
-    check_all(recorder.history)
-    assert len(events_of(recorder.history, Closed)) == 1
-
-
-def test_recorder_does_not_keep_the_object_of_a_bound_method_alive() -> None:
-    class Owner:
-        def deliver(self, _: Notification) -> None: ...
-
-    _, catalog, hub, recorder = recorded()
-    owner = Owner()
-    hub.subscribe(owner.deliver, "tools")
-    del owner
-    catalog.tools.add({"name": "p"})
-    assert len(hub) == 0
-    assert events_of(recorder.history, Told) == []
-    assert len(events_of(recorder.history, Closed)) == 1
-    check_all(recorder.history)
-
-
-def test_refused_subscription_is_not_recorded() -> None:
-    _, catalog, hub, recorder = recorded(Policy(max_uris=1))
-    subscriber = hub.open(lambda _: None)
-    subscriber.subscribe(uris=["a://p"])
-    with pytest.raises(LimitReached):
-        subscriber.subscribe("tools", uris=["a://q"])
-    with pytest.raises(LimitReached):
-        hub.subscribe(print, uris=["a://p", "a://q"])
-    catalog.tools.add({"name": "p"})
-    catalog.resources.updated("a://q")
-    recorder.look()
-    check_all(recorder.history)
-
-
-def test_is_muted_that_raises_counts_as_muted() -> None:
-    def fail(_: Topic) -> bool:
-        raise RuntimeError
-
-    _, catalog, hub, recorder = recorded()
-    hub.open(lambda _: None, is_muted=fail).subscribe("tools")
-    catalog.tools.add({"name": "p"})
-    recorder.look()
-    check_all(recorder.history)
-
-
-@pytest.mark.parametrize("check", PROMISES.values(), ids=PROMISES)
-def test_each_promise_holds_for_a_recorded_history(check: Callable[[History], None]) -> None:
-    clock, catalog, hub, recorder = recorded()
-    paced = hub.open(lambda _: None, policy=Policy(quiet_gap=1.0), filter=Filter(["added"]))
-    paced.subscribe("tools", uris=["a://*"])
-    for name in "pq":
-        catalog.tools.add({"name": name})
-        catalog.resources.updated(f"a://{name}")
-        recorder.look()
-    clock.now = 3.0
-    hub.tick()
-    recorder.look()
-    assert len(events_of(recorder.history, Told)) == 3
-    check(recorder.history)

@@ -8,17 +8,15 @@ from itertools import pairwise
 import pytest
 
 from tests.support.hooks import (
-    connect_stream,
     gists_until_now,
     live_server,
     nothing,
     open_webhook,
-    until_open,
     webhook_of,
 )
 from tests.support.receiver import receiving
 from tests.support.waiting import until
-from tidings import Feature, Live
+from tidings import Live
 from tidings.store.durable import SERVER
 from tidings.webhooks.signature import new_secret
 
@@ -92,15 +90,6 @@ async def test_topic_accepted_before_a_failure_is_not_delivered_again() -> None:
         assert second.id == third.id
 
 
-async def test_failed_delivery_of_a_deletion_is_repeated() -> None:
-    async with receiving() as receiver, live_server() as live:
-        await open_webhook(live, receiver, "tools", uris=["board://a"])
-        receiver.answers(500, 200)
-        live.resources.deleted("board://a")
-        gists = {(await receiver.next()).gist for _ in range(2)}
-        assert gists == {"resources.updated deleted board://a"}
-
-
 async def test_delay_grows_and_the_receiver_can_ask_for_a_longer_one() -> None:
     async with receiving() as receiver, live_server(webhook_backoff=0.1, webhook_attempts=9) as live:
         await open_webhook(live, receiver, "tools")
@@ -164,27 +153,3 @@ async def test_result_of_a_request_does_not_undo_a_put_made_during_the_request()
             await old.next()
             await until(lambda: webhook_of(live).url == new.url)
             assert (webhook_of(live).secret, webhook_of(live).last_success) == (secret, None)
-
-
-async def test_stream_that_connects_during_a_failing_request_does_not_shorten_the_delay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("tidings.webhooks.delivery._RECHECK_DELAY", 0.01)
-
-    async with receiving() as receiver, receiving() as other, live_server(webhook_backoff=60.0) as live:
-        await open_webhook(live, receiver, "tools")
-        await open_webhook(live, other, "prompts", name="other")
-        receiver.gate.clear()
-        receiver.answers(500)
-        live.tools.add(nothing, name="one")
-        await receiver.next()
-        connect_stream(live, Feature.TOOLS).close()
-        receiver.gate.set()
-        await receiver.next()  # the one attempt after the stream
-        await until(lambda: webhook_of(live).attempts == 1)
-        # Another webhook with the same delay after a stream is open again: a second timer would have fired.
-        connect_stream(live, Feature.PROMPTS, "other").close()
-        await until_open(live, "other")
-        live.prompts.add(nothing, name="two")
-        await other.next()
-        assert receiver.connections == 2

@@ -230,24 +230,6 @@ async def test_number_of_concurrent_lookups_is_limited(monkeypatch: pytest.Monke
         assert (await client.post(receiver.url, {}, b"")).error is None
 
 
-async def test_lookup_whose_thread_can_not_start_is_an_error_and_is_not_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    original = threading.Thread.start
-
-    def start(thread: threading.Thread) -> None:
-        if thread.name == "tidings-resolve":
-            raise RuntimeError("can't start new thread")
-        original(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    monkeypatch.setattr(http_client, "_MAX_LOOKUPS", 1)
-    client = WebhookClient(timeout=DEADLINE)
-    for _ in range(2):
-        result = await client.post("https://receiver.example/", {}, b"")
-        assert result.error == "RuntimeError: can't start new thread"
-
-
 # Requests and responses
 
 

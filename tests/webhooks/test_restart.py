@@ -11,7 +11,7 @@ from mcp.server.mcpserver import MCPServer
 from msgspec.structs import replace
 
 from tests.support.command import run_command
-from tests.support.hooks import connect_stream, durable_of, live_server, nothing, open_webhook, until_open, webhook_of
+from tests.support.hooks import durable_of, live_server, nothing, open_webhook, until_open, webhook_of
 from tests.support.receiver import Delivery, Receiver, receiving, verify
 from tests.support.waiting import until
 from tidings import Feature, Live, Policy
@@ -264,17 +264,3 @@ async def test_put_during_a_refetch_request_is_not_overwritten(path: Path) -> No
             assert (durable.features, durable.uris, durable.ttl) == ((Feature.PROMPTS,), ("board://*", "other://*"), 9)
             live.resources.updated("other://1")
             assert (await another.next()).gist == "resources.updated updated other://1"
-
-
-async def test_webhook_opens_after_a_stream_used_its_name_during_a_refetch_request(path: Path) -> None:
-    async with receiving() as receiver:
-        await miss_too_much(path, receiver)
-
-        def use_the_name(live: Live) -> None:
-            connect_stream(live, Feature.PROMPTS).close()
-
-        async with live_server(path, then=use_the_name) as live:
-            assert (await receiver.next()).envelope["type"] == "resources.refetch"
-            await until_open(live)
-            live.prompts.add(nothing, name="one")
-            assert (await receiver.next()).gist == "prompts.list_changed added one"
