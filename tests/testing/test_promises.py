@@ -1,4 +1,7 @@
-"""Each check accepts a good history and rejects a bad one."""
+"""Each check accepts a good history and rejects a bad one.
+
+The good histories here are those that the state machine of tests/core/test_promises.py can't produce.
+"""
 
 from __future__ import annotations
 
@@ -60,15 +63,6 @@ ADDS = Filter(["added"])
 NAMED_P = Filter(names=["p*"])
 GOOD: dict[str, list[Event]] = {
     "no events": [],
-    "told after each change": [
-        START,
-        subscribed(TOOLS),
-        *changed(TOOLS, ONE),
-        told(ONE),
-        *changed(TOOLS, TWO),
-        told(TWO),
-    ],
-    "told after two changes": [START, subscribed(TOOLS), *changed(TOOLS, ONE, TWO), told(TWO)],
     "told before the change was recorded": [START, subscribed(TOOLS), told(ONE), *changed(TOOLS, ONE)],
     "told before the acknowledgement": [subscribed(TOOLS), *changed(TOOLS, ONE), told(ONE), Acknowledged("s")],
     "granted after the change": [START, subscribed(TOOLS), *changed(TOOLS, ONE), Acknowledged("s")],
@@ -80,54 +74,7 @@ GOOD: dict[str, list[Event]] = {
         Unsubscribed("s", (TOOLS,)),
         *changed(TOOLS, TWO),
     ],
-    "no change since it subscribed": [*changed(TOOLS, ONE), subscribed(TOOLS)],
-    "changed and back since it subscribed": [*changed(TOOLS, ONE), subscribed(TOOLS), *changed(TOOLS, TWO, ONE_AGAIN)],
-    "added and removed again": [
-        subscribed(TOOLS),
-        listed(ONE, EMPTY, "p", None, "1"),
-        listed(Version(2, "empty"), ONE, "p", "1", None),
-    ],
-    "changed and back since it was told": [
-        subscribed(TOOLS),
-        *changed(TOOLS, ONE),
-        told(ONE),
-        *changed(TOOLS, TWO, ONE_AGAIN),
-    ],
-    "told each of A, B, A": [
-        subscribed(TOOLS),
-        *changed(TOOLS, ONE, TWO, ONE_AGAIN),
-        told(ONE),
-        told(TWO),
-        told(ONE_AGAIN),
-    ],
-    "subscribed again after a change": [
-        subscribed(TOOLS),
-        *changed(TOOLS, ONE),
-        told(ONE),
-        Unsubscribed("s"),
-        *changed(TOOLS, TWO),
-        subscribed(TOOLS),
-        *changed(TOOLS, ONE_AGAIN),
-        told(ONE_AGAIN),
-    ],
-    "subscribed again with an older cursor": [
-        *changed(TOOLS, ONE, TWO),
-        subscribed(TOOLS, told={TOOLS: ONE}),
-        told(TWO),
-        Unsubscribed("s"),
-        subscribed(TOOLS, told={TOOLS: ONE}),
-        told(TWO),
-    ],
-    "cursor is current": [*changed(TOOLS, ONE, TWO), subscribed(TOOLS, told={TOOLS: TWO})],
     "cursor of another server": [*changed(TOOLS, ONE), subscribed(TOOLS, told={TOOLS: Version(9, "alien")}), told(ONE)],
-    "subscribed again without its cursor": [
-        subscribed(TOOLS, told={TOOLS: TWO}),
-        Unsubscribed("s"),
-        subscribed(TOOLS),
-        *changed(TOOLS, ONE, TWO),
-        told(ONE),
-        told(TWO),
-    ],
     "second cursor is older": [
         *changed(TOOLS, ONE),
         subscribed(TOOLS, told={TOOLS: TWO}),
@@ -142,7 +89,6 @@ GOOD: dict[str, list[Event]] = {
         subscribed(TOOLS, told={TOOLS: EMPTY}),
         told(ONE),
     ],
-    "muted": [START, subscribed(TOOLS), Muted("s"), *changed(TOOLS, ONE)],
     "one topic is muted": [
         subscribed(TOOLS, PROMPTS),
         Muted("s", (TOOLS,)),
@@ -150,8 +96,6 @@ GOOD: dict[str, list[Event]] = {
         *changed(PROMPTS, TWO),
         told(TWO, PROMPTS),
     ],
-    "muted and unmuted": [subscribed(TOOLS), Muted("s"), *changed(TOOLS, ONE), Unmuted("s"), told(ONE)],
-    "closed": [subscribed(TOOLS), Closed("s"), *changed(TOOLS, ONE)],
     "notifications without versions": [
         subscribed(TOOLS),
         *changed(TOOLS, ONE),
@@ -159,23 +103,10 @@ GOOD: dict[str, list[Event]] = {
         *changed(TOOLS, TWO),
         told(None),
     ],
-    "a glob": [subscribed("a://*/1"), *changed("a://p/1", ONE), told(ONE, "a://p/1"), *changed("a://p/q/1", TWO)],
-    "a glob for all URIs": [subscribed("a://**"), *changed("a://p/1", ONE), told(ONE, "a://p/1")],
-    "a glob for no or more folders": [subscribed("a://p/**/1"), *changed("a://p/1", ONE), told(ONE, "a://p/1")],
     "a template": [subscribed("a://{p}/1"), *changed("a://p/1", ONE), told(ONE, "a://p/1"), *changed("a://q/1", TWO)],
-    "a folder": [subscribed("a://p"), *changed("a://p/1", ONE), told(ONE, "a://p/1"), *changed("a://pq", TWO)],
     "a folder with a trailing slash": [subscribed("a://p/"), *changed("a://p/1", ONE), told(ONE, "a://p/1")],
     "a root is not a folder": [subscribed("a://", "a:"), *changed("a://p/1", ONE)],
     "subresources are off": [subscribed("a://p", subresources=False), *changed("a://p/1", ONE)],
-    "a deleted resource": [subscribed("a://p"), *changed("a://p", ONE), deleted(ONE, "a://p"), *changed("a://p", TWO)],
-    "subscribed again after a deletion": [
-        subscribed("a://p"),
-        *changed("a://p", ONE),
-        deleted(ONE, "a://p"),
-        subscribed("a://p"),
-        *changed("a://p", TWO),
-        told(TWO, "a://p"),
-    ],
     "subscribed again before it was told of the deletion": [
         subscribed("a://p"),
         *changed("a://p", ONE),
@@ -183,19 +114,6 @@ GOOD: dict[str, list[Event]] = {
         deleted(ONE, "a://p"),
         *changed("a://p", TWO),
         told(TWO, "a://p"),
-    ],
-    "filtered by operation": [
-        subscribed(TOOLS, filter=ADDS),
-        listed(ONE, EMPTY, "p", None, "1"),
-        told(ONE, TOOLS, (ADDED, "p")),
-        listed(TWO, ONE, "p", "1", "2"),
-        listed(THREE, TWO, "p", "2", None),
-    ],
-    "filtered by name": [
-        subscribed(TOOLS, filter=NAMED_P),
-        listed(ONE, EMPTY, "q", None, "1"),
-        listed(TWO, ONE, "p", None, "1"),
-        listed(THREE, TWO, "p", "1", None),
     ],
     "added and updated is one addition for a filter": [
         subscribed(TOOLS, filter=Filter(["updated"])),
@@ -207,22 +125,11 @@ GOOD: dict[str, list[Event]] = {
         listed(ONE, EMPTY, "p", "1", "2"),
         replace(told(ONE), changes=(), is_complete=False),
     ],
-    "cursor and the difference": [*TWO_ADDED, subscribed(TOOLS, told={TOOLS: ONE}), told(TWO, TOOLS, ADDED_Q)],
     "cursor, and another change before the delivery": [
         *TWO_ADDED,
         subscribed(TOOLS, told={TOOLS: ONE}),
         listed(THREE, TWO, "p", "1", None),
         told(THREE, TOOLS, (REMOVED, "p"), ADDED_Q),
-    ],
-    "unknown cursor and refetch": [
-        *TWO_ADDED,
-        subscribed(TOOLS, told={TOOLS: Version(7, "alien")}),
-        replace(told(TWO), changes=(), is_complete=False),
-    ],
-    "cursor and a filter": [
-        *TWO_ADDED,
-        subscribed(TOOLS, filter=NAMED_P, told={TOOLS: EMPTY}),
-        told(TWO, TOOLS, (ADDED, "p")),
     ],
     "cursor, and changes that the filter excluded before": [
         *TWO_ADDED,
@@ -262,13 +169,10 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "not subscribed": [*changed(TOOLS, ONE), told(ONE)],
         "another topic": [subscribed(TOOLS), told(ONE, PROMPTS)],
         "unsubscribed": [subscribed(TOOLS), Unsubscribed("s", (TOOLS,)), told(ONE)],
-        "unsubscribed from all": [subscribed(TOOLS), Unsubscribed("s"), told(ONE)],
         "closed": [subscribed(TOOLS), Closed("s"), told(ONE)],
         "muted": [subscribed(TOOLS), Muted("s"), told(ONE)],
-        "topic is muted": [subscribed(TOOLS), Muted("s", (TOOLS,)), told(ONE)],
         "the glob does not match a subfolder": [subscribed("a://*"), told(ONE, "a://p/1")],
         "the glob has another scheme": [subscribed("a://**"), told(ONE, "b://p")],
-        "the template has another scheme": [subscribed("a://{p}"), told(ONE, "b://p")],
         "the same prefix is no folder": [subscribed("a://p"), told(ONE, "a://pq")],
         "subresources are off": [subscribed("a://p", subresources=False), told(ONE, "a://p/1")],
         "told after the deletion": [
@@ -280,10 +184,6 @@ BAD: dict[str, dict[str, list[Event]]] = {
         ],
         "operation is excluded": [subscribed(TOOLS, filter=ADDS), told(ONE, TOOLS, (REMOVED, "p"))],
         "name is excluded": [subscribed(TOOLS, filter=NAMED_P), told(ONE, TOOLS, (ADDED, "q"))],
-        "one of two names is excluded": [
-            subscribed(TOOLS, filter=NAMED_P),
-            told(ONE, TOOLS, (ADDED, "p"), (ADDED, "q")),
-        ],
         "no change passes": [subscribed(TOOLS, filter=ADDS), replace(told(ONE), changes=())],
     },
     "Ordered": {
@@ -313,7 +213,6 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "never told": [START, subscribed(TOOLS), *changed(TOOLS, ONE)],
         "the last version is lost": [subscribed(TOOLS), *changed(TOOLS, ONE, TWO), told(ONE)],
         "lost through a glob": [subscribed("a://**"), *changed("a://p/1", ONE)],
-        "lost through a folder": [subscribed("a://p"), *changed("a://p/1", ONE)],
         "lost after the acknowledgement": [
             START,
             subscribed(TOOLS),
@@ -323,7 +222,6 @@ BAD: dict[str, dict[str, list[Event]]] = {
         ],
         "lost after it was unmuted": [subscribed(TOOLS), Muted("s"), *changed(TOOLS, ONE), Unmuted("s")],
         "cursor is old": [*changed(TOOLS, ONE, TWO), subscribed(TOOLS, told={TOOLS: ONE})],
-        "cursor is empty": [*changed(TOOLS, ONE), subscribed(TOOLS, told={TOOLS: None})],
         "cursor of another server with a filter": [
             listed(ONE, EMPTY, "q", None, "1"),
             subscribed(TOOLS, filter=NAMED_P, told={TOOLS: Version(1, "alien")}),
@@ -335,12 +233,6 @@ BAD: dict[str, dict[str, list[Event]]] = {
             *changed(TOOLS, TWO),
         ],
         "passes the filter": [START, subscribed(TOOLS, filter=NAMED_P), listed(ONE, EMPTY, "p", None, "1")],
-        "passes the filter, and another change follows": [
-            START,
-            subscribed(TOOLS, filter=NAMED_P),
-            listed(ONE, EMPTY, "p", None, "1"),
-            listed(TWO, ONE, "q", None, "1"),
-        ],
         "passes the filter after A, B, A": [
             START,
             subscribed(TOOLS, filter=NAMED_P),
