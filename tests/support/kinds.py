@@ -16,11 +16,40 @@ from tidings import Feature
 from tidings.server import internals as seams
 
 
-class MCPServerBoard(Board):
+class HighLevelBoard(Board):
+    """What `MCPServer` and `FastMCP` have in common."""
+
+    server: Any
+
+    def add(self, feature: str, key: str, description: str = LOREM, replace: bool = False) -> None:
+        if feature in ("resources", "templates"):
+            function: Callable[..., Any] = card if feature == "templates" else sprint
+            # A new name each time would be a change of its own.
+            self.live.resources.add(function, uri=key, name="added", description=description, replace=replace)
+        else:
+            function = greet if feature == "prompts" else steady
+            self.items(feature).add(function, name=key, description=description, replace=replace)
+
+    # Changes without Live, through the methods of the server itself
+
+    def own_tool(self, key: str) -> None:
+        self.server.tool(name=key, description=LOREM)(steady)
+
+    def own_prompt(self, key: str) -> None:
+        self.server.prompt(name=key, description=LOREM)(greet)
+
+    def own_resource(self, key: str) -> None:
+        self.server.resource(key, description=LOREM)(sprint)
+
+    def own_template(self, key: str) -> None:
+        self.server.resource(key, description=LOREM)(card)
+
+
+class MCPServerBoard(HighLevelBoard):
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
-        self.server: MCPServer[Any] = MCPServer("board", **(authentication() if options.get("auth") else {}))
-        server = self.server
+        server: MCPServer[Any] = MCPServer("board", **(authentication() if options.get("auth") else {}))
+        self.server = server
 
         @server.tool()
         async def change(
@@ -36,16 +65,8 @@ class MCPServerBoard(Board):
             server.middleware.append(Own())
         self.live = self.make_live(server)
 
-    def add(self, feature: str, key: str, description: str = LOREM, replace: bool = False) -> None:
-        add_function(self, feature, key, description, replace)
-
-    # Behind Live's back
-
     def own_add_tool(self, key: str) -> None:
         self.server.add_tool(steady, name=key, description=LOREM)
-
-    def own_tool(self, key: str) -> None:
-        self.server.tool(name=key, description=LOREM)(steady)
 
     def own_remove_tool(self, key: str) -> None:
         self.server.remove_tool(key)
@@ -55,9 +76,6 @@ class MCPServerBoard(Board):
 
         self.server.add_prompt(Prompt.from_function(greet, name=key, description=LOREM))
 
-    def own_prompt(self, key: str) -> None:
-        self.server.prompt(name=key, description=LOREM)(greet)
-
     def own_remove_prompt(self, key: str) -> None:
         self.server.remove_prompt(key)
 
@@ -65,12 +83,6 @@ class MCPServerBoard(Board):
         from mcp.server.mcpserver.resources import TextResource
 
         self.server.add_resource(TextResource(uri=key, name=key, text=LOREM))
-
-    def own_resource(self, key: str) -> None:
-        self.server.resource(key, description=LOREM)(sprint)
-
-    def own_template(self, key: str) -> None:
-        self.server.resource(key, description=LOREM)(card)
 
     async def async_notify(self, ctx: Context[Any, Any], kind: str, uri: str = "") -> None:
         """`ctx.notify_*()`, as the SDK's users call it."""
@@ -89,7 +101,7 @@ class MCPServerBoard(Board):
         seams.registries_of(self.server)[feature][key].description = "Changed without a word."
 
 
-class FastMCPBoard(Board):
+class FastMCPBoard(HighLevelBoard):
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
         from fastmcp import Context as FastContext
@@ -97,7 +109,7 @@ class FastMCPBoard(Board):
         from fastmcp.server.auth.providers.jwt import StaticTokenVerifier
 
         auth = StaticTokenVerifier(TOKENS, required_scopes=["read"]) if options.get("auth") else None
-        self.server: FastMCP[Any] = FastMCP("board", auth=auth)
+        self.server = FastMCP("board", auth=auth)
         server = self.server
 
         async def change(
@@ -117,18 +129,10 @@ class FastMCPBoard(Board):
             server.add_middleware(Middleware())
         self.live = self.make_live(server)
 
-    def add(self, feature: str, key: str, description: str = LOREM, replace: bool = False) -> None:
-        add_function(self, feature, key, description, replace)
-
-    # Behind Live's back
-
     def own_add_tool(self, key: str) -> None:
         from fastmcp.tools import Tool
 
         self.server.add_tool(Tool.from_function(steady, name=key, description=LOREM))
-
-    def own_tool(self, key: str) -> None:
-        self.server.tool(name=key, description=LOREM)(steady)
 
     def own_remove_tool(self, key: str) -> None:
         self.server.local_provider.remove_tool(key)
@@ -138,9 +142,6 @@ class FastMCPBoard(Board):
 
         self.server.add_prompt(Prompt.from_function(greet, name=key, description=LOREM))
 
-    def own_prompt(self, key: str) -> None:
-        self.server.prompt(name=key, description=LOREM)(greet)
-
     def own_remove_prompt(self, key: str) -> None:
         self.server.local_provider.remove_prompt(key)
 
@@ -149,9 +150,6 @@ class FastMCPBoard(Board):
 
         self.server.add_resource(Resource.from_function(sprint, uri=key, description=LOREM))
 
-    def own_resource(self, key: str) -> None:
-        self.server.resource(key, description=LOREM)(sprint)
-
     def own_remove_resource(self, key: str) -> None:
         self.server.local_provider.remove_resource(key)
 
@@ -159,9 +157,6 @@ class FastMCPBoard(Board):
         from fastmcp.resources import ResourceTemplate
 
         self.server.add_template(ResourceTemplate.from_function(card, uri_template=key, description=LOREM))
-
-    def own_template(self, key: str) -> None:
-        self.server.resource(key, description=LOREM)(card)
 
     def own_remove_template(self, key: str) -> None:
         self.server.local_provider.remove_template(key)
@@ -263,17 +258,6 @@ class LowLevelBoard(Board):
         self.own_set(**args)
         await self.live.refresh(Feature("resources" if args["feature"] == "templates" else args["feature"]))
         self.refreshed.set()
-
-
-def add_function(board: Board, feature: str, key: str, description: str, replace: bool) -> None:
-    """As the high-level servers' users do it."""
-    if feature in ("resources", "templates"):
-        function: Callable[..., Any] = card if feature == "templates" else sprint
-        # A new name each time would be a change of its own.
-        board.live.resources.add(function, uri=key, name="added", description=description, replace=replace)
-    else:
-        function = greet if feature == "prompts" else steady
-        board.items(feature).add(function, name=key, description=description, replace=replace)
 
 
 class Own:
