@@ -12,7 +12,7 @@ from tidings.workspace import environment
 
 @pytest.fixture(params=["jq if installed", "without jq"])
 def bash(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BashTools]:
-    """Bash tools, with the JSON tool of this machine and without one. A call must leave no files behind."""
+    """Return bash tools, with jq if it is installed and without jq. Check that calls leave no temporary files."""
     env = {}
     if request.param == "without jq":
         monkeypatch.setattr(environment, "find_json_tool", lambda path: None)

@@ -192,7 +192,7 @@ class Received(asyncio.Queue[str]):
 
 @asynccontextmanager
 async def connect_2025_03_26(url: str, received: Received) -> AsyncIterator[ClientSession]:
-    """Connect a client that speaks no other version."""
+    """Connect a client that supports no other version."""
     async with (
         streamable_http_client(url) as (read_stream, write_stream),
         ClientSession(read_stream, write_stream, message_handler=received.put_message) as client,

@@ -147,7 +147,7 @@ async def test_checkout_of_a_thousand_files_is_reported_exactly(
 
     async with watch(tmp_path) as watcher:
         await asyncio.to_thread(git, "checkout", "-q", "two")
-        # Without `ERRORS`: a file that git is still writing may be reported in between.
+        # Ignore `ERRORS`, because a file that git is still writing may be reported in between.
         changes = [(operation, key) for _, operation, key in await watcher.settle() if key != ERRORS]
         expected = [("updated", f"t{number:03}") for number in range(500)] + [("added", "new")]
         expected += [("removed", f"t{number:03}") for number in range(500, 600)]
@@ -213,7 +213,7 @@ OPERATIONS = st.one_of(
 
 
 class Model:
-    """The lists that the folder should be served as."""
+    """The expected lists of the server."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -286,7 +286,7 @@ def test_lists_equal_the_folder_after_random_changes(
 
 
 def _split_broken(bursts: list[list[Operation]]) -> Iterator[list[Operation]]:
-    """Split a burst that breaks a file: its last good version is the last that the server has seen."""
+    """Split each burst that breaks a file into single operations, so that the server loads each good version."""
     for burst in bursts:
         if any(operation[0] == "broken" for operation in burst):
             yield from ([operation] for operation in burst)
@@ -417,5 +417,5 @@ def test_lists_can_be_read_while_the_folder_is_loaded(tmp_path: Path) -> None:
         assert not reading.is_alive()
         asyncio.run(live.list_reader.ensure_loaded(None))
     assert "kept" in live.catalog.tools
-    # Not the list of a client, which has the sizes of the files.
+    # The definitions that were read contain no sizes, unlike the list of a client, so the version is unchanged.
     assert live.catalog.resources.version == before

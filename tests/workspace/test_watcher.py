@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def no_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system without events."""
+    """Simulate a file system without events."""
 
     async def watch_paths(root: Path) -> AsyncIterator[set[Path] | None]:
         yield None

@@ -96,8 +96,7 @@ def read_comment(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         return {}
     meta: dict[str, Any] = {}
-    properties: dict[str, Any] = {}
-    required: list[str] = []
+    schema: dict[str, Any] = {"type": "object", "properties": {}}
     for number, line in enumerate(lines, 1):
         if number == 1 and line.startswith("#!"):
             continue
@@ -113,16 +112,14 @@ def read_comment(path: Path) -> dict[str, Any]:
             except msgspec.DecodeError as error:
                 raise InvalidFile(path, f"mcp: must be followed by a JSON object: {error}", number) from None
         elif tag := _TAG.fullmatch(text):
-            _apply_tag(path, number, tag[1], tag[2].strip(), meta, properties, required)
-    if properties:
-        schema: dict[str, Any] = {"type": "object", "properties": properties}
-        meta.setdefault("inputSchema", schema | ({"required": required} if required else {}))
+            _apply_tag(path, number, tag[1], tag[2].strip(), meta, schema)
+    if schema["properties"]:
+        meta.setdefault("inputSchema", schema)
     return meta
 
 
-def _apply_tag(
-    path: Path, line: int, tag: str, text: str, meta: dict[str, Any], properties: dict[str, Any], required: list[str]
-) -> None:
+def _apply_tag(path: Path, line: int, tag: str, text: str, meta: dict[str, Any], schema: dict[str, Any]) -> None:
+    """Add the content of `@tag text` to `meta`, or to the schema of the arguments. Ignore unknown tags."""
     if tag in ("describe", "description"):
         meta["description"] = f"{meta['description']}\n{text}" if "description" in meta else text
     elif tag in ("name", "title"):
@@ -137,8 +134,8 @@ def _apply_tag(
         if found is None or (found["type"] or "string") not in _TYPES:
             types = ", ".join(sorted(_TYPES))
             raise InvalidFile(path, f"@{tag} {text!r} must be NAME:TYPE DESCRIPTION; the types are {types}", line)
-        properties[found["name"]] = {"type": found["type"] or "string"}
+        argument = schema["properties"][found["name"]] = {"type": found["type"] or "string"}
         if found["description"]:
-            properties[found["name"]]["description"] = found["description"]
+            argument["description"] = found["description"]
         if found["required"]:
-            required.append(found["name"])
+            schema.setdefault("required", []).append(found["name"])

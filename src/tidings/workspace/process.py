@@ -49,7 +49,7 @@ _LAST_READS = 16
 """Chunks to read after the exit: 1 MiB, the largest pipe that an unprivileged process can create."""
 
 _BUSY_RETRIES, _BUSY_PAUSE = 20, 0.005
-"""How often, and after how many seconds, to retry a file that another process has open for writing (ETXTBSY)."""
+"""The number of retries, and the seconds between them, for a file that another process is writing (ETXTBSY)."""
 
 
 class CannotStart(TidingsError):
@@ -99,19 +99,19 @@ async def run_process(
         run.watch()
         run.write_input(stdin)
         run.set_timeout(timeout)
-        await asyncio.shield(run.ended)
+        await asyncio.shield(run.finished)
     except asyncio.CancelledError:
         run.stop()
         with anyio.CancelScope(shield=True):  # anyio repeats a cancellation at every await
-            await asyncio.shield(run.ended)
+            await asyncio.shield(run.finished)
         raise
     finally:
-        run.end()
+        run.finish()
     return run.outcome()
 
 
 class _Run:
-    """The leader and the pipes of one process group. `ended` is done when these are reaped and closed."""
+    """The leader and the pipes of one process group. `finished` is done when these are reaped and closed."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class _Run:
         on_line: Callable[[str], None] | None,
         on_stop: Callable[[], None] | None,
     ) -> None:
-        self.ended: asyncio.Future[None] = loop.create_future()
+        self.finished: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._max_output = max_output
         self._on_line = on_line
@@ -132,7 +132,7 @@ class _Run:
         self._input = memoryview(b"")
         self._readers: dict[int, tuple[IO[bytes], Callable[[bytes], None]]] = {}
         self._timers: list[asyncio.TimerHandle] = []
-        self._has_exited = self._is_stopping = self._has_ended = False
+        self._has_exited = self._is_stopping = self._is_finished = False
         self._is_timeout = self._is_truncated = False
         self._pidfd = -1
         self._lines: IO[bytes] | None = None
@@ -184,7 +184,7 @@ class _Run:
     def stop(self) -> None:
         """Stop the group early, and keep its output so far."""
         if self._has_exited:
-            self.end()
+            self.finish()
             return
         if self._is_stopping:
             return
@@ -194,11 +194,11 @@ class _Run:
         self._signal(signal.SIGTERM)
         self._timers.append(self._loop.call_later(GRACE, self._signal, signal.SIGKILL))
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Kill the rest of the group, close the pipes and reap the leader. Block for at most `GRACE`."""
-        if self._has_ended:
+        if self._is_finished:
             return
-        self._has_ended = True
+        self._is_finished = True
         self._signal(signal.SIGKILL)
         for timer in self._timers:
             timer.cancel()
@@ -219,7 +219,7 @@ class _Run:
             self._leader.wait(GRACE)
         except subprocess.TimeoutExpired:  # don't block the event loop any longer
             logger.error("%r could not be killed; it still runs as process %d", self._leader.args, self._leader.pid)
-        self.ended.set_result(None)
+        self.finished.set_result(None)
 
     def outcome(self) -> Outcome:
         return Outcome(
@@ -255,7 +255,7 @@ class _Run:
             return descriptor in self._readers
         self._close(descriptor)
         if self._has_exited and not self._readers:
-            self.end()
+            self.finish()
         return False
 
     def _close(self, descriptor: int) -> None:
@@ -301,7 +301,7 @@ class _Run:
             logger.exception("a callback for %r failed", self._leader.args)
 
     def _write(self) -> None:
-        """Write as much as the pipe takes. A process that never reads its input does not block this one."""
+        """Write as much as possible without blocking, because the process may never read its input."""
         assert self._leader.stdin is not None
         descriptor = self._leader.stdin.fileno()
         try:
@@ -349,14 +349,14 @@ class _Run:
             pass  # the loop is closed
 
     def _on_exit(self) -> None:
-        if self._has_ended:
+        if self._is_finished:
             return  # the waiting thread reports it too late
         self._close_pidfd()
         self._has_exited = True
         if self._is_stopping or not self._readers:
-            self.end()
+            self.finish()
         else:
-            self._timers.append(self._loop.call_later(LINGER, self.end))
+            self._timers.append(self._loop.call_later(LINGER, self.finish))
 
     def _close_pidfd(self) -> None:
         if self._pidfd >= 0:

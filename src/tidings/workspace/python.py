@@ -27,7 +27,7 @@ from tidings.workspace.problems import InvalidFile, invalid_field
 __all__ = ["load_python", "unload_modules"]
 
 _LOAD_TIMEOUT = 10.0
-"""Seconds that a file may run when it is loaded; no other file of the workspace is loaded meanwhile."""
+"""Seconds that a file may run when it is loaded. No other file is loaded in that time."""
 
 _PACKAGE = "tidings_workspace."
 

@@ -61,9 +61,15 @@ class _DueUnit:
     state: tuple[Any, ...]
     previous: LoadedUnit
 
+    @property
+    def changed_files(self) -> set[Path]:
+        """The files that were added, edited or removed since the unit was loaded."""
+        edited = {file for file, now in zip(self.files, self.state, strict=False) if now not in self.previous.state}
+        return edited | set(self.previous.files).difference(self.files)
+
 
 class Workspace:
-    """The server that `Live` needs, with the files of a folder as its items."""
+    """A server whose items are the files of a folder. It has the interface that `Live` requires."""
 
     lists_are_shared = True
 
@@ -235,15 +241,18 @@ class Workspace:
             # Do this before taking `_lock`, because a slow script must not block other scans.
             self._scripts.run(self.settings, list(filter(FileChecker(self.root).is_inside, units[REGISTER])))
         with self._lock:
-            has_loaded, missing = self._reload(units, paths is not None, defer_removals)
-        self.rescans["failed" if not self.is_answering else "read" if has_loaded else "unchanged"] += 1
+            checker = FileChecker(self.root)
+            due, missing = self._find_due(units, checker, is_forced=paths is not None, defer_removals=defer_removals)
+            if due:
+                self._load_all(due, checker)
+        self.rescans["failed" if not self.is_answering else "read" if due else "unchanged"] += 1
         return missing
 
     def _find_units(self, below: str = "") -> dict[Unit, list[Path]]:
         """Return the units below a folder with their files; for the whole workspace, also units without files."""
         found: dict[Unit, list[Path]] = {} if below else {unit: [] for unit in (*self._units, *self._failed)}
         if not below and (self.root / "tidings.toml").is_symlink():
-            found.setdefault(SETTINGS, [])  # `walk` omits a link that leads outside, but it must be reported
+            found.setdefault(SETTINGS, [])  # `walk` omits a link to a file outside, but it must be reported
         for path in walk(self.root, below):
             unit = find_unit(path)
             if unit is not None:
@@ -266,7 +275,7 @@ class Workspace:
             for dependent in self._units_by_file.get(path, ()):
                 found.setdefault(dependent, set())
         if folders:
-            # A folder that was created or removed may come without events for its files.
+            # A folder may be created or removed without events for its files.
             for unit in list(self._units):
                 if not folders.isdisjoint(list_parents(unit.key)):
                     found.setdefault(unit, set())
@@ -279,17 +288,15 @@ class Workspace:
                 found.setdefault(unit, set())  # a file that was missing may exist now
         return {unit: list(files) for unit, files in found.items()}
 
-    def _reload(
-        self, units: Mapping[Unit, list[Path]], is_forced: bool, defer_removals: bool
-    ) -> tuple[bool, set[Path]]:
-        """Load the units whose files have changed, or all of them with `is_forced`.
+    def _find_due(
+        self, units: Mapping[Unit, list[Path]], checker: FileChecker, *, is_forced: bool, defer_removals: bool
+    ) -> tuple[list[_DueUnit], set[Path]]:
+        """Return the units whose files have changed, or all of them with `is_forced`, and the files that are missing.
 
-        Return whether any was loaded, and the files whose removal is deferred.
+        A missing file is one whose removal is deferred.
         """
         missing: set[Path] = set()
-        changed: set[Path] = set()
         due: list[_DueUnit] = []
-        checker = FileChecker(self.root)
         for unit, candidates in sorted(units.items()):
             previous = self._units.get(unit, LoadedUnit())
             # Include the known files, because another scan may have found more since this one started.
@@ -300,23 +307,25 @@ class Workspace:
             state = tuple(map(read_state, [*files, *sorted(previous.other_files)]))
             if is_forced or unit not in self._units or previous.state != state:
                 due.append(_DueUnit(unit, files, state, previous))
-                changed.update(file for file, now in zip(files, state, strict=False) if now not in previous.state)
-                changed.update(set(previous.files).difference(files))
-        if due:
-            with self.tracer.span(SCAN, units=len(due)):
-                unload_modules(changed)
-                limits = self.settings.limits
-                keys: set[ItemKey] = set()
-                try:
-                    for each in due:
-                        keys |= self._load(each, checker)
-                    loaded = {each.unit: each.files for each in due}
-                    for unit in sorted(self._find_dependents(loaded, self.settings.limits != limits)):
-                        previous = self._units[unit]
-                        keys |= self._load(_DueUnit(unit, previous.files, previous.state, previous), checker)
-                finally:  # also after an error: the next scan does not load these units again
-                    self._publish(keys)
-        return bool(due), missing
+        return due, missing
+
+    # Loading
+
+    def _load_all(self, due: list[_DueUnit], checker: FileChecker) -> None:
+        """Load units and those that depend on them, and publish the result in one commit."""
+        with self.tracer.span(SCAN, units=len(due)):
+            unload_modules(set[Path]().union(*(each.changed_files for each in due)))
+            limits = self.settings.limits
+            keys: set[ItemKey] = set()
+            try:
+                for each in due:
+                    keys |= self._load(each, checker)
+                loaded = {each.unit: each.files for each in due}
+                for unit in sorted(self._find_dependents(loaded, self.settings.limits != limits)):
+                    previous = self._units[unit]
+                    keys |= self._load(_DueUnit(unit, previous.files, previous.state, previous), checker)
+            finally:  # also after an error: the next scan does not load these units again
+                self._publish(keys)
 
     def _find_dependents(self, loaded: Mapping[Unit, list[Path]], has_new_limits: bool) -> set[Unit]:
         """Return the units to load again because the limits have changed, or a module that they may import."""
@@ -333,33 +342,11 @@ class Workspace:
             }
         return (found & self._units.keys()) - {unit for unit in loaded if unit.kind == "tools"}
 
-    # Loading
-
     def _load(self, due: _DueUnit, checker: FileChecker) -> set[ItemKey]:
         """Load one unit. Return the keys whose served item may differ."""
-        unit, files, old = due.unit, due.files, due.previous
-        new = LoadedUnit(due.state, files)
-        problem = None
-        if files or unit.kind == "settings":
-            path = files[0] if files else self.root / unit.key
-            try:
-                content = self._read(unit, files, old)
-                check_items(content.items, path, self.settings.policy.max_item_bytes)
-                new.items, new.exclusive = content.items, content.exclusive
-                new.other_files = list_other_files(new.items, files, checker)
-                new.state = (*due.state[: len(files)], *map(read_state, sorted(new.other_files)))
-            except Exception as error:  # a file may contain any error, and may be code that raises any exception
-                new.items, new.exclusive, new.other_files = old.items, old.exclusive, old.other_files
-                if all(file.exists() for file in files):
-                    problem = find_problem(error, path, self.root)
-                else:  # removed while it was read; the next scan handles that
-                    problem = self._failed.get(unit)
-                    new.state = _UNKNOWN
-                if problem is not None and self._failed.get(unit) != problem:
-                    logger.warning("%s%s", problem, "; its last good version is still served" if old.items else "")
-            if problem is not None and unit.kind != "tools":
-                new.state = _UNKNOWN  # the cause may be a missing file of another unit
-        if files:
+        unit, old = due.unit, due.previous
+        new, problem = self._load_or_keep(due, checker)
+        if due.files:
             self._units[unit] = new
         else:
             self._units.pop(unit, None)
@@ -372,6 +359,33 @@ class Workspace:
         if unit == REGISTER:
             keys |= self._table.set_exclusive(new.exclusive)
         return keys
+
+    def _load_or_keep(self, due: _DueUnit, checker: FileChecker) -> tuple[LoadedUnit, Problem | None]:
+        """Return the unit with its new items, or, if they can't be loaded, with its old items and the problem."""
+        unit, files, old = due.unit, due.files, due.previous
+        new = LoadedUnit(due.state, files)
+        if not files and unit.kind != "settings":
+            return new, None
+        path = files[0] if files else self.root / unit.key
+        try:
+            content = self._read(unit, files, old)
+            check_items(content.items, path, self.settings.policy.max_item_bytes)
+            new.items, new.exclusive = content.items, content.exclusive
+            new.other_files = list_other_files(new.items, files, checker)
+            new.state = (*due.state[: len(files)], *map(read_state, sorted(new.other_files)))
+            return new, None
+        except Exception as error:  # a file may contain any error, and may be code that raises any exception
+            new.items, new.exclusive, new.other_files = old.items, old.exclusive, old.other_files
+            if all(file.exists() for file in files):
+                problem: Problem | None = find_problem(error, path, self.root)
+            else:  # removed while it was read; the next scan handles that
+                problem = self._failed.get(unit)
+                new.state = _UNKNOWN
+        if problem is not None and self._failed.get(unit) != problem:
+            logger.warning("%s%s", problem, "; its last good version is still served" if old.items else "")
+        if problem is not None and unit.kind != "tools":
+            new.state = _UNKNOWN  # the cause may be a missing file of another unit
+        return new, problem
 
     def _update_units_by_file(self, unit: Unit, old_files: frozenset[Path], new_files: frozenset[Path]) -> None:
         for file in old_files - new_files:

@@ -27,7 +27,7 @@ _RETRY = 1.0
 """Seconds until watching is tried again after it failed."""
 
 _MAX_RETRY = 10.0
-"""Seconds between retries after many failures. Not less, because each retry scans the whole folder."""
+"""Seconds between retries after many failures. It is longer, because each retry scans the whole folder."""
 
 _REMOVAL_GRACE = 0.05
 """Seconds until a missing file counts as removed: longer than replacing a file takes."""

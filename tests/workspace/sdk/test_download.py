@@ -47,7 +47,7 @@ def test_unsafe_download_is_refused(tmp_path: Path, options: str, error_type: st
 
 
 class Site(http.server.BaseHTTPRequestHandler):
-    """Answers the first request for /busy with 503, redirects /old, has no /absent, and has every other path."""
+    """A site with every path but /absent. It answers the first request for /busy with 503, and redirects /old."""
 
     requests: ClassVar[list[str]] = []
 
@@ -65,7 +65,7 @@ class Site(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An HTTPS server for example.com. The check for a public address is replaced, because it is local."""
+    """Serve example.com over HTTPS. Replace the check for a public address, because the server is local."""
     authority, certificate = make_certificates(tmp_path, "example.com")
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     monkeypatch.setattr(download, "resolve", lambda host, port: "127.0.0.1")
