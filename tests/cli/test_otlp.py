@@ -80,7 +80,7 @@ async def test_unreachable_collector_is_logged_once_counted_each_time_and_delays
 
 
 async def test_invalid_header_for_the_collector_is_not_logged(board: Path) -> None:
-    """Most often it is a token without a name."""
+    """Such a header is often a token without a name."""
     env = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://[{SECRET}",  # an invalid URL stops nothing
         "OTEL_EXPORTER_OTLP_HEADERS": f"Bearer {SECRET}",

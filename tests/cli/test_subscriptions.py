@@ -104,7 +104,7 @@ async def test_webhook_of_a_folder_gets_only_changes_after_it_was_added(board: P
         told = read_state(board).durables[SERVER, "hook"].lists
         assert (await run_command(*add, "--uri", "board://*", "--feature", "tools")).status == 0
         stored = read_state(board).durables[SERVER, "hook"]
-        assert stored.lists == {Feature.TOOLS: told[Feature.TOOLS]}, "a replaced webhook keeps what it was told"
+        assert stored.lists == {Feature.TOOLS: told[Feature.TOOLS]}, "a replaced webhook keeps its told versions"
         assert stored.uris == ("board://*",)
         assert (await run_command(*add, "--uri", "board://{")).status == 2
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
     from mcp.server.transport_security import TransportSecuritySettings
 
-__all__ = ["allow_origins", "is_local", "read_secret", "read_token", "require_token", "transport_security"]
+__all__ = ["allow_origins", "is_local", "make_security", "read_secret", "read_token", "require_token"]
 
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
@@ -80,7 +80,7 @@ def require_token(server: MCPServer[Any], token: str, url: str) -> None:
     internals.set_auth(server, settings, _TokenVerifier(token))
 
 
-def transport_security(host: str, hosts: Sequence[str], origins: Sequence[str]) -> TransportSecuritySettings | None:
+def make_security(host: str, hosts: Sequence[str], origins: Sequence[str]) -> TransportSecuritySettings | None:
     """Return the accepted Host and Origin headers, or None for the SDK's default, which protects local addresses."""
     for origin in origins:
         split = urlsplit(origin)

@@ -156,7 +156,7 @@ def serve(
         fail(f"--path {path}: the path must start with a slash, for example /mcp")
     if re.search(r"[?#%{}\s]", path):
         fail(f"--path {path}: the path must not contain white space or any of ? # % {{ }}")
-    host = host.strip("[]")  # an IPv6 address as a URL contains it
+    host = host.strip("[]")  # accept an IPv6 address in brackets, as in a URL
     if auth_token is not None and auth_token_file is not None and _get_source(context, "auth_token") != "ENVIRONMENT":
         fail("--auth-token and --auth-token-file exclude each other; give one of them")
     token = auth.read_token(auth_token, auth_token_file)
@@ -170,7 +170,7 @@ def serve(
     set_up_logging(logs)
     with _exit_with_0_on_signal(), _bind(host, port) as listener:
         url = _build_url(host, listener.getsockname()[1], path)
-        security = auth.transport_security(host, allow_host or (), allow_origin or ())
+        security = auth.make_security(host, allow_host or (), allow_origin or ())
         workspace = open_workspace(folder, poll=poll)
         if token is not None:
             auth.require_token(workspace.server, token, url)

@@ -126,25 +126,25 @@ class _Updater:
 
     def _loop(self) -> None:
         while not self._stopped.is_set():
-            self._display.show(self._snapshot())
+            self._display.show(self._take_snapshot())
             self._changed.wait(_POLL)
             self._changed.clear()
             self._stopped.wait(_MIN_INTERVAL)
-        self._display.show(self._snapshot())
+        self._display.show(self._take_snapshot())
 
-    def _snapshot(self) -> Snapshot:
+    def _take_snapshot(self) -> Snapshot:
         changes = []
         while self._changes:
             changes.append(self._changes.popleft())
         live = self._live
-        modern = len(live.listen_streams)
+        modern_streams = len(live.listen_streams)
         return Snapshot(
-            tuple(count_items(live).items()),
-            modern,
-            max(0, len(live.hub) - modern),
-            tuple(changes),
-            self._workspace.problems,
-            live.writer.problem,
+            items=tuple(count_items(live).items()),
+            modern_streams=modern_streams,
+            legacy_sessions=max(0, len(live.hub) - modern_streams),
+            changes=tuple(changes),
+            problems=self._workspace.problems,
+            store_problem=live.writer.problem,
         )
 
 

@@ -45,7 +45,7 @@ def validate(
             place = f"{folder / problem.path}:{problem.line or 1}:"
             console.print(Text.assemble((place, "bold"), " ", problem.message))
         result = pluralize(len(problems), "problem") if problems else "No problems"
-        summary = ", ".join(pluralize(number, kind.removesuffix("s")) for kind, number in items.items())
+        summary = ", ".join(pluralize(number, feature.removesuffix("s")) for feature, number in items.items())
         console.print(Text(f"{result}; {summary}", style="red" if problems else "green"))
     raise typer.Exit(1 if problems else 0)
 
