@@ -1,4 +1,4 @@
-"""A fetch excuses a repeated notification only if it could be the reason for it."""
+"""A notification may repeat a version only if a client may have fetched another one."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _CHANGE_KEY: Final = "dev.tidings/change"
-"""Not imported from `tidings.core.frames`: a check must notice if the wire format changes."""
+"""A copy of the constant in `tidings.core.frames`, so that the checks fail if the wire format changes."""
 
 _MAX_SHOWN_EVENTS: Final = 20
 """The number of events that a failure shows. The cause is nearly always among the last ones."""
