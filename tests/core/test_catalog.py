@@ -1,4 +1,4 @@
-"""Items in, Changes out: exactly those that happened, none for what changed nothing; and no error touches anything."""
+"""Operations on items make exactly the changes that happened, and an error changes nothing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.definitions import PROMPT, RESOURCE, TEMPLATE, TOOL, names
-from tests.support.published import Published, hear, state, summary
+from tests.support.published import Published, state, summary
 from tidings import AlreadyExists, Catalog, Feature, InvalidItem, NotFound, Operation, Policy, TidingsError
 from tidings.core.catalog import Items
 from tidings.core.digest import EMPTY
@@ -18,16 +18,6 @@ TOOLS, PROMPTS, RESOURCES = Feature
 
 ITEMS = [(TOOLS, TOOL, "add"), (PROMPTS, PROMPT, "review"), (RESOURCES, RESOURCE, "file:///ä b"),
          (RESOURCES, TEMPLATE, "board://{sprint}")]  # fmt: skip
-
-
-@pytest.fixture
-def catalog() -> Catalog:
-    return Catalog()
-
-
-@pytest.fixture
-def published(catalog: Catalog) -> Published:
-    return hear(catalog)
 
 
 # Items

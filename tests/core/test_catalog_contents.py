@@ -1,4 +1,4 @@
-"""Contents, batches and sinks: one publication of the net changes, in one order, whoever listens and whoever fails."""
+"""Contents, batches and sinks of the catalog."""
 
 import logging
 import threading
@@ -11,21 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.definitions import PROMPT, RESOURCE, TOOL, names
-from tests.support.published import Published, hear, state, summary
+from tests.support.published import Published, state, summary
 from tidings import Catalog, Change, Feature, InvalidItem, NotFound, Operation, Policy
 
 ADDED, REMOVED, UPDATED, DELETED = Operation
 TOOLS, PROMPTS, RESOURCES = Feature
-
-
-@pytest.fixture
-def catalog() -> Catalog:
-    return Catalog()
-
-
-@pytest.fixture
-def published(catalog: Catalog) -> Published:
-    return hear(catalog)
 
 
 # Contents
@@ -78,7 +68,7 @@ def test_deletion_of_the_content_comes_before_removal_from_the_list(catalog: Cat
     published.clear()
 
     catalog.resources.deleted(uri)
-    assert catalog.resources.deleted(uri) == [], "gone is gone"
+    assert catalog.resources.deleted(uri) == [], "already deleted"
 
     [changes] = published
     assert [(change.topic, change.operation) for change in changes] == [(uri, DELETED), (RESOURCES, REMOVED)]
@@ -115,9 +105,9 @@ def test_listed_resource_can_be_deleted_again(catalog: Catalog, published: Publi
 
 @pytest.mark.parametrize("uri", [b"a://b", None, "half \ud800"])
 def test_uri_must_be_encodable_text(catalog: Catalog, uri: Any) -> None:
-    for say in (catalog.resources.updated, catalog.resources.deleted):
+    for publish in (catalog.resources.updated, catalog.resources.deleted):
         with pytest.raises(InvalidItem, match="resources: a URI is a text"):
-            say(uri)
+            publish(uri)
 
     assert catalog.revision == 0
 
@@ -149,8 +139,8 @@ def test_batch_publishes_net_changes_in_one_commit(catalog: Catalog, published: 
             catalog.resources.updated("a://b", etag="1")
             catalog.resources.updated("a://b", etag="2", author="ada")
         assert published == []
-        assert "new" in catalog.tools, "the batch itself sees what it did"
-        assert catalog.version(TOOLS).revision == 2, "and nobody else, yet"
+        assert "new" in catalog.tools, "visible inside the batch"
+        assert catalog.version(TOOLS).revision == 2, "not committed yet"
 
     [commit] = published
     assert list(commit) == changes
@@ -226,35 +216,35 @@ def test_revisions_grow_by_one_and_digests_depend_only_on_content(
 
 
 def test_failing_sink_is_logged_and_affects_no_other(catalog: Catalog, caplog: pytest.LogCaptureFixture) -> None:
-    heard: Published = []
+    received: Published = []
 
     def broken(changes: tuple[Change, ...]) -> None:
         raise RuntimeError("broken sink")
 
     catalog.follow(broken)
-    catalog.follow(heard.append)
+    catalog.follow(received.append)
     with caplog.at_level(logging.ERROR, "tidings"):
         catalog.tools.add({"name": "a"})
 
-    assert [summary(changes) for changes in heard] == [[(ADDED, "a")]]
+    assert [summary(changes) for changes in received] == [[(ADDED, "a")]]
     assert "broken sink" in caplog.text
 
 
 def test_stopped_sink_gets_nothing(catalog: Catalog) -> None:
-    heard: Published = []
-    stop = catalog.follow(heard.append)
+    received: Published = []
+    stop = catalog.follow(received.append)
     catalog.tools.add({"name": "a"})
     stop()
     stop()
     catalog.tools.add({"name": "b"})
 
-    assert len(heard) == 1
+    assert len(received) == 1
 
 
 def test_catalog_can_be_changed_from_many_threads(catalog: Catalog) -> None:
     workers, each = 10, 100
-    heard: list[Change] = []
-    catalog.follow(heard.extend)
+    received: list[Change] = []
+    catalog.follow(received.extend)
     start = threading.Barrier(workers)
 
     def work(worker: int) -> None:
@@ -268,16 +258,16 @@ def test_catalog_can_be_changed_from_many_threads(catalog: Catalog) -> None:
     for thread in threads:
         thread.join(timeout=30)
 
-    assert [change.revision for change in heard] == list(range(1, workers * each + 1))
-    for change in heard:
+    assert [change.revision for change in received] == list(range(1, workers * each + 1))
+    for change in received:
         assert change.item is not None
         assert change.item.definition == {"name": change.key}
-    assert {change.key for change in heard} == {f"{one}-{other}" for one in range(workers) for other in range(each)}
-    assert all(later.previous == earlier.version for earlier, later in pairwise(heard))
+    assert {change.key for change in received} == {f"{one}-{other}" for one in range(workers) for other in range(each)}
+    assert all(later.previous == earlier.version for earlier, later in pairwise(received))
 
 
 def test_copies_of_one_state_never_give_two_contents_one_version() -> None:
-    """As a backup that was restored, beside the server that went on."""
+    """A restored backup may run beside the server that it was made from."""
     first, second = Catalog(life="a"), Catalog(life="b")
     for catalog in (first, second):
         catalog.restore((), {}, {}, 7 << 32)

@@ -1,4 +1,4 @@
-"""Where a client stands: whatever it sends is a cursor or unknown, and never an error."""
+"""Any JSON value is a cursor or unknown, and never an error."""
 
 from typing import Any
 
@@ -43,16 +43,16 @@ def test_cursor_survives_encoding(epoch: str, known: dict[Feature | str, Version
 @given(anything | nearly)
 def test_any_json_is_accepted_as_a_cursor(garbage: Any) -> None:
     hub = Hub(Catalog())
-    heard: list[Any] = []
+    received: list[Any] = []
     told, refetch = resume(garbage, "here", hub, [TOOLS, "file:///a", "board://*"])
 
-    hub.subscribe(heard.append, "tools", uris=["file:///a"], told=told)
+    hub.subscribe(received.append, "tools", uris=["file:///a"], told=told)
 
     cursor = Cursor.parse(garbage)
     if cursor is None:
         assert told == {TOOLS: None, "file:///a": None}
         assert refetch == ("board://*",)
-        assert [(each.topic, each.complete) for each in heard] == [(TOOLS, False), ("file:///a", False)]
+        assert [(each.topic, each.complete) for each in received] == [(TOOLS, False), ("file:///a", False)]
     else:
         assert told.keys() <= cursor.versions.keys()
         assert bool(refetch) == (cursor.as_of is not None and (cursor.epoch != "here" or cursor.as_of != 0))
@@ -90,12 +90,14 @@ def test_equal_list_of_another_epoch_needs_no_notification() -> None:
     catalog.tools.add({"name": "a"})
     hub = Hub(catalog)
     same, other = catalog.version(TOOLS), Version(99, "other")
-    heard: list[Any] = []
+    received: list[Any] = []
 
-    hub.subscribe(lambda told: heard.append(("same", told)), "tools", told=Cursor("then", {TOOLS: same}).told("now"))
-    hub.subscribe(lambda told: heard.append(("other", told)), "tools", told=Cursor("then", {TOOLS: other}).told("now"))
+    hub.subscribe(lambda told: received.append(("same", told)), "tools", told=Cursor("then", {TOOLS: same}).told("now"))
+    hub.subscribe(
+        lambda told: received.append(("other", told)), "tools", told=Cursor("then", {TOOLS: other}).told("now")
+    )
 
-    assert [(who, told.complete, told.version) for who, told in heard] == [("other", False, same)]
+    assert [(name, told.complete, told.version) for name, told in received] == [("other", False, same)]
 
 
 def test_newer_cursor_updates_the_older_one() -> None:
@@ -111,7 +113,7 @@ def test_newer_cursor_updates_the_older_one() -> None:
 
 
 def test_versions_of_an_earlier_epoch_are_not_taken_as_current() -> None:
-    """It looked at one list of a server that was started anew, and comes back with that: the rest is as old as ever."""
+    """The client has fetched one list since a restart; its other versions are from before it."""
     catalog = Catalog()
     catalog.tools.add({"name": "a"})
     catalog.prompts.add({"name": "same"})
@@ -124,9 +126,9 @@ def test_versions_of_an_earlier_epoch_are_not_taken_as_current() -> None:
 
     cursor = held.then(Cursor("after", {TOOLS: catalog.version(TOOLS)}))
     told, refetch = resume(cursor.as_json(), "after", hub, [*topics, "board://*"])
-    heard: list[Notification] = []
-    hub.subscribe(heard.append, *Feature, uris=["file:///a"], told=told)
+    received: list[Notification] = []
+    hub.subscribe(received.append, *Feature, uris=["file:///a"], told=told)
 
-    assert [(each.topic, each.complete) for each in heard] == [(Feature.RESOURCES, False), ("file:///a", False)]
+    assert [(each.topic, each.complete) for each in received] == [(Feature.RESOURCES, False), ("file:///a", False)]
     assert refetch == ("board://*",)
     assert cursor.then(Cursor("after", {"file:///a": Version(9, "c")}, 9)).as_of == 9

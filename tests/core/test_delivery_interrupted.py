@@ -1,19 +1,17 @@
-"""What ends a program may be raised within one delivery; nobody else is told less for it."""
+"""A `KeyboardInterrupt` or `SystemExit` in one delivery does not prevent the others."""
 
 import asyncio
 
 import pytest
 
-from tests.support.readers import Clock, Reader, catalog, clock, hub, reader
+from tests.support.readers import Clock, Reader
 from tidings import BUSY, Catalog, Feature, Hub, Notification, Policy
-
-__all__ = ["catalog", "clock", "hub", "reader"]
 
 PACED = Policy(quiet_gap=1)
 
 
 def open_two(hub: Hub, reader: Reader, error: BaseException, policy: Policy | None) -> None:
-    """One that raises when it is told something, and another one after it."""
+    """Open a subscriber whose `deliver` raises, and a second one."""
 
     def fail(notification: Notification) -> None:
         raise error
@@ -41,14 +39,14 @@ def test_exit_is_raised_after_all_subscribers_were_told(
         change_both(catalog, hub, clock)
 
     assert sorted(reader.told()) == [["added p"], ["added t"]]
-    assert not hub.counts.failures, "it is nobody's failure"
+    assert not hub.counts.failures, "an exit is not a failed delivery"
 
 
 @pytest.mark.parametrize("policy", [None, PACED])
 def test_cancelled_error_of_a_callback_counts_as_failed_delivery(
     catalog: Catalog, hub: Hub, clock: Clock, reader: Reader, policy: Policy | None
 ) -> None:
-    """`task.result()` of one that was cancelled raises what is no `Exception`."""
+    """`task.result()` of a cancelled task raises a `BaseException`."""
     open_two(hub, reader, asyncio.CancelledError(), policy)
 
     change_both(catalog, hub, clock)
@@ -64,23 +62,23 @@ def test_interrupted_resume_delivers_everything_missed(catalog: Catalog, hub: Hu
 
     def take(notification: Notification) -> None:
         reader.take(notification)
-        if len(reader.heard) == 1:
+        if len(reader.received) == 1:
             raise KeyboardInterrupt
 
     subscriber = hub.open(take, policy=Policy(max_pending=1))
     with pytest.raises(KeyboardInterrupt):
         hub.subscribe(subscriber, uris=uris, told=dict.fromkeys(uris))
 
-    assert [notification.topic for notification in reader.heard] == uris
+    assert [notification.topic for notification in reader.received] == uris
     assert not subscriber.pending
 
 
 def test_wake_raises_the_exit_of_a_callback(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     def take(notification: Notification) -> object:
         reader.take(notification)
-        if len(reader.heard) == 2:
+        if len(reader.received) == 2:
             raise KeyboardInterrupt
-        return BUSY if len(reader.heard) == 1 else None
+        return BUSY if len(reader.received) == 1 else None
 
     subscriber = hub.open(take)
     subscriber.subscribe("tools", "prompts")
@@ -120,4 +118,4 @@ def test_callback_that_uses_the_hub_is_not_interrupted_by_another(
         change_both(catalog, hub, clock)
 
     assert done == ["subscribed", "changed", "woken", "ticked"]
-    assert reader.heard[-1].version == catalog.resources.version
+    assert reader.received[-1].version == catalog.resources.version

@@ -1,4 +1,4 @@
-"""A delta leads from the one definition to the other, and to nothing else."""
+"""A delta leads exactly from one definition to another."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def test_patch_leads_from_before_to_after_or_is_none(before: dict[str, Any], aft
     patch = merge_patch(before, after)
 
     if patch is None:
-        assert b"null" in canonical(after), "only a null can't be patched in"
+        assert b"null" in canonical(after), "only null cannot be set by a patch"
     else:
         assert canonical(apply_patch(before, patch)) == canonical(after)
 
@@ -81,9 +81,9 @@ def test_patches_are_applied_as_in_the_rfc(target: object, patch: object, result
 
 
 def summary_of(notification: Any) -> dict[str, Any]:
-    """What a client finds in `_meta`."""
+    """Return the `dev.tidings/change` of a notification with deltas."""
     params = msgspec.json.decode(write(notification, FrameFormat(detail="delta", max_changes=1_000)))["params"]
-    assert params.keys() == {"_meta"}, "the item is not there a second time"
+    assert params.keys() == {"_meta"}, "no second copy of the item"
     summary: dict[str, Any] = params["_meta"][CHANGE_KEY]
     return summary
 

@@ -1,4 +1,4 @@
-"""The digest is over content and nothing else: not order, not time, not the way there."""
+"""Digests depend on the content only."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -48,13 +48,15 @@ def test_key_order_is_ignored(definition: dict[str, Any]) -> None:
     assert item_hash(reversed_keys(definition)) == item_hash(definition)
 
 
-def by_the_book(value: Any) -> str:
-    """Canonical JSON as the module describes it, for whoever writes it in another language."""
+def documented_json(value: Any) -> str:
+    """Encode canonical JSON as the module documents it."""
     match value:
         case dict():
-            return "{" + ",".join(f"{by_the_book(key)}:{by_the_book(value[key])}" for key in sorted(value)) + "}"
+            return (
+                "{" + ",".join(f"{documented_json(key)}:{documented_json(value[key])}" for key in sorted(value)) + "}"
+            )
         case list():
-            return "[" + ",".join(map(by_the_book, value)) + "]"
+            return "[" + ",".join(map(documented_json, value)) + "]"
         case str():
             short = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
             return '"' + "".join(short.get(c, f"\\u{ord(c):04x}" if c < " " else c) for c in value) + '"'
@@ -75,7 +77,7 @@ def by_the_book(value: Any) -> str:
 )
 @example({"é\u2028\U0001f600\x7f": "\x1f\b", "\uffff": 1, "\U00010000": 2})
 def test_canonical_json_is_as_documented(value: Any) -> None:
-    assert canonical(value).decode() == by_the_book(value)
+    assert canonical(value).decode() == documented_json(value)
 
 
 @given(definitions, definitions)
@@ -132,7 +134,7 @@ def test_safe_json_encodes_json_values_unchanged(value: Any) -> None:
 
 class Broken:
     def __str__(self) -> str:
-        raise RuntimeError("no text for you")
+        raise RuntimeError("no text")
 
 
 class Odd:
@@ -159,14 +161,14 @@ def test_object_without_text_form_is_encoded() -> None:
 
 
 class Knot(list[object]):
-    """A list that is walked a few times at most."""
+    """A list that fails if it is iterated endlessly."""
 
-    walks = 0
+    iterations = 0
 
     def __iter__(self) -> Iterator[object]:
-        self.walks += 1
-        if self.walks > 1000:
-            pytest.fail("walks in circles")
+        self.iterations += 1
+        if self.iterations > 1000:
+            pytest.fail("endless iteration")
         return super().__iter__()
 
 

@@ -1,4 +1,4 @@
-"""What a filter hides of what was shown is found out once for all who missed the same, and anew when that changes."""
+"""Hidden changes of a fetched list are found once for all subscribers that missed the same."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import math
 
 import pytest
 
-from tests.support.readers import Clock, Reader, catalog, clock, hub, reader
+from tests.support.readers import Clock, Reader
 from tidings import Catalog, Change, Feature, Filter, Hub, Subscriber
-
-__all__ = ["catalog", "clock", "hub", "reader"]
 
 TOOLS = Feature.TOOLS
 
 
 class Counting(Filter):
-    """A filter that says how often it, or one that equals it, was asked."""
+    """A filter that counts the calls of `passes`."""
 
-    asked = 0
+    calls = 0
 
     def passes(self, change: Change) -> bool:
-        type(self).asked += 1
+        type(self).calls += 1
         return super().passes(change)
 
 
@@ -31,51 +29,51 @@ def open_slow(hub: Hub, reader: Reader, filter: Filter) -> Subscriber:
     return slow
 
 
-def show(catalog: Catalog, hub: Hub) -> None:
+def fetch(catalog: Catalog, hub: Hub) -> None:
     hub.notifications.fetched.record(TOOLS, catalog.tools.version)
 
 
-def asked_by(number: int, *, is_undone: bool) -> tuple[int, Reader]:
-    """How often the filter is asked while a number of readers that missed the same are woken."""
+def calls_for(number: int, *, is_undone: bool) -> tuple[int, Reader]:
+    """Count the calls of the filter while several equal subscribers are woken."""
     catalog, reader = Catalog(), Reader()
     hub = Hub(catalog, clock=Clock())
     waiting = [open_slow(hub, reader, Counting(names=["t*"])) for _ in range(number)]
     for index in range(20):
         catalog.tools.add({"name": f"t{index}"})
-    show(catalog, hub)
+    fetch(catalog, hub)
     if is_undone:
         catalog.tools.remove("t0")
     catalog.tools.add({"name": "other"})
-    Counting.asked = 0
+    Counting.calls = 0
     for each in waiting:
         hub.wake(each)
-    return Counting.asked, reader
+    return Counting.calls, reader
 
 
 @pytest.mark.parametrize("is_undone", [True, False])
 def test_filter_is_evaluated_once_for_equal_subscribers(is_undone: bool) -> None:
-    one, _ = asked_by(1, is_undone=is_undone)
-    many, reader = asked_by(30, is_undone=is_undone)
+    one, _ = calls_for(1, is_undone=is_undone)
+    many, reader = calls_for(30, is_undone=is_undone)
 
     assert many == one > 0
-    assert [told.complete for told in reader.heard] == [not is_undone] * 30
+    assert [told.complete for told in reader.received] == [not is_undone] * 30
 
 
 def test_later_undone_change_is_not_hidden_by_the_cache(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     early, late = (open_slow(hub, reader, Filter(names=["t*"])) for _ in range(2))
     catalog.tools.add({"name": "t1"})
-    show(catalog, hub)
+    fetch(catalog, hub)
     catalog.tools.add({"name": "other"})
     hub.wake(early)
     assert reader.told() == [["added t1"]]
     early.close()
 
     catalog.tools.add({"name": "t2"})
-    show(catalog, hub)
+    fetch(catalog, hub)
     catalog.tools.remove("t2")
     hub.wake(late)
 
-    (told,) = reader.heard
+    (told,) = reader.received
     assert (told.complete, told.changes) == (False, ())
 
 
@@ -84,13 +82,13 @@ def test_cache_distinguishes_filters(catalog: Catalog, hub: Hub, reader: Reader)
     with catalog.batch():
         for name in ("passing", "staying"):
             catalog.tools.add({"name": name})
-    show(catalog, hub)
+    fetch(catalog, hub)
     catalog.tools.remove("passing")
 
     for each in waiting:
         hub.wake(each)
 
-    assert [told.complete for told in reader.heard] == [False, True]
+    assert [told.complete for told in reader.received] == [False, True]
     assert reader.told() == [[], ["added staying"]]
 
 
@@ -101,14 +99,14 @@ def test_discarded_changes_may_have_been_undone(catalog: Catalog, hub: Hub, read
     slow.pause()
     picky = open_slow(hub, reader, Filter(names=["t*"]))
     catalog.tools.add({"name": "t"})
-    show(catalog, hub)
+    fetch(catalog, hub)
     catalog.tools.remove("t")
     catalog.tools.add({"name": "other"})
     hub.wake(slow)
-    assert other.told() == [["added other"]], "all that is left, and known from now on"
+    assert other.told() == [["added other"]], "the net change"
 
     hub.journal.expire(math.inf)
     hub.wake(picky)
 
-    (told,) = reader.heard
+    (told,) = reader.received
     assert (told.complete, told.changes) == (False, ())

@@ -1,4 +1,4 @@
-"""How one subscriber wants to be told: what can be honoured is, the rest is left out, nothing is an error."""
+"""Terms of a client: those that can be granted are, others are left out, and none is an error."""
 
 from typing import Any
 
@@ -146,6 +146,6 @@ def test_urgent_priority_does_not_lift_the_limit_of_the_server(limit: Terms) -> 
     client = Terms.parse({"priorities": {"a://**": "urgent", "b://**": "low"}})
 
     assert client.within(limit).priorities == {"a://**": "high", "b://**": "low"}
-    assert client.within(Terms(detail="none")).priorities == client.priorities, "that is no limit of this kind"
+    assert client.within(Terms(detail="none")).priorities == client.priorities, "not a limit on time"
     trusted = Terms(min_interval=limit.min_interval, quiet_gap=limit.quiet_gap, priorities={"a://**": "urgent"})
-    assert client.within(trusted).priorities == {"a://**": "urgent", "b://**": "low"}, "the server itself says so"
+    assert client.within(trusted).priorities == {"a://**": "urgent", "b://**": "low"}, "set by the server"

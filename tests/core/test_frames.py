@@ -1,4 +1,4 @@
-"""Frames say what DESIGN says, in the words of the official schemas, and are encoded once."""
+"""Frames match the official schemas, have the documented members, and are encoded once."""
 
 import json
 from collections.abc import Callable
@@ -41,13 +41,13 @@ PROMPT = {
 RESOURCE = {"uri": "file:///a", "name": "a", "mimeType": "text/plain", "_meta": {"com.example/pages": 3}}
 TEMPLATE = {"uriTemplate": "board://{sprint}", "name": "sprint"}
 
-# Everything that a reader or a writer of lines, of JSON or of server-sent events may stumble over.
+# Everything that may break a reader or a writer of lines, JSON or server-sent events.
 NASTY = '\u2028\u2029\x85\r\n\x0b\x0c\x1c\x1d\x1e\x00\x7f"\\/é日本🦊\ufeff\U0010ffff data: id: :'
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
 
 
 def notification_of(*steps: Callable[[Catalog], object]) -> Notification:
-    """What the last commit says; earlier steps lead up to it."""
+    """Return the notification of the last commit."""
     catalog = Catalog()
     published: list[tuple[Change, ...]] = []
     catalog.follow(published.append)
@@ -87,7 +87,7 @@ SHAPES = [FrameFormat(*given) for given in product(DETAILS, (64, 2), (True, Fals
 
 
 def read_events(frames: bytes) -> list[tuple[str, str]]:
-    """Server-sent events as the WHATWG standard reads them."""
+    """Parse server-sent events as in the WHATWG standard."""
     events: list[tuple[str, str]] = []
     kind, data = "", list[str]()
     for line in frames.decode().replace("\r\n", "\n").replace("\r", "\n").split("\n"):
@@ -106,11 +106,11 @@ def read_events(frames: bytes) -> list[tuple[str, str]]:
 
 
 def read(frame: bytes, shape: FrameFormat) -> dict[str, Any]:
-    """The one message of a frame, whichever way it is framed."""
+    """Return the one message of a frame."""
     if shape.is_sse:
         [(kind, text)] = read_events(frame)
         assert kind == "message"
-        assert len(frame.decode().splitlines()) == 3, "one event even for those who take U+2028 for a line break"
+        assert len(frame.decode().splitlines()) == 3, "one event even if U+2028 is a line break"
     else:
         text = frame.decode()
         assert text.endswith("\n")
@@ -120,13 +120,13 @@ def read(frame: bytes, shape: FrameFormat) -> dict[str, Any]:
 
 
 def told(notification: Notification, **shape: Any) -> dict[str, Any]:
-    """The params of the plain frame of a notification."""
+    """Return the params of a notification."""
     params: dict[str, Any] = read(write(notification, FrameFormat(**shape)), FrameFormat(**shape))["params"]
     return params
 
 
 def validate(message: dict[str, Any], schema: str) -> None:
-    """Against the official schema of a version: the whole message, and as the SDK's client parses it."""
+    """Validate the message by the official schema of a version, and by the parser of the SDK."""
     method = message["method"]
     SERVER_NOTIFICATIONS[method, schema].model_validate(message, strict=True, by_name=False)
     parse_server_notification(method, schema, message["params"])
@@ -167,7 +167,7 @@ def test_schemas_refuse_invalid_messages(schema: str, message: dict[str, Any], e
         validate(message, schema)
 
 
-# What a frame says
+# Members
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_update_without_a_patch_has_the_whole_item() -> None:
     assert "delta" not in summary
 
 
-# How it is written
+# Encoding
 
 
 @given(texts, texts, texts | st.integers())
@@ -344,14 +344,14 @@ def test_successive_frames_are_one_event_each() -> None:
 @pytest.mark.parametrize("tag", [b"7", b"1234567", '"名前"'.encode()])
 def test_encoder_makes_valid_chunks_of_each_notification(tag: bytes) -> None:
     shape = FrameFormat(is_sse=True, is_tagged=True)
-    press, plain = FrameEncoder(shape, len(tag)), FrameEncoder(shape)
+    chunked, plain = FrameEncoder(shape, len(tag)), FrameEncoder(shape)
     for notification in (CASES["several tools"](), CASES["several tools"]()):
         frame = write(notification, shape, tag)
-        press.encode(notification)
+        chunked.encode(notification)
         plain.encode(notification)
-        assert press.notification is notification
-        assert press.head + tag + press.tail == b"%x\r\n%b\r\n" % (len(frame), frame)
-        assert press.length == len(frame)
+        assert chunked.notification is notification
+        assert chunked.head + tag + chunked.tail == b"%x\r\n%b\r\n" % (len(frame), frame)
+        assert chunked.length == len(frame)
         assert plain.head + tag + plain.tail == frame
 
 
@@ -372,15 +372,15 @@ def test_frame_is_encoded_once_and_shared(is_tagged: bool) -> None:
 @given(texts | st.integers())
 @example(NASTY)
 def test_first_and_last_frame_match_the_schema(tag: str | int) -> None:
-    honoured = {"toolsListChanged": True, "resourceSubscriptions": [NASTY]}
+    granted = {"toolsListChanged": True, "resourceSubscriptions": [NASTY]}
     cursor = {"tools": {"revision": 7, "digest": "d7"}}
     sse = FrameFormat(is_sse=True)
-    begin = read(acknowledgement(honoured, {CURSOR_KEY: cursor}, encode_tag(tag)), sse)
+    begin = read(acknowledgement(granted, {CURSOR_KEY: cursor}, encode_tag(tag)), sse)
     end = read(listen_result({"com.example/why": NASTY}, encode_tag(tag)), sse)
 
     validate(begin, "2026-07-28")
     assert "id" not in begin
-    assert begin["params"] == {"notifications": honoured, "_meta": {SUBSCRIPTION_KEY: tag, CURSOR_KEY: cursor}}
+    assert begin["params"] == {"notifications": granted, "_meta": {SUBSCRIPTION_KEY: tag, CURSOR_KEY: cursor}}
     validate_server_result("subscriptions/listen", "2026-07-28", end["result"])
     assert end["id"] == tag
     assert end["result"]["_meta"] == {SUBSCRIPTION_KEY: tag, "com.example/why": NASTY}

@@ -1,14 +1,12 @@
-"""Who is told what: once, in order, only what it asked for, and whatever the others do."""
+"""Subscribers get what they subscribed to: once, in order, and nothing else."""
 
 import threading
 
 import pytest
 
-from tests.support.readers import Clock, Reader, add, catalog, clock, reader
+from tests.support.readers import Clock, Reader, add
 from tidings import Catalog, Feature, Filter, Hub, InvalidPattern, LimitReached, Notification, Policy, Reason
 from tidings.server.uri_templates import read_template
-
-__all__ = ["catalog", "clock", "reader"]
 
 TOOLS, PROMPTS, RESOURCES = Feature
 
@@ -18,7 +16,7 @@ def hub(catalog: Catalog, clock: Clock) -> Hub:
     return Hub(catalog, templates=read_template, clock=clock)
 
 
-# Who watches what
+# Subscriptions
 
 
 @pytest.mark.parametrize("feature", Feature)
@@ -89,7 +87,7 @@ def test_subscribing_twice_is_one_subscription(catalog: Catalog, hub: Hub, reade
     assert reader.told() == [["added x"], ["updated a://b"]]
     assert hub.subscriptions() == [(TOOLS, [first]), ("a://b", [first])]
     hub.unsubscribe(reader.take, "tools")
-    assert hub.subscriptions() == [("a://b", [first])], "and one end of it is enough"
+    assert hub.subscriptions() == [("a://b", [first])], "one unsubscribe ends it"
 
 
 def test_unsubscribing_keeps_other_subscriptions(catalog: Catalog, hub: Hub, reader: Reader) -> None:
@@ -134,17 +132,17 @@ def test_opened_subscriber_stays_open_without_subscriptions(catalog: Catalog, hu
 
 
 @pytest.mark.parametrize(
-    ("policy", "uris", "knob"),
+    ("policy", "uris", "limit"),
     [
         (Policy(max_uris=2), ["a://1", "a://2", "a://3"], r"Policy\.max_uris allows 2"),
         (Policy(max_patterns=1), ["a://1", "a://*", "b://*"], r"Policy\.max_patterns allows 1"),
     ],
 )
 def test_too_many_subscriptions_of_a_callback_are_refused(
-    catalog: Catalog, reader: Reader, policy: Policy, uris: list[str], knob: str
+    catalog: Catalog, reader: Reader, policy: Policy, uris: list[str], limit: str
 ) -> None:
     hub = Hub(catalog, policy=policy)
-    with pytest.raises(LimitReached, match=knob):
+    with pytest.raises(LimitReached, match=limit):
         hub.subscribe(reader.take, "tools", uris=uris)
 
     assert len(hub) == 0
@@ -184,7 +182,7 @@ def test_too_many_uris_are_refused_and_the_limit_is_named(catalog: Catalog, read
     assert subscriber.watched == ["a://1", "a://2"]
 
 
-# Many at once
+# Many subscribers and threads
 
 
 def test_hub_delivers_commits_published_by_the_caller(catalog: Catalog, reader: Reader) -> None:
@@ -210,7 +208,7 @@ def test_subscribers_share_one_notification_object(catalog: Catalog, hub: Hub) -
     for each in readers:
         hub.subscribe(each.take, "tools", uris=["a://b"])
     add(catalog, "x")
-    assert len({id(notification) for reader in readers for notification in reader.heard}) == 1
+    assert len({id(notification) for reader in readers for notification in reader.received}) == 1
 
     hub.close(readers[50].take, Reason.DISCONNECTED)
     catalog.resources.updated("a://b")
@@ -247,28 +245,30 @@ def test_hub_can_be_used_from_many_threads(catalog: Catalog, hub: Hub, reader: R
 
     assert failures == []
     assert len(hub) == 1
-    revisions = [notification.version.revision for notification in reader.heard]
+    revisions = [notification.version.revision for notification in reader.received]
     assert revisions == sorted(set(revisions))
     names = [f"{worker}-{number}" for worker in range(workers) for number in range(each)]
     assert sorted(reader.told()) == sorted([f"added {name}"] for name in names), "one notification for each"
 
 
 def test_filtered_notification_is_shared_and_delivered_immediately(catalog: Catalog, hub: Hub) -> None:
-    """As fast as anybody: what passes a filter is made once, and goes through no mailbox."""
-    heard: list[tuple[str, Notification]] = []
-    hub.subscribe(lambda told: heard.append(("one", told)), "tools")
-    hub.subscribe(lambda told: heard.append(("two", told)), "tools", filter=Filter(names=["p*"]))
-    picky = [hub.open(lambda told: heard.append(("picky", told)), filter=Filter(names=["p*"])) for _ in range(2)]
-    for subscriber in picky:
+    """A filtered notification is built once, and needs no mailbox."""
+    received: list[tuple[str, Notification]] = []
+    hub.subscribe(lambda told: received.append(("one", told)), "tools")
+    hub.subscribe(lambda told: received.append(("two", told)), "tools", filter=Filter(names=["p*"]))
+    filtered = [
+        hub.open(lambda told: received.append(("filtered", told)), filter=Filter(names=["p*"])) for _ in range(2)
+    ]
+    for subscriber in filtered:
         subscriber.subscribe("tools")
     catalog.tools.replace([{"name": "p"}, {"name": "q"}])
 
-    assert [who for who, _ in heard] == ["one", "two", "picky", "picky"]
-    assert len({id(told) for who, told in heard if who != "one"}) == 1
-    assert [change.key for change in heard[-1][1].changes] == ["p"]
-    assert all(subscriber.mailbox_size == 0 for subscriber in picky)
+    assert [name for name, _ in received] == ["one", "two", "filtered", "filtered"]
+    assert len({id(told) for name, told in received if name != "one"}) == 1
+    assert [change.key for change in received[-1][1].changes] == ["p"]
+    assert all(subscriber.mailbox_size == 0 for subscriber in filtered)
     catalog.tools.add({"name": "r"})
-    assert len(heard) == 5, "only the one that asked for all"
-    assert all(hub.told(subscriber, Feature.TOOLS) != catalog.version(Feature.TOOLS) for subscriber in picky)
+    assert len(received) == 5, "only the subscriber without a filter"
+    assert all(hub.told(subscriber, Feature.TOOLS) != catalog.version(Feature.TOOLS) for subscriber in filtered)
     catalog.tools.remove("p")
-    assert [who for who, _ in heard[5:]] == ["one", "two", "picky", "picky"]
+    assert [name for name, _ in received[5:]] == ["one", "two", "filtered", "filtered"]

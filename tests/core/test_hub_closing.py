@@ -1,15 +1,13 @@
-"""Whoever leaves leaves nothing behind, and whoever comes back is told exactly what differs, or to refetch."""
+"""Closed subscribers leave nothing behind, and returning ones get exactly the differences, or must refetch."""
 
 import weakref
 from collections.abc import Callable
 
 import pytest
 
-from tests.support.readers import Clock, Reader, add, catalog, clock, reader
+from tests.support.readers import Clock, Reader, add
 from tidings import Catalog, Feature, Hub, Policy, Reason, Topic, Version
 from tidings.server.uri_templates import read_template
-
-__all__ = ["catalog", "clock", "reader"]
 
 TOOLS, PROMPTS, RESOURCES = Feature
 
@@ -54,9 +52,9 @@ def test_deletion_ends_the_subscriptions_to_the_uri(catalog: Catalog, hub: Hub, 
 
     catalog.resources.updated("a://b")
     assert reader.told() == []
-    assert other.told() == [["updated a://b"]], "through the pattern, which is still watched"
+    assert other.told() == [["updated a://b"]], "still watched through the pattern"
     assert [topic for topic, _ in hub.subscriptions()] == ["a://*"]
-    assert len(hub) == 1, "a callback that watches nothing any more is gone"
+    assert len(hub) == 1, "a callback without subscriptions is closed"
 
 
 def test_busy_subscriber_gets_the_deletion_before_its_subscription_ends(
@@ -105,7 +103,7 @@ def test_callback_is_closed_when_its_last_subscription_expires(hub: Hub, reader:
     assert reasons == [Reason.EXPIRED]
 
 
-# Coming back
+# Returning
 
 
 @pytest.mark.parametrize("slowly", [False, True])
@@ -125,8 +123,8 @@ def test_returning_subscriber_gets_exactly_the_differences(
     if slowly:
         hub.wake(subscriber)
 
-    assert [notification.complete for notification in reader.heard] == [True, True]
-    assert reader.heard[1].changes[-1].metadata == {"author": "ada"}
+    assert [notification.complete for notification in reader.received] == [True, True]
+    assert reader.received[1].changes[-1].metadata == {"author": "ada"}
     assert reader.told() == [["added c", "removed a"], ["updated a://b"]]
     add(catalog, "d")
     if slowly:
@@ -148,15 +146,15 @@ def _never(catalog: Catalog) -> Version | None:
     return None
 
 
-def _from_the_future(catalog: Catalog) -> Version | None:
+def _future(catalog: Catalog) -> Version | None:
     return Version(999, "0" * 32)
 
 
-def _from_another_life(catalog: Catalog) -> Version | None:
+def _another_epoch(catalog: Catalog) -> Version | None:
     return Version(2, "0" * 32)
 
 
-@pytest.mark.parametrize("knows", [_never, _from_the_future, _from_another_life])
+@pytest.mark.parametrize("knows", [_never, _future, _another_epoch])
 @pytest.mark.parametrize("topic", [TOOLS, "a://b"])
 def test_unknown_version_makes_a_returning_subscriber_refetch(
     catalog: Catalog, hub: Hub, reader: Reader, topic: Topic, knows: Callable[[Catalog], Version | None]
@@ -168,7 +166,7 @@ def test_unknown_version_makes_a_returning_subscriber_refetch(
 
     hub.subscribe(reader.take, "tools", uris=["a://*"], told={topic: knows(catalog)})
 
-    [notification] = reader.heard
+    [notification] = reader.received
     assert notification.topic == topic
     assert not notification.complete
     assert notification.version == catalog.version(topic)
@@ -181,7 +179,7 @@ def test_short_journal_makes_a_returning_subscriber_refetch(catalog: Catalog, re
     add(catalog, "b", "c")
     hub.subscribe(reader.take, "tools", told={TOOLS: known})
 
-    [notification] = reader.heard
+    [notification] = reader.received
     assert (notification.complete, notification.changes) == (False, ())
 
 
@@ -192,7 +190,7 @@ def test_version_older_than_the_hub_makes_a_subscriber_refetch(catalog: Catalog,
     hub = Hub(catalog)
     hub.subscribe(reader.take, "tools", told={TOOLS: known})
 
-    [notification] = reader.heard
+    [notification] = reader.received
     assert not notification.complete
 
 

@@ -1,4 +1,4 @@
-"""Who watches what: a URI is also watched under the folders that it is in, whoever came or went meanwhile."""
+"""A URI is also watched through its ancestors, whatever was subscribed or unsubscribed before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOTS = ("x://h", "x://", "x:/", "x:", "", "/", "file:///")
 
 
 def expected(topic: str, watched: set[str]) -> list[Topic]:
-    """The rule, in so many words: each slash after the root ends a folder, which may be watched with and without it."""
+    """Return all ancestors: each slash after the root ends a folder, which may be watched with and without it."""
     scheme = topic.find("://")
     root = scheme + 3 if scheme >= 0 else 0
     ends = [at for at in range(len(topic) - 1) if topic[at] == "/" and at > root]

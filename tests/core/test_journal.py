@@ -1,4 +1,4 @@
-"""What changed since revision N: exactly, or that nobody knows any more."""
+"""The journal returns exactly the changes since a revision, or says that some are discarded."""
 
 import pytest
 from hypothesis import given
@@ -105,7 +105,7 @@ def test_journal_is_bounded_by_size(clock: Clock) -> None:
     assert journal.contents_since(catalog.revision - 5) is None
     for number in range(20):
         catalog.tools.remove(f"{number:02}")
-    assert len(journal.since(catalog.revision - 5, TOOLS) or ()) == 5, "what was removed is kept alive as well"
+    assert len(journal.since(catalog.revision - 5, TOOLS) or ()) == 5, "removed items count too"
     assert journal.since(catalog.revision - 6, TOOLS) is None
 
 
@@ -180,5 +180,5 @@ def test_changes_of_one_content_equal_those_among_all(uris: list[str], most: int
             for revision in (-1, kept[0].revision if kept else 0, catalog.revision - 1):
                 expected = [change for change in kept if change.topic == each and change.revision > revision]
                 assert journal.after(revision, each)[0] == expected
-    trails = journal._contents._by_uri.values()
-    assert sum(map(len, trails)) <= 2 * (most + 3), "what is forgotten is let go of"
+    indexed = journal._contents._by_uri.values()
+    assert sum(map(len, indexed)) <= 2 * (most + 3), "discarded changes are released"

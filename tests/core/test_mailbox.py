@@ -1,9 +1,7 @@
-"""What waits for a subscriber: a set of topics, not a queue of events, however slow it is."""
+"""A mailbox is a set of topics, not a queue of events."""
 
-from tests.support.readers import Reader, add, catalog, clock, hub, lines, reader
+from tests.support.readers import Reader, add, lines
 from tidings import Catalog, Feature, Hub, Journal, Policy, Reason, Version
-
-__all__ = ["catalog", "clock", "hub", "reader"]
 
 TOOLS, PROMPTS, RESOURCES = Feature
 
@@ -48,7 +46,7 @@ def test_busy_subscriber_gets_net_changes_in_one_notification(catalog: Catalog, 
     hub.wake(subscriber)
     assert reader.told() == [["added kept", "removed first"]]
     hub.wake(subscriber)
-    [notification] = reader.heard
+    [notification] = reader.received
     assert [change.metadata for change in notification.changes] == [{"version": 3}]
     assert notification.complete
 
@@ -79,7 +77,7 @@ def test_subscribers_that_missed_the_same_share_one_notification(catalog: Catalo
     for subscriber in subscribers:
         hub.wake(subscriber)
 
-    for first, *others in zip(*(each.heard for each in readers), strict=True):
+    for first, *others in zip(*(each.received for each in readers), strict=True):
         assert all(other is first for other in others)
     assert [each.told() for each in readers] == [[["added a"], ["added b", "added c"]]] * 3
 
@@ -91,7 +89,7 @@ def test_subscriber_that_missed_more_than_the_journal_must_refetch(catalog: Cata
     add(catalog, "a", "b", "c", "d")
     hub.wake(subscriber)
 
-    first, second = reader.heard
+    first, second = reader.received
     assert first.complete
     assert not second.complete
     assert second.changes == ()
@@ -130,7 +128,7 @@ def test_unsubscribed_topic_is_no_longer_pending(catalog: Catalog, hub: Hub, rea
     add(catalog, "x")
     catalog.resources.updated("a://b")
     subscriber.unsubscribe("tools", uris=["a://b"])
-    assert subscriber.mailbox_size == 1, "a://b is watched through the pattern still"
+    assert subscriber.mailbox_size == 1, "a://b is still watched through the pattern"
     reader.told()
 
     reader.is_slow = False
@@ -163,4 +161,4 @@ def test_overflowing_session_is_told_to_refetch_instead_of_closed(catalog: Catal
     hub.wake(subscriber)
 
     assert not subscriber.is_closed
-    assert [(told.topic, told.complete) for told in reader.heard] == [("a://0", True), (RESOURCES, False)]
+    assert [(told.topic, told.complete) for told in reader.received] == [("a://0", True), (RESOURCES, False)]

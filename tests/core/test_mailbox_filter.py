@@ -1,11 +1,9 @@
-"""What a filter or a mute holds back is not told, and does not count as told."""
+"""A filtered or muted change is not delivered, and does not move told."""
 
 import pytest
 
-from tests.support.readers import Reader, add, catalog, clock, hub, lines, reader
+from tests.support.readers import Reader, add, lines
 from tidings import Catalog, Change, Feature, Filter, Hub, InvalidPattern, Notification, Topic, Version
-
-__all__ = ["catalog", "clock", "hub", "reader"]
 
 TOOLS, PROMPTS, RESOURCES = Feature
 
@@ -105,21 +103,21 @@ def test_filters_with_equal_settings_are_equal() -> None:
 
 
 def test_refetch_is_told_despite_the_filter() -> None:
-    """Its cursor is from the future, so it may know what is yet to be published; when that is out, it does not."""
+    """Its version is in the future, so it may know what is not published yet. When that is published, it does not."""
     catalog = Catalog()
     unpublished: list[tuple[Change, ...]] = []
     catalog.follow(unpublished.append)
     hub = Hub(catalog)
     catalog.publisher = None
-    heard: list[Notification] = []
+    received: list[Notification] = []
     catalog.tools.add({"name": "other"})
-    subscriber = hub.open(heard.append, filter=Filter(names=["mine"]))
+    subscriber = hub.open(received.append, filter=Filter(names=["mine"]))
 
     hub.subscribe(subscriber, "tools", told={Feature.TOOLS: Version(7, "of another life")})
     for changes in unpublished:
         hub.publish(changes)
 
-    assert [(told.topic, told.complete) for told in heard] == [(Feature.TOOLS, False)]
+    assert [(told.topic, told.complete) for told in received] == [(Feature.TOOLS, False)]
 
 
 def test_muted_topic_is_suppressed_without_moving_told(catalog: Catalog, hub: Hub, reader: Reader) -> None:
@@ -134,7 +132,7 @@ def test_muted_topic_is_suppressed_without_moving_told(catalog: Catalog, hub: Hu
 
     assert lines(reader) == ["added p", "updated a://b"]
     assert hub.told(subscriber, TOOLS) == knew
-    assert hub.next_due() is None, "nothing to wake up for"
+    assert hub.next_due() is None, "no timer is needed"
     muted.clear()
     hub.wake(subscriber)
     assert lines(reader) == ["added b"]

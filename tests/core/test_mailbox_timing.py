@@ -1,15 +1,13 @@
-"""When a subscriber is told: after a quiet gap, at its rate, and in the order of what matters."""
+"""The time and order of notifications: quiet gap, rate limit and priorities."""
 
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.readers import Clock, Reader, add, catalog, clock, hub, lines, reader
+from tests.support.readers import Clock, Reader, add, lines
 from tidings import Catalog, Feature, Hub, Notification, Policy, Priority
 from tidings.core.digest import EMPTY
-
-__all__ = ["catalog", "clock", "hub", "reader"]
 
 TOOLS, PROMPTS, RESOURCES = Feature
 
@@ -48,7 +46,7 @@ def test_rate_limit_delays_changes_and_sends_the_last(catalog: Catalog, hub: Hub
         add(catalog, name)
         hub.tick()
     catalog.resources.updated("a://b")
-    assert lines(reader) == ["added a", "updated a://b"], "each topic has a limit of its own"
+    assert lines(reader) == ["added a", "updated a://b"], "each topic has its own limit"
     assert hub.next_due() == 10
 
     hub.tick(10)
@@ -117,15 +115,15 @@ def test_lists_come_before_contents_and_contents_by_priority(catalog: Catalog, h
 
 
 def test_timer_change_is_reported_only_if_earlier(catalog: Catalog, clock: Clock) -> None:
-    alarms: list[float] = []
-    hub = Hub(catalog, clock=clock, on_timer_change=alarms.append)
+    timer_changes: list[float] = []
+    hub = Hub(catalog, clock=clock, on_timer_change=timer_changes.append)
     later, sooner = Policy(quiet_gap=5, longest_wait=5), Policy(quiet_gap=2, longest_wait=2)
     hub.subscribe(lambda notification: None, "tools", policy=later)
     hub.subscribe(lambda notification: None, "tools", policy=sooner)
     hub.subscribe(lambda notification: None, "tools", policy=later)
     add(catalog, "a", "b")
 
-    assert alarms == [5, 2]
+    assert timer_changes == [5, 2]
     assert hub.next_due() == 2
     hub.tick(2)
     assert hub.next_due() == 5
@@ -139,11 +137,11 @@ def test_last_version_is_told_and_intervals_are_kept(
 ) -> None:
     clock, catalog = Clock(), Catalog()
     hub = Hub(catalog, clock=clock)
-    heard: list[Notification] = []
+    received: list[Notification] = []
     times: list[float] = []
 
     def take(notification: Notification) -> None:
-        heard.append(notification)
+        received.append(notification)
         times.append(clock.now)
 
     hub.subscribe(take, "tools", policy=Policy(quiet_gap=0.5, longest_wait=2, min_interval=1))
@@ -162,7 +160,7 @@ def test_last_version_is_told_and_intervals_are_kept(
             catalog.tools.remove(name)
     wait_until(clock.now + 10)
 
-    told = [EMPTY, *(notification.version.digest for notification in heard)]
+    told = [EMPTY, *(notification.version.digest for notification in received)]
     assert told[-1] == catalog.version(TOOLS).digest
     assert all(later != earlier for earlier, later in pairwise(told))
     assert all(later - earlier >= 1 for earlier, later in pairwise(times))

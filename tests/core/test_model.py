@@ -1,4 +1,4 @@
-"""The words of Tidings as values: topics can't be mixed up, and nobody can change what was published."""
+"""Topics cannot be confused, and published values are immutable."""
 
 import pytest
 

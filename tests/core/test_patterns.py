@@ -1,4 +1,4 @@
-"""URI patterns mean what they say, and the index finds exactly those that match."""
+"""URI patterns match as documented, and the index finds exactly those that match."""
 
 import time
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ addresses = st.lists(st.sampled_from(["a", "b", "/", ".", "?k=a", ";s=a", "#a", 
 
 
 def matches_glob(pattern: str, uri: str) -> bool:
-    """What a glob means, said as plainly as possible and as slowly as necessary."""
+    """Match a glob in the simplest way, however slow."""
 
     @cache
     def fits(at: int, there: int) -> bool:

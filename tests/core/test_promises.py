@@ -1,8 +1,7 @@
-"""The core keeps its promises through whatever may happen, and nothing is left of those who came and went."""
+"""The core keeps its promises in random scenarios, and closed subscribers leave nothing behind."""
 
 from __future__ import annotations
 
-import logging
 import random
 from collections import deque
 from typing import Any
@@ -16,19 +15,15 @@ from tests.support.promises.machine import Machine, assert_nothing_is_left
 from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Reason, Subscriber, Topic
 
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Callbacks that raise are logged, and here they do so on purpose."""
-    caplog.set_level(logging.CRITICAL + 1, "tidings")
+pytestmark = pytest.mark.usefixtures("no_logs")
 
 
 def test_core_keeps_its_promises() -> None:
     run_state_machine_as_test(Machine, settings=settings(max_examples=150, stateful_step_count=40))
 
 
-class Passerby:
-    """Has a method that is subscribed, and goes without a word."""
+class Owner:
+    """Has a method that is subscribed, and is garbage-collected without closing it."""
 
     def deliver(self, _: Notification) -> None: ...
 
@@ -49,23 +44,23 @@ def test_nothing_remains_after_100_000_random_openings() -> None:
         (chance.sample(tuple(Feature), chance.randrange(1, 3)), chance.sample((*URIS, *PATTERNS), chance.randrange(3)))
         for _ in range(1000)
     ]
-    passersby: deque[Passerby] = deque(maxlen=20)
-    guests: deque[Subscriber] = deque()
+    owners: deque[Owner] = deque(maxlen=20)
+    opened: deque[Subscriber] = deque()
     for cycle in range(100_000):
         features, uris = chance.choice(wanted)
         ttl = None if cycle % 3 else 1.0
         if cycle % 5 == 0:
-            passersby.append(Passerby())  # whoever came twenty before is lost, and its id is free
-            hub.subscribe(passersby[-1].deliver, *features, uris=uris, ttl=ttl, **options[cycle % 4])
+            owners.append(Owner())  # the owner of twenty steps before is collected, and its id is free
+            hub.subscribe(owners[-1].deliver, *features, uris=uris, ttl=ttl, **options[cycle % 4])
         else:
-            guest = hub.open(lambda _: BUSY, **options[cycle % 4])
-            guest.subscribe(*features, uris=uris, ttl=ttl)
-            guests.append(guest)
-        if len(guests) > 20:
-            guest = guests.popleft()
+            subscriber = hub.open(lambda _: BUSY, **options[cycle % 4])
+            subscriber.subscribe(*features, uris=uris, ttl=ttl)
+            opened.append(subscriber)
+        if len(opened) > 20:
+            subscriber = opened.popleft()
             if cycle % 7 == 0:
-                guest.unsubscribe()
-            guest.close(Reason.DISCONNECTED)
+                subscriber.unsubscribe()
+            subscriber.close(Reason.DISCONNECTED)
         if cycle % 100 == 0:
             catalog.tools.add({"name": "p", "description": str(cycle)}, replace=True)
             catalog.resources.updated(chance.choice(URIS))
@@ -73,8 +68,8 @@ def test_nothing_remains_after_100_000_random_openings() -> None:
             hub.tick()
     assert len(hub) <= 40
     assert len(hub._delivery._timers._heap) <= 2 * len(hub)
-    passersby.clear()
-    for guest in guests:
-        guest.close()
+    owners.clear()
+    for subscriber in opened:
+        subscriber.close()
     assert_nothing_is_left(hub)
     assert not watched

@@ -1,8 +1,7 @@
-"""Each judge is shown a core that breaks its promise, and catches it."""
+"""Each promise checker detects a core with a seeded defect."""
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -22,32 +21,28 @@ from tidings.core.mailbox import Entry, Mailbox
 from tidings.core.notifications import Notifications
 from tidings.testing import PROMISES, History, PromiseBroken, Recorder, check_all
 
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Callbacks that raise are logged, and here they do so on purpose."""
-    caplog.set_level(logging.CRITICAL + 1, "tidings")
+pytestmark = pytest.mark.usefixtures("no_logs")
 
 
 def play() -> History:
-    """One short run in which each rule of the core is needed once."""
+    """Run a short scenario that needs each rule of the core once."""
     clock = Clock()
     catalog = Catalog(clock=clock)
     hub = Hub(catalog, clock=clock)
     recorder = Recorder(hub)
     muted: set[Topic] = set()
 
-    def meddle(notification: Notification) -> None:
+    def make_changes(notification: Notification) -> None:
         if any(change.key == "first" for change in notification.changes):
             catalog.resources.updated("a://p")
             catalog.resources.updated("a://p")
 
-    meddler = hub.subscribe(meddle, "tools", label="meddler")
-    picky = hub.open(lambda _: None, label="picky", filter=Filter(["added"], ["p*"]))
+    changer = hub.subscribe(make_changes, "tools", label="changer")
+    filtered = hub.open(lambda _: None, label="filtered", filter=Filter(["added"], ["p*"]))
     silent = hub.open(lambda _: None, label="silent", is_muted=muted.__contains__)
     slow = hub.open(lambda _: BUSY, label="slow")
     paced = hub.open(lambda _: None, label="paced", policy=Policy(quiet_gap=1.0, min_interval=2.0))
-    for subscriber in (picky, silent, slow, paced):
+    for subscriber in (filtered, silent, slow, paced):
         subscriber.subscribe("tools", uris=["a://p", "b://**"])
     muted.add(Feature.TOOLS)
     for name in ("first", "p1", "q1", "p2"):
@@ -77,7 +72,7 @@ def play() -> History:
     hub.subscribe(lambda _: None, "tools", uris=["b://**"], told=known, label="back")
     hub.subscribe(lambda _: None, "tools", told={Feature.TOOLS: Version(9, ALIEN)}, label="lost")
     for _ in range(10):
-        for subscriber in (meddler, picky, silent, slow, paced):
+        for subscriber in (changer, filtered, silent, slow, paced):
             hub.wake(subscriber)
         clock.now += 1.0
         hub.tick()
@@ -196,7 +191,7 @@ def test_correct_core_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("promise", "harm"),
+    ("promise", "defect"),
     [
         ("Filtered", filter_nothing),
         ("Filtered", ignore_mutes),
@@ -215,9 +210,9 @@ def test_correct_core_passes() -> None:
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_core_that_breaks_a_promise_is_detected(
-    monkeypatch: pytest.MonkeyPatch, promise: str, harm: Callable[[pytest.MonkeyPatch], None]
+    monkeypatch: pytest.MonkeyPatch, promise: str, defect: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    harm(monkeypatch)
+    defect(monkeypatch)
     with pytest.raises(PromiseBroken) as caught:
         PROMISES[promise](play())
     assert caught.value.promise == promise
@@ -227,5 +222,5 @@ def test_core_that_breaks_a_promise_is_detected(
 def test_state_machine_finds_a_broken_core(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_what_is_taken(monkeypatch)
     hunt = settings(max_examples=200, stateful_step_count=40, phases=[Phase.generate], database=None, derandomize=True)
-    with pytest.raises(AssertionError):  # a promise is broken, or a bookmark says what its reader never heard
+    with pytest.raises(AssertionError):  # a promise is broken, or a bookmark says what its reader never received
         run_state_machine_as_test(Machine, settings=hunt)

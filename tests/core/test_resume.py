@@ -1,4 +1,4 @@
-"""Whoever comes back is told what it missed behind its patterns and in its folders, or that nobody knows that."""
+"""A returning client gets what it missed through patterns and folders, or must refetch."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Server:
             self.catalog.resources.updated(uri, etag=etag)
 
     def cursor(self, versions: dict[Topic, Version | None] | None = None, epoch: str = EPOCH) -> dict[str, Any]:
-        """Of one who knows everything as of now."""
+        """Return the cursor of a client that knows everything."""
         return Cursor(epoch, versions or {}, self.hub.notifications.revision).as_json()
 
-    def back(self, cursor: Any, *topics: Topic, may: Callable[[str], bool] | None = None) -> Resumed:
-        return resume(cursor, EPOCH, self.hub, topics, may)
+    def resume(self, cursor: Any, *topics: Topic, is_authorized: Callable[[str], bool] | None = None) -> Resumed:
+        return resume(cursor, EPOCH, self.hub, topics, is_authorized)
 
     def told(self, cursor: Any, *topics: Topic) -> list[Notification]:
-        heard: list[Notification] = []
+        received: list[Notification] = []
         features = [topic for topic in topics if isinstance(topic, Feature)]
         uris = [topic for topic in topics if not isinstance(topic, Feature)]
-        self.hub.subscribe(heard.append, *features, uris=uris, told=self.back(cursor, *topics).told)
-        return heard
+        self.hub.subscribe(received.append, *features, uris=uris, told=self.resume(cursor, *topics).told)
+        return received
 
 
 @pytest.mark.parametrize("watched", ["board://*", "board://{number}", "board://**"])
@@ -71,9 +71,9 @@ def test_version_in_the_cursor_overrides_its_revision() -> None:
     cursor = Cursor.parse(server.cursor())
     assert cursor is not None
     server.change("board://1", "board://2")
-    heard = cursor.then(Cursor(EPOCH, {"board://1": server.hub.notifications.version("board://1")}))
+    received = cursor.then(Cursor(EPOCH, {"board://1": server.hub.notifications.version("board://1")}))
 
-    assert [each.topic for each in server.told(heard.as_json(), "board://*")] == ["board://2"]
+    assert [each.topic for each in server.told(received.as_json(), "board://*")] == ["board://2"]
 
 
 def test_unwatched_lists_and_resources_are_ignored() -> None:
@@ -81,16 +81,18 @@ def test_unwatched_lists_and_resources_are_ignored() -> None:
     cursor = server.cursor({Feature.TOOLS: None, "secret://1": None})
     server.change("secret://1", "board://1", "board://2")
 
-    assert server.back(cursor, "board://*").told.keys() == {"board://1", "board://2"}
-    assert server.back(cursor, "board://*", may=lambda uri: uri != "board://2").told.keys() == {"board://1"}
-    assert server.back(cursor, "board://2", may=lambda uri: False).told.keys() == {"board://2"}, "it named that itself"
+    assert server.resume(cursor, "board://*").told.keys() == {"board://1", "board://2"}
+    assert server.resume(cursor, "board://*", is_authorized=lambda uri: uri != "board://2").told.keys() == {"board://1"}
+    assert server.resume(cursor, "board://2", is_authorized=lambda uri: False).told.keys() == {"board://2"}, (
+        "named by the client itself"
+    )
 
 
 def test_cursor_without_revision_takes_patterns_as_current() -> None:
     server = Server()
     server.change("board://1")
 
-    assert server.back(Cursor(EPOCH).as_json(), *PATTERNS) == ({}, ())
+    assert server.resume(Cursor(EPOCH).as_json(), *PATTERNS) == ({}, ())
 
 
 @pytest.mark.parametrize("as_of", [-1, "7", True, 1.0, 1 << 63, 1 << 62, None])
@@ -98,7 +100,7 @@ def test_invalid_or_future_revision_means_refetch(as_of: Any) -> None:
     server = Server()
     server.change("board://1")
 
-    told, refetch = server.back({"epoch": EPOCH, "asOf": as_of}, Feature.TOOLS, *PATTERNS)
+    told, refetch = server.resume({"epoch": EPOCH, "asOf": as_of}, Feature.TOOLS, *PATTERNS)
 
     assert told == {}
     assert refetch == (() if as_of is None else tuple(PATTERNS))
@@ -110,9 +112,9 @@ def test_other_epoch_or_invalid_cursor_means_refetch() -> None:
     known: dict[Topic, Version | None] = {"board://7": server.hub.notifications.version("board://7")}
 
     for cursor in ("garbage", server.cursor(known, epoch="elsewhere")):
-        assert server.back(cursor, *PATTERNS) == ({"board://7": None}, ("board://*", "board://{number}"))
+        assert server.resume(cursor, *PATTERNS) == ({"board://7": None}, ("board://*", "board://{number}"))
         assert [(each.topic, each.complete) for each in server.told(cursor, *PATTERNS)] == [("board://7", False)]
-    assert server.back({"epoch": EPOCH, "uris": {"board://*": None}}, *PATTERNS).told == {}
+    assert server.resume({"epoch": EPOCH, "uris": {"board://*": None}}, *PATTERNS).told == {}
 
 
 def test_dropped_contents_mean_refetch() -> None:
@@ -122,8 +124,10 @@ def test_dropped_contents_mean_refetch() -> None:
     server.change("board://2", "board://3", "board://4")
     after["asOf"] = before["asOf"] + 1
 
-    assert server.back(before, "board://*").refetch == ("board://*",), "1 is forgotten, and 2, which came after"
-    assert server.back(after, "board://*") == ({"board://3": (0, ""), "board://4": (0, "")}, ())
+    assert server.resume(before, "board://*").refetch == ("board://*",), (
+        "1 is dropped, and so is 2, which changed later"
+    )
+    assert server.resume(after, "board://*") == ({"board://3": (0, ""), "board://4": (0, "")}, ())
 
 
 def test_content_unknown_before_and_after_a_drop_means_refetch() -> None:
@@ -131,23 +135,23 @@ def test_content_unknown_before_and_after_a_drop_means_refetch() -> None:
     unknown = server.hub.notifications.version("board://1")
     cursor = server.cursor({"board://1": unknown})
     server.change("board://5", "board://6")
-    assert server.told(cursor, "board://1") == [], "nothing is forgotten yet"
+    assert server.told(cursor, "board://1") == [], "nothing is dropped yet"
     server.change("board://1", "board://2", "board://3")
 
     for watched in ("board://1", "board://*"):
-        heard = server.told({**cursor, "asOf": server.hub.notifications.revision}, watched)
-        assert [(each.topic, each.complete) for each in heard] == [("board://1", False)]
-        assert server.told(server.cursor({"board://1": heard[0].version}), watched) == [], "once"
+        received = server.told({**cursor, "asOf": server.hub.notifications.revision}, watched)
+        assert [(each.topic, each.complete) for each in received] == [("board://1", False)]
+        assert server.told(server.cursor({"board://1": received[0].version}), watched) == [], "once"
 
 
 def test_more_contents_than_may_be_pending_mean_refetch() -> None:
     server = Server(max_pending=3)
     cursor = server.cursor()
     server.change("board://1", "board://2", "board://3")
-    assert len(server.back(cursor, "board://*").told) == 3
+    assert len(server.resume(cursor, "board://*").told) == 3
     server.change("board://4")
 
-    assert server.back(cursor, "board://*") == ({}, ("board://*",))
+    assert server.resume(cursor, "board://*") == ({}, ("board://*",))
     assert contents_changed(server.hub, ["board://*"], 0) is None
 
 
@@ -163,13 +167,13 @@ def test_short_journal_makes_the_notification_incomplete() -> None:
 
 
 def test_named_contents_are_told_beyond_the_pending_limit() -> None:
-    """Else it would be closed each time it came."""
+    """Otherwise it would be closed each time it returns."""
     server = Server(max_pending=10)
     uris = [f"a://{number}" for number in range(25)]
-    heard: list[Notification] = []
-    subscriber = server.hub.open(heard.append)
+    received: list[Notification] = []
+    subscriber = server.hub.open(received.append)
 
     server.hub.subscribe(subscriber, uris=uris, told=dict.fromkeys(uris))
 
-    assert [each.topic for each in heard] == uris
+    assert [each.topic for each in received] == uris
     assert not subscriber.is_closed

@@ -1,4 +1,4 @@
-"""`Policy.spread`: one change is told to each subscriber at its own time within a window, and only then."""
+"""`Policy.spread`: each subscriber is notified of a change at its own time within a window."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tidings.core.model import Feature
 SPREAD = 10.0
 
 
-class Herd:
-    """Many subscribers of one hub, and when each of them was told what."""
+class Subscribers:
+    """Many subscribers of one hub, with the times of their notifications."""
 
     def __init__(self, count: int, policy: Policy) -> None:
         self.clock = Clock()
         self.catalog = Catalog(policy)
         self.hub = Hub(self.catalog, clock=self.clock)
-        self.heard: list[list[tuple[float, Notification]]] = []
+        self.received: list[list[tuple[float, Notification]]] = []
         for _ in range(count):
             self.join()
 
     def join(self) -> None:
         times: list[tuple[float, Notification]] = []
-        self.heard.append(times)
+        self.received.append(times)
         listen: Callable[[Notification], None] = lambda notification: times.append((self.clock.now, notification))  # noqa: E731
         self.hub.open(listen).subscribe("tools", uris=["a://b", "a://urgent"])
 
@@ -45,64 +45,66 @@ class Herd:
 
 
 def test_notifications_are_spread_evenly_over_the_window() -> None:
-    herd = Herd(10_000, Policy(spread=SPREAD))
-    add(herd.catalog, "x")
-    herd.run(SPREAD)
+    subscribers = Subscribers(10_000, Policy(spread=SPREAD))
+    add(subscribers.catalog, "x")
+    subscribers.run(SPREAD)
 
-    assert {len(times) for times in herd.heard} == {1}
-    at = [time for [(time, _)] in herd.heard]
+    assert {len(times) for times in subscribers.received} == {1}
+    at = [time for [(time, _)] in subscribers.received]
     assert 0 <= min(at) <= max(at) < SPREAD
     tenths = Counter(int(time) for time in at)
-    assert max(tenths.values()) < 1.05 * 1_000, "each tenth of the window has a tenth of the herd"
-    assert len({id(notification) for [(_, notification)] in herd.heard}) == 1, "built once for all"
+    assert max(tenths.values()) < 1.05 * 1_000, "a tenth of the subscribers in each tenth of the window"
+    assert len({id(notification) for [(_, notification)] in subscribers.received}) == 1, "built once for all"
 
 
 def test_delay_of_a_subscriber_is_constant() -> None:
     times = []
     for _ in range(2):
-        herd = Herd(50, Policy(spread=SPREAD))
+        subscribers = Subscribers(50, Policy(spread=SPREAD))
         for start in (0.0, 100.0):
-            herd.run(start)
-            add(herd.catalog, f"x{start}")
-        herd.run(200.0)
-        times.append([[at for at, _ in each] for each in herd.heard])
+            subscribers.run(start)
+            add(subscribers.catalog, f"x{start}")
+        subscribers.run(200.0)
+        times.append([[at for at, _ in each] for each in subscribers.received])
 
     assert times[0] == times[1], "in another run"
     assert all(second == pytest.approx(first + 100.0) for first, second in times[0]), "and for another change"
 
 
 def test_urgent_changes_are_not_spread() -> None:
-    herd = Herd(20, Policy(spread=SPREAD, priorities=(("a://urgent", "urgent"),)))  # type: ignore[arg-type]
-    herd.catalog.resources.updated("a://urgent")
-    assert [len(times) for times in herd.heard] == [1] * 20
+    subscribers = Subscribers(20, Policy(spread=SPREAD, priorities=(("a://urgent", "urgent"),)))  # type: ignore[arg-type]
+    subscribers.catalog.resources.updated("a://urgent")
+    assert [len(times) for times in subscribers.received] == [1] * 20
 
-    herd = Herd(20, Policy())
-    add(herd.catalog, "x")
-    assert [len(times) for times in herd.heard] == [1] * 20
-    assert herd.hub.next_due() is None
+    subscribers = Subscribers(20, Policy())
+    add(subscribers.catalog, "x")
+    assert [len(times) for times in subscribers.received] == [1] * 20
+    assert subscribers.hub.next_due() is None
 
 
 def test_changes_within_the_window_do_not_postpone_it() -> None:
-    herd = Herd(20, Policy(spread=SPREAD))
+    subscribers = Subscribers(20, Policy(spread=SPREAD))
     for second in range(8):
-        herd.run(float(second))
-        add(herd.catalog, f"x{second}")
-    herd.run(100.0)
+        subscribers.run(float(second))
+        add(subscribers.catalog, f"x{second}")
+    subscribers.run(100.0)
 
-    for times in herd.heard:
-        assert times[0][0] < SPREAD, "a busy source can't put it off"
+    for times in subscribers.received:
+        assert times[0][0] < SPREAD, "further changes do not postpone it"
         assert [change.key for _, told in times for change in told.changes] == [f"x{second}" for second in range(8)]
-    assert max(len(times) for times in herd.heard[10:]) <= 8
-    assert min(len(times) for times in herd.heard) == 1, "the last places hear of all at once"
+    assert max(len(times) for times in subscribers.received[10:]) <= 8
+    assert min(len(times) for times in subscribers.received) == 1, (
+        "the last subscribers get all changes in one notification"
+    )
 
 
 def test_returning_subscriber_is_not_spread() -> None:
-    """It asked; and whoever comes back comes at a time of its own."""
-    herd = Herd(3, Policy(spread=SPREAD, quiet_gap=1.0))
-    known = herd.catalog.version(Feature.TOOLS)
-    add(herd.catalog, "x")
+    """Returning clients come at different times anyway."""
+    subscribers = Subscribers(3, Policy(spread=SPREAD, quiet_gap=1.0))
+    known = subscribers.catalog.version(Feature.TOOLS)
+    add(subscribers.catalog, "x")
     reader = Reader()
-    herd.hub.subscribe(reader.take, "tools", told={Feature.TOOLS: known})
+    subscribers.hub.subscribe(reader.take, "tools", told={Feature.TOOLS: known})
 
     assert reader.told() == [["added x"]]
 
@@ -117,15 +119,15 @@ def test_delay_is_at_most_longest_wait_and_spread(
     pauses: list[float], spread: float, gap: float, interval: float
 ) -> None:
     policy = Policy(spread=spread, quiet_gap=gap, longest_wait=2.0, min_interval=interval)
-    herd = Herd(5, policy)
+    subscribers = Subscribers(5, policy)
     made: list[float] = []
     for number, pause in enumerate(pauses):
-        herd.run(herd.clock.now + pause)
-        made.append(herd.clock.now)
-        add(herd.catalog, f"x{number}")
-    herd.run(herd.clock.now + 100)
+        subscribers.run(subscribers.clock.now + pause)
+        made.append(subscribers.clock.now)
+        add(subscribers.catalog, f"x{number}")
+    subscribers.run(subscribers.clock.now + 100)
 
-    for times in herd.heard:
+    for times in subscribers.received:
         told = {change.key: at for at, notification in times for change in notification.changes}
         for number, at in enumerate(made):
             assert told[f"x{number}"] - at <= 2.0 + spread + interval + 1e-6

@@ -1,4 +1,4 @@
-"""Callbacks as subscribers: they may fail, act and die, and nobody else pays for it."""
+"""Callbacks as subscribers may fail, use the hub and be collected, without effect on others."""
 
 import functools
 import gc
@@ -8,10 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.readers import Clock, Reader, add, catalog, clock, hub, reader
+from tests.support.readers import Clock, Reader, add
 from tidings import BUSY, Catalog, Feature, Hub, Notification, Policy, Reason, Topic
-
-__all__ = ["catalog", "clock", "hub", "reader"]
 
 TOOLS, PROMPTS, RESOURCES = Feature
 
@@ -20,16 +18,16 @@ TOOLS, PROMPTS, RESOURCES = Feature
 
 
 def test_callback_gets_changes_and_has_a_label(catalog: Catalog, hub: Hub) -> None:
-    heard: list[Notification] = []
+    received: list[Notification] = []
 
     def on_tools(notification: Notification) -> None:
-        heard.append(notification)
+        received.append(notification)
 
     subscriber = hub.subscribe(on_tools, "tools", uris=["a://1", "a://2", "a://3", "a://4"])
     add(catalog, "x")
 
-    assert [change.key for change in heard[0].changes] == ["x"]
-    assert heard[0].topic is TOOLS
+    assert [change.key for change in received[0].changes] == ["x"]
+    assert received[0].topic is TOOLS
     assert "on_tools of tools, a://1, a://2, a://3, …>" in repr(subscriber)
 
 
@@ -37,40 +35,40 @@ class Unhashable:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self) -> None:
-        self.heard = 0
+        self.received = 0
 
     def __call__(self, notification: Notification) -> None:
-        self.heard += 1
+        self.received += 1
 
 
 def test_each_callable_has_one_subscriber(catalog: Catalog, hub: Hub) -> None:
     counter = Unhashable()
     partial = functools.partial(Unhashable.__call__, Unhashable())
-    heard: list[Notification] = []
-    for callback in (counter, partial, heard.append):
+    received: list[Notification] = []
+    for callback in (counter, partial, received.append):
         first = hub.subscribe(callback, "tools")
         assert hub.subscribe(callback, "prompts") is first
     assert len(hub) == 3
     add(catalog, "x")
-    assert (counter.heard, len(heard)) == (1, 1)
+    assert (counter.received, len(received)) == (1, 1)
 
-    for callback in (counter, partial, heard.append):
+    for callback in (counter, partial, received.append):
         hub.unsubscribe(callback)
     assert len(hub) == 0
 
 
 @pytest.mark.parametrize("answer", [None, False, True, 0, "BUSY"])
 def test_only_busy_pauses_a_callback(catalog: Catalog, hub: Hub, answer: object) -> None:
-    heard: list[Notification] = []
+    received: list[Notification] = []
 
     def callback(notification: Notification) -> object:
-        heard.append(notification)
+        received.append(notification)
         return answer
 
     hub.subscribe(callback, "tools")
     add(catalog, "x", "y")
 
-    assert len(heard) == 2
+    assert len(received) == 2
     assert repr(BUSY) == "BUSY"
 
 
@@ -96,16 +94,16 @@ def test_end_of_the_block_ends_the_subscription(catalog: Catalog, hub: Hub, read
     assert reader.told() == [["added x"]]
 
 
-# Losing the last reference
+# Garbage collection
 
 
 def test_method_does_not_keep_its_object_alive(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     reasons: list[Reason] = []
-    mortal = Reader()
-    hub.subscribe(mortal.take, "tools", uris=["a://b", "a://*"], on_close=reasons.append, ttl=60)
+    owner = Reader()
+    hub.subscribe(owner.take, "tools", uris=["a://b", "a://*"], on_close=reasons.append, ttl=60)
     hub.subscribe(reader.take, "tools")
-    trace = weakref.ref(mortal)
-    del mortal
+    trace = weakref.ref(owner)
+    del owner
     gc.collect()
     assert trace() is None
 
@@ -130,38 +128,40 @@ def test_ten_thousand_collected_methods_leave_nothing(catalog: Catalog, hub: Hub
 
 
 def test_object_with_a_reused_id_is_another_subscriber(catalog: Catalog, hub: Hub) -> None:
-    mortal = Reader()
-    hub.subscribe(mortal.take, "prompts")
-    address = id(mortal)
-    del mortal
+    owner = Reader()
+    hub.subscribe(owner.take, "prompts")
+    address = id(owner)
+    del owner
     born = [Reader() for _ in range(1000)]
-    [heir] = [reader for reader in born if id(reader) == address]
-    hub.subscribe(heir.take, "tools")
+    [successor] = [reader for reader in born if id(reader) == address]
+    hub.subscribe(successor.take, "tools")
 
     assert [topic for topic, _ in hub.subscriptions()] == [TOOLS]
     add(catalog, "x")
-    assert heir.told() == [["added x"]]
+    assert successor.told() == [["added x"]]
 
 
 # Hooks
 
 
 def test_hooks_are_called_for_first_and_last_subscriber(catalog: Catalog) -> None:
-    heard: list[tuple[str, Topic]] = []
+    received: list[tuple[str, Topic]] = []
     hub = Hub(
-        catalog, first=lambda topic: heard.append(("first", topic)), last=lambda topic: heard.append(("last", topic))
+        catalog,
+        first=lambda topic: received.append(("first", topic)),
+        last=lambda topic: received.append(("last", topic)),
     )
     one, other = hub.open(print), hub.open(print)
     one.subscribe("tools", uris=["a://b", "a://*"])
     other.subscribe("tools", uris=["a://b"])
-    assert heard == [("first", TOOLS), ("first", "a://b"), ("first", "a://*")]
+    assert received == [("first", TOOLS), ("first", "a://b"), ("first", "a://*")]
 
-    heard.clear()
+    received.clear()
     one.close()
-    assert heard == [("last", "a://*")]
+    assert received == [("last", "a://*")]
     other.unsubscribe("tools")
     catalog.resources.deleted("a://b")
-    assert heard == [("last", "a://*"), ("last", TOOLS), ("last", "a://b")]
+    assert received == [("last", "a://*"), ("last", TOOLS), ("last", "a://b")]
 
 
 def test_failing_hook_is_logged_and_the_subscription_stays(
@@ -180,7 +180,7 @@ def test_failing_hook_is_logged_and_the_subscription_stays(
     assert caplog.text.count("RuntimeError: broken hook") == 3
 
 
-# One bad subscriber
+# Failures
 
 
 @pytest.mark.parametrize("policy", [None, Policy(quiet_gap=1)])
@@ -207,17 +207,17 @@ def test_failing_subscriber_affects_no_other(
     assert "RuntimeError: failing subscriber" in caplog.text
 
 
-# Subscribers that act while they are told
+# Callbacks that use the hub
 
 
 def test_callback_can_change_the_catalog(catalog: Catalog, hub: Hub) -> None:
     before, after = Reader(), Reader()
 
-    def meddler(notification: Notification) -> None:
+    def add_more(notification: Notification) -> None:
         if len(catalog.tools) < 3:
             add(catalog, f"x{len(catalog.tools)}")
 
-    for callback in (before.take, meddler, after.take):
+    for callback in (before.take, add_more, after.take):
         hub.subscribe(callback, "tools")
     add(catalog, "x0")
 
@@ -227,12 +227,12 @@ def test_callback_can_change_the_catalog(catalog: Catalog, hub: Hub) -> None:
 def test_callback_can_close_another_during_delivery(catalog: Catalog, hub: Hub) -> None:
     closed, unsubscribed, kept = Reader(), Reader(), Reader()
 
-    def meddler(notification: Notification) -> None:
+    def close_others(notification: Notification) -> None:
         hub.close(closed.take)
         hub.unsubscribe(unsubscribed.take, "tools")
-        hub.close(meddler)
+        hub.close(close_others)
 
-    for callback in (meddler, closed.take, unsubscribed.take, kept.take):
+    for callback in (close_others, closed.take, unsubscribed.take, kept.take):
         hub.subscribe(callback, "tools", "prompts")
     add(catalog, "x")
 
@@ -265,9 +265,9 @@ def test_subscriber_woken_during_delivery_gets_each_version_once(catalog: Catalo
         add(catalog, "y")
         catalog.prompts.add({"name": "p3"})
 
-    versions = [(notification.topic, notification.version) for notification in reader.heard]
+    versions = [(notification.topic, notification.version) for notification in reader.received]
     assert len(set(versions)) == len(versions)
-    told = [change.key for notification in reader.heard for change in notification.changes]
+    told = [change.key for notification in reader.received for change in notification.changes]
     assert sorted(told) == ["p1", "p2", "p3", "x", "y"]
 
 
@@ -278,7 +278,7 @@ def test_tick_during_delivery_tells_each_version_once(catalog: Catalog, hub: Hub
         add(catalog, name)
     hub.tick(10)
 
-    keys = [change.key for notification in reader.heard for change in notification.changes]
+    keys = [change.key for notification in reader.received for change in notification.changes]
     assert keys == ["a", "b", "c", "d"]
 
 
@@ -296,11 +296,11 @@ def test_returning_during_delivery_tells_each_version_once(catalog: Catalog, hub
     catalog.resources.updated("a://b")
     known = catalog.version("a://b")
 
-    def meddler(notification: Notification) -> None:
+    def callback(notification: Notification) -> None:
         catalog.resources.updated("a://b")
         hub.subscribe(reader.take, uris=["a://b"], told={"a://b": known})
 
-    hub.subscribe(meddler, "tools")
+    hub.subscribe(callback, "tools")
     add(catalog, "x")
 
-    assert [notification.version for notification in reader.heard] == [catalog.version("a://b")]
+    assert [notification.version for notification in reader.received] == [catalog.version("a://b")]

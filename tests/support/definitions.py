@@ -1,4 +1,4 @@
-"""One definition of each kind of item, with all that the protocol knows of it; and a few names, to draw from."""
+"""One definition of each kind of item, with all fields of the protocol, and a strategy of names."""
 
 from hypothesis import strategies as st
 

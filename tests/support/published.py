@@ -1,11 +1,11 @@
-"""What a catalog publishes: heard by a list, and summed up; and what the catalog has now."""
+"""Records and summarizes the commits of a catalog."""
 
 from tidings import Catalog, Change, Feature, Operation
 
 Published = list[tuple[Change, ...]]
 
 
-def hear(catalog: Catalog) -> Published:
+def record_commits(catalog: Catalog) -> Published:
     heard: Published = []
     catalog.follow(heard.append)
     return heard

@@ -1,10 +1,8 @@
-"""What the tests of the hub share: a clock that stands still, and a reader that remembers."""
+"""A clock that stands still, and a subscriber that records its notifications."""
 
 from __future__ import annotations
 
-import pytest
-
-from tidings import BUSY, Catalog, Hub, Notification
+from tidings import BUSY, Catalog, Notification
 
 
 class Clock:
@@ -15,20 +13,20 @@ class Clock:
 
 
 class Reader:
-    """Remembers what it is told, and takes one notification at a time while it is slow."""
+    """Records notifications. While it is slow, it accepts one at a time."""
 
     def __init__(self) -> None:
-        self.heard: list[Notification] = []
+        self.received: list[Notification] = []
         self.is_slow = False
 
     def take(self, notification: Notification) -> object:
-        self.heard.append(notification)
+        self.received.append(notification)
         return BUSY if self.is_slow else None
 
     def told(self) -> list[list[str]]:
-        """What it was told since the last time, as `operation key`, one list for each notification."""
-        heard, self.heard = self.heard, []
-        return [[f"{change.operation} {change.key}" for change in notification.changes] for notification in heard]
+        """Return the notifications since the last call, each as a list of `operation key`."""
+        received, self.received = self.received, []
+        return [[f"{change.operation} {change.key}" for change in notification.changes] for notification in received]
 
 
 def add(catalog: Catalog, *names: str) -> None:
@@ -37,25 +35,5 @@ def add(catalog: Catalog, *names: str) -> None:
 
 
 def lines(reader: Reader) -> list[str]:
-    """What it was told since the last time, one line for each notification."""
+    """Return the notifications since the last call, each as one line."""
     return [" + ".join(told) for told in reader.told()]
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def catalog() -> Catalog:
-    return Catalog()
-
-
-@pytest.fixture
-def hub(catalog: Catalog, clock: Clock) -> Hub:
-    return Hub(catalog, clock=clock)
-
-
-@pytest.fixture
-def reader() -> Reader:
-    return Reader()

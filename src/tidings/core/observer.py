@@ -224,9 +224,9 @@ class EventLog(Observer):
             named = notification.changes[:_MAX_LOGGED_CHANGES]
             changes = [f"{change.operation} {change_name(change)}" for change in named]
             what = ", ".join(changes) + (", …" if len(notification.changes) > _MAX_LOGGED_CHANGES else "")
-            clients = f"told {subscribers} client{'' if subscribers == 1 else 's'}" if subscribers else "nobody to tell"
+            clients = "1 client" if subscribers == 1 else f"{subscribers or 'no'} clients"
             revision = notification.version.revision
-            text = f"{clients}: {topic_kind(notification.topic)} {what} (revision {revision})"
+            text = f"told {clients}: {topic_kind(notification.topic)} {what} (revision {revision})"
             fields = {"clients": subscribers, "revision": revision, "changes": changes}
             _log(level, "told", text, None, topics=[notification.topic], **fields)
 

@@ -1,4 +1,4 @@
-"""What is drawn: steps, wishes and plans, over few names and URIs, so that they meet."""
+"""Strategies for steps, subscriptions and plans. They use few names and URIs, so that these coincide."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PATTERNS = ("a://*", "a://p/*", "a://**", "**/1", "a://*/1", "*://p/**", "a://p/
 NAMES = ("p", "pq", "q")
 NAME_FILTERS = (None, ("p",), ("p*",), ("*q", "x"))
 URI_FILTERS = (None, ("a://p",), ("a://**",))
-MOST_URIS = len(URIS) + len(PATTERNS)
-ALIEN = "of another life"
-"""The digest in the cursor of a client that comes from before a restart."""
+MAX_URIS = len(URIS) + len(PATTERNS)
+ALIEN = "of another epoch"
+"""The digest in the cursor of a client from before a restart."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Something that may be done to a catalog."""
+    """An operation on a catalog."""
 
     kind: str
     feature: Feature
@@ -54,7 +54,7 @@ class Step:
                 case "deleted":
                     resources.deleted(self.uri)
         except TidingsError:
-            pass  # what can't be done is refused, and must change nothing
+            pass  # a refused operation must change nothing
 
     def define(self, name: str, text: str) -> dict[str, Any]:
         if self.feature is Feature.RESOURCES:
@@ -63,8 +63,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class ListenOptions:
-    """What to watch, for how long, and with which cursors."""
+class Subscription:
+    """The topics, time to live and cursors of a subscription."""
 
     topics: tuple[Topic, ...]
     ttl: float | None
@@ -73,11 +73,11 @@ class ListenOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a reader does while it is told."""
+    """What a reader does during a delivery."""
 
     kind: str
     step: Step
-    wish: ListenOptions
+    subscription: Subscription
     other: int
 
 
@@ -94,8 +94,8 @@ steps = st.builds(
     etag=st.sampled_from((None, "1", "2")),
     others=st.lists(st.tuples(st.sampled_from(NAMES), texts), max_size=3, unique_by=lambda other: other[0]).map(tuple),
 )
-wishes = st.builds(
-    ListenOptions,
+subscriptions = st.builds(
+    Subscription,
     topics=st.lists(st.sampled_from((*Feature, *URIS, *PATTERNS)), min_size=1, max_size=4, unique=True).map(tuple),
     ttl=st.none() | seconds,
     cursors=st.lists(
@@ -113,14 +113,14 @@ plans = st.builds(
         )
     ),
     step=steps,
-    wish=wishes,
+    subscription=subscriptions,
     other=st.integers(0, 9),
 )
 policies = st.builds(
     Policy,
     quiet_gap=st.sampled_from((0.0, 0.0, 0.5)),
     longest_wait=st.sampled_from((0.5, 1.0)),
-    max_uris=st.just(MOST_URIS),
+    max_uris=st.just(MAX_URIS),
     min_interval=st.sampled_from((0.0, 0.0, 1.0)),
     spread=st.sampled_from((0.0, 0.0, 2.0)),
     max_pending=st.sampled_from((1, 2, 4, 10_000)),

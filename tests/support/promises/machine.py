@@ -1,4 +1,4 @@
-"""A state machine that drives the catalog and the hub through whatever may happen, and the validators as its judges.
+"""A state machine that drives a catalog and a hub through random steps, checked by the promise checkers.
 
 Beside the validators stand a few oracles that look inside: a copy of each list, kept up to date with nothing but what
 was told; the subscriptions as they should be; and that no trace is left of anyone.
@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from tests.support.promises.draws import (
-    MOST_URIS,
+    MAX_URIS,
     PATTERNS,
     URIS,
-    ListenOptions,
     Plan,
     Step,
+    Subscription,
     filters,
     plans,
     policies,
     seconds,
     steps,
+    subscriptions,
     topics,
-    wishes,
 )
 from tests.support.promises.world import Reader, World, digest_of
 from tidings import Feature, Filter, Hub, LimitReached, Policy, Subscriber, Topic, Version
@@ -38,9 +38,9 @@ from tidings.testing.checks import changes_since, is_excluded
 
 
 class Machine(World):
-    """Whatever may happen, and what always holds."""
+    """The rules and the invariants."""
 
-    # The rules
+    # Rules
 
     @rule(step=steps)
     def change(self, step: Step) -> None:
@@ -58,16 +58,21 @@ class Machine(World):
         self.publish(most)
 
     @precondition(lambda self: len(self.readers) < 8)
-    @rule(kind=st.sampled_from(("open", "function", "method")), policy=policies, filter=filters, wish=wishes)
-    def come(self, kind: str, policy: Policy, filter: Filter | None, wish: ListenOptions) -> None:
+    @rule(
+        kind=st.sampled_from(("open", "function", "method")),
+        policy=policies,
+        filter=filters,
+        subscription=subscriptions,
+    )
+    def come(self, kind: str, policy: Policy, filter: Filter | None, subscription: Subscription) -> None:
         reader = Reader(self, kind, policy, filter)
         self.readers.append(reader)
-        self.subscribe(reader, wish)
+        self.subscribe(reader, subscription)
 
     @precondition(lambda self: self.readers)
-    @rule(number=st.integers(0, 9), wish=wishes)
-    def ask_for_more(self, number: int, wish: ListenOptions) -> None:
-        self.subscribe(self.reader(number), wish)
+    @rule(number=st.integers(0, 9), subscription=subscriptions)
+    def ask_for_more(self, number: int, subscription: Subscription) -> None:
+        self.subscribe(self.reader(number), subscription)
 
     @precondition(lambda self: self.readers)
     @rule(number=st.integers(0, 9), topics=st.lists(st.sampled_from((*Feature, *URIS, *PATTERNS)), max_size=3))
@@ -79,9 +84,9 @@ class Machine(World):
         before = len(self.hub)
         reader = self.reader(number) if self.readers else None
         who = reader.subscriber if reader else None
-        too_many = [f"c://{each}" for each in range(MOST_URIS + 1)]
+        too_many = [f"c://{each}" for each in range(MAX_URIS + 1)]
         if who is None or who.is_closed:
-            ask = partial(self.hub.subscribe, lambda _: None, policy=Policy(max_uris=MOST_URIS))
+            ask = partial(self.hub.subscribe, lambda _: None, policy=Policy(max_uris=MAX_URIS))
         else:
             ask = partial(self.hub.subscribe, who)
         with pytest.raises(LimitReached):
@@ -130,7 +135,7 @@ class Machine(World):
         meanwhile=st.lists(steps, max_size=3),
     )
     def come_back(self, number: int, epoch: str, meanwhile: list[Step]) -> None:
-        """It had a bookmark, lost its connection, and goes on from there: in this life of the server, or the next."""
+        """A reader loses its connection and resumes from a bookmark, in the same epoch or in another."""
         reader = self.reader(number)
         if reader.subscriber is None or reader.closed is not None:
             return
@@ -147,7 +152,7 @@ class Machine(World):
         self.nothing_is_missed(paths, held, told, refetch if epoch == "here" else URIS)
         successor = Reader(self, "open", reader.policy, reader.filter)
         self.readers.append(successor)
-        self.subscribe(successor, ListenOptions(paths, None, ()), told)
+        self.subscribe(successor, Subscription(paths, None, ()), told)
 
     def nothing_is_missed(
         self,
@@ -156,7 +161,7 @@ class Machine(World):
         told: Mapping[Topic, Version | None],
         refetch: tuple[str, ...],
     ) -> None:
-        """Of all that it covers, by the index, and that is another than it held, it is told or has to refetch it."""
+        """Everything that the reader watches and that changed is told, or must be refetched."""
         index, anyone = WatchIndex(None, self.hub.policy.subresources), Subscriber(self.hub, print, self.hub.policy)
         for path in paths:
             index.add(anyone, path, index.compile_patterns([path] if isinstance(path, str) else []))
@@ -205,7 +210,7 @@ class Machine(World):
     def reader(self, number: int) -> Reader:
         return self.readers[number % len(self.readers)]
 
-    # What always holds
+    # Invariants
 
     @invariant()
     def all_is_well(self) -> None:
@@ -247,7 +252,7 @@ class Machine(World):
         assert due is None or due > self.clock.now or self.is_late
 
     def who_keeps_up_is_told_at_once(self) -> None:
-        """However slow, silent or broken the others are."""
+        """A reader without delays gets everything, however slow, muted or broken the others are."""
         self.recorder.look()
         if self.backlog:
             return

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
-from tests.support.promises.draws import ALIEN, URIS, ListenOptions, Plan
+from tests.support.promises.draws import ALIEN, URIS, Plan, Subscription
 from tests.support.readers import Clock
 from tidings import (
     BUSY,
@@ -36,7 +36,7 @@ from tidings.testing import Recorder
 
 
 class Owner:
-    """Has the method that a subscription must not keep alive."""
+    """Has a method whose subscription must not keep this object alive."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -46,7 +46,7 @@ class Owner:
 
 
 class Reader:
-    """One subscriber: what it will do, and what it should know by now."""
+    """One subscriber, its plans, and what it should know."""
 
     def __init__(self, world: World, kind: str, policy: Policy, filter: Filter | None) -> None:
         self.world = world
@@ -60,9 +60,9 @@ class Reader:
         self.muted: set[Topic] = set()
         self.is_guard_broken = False
         self.paths: dict[Topic, float | None] = {}
-        """What it watches, and until when."""
+        """The watched topics, and when their subscriptions end."""
         self.lists: dict[Feature, dict[str, bytes] | None] = {}
-        """Each list as it was told; None where it can't know."""
+        """The copy of each list from its notifications; None if it is unknown."""
         self.closed: Reason | None = None
         options: dict[str, Any] = {"label": kind, "policy": policy, "filter": filter, "on_close": self.on_close}
         if filter is not None or policy.has_delays or kind == "method":  # the others are as plain as can be
@@ -121,7 +121,7 @@ def digest_of(items: Mapping[str, bytes]) -> str:
 
 
 class World(RuleBasedStateMachine):
-    """A catalog, its hub and those who are told; what happened to them; and the steps that rules are made of."""
+    """A catalog, a hub and readers, what happened to them, and the steps of the rules."""
 
     clock: Clock
     catalog: Catalog
@@ -142,9 +142,9 @@ class World(RuleBasedStateMachine):
         self.readers: list[Reader] = []
         self.faults: list[str] = []
         self.ended: list[tuple[Reader, Topic]] = []
-        """Who was told in this step that a resource is gone."""
+        """The readers that were told of a deletion in this step."""
         self.backlog: deque[tuple[Change, ...]] = deque()
-        """What the catalog committed and the hub has not heard of, if the hub does not follow it."""
+        """The commits that are not published yet, if the hub does not publish them itself."""
         self.follows = follows
         self.is_curious = is_curious
         self.items: dict[Feature, dict[str, bytes]] = {feature: {} for feature in Feature}
@@ -181,7 +181,7 @@ class World(RuleBasedStateMachine):
         if topic in self.watched:
             self.faults.append(f"first({topic!r}) twice")
         self.watched.add(topic)
-        # As a source does that looks at a file for the first time.
+        # As a source does that reads a file for the first time.
         if self.is_curious and topic in URIS:
             self.catalog.resources.updated(str(topic), etag="1")
 
@@ -190,7 +190,7 @@ class World(RuleBasedStateMachine):
             self.faults.append(f"last({topic!r}) without a first")
         self.watched.discard(topic)
 
-    # What a step is made of
+    # Steps
 
     def act(self, reader: Reader, plan: Plan) -> object:
         other = self.readers[plan.other % len(self.readers)]
@@ -213,11 +213,11 @@ class World(RuleBasedStateMachine):
             case "unsubscribe":
                 self.unsubscribe(reader, ())
             case "unsubscribe other":
-                self.unsubscribe(other, plan.wish.topics)
+                self.unsubscribe(other, plan.subscription.topics)
             case "subscribe other":
                 gone = {topic for ended, topic in self.ended if ended is other}
-                topics = tuple(topic for topic in plan.wish.topics if topic not in gone)
-                self.subscribe(other, ListenOptions(topics, plan.wish.ttl, plan.wish.cursors))
+                topics = tuple(topic for topic in plan.subscription.topics if topic not in gone)
+                self.subscribe(other, Subscription(topics, plan.subscription.ttl, plan.subscription.cursors))
             case "wake other":
                 self.wake(other)
             case "tick":
@@ -225,32 +225,32 @@ class World(RuleBasedStateMachine):
         return None
 
     def subscribe(
-        self, reader: Reader, wish: ListenOptions, cursor: Mapping[Topic, Version | None] | None = None
+        self, reader: Reader, subscription: Subscription, cursor: Mapping[Topic, Version | None] | None = None
     ) -> None:
         if reader.closed is not None:
             return
         told = dict(cursor or {})
         watching = set(reader.subscriber.watched) if reader.subscriber else set()
-        for topic, kind, number in wish.cursors:
+        for topic, kind, number in subscription.cursors:
             told[topic] = self.cursor(topic, kind, number)
         for feature in Feature:
             version = told.get(feature)
-            if feature in told and (feature in wish.topics or feature in watching):
+            if feature in told and (feature in subscription.topics or feature in watching):
                 known = version is not None and version.digest in self.snapshots
                 reader.lists[feature] = dict(self.snapshots[version.digest]) if version is not None and known else None
-            elif feature in wish.topics and feature not in watching:
+            elif feature in subscription.topics and feature not in watching:
                 reader.lists[feature] = dict(self.snapshots[self.hub.notifications.version(feature).digest])
-        for topic in wish.topics:
-            reader.paths[topic] = None if wish.ttl is None else self.clock.now + wish.ttl
-        features = [topic for topic in wish.topics if isinstance(topic, Feature)]
-        uris = [topic for topic in wish.topics if isinstance(topic, str)]
+        for topic in subscription.topics:
+            reader.paths[topic] = None if subscription.ttl is None else self.clock.now + subscription.ttl
+        features = [topic for topic in subscription.topics if isinstance(topic, Feature)]
+        uris = [topic for topic in subscription.topics if isinstance(topic, str)]
         if reader.subscriber is not None:
-            self.hub.subscribe(reader.subscriber, *features, uris=uris, told=told, ttl=wish.ttl)
+            self.hub.subscribe(reader.subscriber, *features, uris=uris, told=told, ttl=subscription.ttl)
         else:
             callback = reader.owner.deliver if reader.owner else reader.callback
             assert callback is not None
             reader.subscriber = self.hub.subscribe(
-                callback, *features, uris=uris, told=told, ttl=wish.ttl, **reader.options
+                callback, *features, uris=uris, told=told, ttl=subscription.ttl, **reader.options
             )
 
     def cursor(self, topic: Topic, kind: str, number: int) -> Version | None:
