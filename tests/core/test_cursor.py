@@ -112,6 +112,15 @@ def test_newer_cursor_updates_the_older_one() -> None:
     assert watcher.then(Cursor("e", {}, 9)).as_of == 9
 
 
+def test_older_cursor_does_not_replace_newer_versions() -> None:
+    listed = Cursor("here", {TOOLS: Version(2, "B"), "a://b": Version(3, "C")})
+    heartbeat = Cursor("here", {TOOLS: Version(1, "A"), "a://b": Version(4, "D")}, as_of=4)
+
+    assert listed.then(heartbeat) == Cursor("here", {TOOLS: Version(2, "B"), "a://b": Version(4, "D")}, as_of=4)
+    assert listed.then(Cursor("here", {TOOLS: None})).versions[TOOLS] is None
+    assert listed.then(Cursor("there", {TOOLS: Version(1, "A")})).versions[TOOLS] == Version(1, "A")
+
+
 def test_versions_of_an_earlier_epoch_are_not_taken_as_current() -> None:
     """The client has fetched one list since a restart; its other versions are from before it."""
     catalog = Catalog()
