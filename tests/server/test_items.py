@@ -83,7 +83,7 @@ async def uris_of(client: Client) -> list[str]:
         {"inputSchema": {"type": "object", "x": nested(250)}},
         {"inputSchema": {"type": "object", "x": nested(500)}},
     ],
-    ids=["number", "object", "half a character", "bytes", "no schema", "deep", "deeper"],
+    ids=["number", "object", "half a surrogate pair", "bytes", "no schema", "deep", "deeper"],
 )
 async def test_what_would_fail_the_list_for_everybody_is_refused(definition: dict[str, Any]) -> None:
     server = lowlevel({"there": None})

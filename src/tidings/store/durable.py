@@ -94,7 +94,7 @@ def why_not_storable(record: DurableSubscription) -> str | None:
     try:
         size = len(msgspec.json.encode(record))
     except UnicodeEncodeError:
-        return "its name, a URI or a pattern has half a character in it, which UTF-8 can't write"
+        return "its name, a URI or a pattern contains half a surrogate pair, which UTF-8 can't encode"
     return (
         f"it has {size} bytes, and {_MAX_RECORD_SIZE} are allowed; watch fewer URIs"
         if size > _MAX_RECORD_SIZE
