@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support.certificates import make_certificates
@@ -86,6 +86,8 @@ def test_ipv6_address_that_contains_an_ipv4_address_is_treated_like_it(address: 
 def test_address_that_python_calls_private_is_not_public(
     address: ipaddress.IPv4Address | ipaddress.IPv6Address,
 ) -> None:
+    is_sixtofour = isinstance(address, ipaddress.IPv6Address) and address.sixtofour is not None
+    assume(not is_sixtofour)  # newer versions of Python call them all private; the test above covers them
     if address.is_private or address.is_multicast or address.is_link_local or address.is_loopback:
         assert reason_not_public(address) is not None
 
