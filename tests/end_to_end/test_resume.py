@@ -58,7 +58,6 @@ KILLED_CHANGES = int(os.environ.get("TIDINGS_CHANGES", "250"))
 
 pytestmark = pytest.mark.anyio
 
-CHANGES = 2_000
 CLIENTS = 20
 SDK_CLIENTS = 4
 
@@ -337,7 +336,7 @@ Judgement: TypeAlias = Callable[[Server, list[Reader]], bool]
 
 
 async def play(
-    place: Place, dice: random.Random, is_eventful: Judgement, least: int = CHANGES, clients: int = CLIENTS
+    place: Place, dice: random.Random, is_eventful: Judgement, least: int, clients: int = CLIENTS
 ) -> tuple[Server, list[Reader]]:
     """Change the catalog until it has changed so often and enough has happened, while the clients, and the server if it
     may, come and go; then let all be told.
@@ -406,9 +405,16 @@ def tellings(server: Server) -> list[Told]:
     return [event for one in server.subscriptions for _, event in one.events if isinstance(event, Told)]
 
 
-@pytest.mark.parametrize("journal", [10_000, 20], ids=["a long journal", "a short journal"])
+@pytest.mark.parametrize(
+    ("journal", "changes"),
+    [
+        (20, 300),
+        pytest.param(20, 2_000, marks=pytest.mark.slow),
+        pytest.param(10_000, 2_000, marks=pytest.mark.slow),
+    ],
+)
 async def test_clients_that_come_back_with_a_cursor_are_told_exactly_what_differs(
-    capsys: pytest.CaptureFixture[str], journal: int, seed: int
+    capsys: pytest.CaptureFixture[str], journal: int, changes: int, seed: int
 ) -> None:
     def is_eventful(server: Server, readers: list[Reader]) -> bool:
         return all(reader.lives > 3 for reader in readers) and not all(each.is_complete for each in tellings(server))
@@ -416,7 +422,7 @@ async def test_clients_that_come_back_with_a_cursor_are_told_exactly_what_differ
     start = time.monotonic()
     async with serve("uvicorn", Settings(policy={"journal_changes": journal})) as process:
         place = Place(process)
-        server, readers = await play(place, random.Random(seed), is_eventful)
+        server, readers = await play(place, random.Random(seed), is_eventful, changes)
         await judge(place, server, readers, journal)
     told = tellings(server)
     with capsys.disabled():
