@@ -13,8 +13,8 @@ from opentelemetry import trace
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.support.command import DEADLINE, HELLO, replace_file, serving, start_command
-from tests.support.otlp_collector import SECRET, collecting
+from tests.support.command import DEADLINE, HELLO, SECRET, replace_file, serving, start_command
+from tests.support.receiver import receiving
 from tidings.cli.otlp import (
     endpoint_of,
     export_telemetry,
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_traces_and_metrics_of_a_folder_reach_a_collector(board: Path) -> None:
-    with collecting() as collector:
+    async with receiving(host=f"user:{SECRET}@127.0.0.1", path="") as collector:
         env = {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
             "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
             "OTEL_BSP_SCHEDULE_DELAY": "50",
             "OTEL_METRIC_EXPORT_INTERVAL": "200",
@@ -37,7 +37,7 @@ async def test_traces_and_metrics_of_a_folder_reach_a_collector(board: Path) -> 
         }
         async with serving(board, env=env) as server:
             line = await server.line_with("telemetry is sent to")
-            assert f"http://127.0.0.1:{collector.server_address[1]}" in line
+            assert "http://" + collector.url.partition("@")[2] in line
             assert SECRET not in line
             replace_file(board / "tools" / "late.py", HELLO.replace("hello()", "late()"))
             spans: dict[str, tuple[bytes, bytes]] = {}
@@ -45,8 +45,9 @@ async def test_traces_and_metrics_of_a_folder_reach_a_collector(board: Path) -> 
             services: set[str] = set()
             expected = {metric.name for metric in METRICS} - {"tidings.delivery.latency"}  # nothing was delivered
             while not (spans.keys() >= {"workspace.scan", "tool_list_changed.send"} and metrics >= expected):
-                path, body = await asyncio.to_thread(collector.received.get, timeout=DEADLINE)
-                if path == "/v1/traces":
+                delivery = await collector.next()
+                body = delivery.body
+                if delivery.path == "/v1/traces":
                     for group in ExportTraceServiceRequest.FromString(body).resource_spans:
                         names = [each for each in group.resource.attributes if each.key == "service.name"]
                         services |= {each.value.string_value for each in names}

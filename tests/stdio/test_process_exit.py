@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.support.command import DEADLINE, HELLO, INITIALIZE, line_with, replace_file
-from tests.support.otlp_collector import Collector, collecting
+from tests.support.receiver import Receiver, receiving
 from tests.support.waiting import until
 from tidings.store import State, StoreBusy
 from tidings.store.sqlite import SQLiteStore
@@ -35,10 +35,10 @@ main()
 
 
 @asynccontextmanager
-async def serving_without_timeouts(board: Path, collector: Collector) -> AsyncIterator[asyncio.subprocess.Process]:
+async def serving_without_timeouts(board: Path, collector: Receiver) -> AsyncIterator[asyncio.subprocess.Process]:
     env = {
         **os.environ,
-        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
         "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
         "OTEL_EXPORTER_OTLP_TIMEOUT": "3600",
         "OTEL_BSP_SCHEDULE_DELAY": "3600000",
@@ -64,35 +64,35 @@ async def serving_without_timeouts(board: Path, collector: Collector) -> AsyncIt
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_telemetry_is_sent_after_a_signal_on_stdio(board: Path, number: signal.Signals) -> None:
-    with collecting() as collector:
+    async with receiving(path="") as collector:
         async with serving_without_timeouts(board, collector) as process:
             process.send_signal(number)
             assert await process.wait() == 128 + number
-        sent = [collector.received.get_nowait() for _ in range(collector.received.qsize())]
+        sent = [collector.came.get_nowait() for _ in range(collector.came.qsize())]
     spans = {
         span.name
-        for path, body in sent
-        if path == "/v1/traces"
-        for group in ExportTraceServiceRequest.FromString(body).resource_spans
+        for each in sent
+        if each.path == "/v1/traces"
+        for group in ExportTraceServiceRequest.FromString(each.body).resource_spans
         for scope in group.scope_spans
         for span in scope.spans
     }
     assert "change_notifier.subscribe" in spans
-    assert [body for path, body in sent if path == "/v1/metrics" and ExportMetricsServiceRequest.FromString(body)]
+    assert [each for each in sent if each.path == "/v1/metrics" and ExportMetricsServiceRequest.FromString(each.body)]
 
 
 async def test_collector_that_never_answers_does_not_delay_the_store(board: Path) -> None:
-    with collecting() as collector:
-        collector.answers.clear()
+    async with receiving(path="") as collector:
+        collector.gate.clear()
         async with serving_without_timeouts(board, collector) as process:
             replace_file(board / "tools" / "hello.py", HELLO)
             await line_with(process.stdout, "notifications/tools/list_changed")
             process.send_signal(signal.SIGTERM)
-            await asyncio.to_thread(collector.received.get, timeout=DEADLINE)
+            await collector.next()
             state = await open_when_free(SQLiteStore(board / ".tidings" / "state.db"))
             assert "hello" in [change.key for change in state.journal]
             assert process.returncode is None, "the process still waits for the collector"
-            collector.answers.set()
+            collector.gate.set()
             assert await process.wait() == 128 + signal.SIGTERM
 
 

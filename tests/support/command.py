@@ -23,6 +23,8 @@ EXAMPLE = ROOT / "examples" / "workspace"
 TIDINGS = str(Path(sys.executable).with_name("tidings"))
 HELLO = 'def hello() -> str:\n    """Say hello."""\n    return "hello"\n'
 TOKEN = "correct-horse-battery-staple"
+SECRET = "hunter2"
+"""A text that must not appear in any output."""
 DEADLINE = 120
 """Seconds for everything that a test does with its processes. They start slowly on a busy machine."""
 GRACE = 60.0

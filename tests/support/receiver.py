@@ -1,4 +1,4 @@
-"""A receiver of webhooks over HTTP or HTTPS. The test decides what it answers, and when.
+"""A receiver of webhooks and telemetry over HTTP or HTTPS. The test decides what it answers, and when.
 
 `verify` follows the Standard Webhooks specification and uses no code of Tidings.
 """
@@ -28,6 +28,7 @@ class Delivery:
 
     headers: dict[str, str]
     body: bytes
+    path: str = ""
 
     @property
     def id(self) -> str:
@@ -79,7 +80,7 @@ class Receiver:
                 name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)
             }
             body = await reader.readexactly(int(headers.get("content-length", 0)))
-            delivery = Delivery(headers, body)
+            delivery = Delivery(headers, body, head[0].split(" ")[1])
             status, extra = self.answer(delivery)
             self.came.put_nowait(delivery)
             await self.gate.wait()
@@ -98,7 +99,9 @@ class Receiver:
 
 
 @asynccontextmanager
-async def receiving(certificate: Path | None = None, host: str = "127.0.0.1") -> AsyncIterator[Receiver]:
+async def receiving(
+    certificate: Path | None = None, host: str = "127.0.0.1", path: str = "/hook?of=tidings"
+) -> AsyncIterator[Receiver]:
     """Run a receiver; over HTTPS if a certificate is given (a PEM file with its key)."""
     receiver = Receiver()
     context = None
@@ -107,7 +110,7 @@ async def receiving(certificate: Path | None = None, host: str = "127.0.0.1") ->
         context.load_cert_chain(certificate)
     server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0, ssl=context)
     port = server.sockets[0].getsockname()[1]
-    receiver.url = f"{'https' if certificate else 'http'}://{host}:{port}/hook?of=tidings"
+    receiver.url = f"{'https' if certificate else 'http'}://{host}:{port}{path}"
     try:
         yield receiver
     finally:

@@ -15,8 +15,7 @@ import pytest
 from mcp import Client
 from rich.console import Console
 
-from tests.support.command import DEADLINE, GRACE, HELLO, TOKEN, line_with, replace_file, start_command
-from tests.support.otlp_collector import SECRET
+from tests.support.command import DEADLINE, GRACE, HELLO, SECRET, TOKEN, line_with, replace_file, start_command
 from tests.support.wire_clients import LegacyWire
 from tidings import Catalog, Feature, Hub, Reason
 from tidings.cli.logs import TextFormatter
