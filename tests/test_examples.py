@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
-from tests.support.command import DEADLINE, GRACE, line_with
+from tests.support.command import DEADLINE, GRACE, Notifications, line_with, start_process
 from tests.support.waiting import until_served
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-@asynccontextmanager
-async def running(*command: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *command,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+def running(example: str, *arguments: str) -> AbstractAsyncContextManager[Any]:
+    env = {"PYTHONUNBUFFERED": "1"}
+    return start_process(sys.executable, EXAMPLES / example, *arguments, env=env, stderr=asyncio.subprocess.DEVNULL)
 
 
 def free_port() -> int:
@@ -47,8 +34,8 @@ def free_port() -> int:
 
 
 async def call(url: str, *arguments: str) -> str:
-    async with running(str(EXAMPLES / "call.py"), url, *arguments) as process:
-        output, _ = await process.communicate()
+    async with running("call.py", url, *arguments) as process:
+        output: bytes = (await process.communicate())[0]
         assert process.returncode == 0
         return output.decode()
 
@@ -58,10 +45,10 @@ def test_the_board_notifies_its_clients(era: list[str]) -> None:
     async def scenario() -> None:
         port = free_port()
         url = f"http://127.0.0.1:{port}/mcp"
-        async with asyncio.timeout(DEADLINE), running(str(EXAMPLES / "board.py"), "--port", str(port)) as board:
+        async with asyncio.timeout(DEADLINE), running("board.py", "--port", str(port)) as board:
             assert "Serving the board" in await line_with(board.stdout, "Serving")
             await until_served(port)
-            async with running(str(EXAMPLES / "watch.py"), url, *era) as watcher:
+            async with running("watch.py", url, *era) as watcher:
                 await line_with(watcher.stdout, "watching")
                 assert await call(url, "open_sprint") == "open\n"
                 added = await line_with(watcher.stdout, "tools/list_changed")
@@ -86,23 +73,15 @@ def test_a_stdio_example_notifies_its_client(
         pytest.importorskip("fastmcp")
 
     async def scenario() -> None:
-        methods: asyncio.Queue[str] = asyncio.Queue()
-
-        async def on_message(message: object) -> None:
-            methods.put_nowait(str(getattr(message, "method", message)))
-
+        told = Notifications()
         parameters = StdioServerParameters(command=sys.executable, args=[str(EXAMPLES / example)])
         async with (
             asyncio.timeout(DEADLINE),
-            Client(stdio_client(parameters), mode=mode, message_handler=on_message) as client,
+            Client(stdio_client(parameters), mode=mode, message_handler=told) as client,
+            nullcontext() if mode == "legacy" else client.listen(tools_list_changed=True),
         ):
-            if mode == "legacy":
-                await client.call_tool(tool, arguments)
-                assert await methods.get() == "notifications/tools/list_changed"
-            else:
-                async with client.listen(tools_list_changed=True):
-                    await client.call_tool(tool, arguments)
-                    assert await methods.get() == "notifications/tools/list_changed"
+            await client.call_tool(tool, arguments)
+            await told.until("notifications/tools/list_changed")
             listed = await client.list_tools(cache_mode="bypass")
             assert added in [each.name for each in listed.tools]
 

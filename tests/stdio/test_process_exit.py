@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.support.command import DEADLINE, HELLO, INITIALIZE, line_with, replace_file
+from tests.support.command import DEADLINE, HELLO, INITIALIZE, line_with, replace_file, start_process
 from tests.support.receiver import Receiver, receiving
 from tests.support.waiting import until
 from tidings.store import State, StoreBusy
@@ -37,29 +36,21 @@ main()
 @asynccontextmanager
 async def serving_without_timeouts(board: Path, collector: Receiver) -> AsyncIterator[asyncio.subprocess.Process]:
     env = {
-        **os.environ,
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
         "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
         "OTEL_EXPORTER_OTLP_TIMEOUT": "3600",
         "OTEL_BSP_SCHEDULE_DELAY": "3600000",
         "OTEL_METRIC_EXPORT_INTERVAL": "3600000",
     }
-    command = [sys.executable, "-c", WITHOUT_TIMEOUTS, "serve", str(board), "--stdio"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    async with asyncio.timeout(DEADLINE):
-        process = await asyncio.create_subprocess_exec(*command, env=env, **pipes)  # type: ignore[arg-type]
-        try:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(INITIALIZE).encode() + b"\n")
-            await line_with(process.stdout, '"result"')
-            process.stdin.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
-            process.stdin.write(b'{"jsonrpc":"2.0","id":"ready","method":"ping"}\n')
-            await line_with(process.stdout, '"ready"')
-            yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+    command = [sys.executable, "-c", WITHOUT_TIMEOUTS, "serve", board, "--stdio"]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    async with asyncio.timeout(DEADLINE), start_process(*command, env=env, **pipes) as process:
+        process.stdin.write(json.dumps(INITIALIZE).encode() + b"\n")
+        await line_with(process.stdout, '"result"')
+        process.stdin.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
+        process.stdin.write(b'{"jsonrpc":"2.0","id":"ready","method":"ping"}\n')
+        await line_with(process.stdout, '"ready"')
+        yield process
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -137,9 +128,7 @@ run(work())
 
 
 async def test_interrupt_ends_a_command_that_suppresses_its_cancellation() -> None:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", UNCANCELLABLE, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    async with asyncio.timeout(DEADLINE):
+    async with asyncio.timeout(DEADLINE), start_process(sys.executable, "-c", UNCANCELLABLE) as process:
         assert await process.stdout.readline() == b"started\n"
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 130

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,12 +97,17 @@ async def line_with(stream: asyncio.StreamReader | None, text: str) -> str:
     raise AssertionError(f"the process ended without printing {text!r}, but printed {lines}")
 
 
+def start_command(*arguments: object, **options: Any) -> AbstractAsyncContextManager[Any]:
+    """Start a command of `tidings` as a process, and kill it at the end of the block."""
+    return start_process(TIDINGS, *arguments, **options)
+
+
 @asynccontextmanager
-async def start_command(*arguments: object, env: dict[str, str] | None = None, **pipes: Any) -> AsyncIterator[Any]:
+async def start_process(*command: object, env: dict[str, str] | None = None, **pipes: Any) -> AsyncIterator[Any]:
     """Start a process, and kill it at the end of the block."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **pipes}
     environment = {**os.environ, **(env or {})}
-    process = await asyncio.create_subprocess_exec(TIDINGS, *map(str, arguments), env=environment, **pipes)
+    process = await asyncio.create_subprocess_exec(*map(str, command), env=environment, **pipes)
     try:
         yield process
     finally:
