@@ -103,8 +103,8 @@ async def test_past_the_write_deadline_they_are_cut_off_and_all_of_theirs_is_gon
         base, fds = await server.state(is_deep=True), server.fds()
         async with readers(server, 5) as among:
             with sockets(await deafen(server, listening=30, sessions=10)) as silent:
-                await server.logged("listen stream was not read for 1.0 s; cutting it off", times=30)
-                await server.logged("legacy stream was not read for 1.0 s; cutting it off", times=10)
+                await server.logged("listen stream was not read for 1.0 s; aborting it", times=30)
+                await server.logged("legacy stream was not read for 1.0 s; aborting it", times=10)
                 cut = await asyncio.gather(*map(is_cut, silent))
                 assert all(cut)
                 # The sessions outlive their streams until the SDK finds them idle.
@@ -127,7 +127,7 @@ async def test_a_legacy_session_that_was_cut_off_is_told_when_it_comes_back(how:
             while not (await server.state())["stuck"]:
                 number += 1
                 await server.change(update(number, 60_000))
-            await server.logged("legacy stream was not read for 0.5 s; cutting it off")
+            await server.logged("legacy stream was not read for 0.5 s; aborting it")
             assert await is_cut(silent)
             await server.until(lambda state: state["spliced"] == 0)
         stream = await Stream.open(server.port, get_request(session_id))
@@ -170,7 +170,7 @@ async def test_a_stream_behind_a_middleware_that_hides_the_connection_is_cut_off
     settings = Settings(policy={"write_deadline": 0.5, "journal_changes": 20}, is_wrapped=True)
     async with serve("uvicorn", settings) as server:
         with sockets(await deafen(server, listening=5, sessions=0)) as silent:
-            await server.logged("listen stream was not read for 0.5 s; cutting it off", times=5)
+            await server.logged("listen stream was not read for 0.5 s; aborting it", times=5)
             await server.until(lambda state: (state["subscribers"], state["streams"]) == (0, 0))
             assert all(await asyncio.gather(*map(is_cut, silent)))
 
@@ -190,7 +190,7 @@ async def test_a_stream_that_the_sdk_carries_is_cut_off_too_and_keeps_no_process
     async with serve("uvicorn", settings) as server:
         base, fds = await server.state(is_deep=True), server.fds()
         with sockets(await fill_carried(server, 10, wanted)) as silent:
-            await server.logged("listen stream was not read for 1.0 s; cutting it off", times=10)
+            await server.logged("listen stream was not read for 1.0 s; aborting it", times=10)
             assert all(await asyncio.gather(*map(is_cut, silent)))
             await server.until(lambda state: state["objects"] == base["objects"], is_deep=True)
             await server.until(lambda _: server.fds() <= fds)

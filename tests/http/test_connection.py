@@ -34,7 +34,7 @@ async def stream_on(line: Line) -> Stream:
 
 
 def outlets(door: Door) -> list[type]:
-    return [type(stream.channel) for stream in door.live.listen_streams]
+    return [type(stream.response) for stream in door.live.listen_streams]
 
 
 # The whole response

@@ -17,7 +17,7 @@ from tests.support.kinds import Own
 from tests.support.lists import LISTS, changed, door, posted, sdk_requests, warm
 from tests.support.sdk_clients import LEGACY, MODERN
 from tests.support.waiting import until
-from tidings.http import request_checks as verdicts
+from tidings.http import request_checks
 
 __all__ = ["door"]
 
@@ -229,10 +229,10 @@ async def test_an_id_is_the_requests_own(door: Door, body: bytes) -> None:
 
 
 async def test_what_is_remembered_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdicts, "_MOST", 8)
+    monkeypatch.setattr(request_checks, "_MAX_CACHED", 8)
     async with open_door(some_server()) as door:
         said = await door.send(changed())
-        memos: list[dict[Any, Any]] = [door.front.verdicts._claims, door.front.verdicts._plain]
+        memos: list[dict[Any, Any]] = [door.front._checks._headers, door.front._checks._list_params]
         for number in range(30):
             info = {"name": f"client {number}", "version": "1" * number}
             params = {"_meta": {**META, "io.modelcontextprotocol/clientInfo": info}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -160,6 +161,26 @@ async def test_an_old_answer_goes_on_while_one_asks_anew() -> None:
         assert b"anew" not in (await door.send(asks)).body
         slow.may.set()
         assert b"anew" in (await asker).body
+
+
+@pytest.mark.parametrize(("cpu", "requests"), [(0.0, 5), (0.2, 0)], ids=["cheap", "expensive"])
+async def test_an_expensive_list_is_requested_from_the_sdk_less_often(cpu: float, requests: int) -> None:
+    """One that takes 0.2 s of CPU is used for 10 s, however short `list_memory` is."""
+
+    class Expensive(Slow):
+        async def _list(self, ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:
+            end = time.thread_time() + cpu
+            while time.thread_time() < end:
+                pass
+            return await super()._list(ctx, params)
+
+    slow = Expensive()
+    slow.may.set()
+    async with open_door(slow.server, shared_lists=True, policy=Policy(list_memory=0.001 if cpu else 0.0)) as door:
+        await door.send(asks)
+        with sdk_requests(door, requests):
+            for _ in range(5):
+                await door.send(asks)
 
 
 async def test_nobody_gets_the_old_list_while_the_server_is_being_read() -> None:

@@ -47,7 +47,7 @@ async def response(line: Line, request: bytes) -> list[bytes]:
 
 
 def outlets(door: Door) -> list[type]:
-    return [type(stream.channel) for stream in door.live.listen_streams]
+    return [type(stream.response) for stream in door.live.listen_streams]
 
 
 # What is accepted
@@ -221,7 +221,7 @@ async def test_failure_after_parking_ends_the_connection(failure: Exception, mon
 
     async with open_door(some_server()) as door:
         with monkeypatch.context() as patch:
-            patch.setattr(ListenStream, "listen", fail)
+            patch.setattr(ListenStream, "subscribe", fail)
             async with door.line() as line:
                 line.writer.write(listens(line))
                 async with asyncio.timeout(DEADLINE):

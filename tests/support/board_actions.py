@@ -214,7 +214,7 @@ class Board:
             },
             "pending": sum(each.mailbox_size for _, watchers in subscriptions for each in watchers),
             "streams": live.subscriptions.limits.count,
-            "parked": sum(type(each.channel) is ParkedStream for each in live.listen_streams),
+            "parked": sum(type(each.response) is ParkedStream for each in live.listen_streams),
             "spliced": len(live.legacy_streams._sessions),
             "standing": len(live.legacy_streams),
             "asked": self.asked,

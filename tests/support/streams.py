@@ -32,7 +32,7 @@ class Server:
     @property
     def streams(self) -> list[Any]:
         """The response streams of the listen streams."""
-        return [stream.channel for stream in self.live.listen_streams]
+        return [stream.response for stream in self.live.listen_streams]
 
     @property
     def stream_types(self) -> list[type]:

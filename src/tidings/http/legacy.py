@@ -22,7 +22,7 @@ from tidings.core.subscriber import BUSY, ConnectionKind, Subscriber
 from tidings.errors import LimitReached
 from tidings.http.disconnects import mark_disconnected
 from tidings.http.parking import direct_writer
-from tidings.http.sent_events import Sent
+from tidings.http.sent_events import SentEvents
 from tidings.http.stream import AsgiStream, Message, Receive, Scope, Send, abort_unfinished
 from tidings.server.subscribe import PreparedSubscription, Subscriptions
 
@@ -42,26 +42,26 @@ _RELEASE_TIMEOUT = 10.0
 class HttpSession:
     """A legacy session over HTTP, with or without a stream. Either may come first."""
 
-    __slots__ = ("_format", "_hub", "_read", "_sent", "_start", "_streams", "channels", "subscriber", "version")
+    __slots__ = ("_format", "_hub", "_read", "_sent", "_start", "_streams", "responses", "subscriber", "version")
 
     def __init__(self, streams: LegacyStreams) -> None:
         self._streams = streams
         self._hub = streams.subscriptions.hub
-        self._sent = Sent()
+        self._sent = SentEvents()
         self._start = 0
         """The number of events when the newest stream began."""
         self._read: int | None = None
         """The number of events that were certainly read, after a stream was aborted."""
         self._format = FrameFormat(is_sse=True)
-        self.channels: list[AsgiStream] = []
+        self.responses: list[AsgiStream] = []
         """The open streams. Notifications are written to the last one."""
         self.subscriber: Subscriber | None = None
         self.version = ""
         """The version of the protocol, after the handshake."""
 
     @property
-    def channel(self) -> AsgiStream | None:
-        return self.channels[-1] if self.channels else None
+    def response(self) -> AsgiStream | None:
+        return self.responses[-1] if self.responses else None
 
     def open(self, prepared: PreparedSubscription, version: str, label: str, is_muted: IsMuted | None) -> Subscriber:
         """Open the subscriber at the handshake, which may be the second one of the session."""
@@ -73,7 +73,7 @@ class HttpSession:
             label=label,
             kind=_KIND,
             is_muted=is_muted,
-            is_ready=self.channel is not None and not self.channel.is_busy,
+            is_ready=self.response is not None and not self.response.is_busy,
             merges_on_overflow=True,
         )
         return self.subscriber
@@ -82,56 +82,56 @@ class HttpSession:
         """Do nothing: notifications start with the stream."""
 
     def _deliver(self, notification: Notification) -> object:
-        channel = self.channel
+        response = self.response
         frame, _ = notification.frames.get(self._format) or render(notification, self._format)
         if not self._streams.has_event_store:
             is_watched = self.subscriber is not None and notification.topic in (self.subscriber.uris or ())
-            frame = self._sent.note(notification, is_watched=is_watched) + frame
+            frame = self._sent.add(notification, is_watched=is_watched) + frame
         self._hub.counts.bytes += len(frame)
-        return None if channel is not None and channel.write(frame) else BUSY
+        return None if response is not None and response.write(frame) else BUSY
 
     def send_bookmark(self) -> None:
-        channel, subscriber = self.channel, self.subscriber
-        if subscriber is None or channel is None or channel.is_busy:
+        response, subscriber = self.response, self.subscriber
+        if subscriber is None or response is None or response.is_busy:
             return
-        if not channel.write(bookmark(self._streams.subscriptions.cursor_of(subscriber))):
+        if not response.write(bookmark(self._streams.subscriptions.cursor_of(subscriber))):
             subscriber.pause()
 
-    def attach(self, channel: AsgiStream, *, is_resumed: bool = False, read: int | None = None) -> None:
+    def attach(self, response: AsgiStream, *, is_resumed: bool = False, read: int | None = None) -> None:
         """Add a stream that has opened, and deliver what is pending.
 
         A resumed stream may be that of a request, on which a server with an event store continues its response:
         notifications are written to it only while there is no other. `read` is the last event that the client read, if
         it named one."""
-        self.channels.insert(0 if is_resumed else len(self.channels), channel)
-        channel.callbacks = self
+        self.responses.insert(0 if is_resumed else len(self.responses), response)
+        response.callbacks = self
         if read is None and self.version >= _EMPTY_EVENTS_SINCE and not self._streams.has_event_store:
             # An event with an id, so that the client can name the last event even if it loses all that follow.
-            channel.write(self._sent.id_line + b"data: \r\n\r\n")
+            response.write(self._sent.id_line + b"data: \r\n\r\n")
         read, self._read = self._read if read is None else read, None
         self._start = self._sent.count
         if read is not None and self.subscriber is not None:
-            told, ended = self._sent.missed(read)
+            told, ended_uris = self._sent.missed(read)
             try:
                 # The client may have fetched other versions since then.
                 held = self._hub.notifications.without_outdated(told)
-                self._hub.subscribe(self.subscriber, uris=ended, told=held)
+                self._hub.subscribe(self.subscriber, uris=ended_uris, told=held)
             except LimitReached as error:  # the client has subscribed to other URIs since then
                 logger.warning("a legacy session can't be told of what it missed: %s", error)
         self._wake(was_absent=True)
 
-    def read(self, event_id: bytes) -> int | None:
+    def find_event(self, event_id: bytes) -> int | None:
         """Return the number of the event that a `Last-Event-ID` names, if it is one of this session."""
-        return self._sent.read(event_id)
+        return self._sent.find(event_id)
 
     async def end_uri(self, uri: str) -> None:
         self._sent.forget(uri)
 
-    def detach(self, channel: AsgiStream) -> None:
+    def detach(self, response: AsgiStream) -> None:
         """Remove a stream that has ended. The session may have another one."""
-        if channel in self.channels:
-            self.channels.remove(channel)
-            if channel.is_aborted:
+        if response in self.responses:
+            self.responses.remove(response)
+            if response.is_aborted:
                 self._read = self._start
             if self.subscriber is not None:
                 self.subscriber.pause()
@@ -142,12 +142,12 @@ class HttpSession:
 
     def _wake(self, *, was_absent: bool = False) -> None:
         # Not without a stream: a notification that is delivered counts as told.
-        if self.subscriber is not None and self.channel is not None and not self.channel.is_busy:
+        if self.subscriber is not None and self.response is not None and not self.response.is_busy:
             self._hub.wake(self.subscriber, was_absent=was_absent)
 
     def on_write_timeout(self) -> None:
         self._hub.counts.cut_off[Reason.SLOW] += 1  # only the stream: the session may open another one
-        logger.warning("a legacy stream was not read for %s s; cutting it off", self._hub.policy.write_deadline)
+        logger.warning("a legacy stream was not read for %s s; aborting it", self._hub.policy.write_deadline)
 
 
 class LegacyStreams:
@@ -186,12 +186,12 @@ class LegacyStreams:
         mark_disconnected(scope, receive)
         session = self.find_or_add(session_id)
         self._loop = asyncio.get_running_loop()
-        channel = AsgiStream(send, receive, self.subscriptions.policy, self._loop)
-        end, gone = asyncio.Event(), asyncio.Event()
+        response = AsgiStream(send, receive, self.subscriptions.policy, self._loop)
+        end, ended = asyncio.Event(), asyncio.Event()
         is_open = False
         event_id = next((value for name, value in scope["headers"] if name == b"last-event-id"), b"")
         # The ids of an event store may look like ours.
-        read = session.read(event_id) if event_id and not self.has_event_store else None
+        read = session.find_event(event_id) if event_id and not self.has_event_store else None
         is_resumed = bool(event_id) and read is None and self.has_event_store
         if event_id and not is_resumed:
             # Without an event store, the SDK does not accept this header.
@@ -204,20 +204,20 @@ class LegacyStreams:
             nonlocal is_open
             if message["type"] == "http.response.body" and is_open:
                 if not message.get("more_body"):
-                    channel.is_closed = True
-                    session.detach(channel)
-                await channel.forward(send, _strip_event_end(message))
+                    response.is_closed = True
+                    session.detach(response)
+                await response.forward(send, _strip_event_end(message))
                 return
             await send(message)
             if message["type"] == "http.response.start" and message["status"] == 200:
                 is_open = True
-                self._ends[channel] = end, gone
+                self._ends[response] = end, ended
                 if self.subscriptions.is_stopping:
                     end.set()
-                session.attach(channel, is_resumed=is_resumed, read=read)
+                session.attach(response, is_resumed=is_resumed, read=read)
                 if (writer := direct_writer(scope, receive)) is not None:
-                    channel.write_directly = writer.write
-                channel.watch_connection(scope, receive, lambda reason: end.set())
+                    response.write_directly = writer.write
+                response.watch_connection(scope, receive, lambda reason: end.set())
 
         async def receive_until_end() -> Message:
             # The SDK's response lasts until the client disconnects. To end it, pretend that.
@@ -232,25 +232,25 @@ class LegacyStreams:
         try:
             await app(scope, receive_until_end, send_between)
         finally:
-            session.detach(channel)
-            gone.set()
-            self._ends.pop(channel, None)
+            session.detach(response)
+            ended.set()
+            self._ends.pop(response, None)
             if session.subscriber is None:
                 self.forget(session_id)
         if is_open:
-            await channel.wait_until_writable()
-            channel.write(b"", is_last=True)
-        while channel.is_aborted and (await receive())["type"] != "http.disconnect":
+            await response.wait_until_writable()
+            response.write(b"", is_last=True)
+        while response.is_aborted and (await receive())["type"] != "http.disconnect":
             pass  # the server would log a request that ends before its connection as an error
 
     async def _end_streams(self, session: HttpSession) -> None:
         """End the stream that a client has lost. While it is open, the SDK refuses another one."""
-        for channel, (end, gone) in [(each, self._ends[each]) for each in session.channels]:
+        for response, (end, ended) in [(each, self._ends[each]) for each in session.responses]:
             end.set()
-            channel.abort()
+            response.abort()
             with suppress(TimeoutError):  # then the SDK refuses the new one
                 async with asyncio.timeout(_RELEASE_TIMEOUT):
-                    await gone.wait()
+                    await ended.wait()
 
     def stop(self) -> None:
         """End every stream."""
@@ -263,8 +263,8 @@ class LegacyStreams:
 
     @property
     def slow(self) -> int:
-        """The number of streams that wait for their reader."""
-        return sum(channel.is_busy for channel in tuple(self._ends))
+        """The number of streams that wait for their client."""
+        return sum(response.is_busy for response in tuple(self._ends))
 
 
 def _strip_event_end(message: Message) -> Message:

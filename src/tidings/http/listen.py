@@ -95,9 +95,9 @@ class ListenStreams:
 
     @property
     def slow(self) -> int:
-        """The number of streams that wait for their reader."""
-        own = sum(stream.channel.is_busy for stream in self)
-        return own + sum(channel.is_busy for channel in tuple(self._relayed))
+        """The number of streams that wait for their client."""
+        own = sum(stream.response.is_busy for stream in self)
+        return own + sum(response.is_busy for response in tuple(self._relayed))
 
     async def serve(
         self, scope: Scope, receive: Receive, send: Send, request: ListenRequest, principal: Principal | None
@@ -124,10 +124,10 @@ class ListenStreams:
         try:
             is_open = await self._open(stream, scope, receive, send, prepared, str(request.id))
         finally:
-            is_parked = not isinstance(stream.channel, AsgiStream)
+            is_parked = not isinstance(stream.response, AsgiStream)
             if not is_open:
                 if is_parked:
-                    stream.channel.abort()  # a parked connection has no request that would end it
+                    stream.response.abort()  # a parked connection has no request that would end it
                 stream.on_disconnect()
         return None if is_parked or not is_open else stream
 
@@ -142,8 +142,8 @@ class ListenStreams:
     ) -> bool:
         """Acknowledge, subscribe, and park the stream if the server allows it. Return False if it has ended already."""
         mark_disconnected(scope, receive)
-        channel = stream.channel = AsgiStream(send, receive, self.policy, asyncio.get_running_loop())
-        channel.callbacks = stream
+        response = stream.response = AsgiStream(send, receive, self.policy, asyncio.get_running_loop())
+        response.callbacks = stream
         buffered = buffer_response(scope, receive)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
@@ -151,19 +151,19 @@ class ListenStreams:
             if prepared.granted:
                 prepared.connect(partial(stream.end, Reason.REPLACED))
             event = self._acknowledge(prepared, stream.tag)
-            channel.write(event)
+            response.write(event)
             if not prepared.granted or self.subscriptions.is_stopping:
                 stream.end()
-                return channel.is_busy
+                return response.is_busy
             if buffered is not None:
-                stream.channel = buffered.park(event, stream, self.policy.write_deadline) or channel
+                stream.response = buffered.park(event, stream, self.policy.write_deadline) or response
         finally:
             if buffered is not None:
                 buffered.flush()
         stream.subscribe(prepared, f"listen {request_id}")
         self._add(stream)
-        if stream.channel is channel:
-            channel.watch_connection(scope, receive, stream.end)
+        if stream.response is response:
+            response.watch_connection(scope, receive, stream.end)
         return True
 
     def _acknowledge(self, prepared: PreparedSubscription, tag: bytes) -> bytes:
@@ -185,19 +185,19 @@ class ListenStreams:
     async def relay(
         self, app: Any, scope: Scope, receive: Receive, send: Send, replayed: Receive | None = None
     ) -> None:
-        """Let the SDK serve a stream, and close it if its reader does not read. `replayed` replaces `receive` for a
+        """Let the SDK serve a stream, and abort it if its client does not read. `replayed` replaces `receive` for a
         request that was read already."""
         mark_disconnected(scope, receive)
         self._loop = asyncio.get_running_loop()
-        channel = AsgiStream(send, receive, self.policy, self._loop)
-        channel.callbacks = _RelayedStream(self.hub, self.policy)
-        self._relayed[channel] = None
-        channel.watch_connection(scope, receive, self._end_relayed)
+        response = AsgiStream(send, receive, self.policy, self._loop)
+        response.callbacks = _RelayedCallbacks(self.hub, self.policy)
+        self._relayed[response] = None
+        response.watch_connection(scope, receive, self._end_relayed)
         try:
-            await app(scope, replayed or receive, partial(channel.forward, send))
+            await app(scope, replayed or receive, partial(response.forward, send))
         finally:
-            channel.stop_watching()
-            del self._relayed[channel]
+            response.stop_watching()
+            del self._relayed[response]
 
     def _end_relayed(self, reason: Reason) -> None:
         # The SDK has no way to end one stream.
@@ -207,7 +207,7 @@ class ListenStreams:
     def stop(self) -> None:
         """End every stream with its result."""
         streams = list(self)
-        responses: list[ResponseStream] = [stream.channel for stream in streams]
+        responses: list[ResponseStream] = [stream.response for stream in streams]
         for stream in streams:
             stream.end()
         abort_unfinished([*responses, *self._relayed], self._loop)
@@ -250,7 +250,7 @@ class ListenStreams:
 class ListenStream:
     """One listen stream. Small on purpose: there may be tens of thousands."""
 
-    __slots__ = ("_has_bookmarks", "_slot", "_streams", "channel", "group", "subscriber", "tag")
+    __slots__ = ("_has_bookmarks", "_slot", "_streams", "group", "response", "subscriber", "tag")
 
     def __init__(self, streams: ListenStreams, slot: StreamSlot | None, tag: bytes, *, has_bookmarks: bool) -> None:
         self._streams = streams
@@ -258,19 +258,19 @@ class ListenStream:
         self._has_bookmarks = has_bookmarks
         self.tag = tag
         self.group = 0
-        self.channel: ResponseStream = NO_STREAM
+        self.response: ResponseStream = NO_STREAM
         self.subscriber: Subscriber | None = None
 
     def subscribe(self, prepared: PreparedSubscription, label: str) -> None:
-        streams, tag, channel = self._streams, self.tag, self.channel
+        streams, tag, response = self._streams, self.tag, self.response
         frame_format = prepared.frame_format(is_sse=True, is_tagged=True)
-        encoder = streams.encoder(frame_format, len(tag) if channel.writes_chunk_sizes else None)
+        encoder = streams.encoder(frame_format, len(tag) if response.writes_chunk_sizes else None)
         self.subscriber = prepared.open(
-            channel.deliverer(tag, encoder, streams.hub.counts),
+            response.deliverer(tag, encoder, streams.hub.counts),
             label=label,
             kind=_KIND,
             on_close=self._on_close,
-            is_ready=not channel.is_busy,
+            is_ready=not response.is_busy,
         )
         prepared.subscribe(self.subscriber)
 
@@ -283,29 +283,29 @@ class ListenStream:
             self.on_disconnect()
 
     def keep_alive(self) -> None:
-        if self.channel.is_busy or self.subscriber is None:
+        if self.response.is_busy or self.subscriber is None:
             return
         event = KEEP_ALIVE
         if self._has_bookmarks:
             event = bookmark(self._streams.subscriptions.cursor_of(self.subscriber), self.tag)
-        if not self.channel.write(event):
+        if not self.response.write(event):
             self.subscriber.pause()
 
     def end(self, reason: Reason = Reason.SHUTDOWN) -> None:
         """Send the result, which completes the response. A busy stream ends when it is free."""
-        if self.channel.is_closed:
+        if self.response.is_closed:
             return
         self._close(reason)
-        if not self.channel.is_busy:
-            self.channel.write(listen_result(self._streams.result_meta(), self.tag), is_last=True)
+        if not self.response.is_busy:
+            self.response.write(listen_result(self._streams.result_meta(), self.tag), is_last=True)
             self._release_slot()  # the connection may stay open for a while
 
-    # Called by the channel
+    # Called by the response
 
     def on_writable(self) -> None:
         if self.subscriber is not None:
             self._streams.hub.wake(self.subscriber)
-        elif not self.channel.is_closed:
+        elif not self.response.is_closed:
             self.end()
 
     def on_write_timeout(self) -> None:
@@ -317,9 +317,9 @@ class ListenStream:
         self._streams.remove(self)
         self._close(Reason.DISCONNECTED)
         self._release_slot()
-        channel, self.channel = self.channel, NO_STREAM
-        if channel.is_busy:
-            channel.abort()
+        response, self.response = self.response, NO_STREAM
+        if response.is_busy:
+            response.abort()
 
     def _release_slot(self) -> None:
         if self._slot is not None:
@@ -337,8 +337,8 @@ class ListenStream:
             self.end()
 
 
-class _RelayedStream:
-    """The owner of the channel of a stream that the SDK writes."""
+class _RelayedCallbacks:
+    """The callbacks of a stream that the SDK writes."""
 
     __slots__ = ("_hub", "_policy")
 
@@ -355,7 +355,7 @@ class _RelayedStream:
 
 
 def _log_slow(policy: Policy) -> None:
-    logger.warning("a listen stream was not read for %s s; cutting it off", policy.write_deadline)
+    logger.warning("a listen stream was not read for %s s; aborting it", policy.write_deadline)
 
 
 async def _refuse(send: Send, request_id: str | int, message: str, *, code: int = -32603, status: int = 503) -> None:

@@ -25,11 +25,10 @@ async def send_cached(response: CachedResponse, send: Send, tag: bytes, session_
     """Send a cached response with the id of this request and, if it is a legacy one, of its session."""
     body = response.head + tag + response.tail
     headers = response.headers.copy()
-    for index, (name, _) in enumerate(headers):
-        if name == b"content-length":
-            headers[index] = (name, b"%d" % len(body))
-        elif name == b"mcp-session-id":
-            headers[index] = (name, session_id)
+    if response.length_index is not None:
+        headers[response.length_index] = (b"content-length", b"%d" % len(body))
+    if response.session_index is not None:
+        headers[response.session_index] = (b"mcp-session-id", session_id)
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

@@ -1,9 +1,8 @@
-"""What the SDK's own checks say of a request's headers and params, remembered by their bytes.
+"""Check requests with the SDK's own functions, and cache the results by the bytes of headers and params.
 
-The same bytes always get the same verdict, so every distinct form of a request is checked once, by the SDK's functions,
-and found in a dict from then on. Nothing that depends on time, on the caller or on the connection takes part: who asks,
-and for which session, is looked at each time. A verdict only ever says "as good as any", never "refused": whatever did
-not pass is the SDK's to answer.
+The same bytes always get the same result, so each distinct request is checked once. Nothing that depends on time, on
+the caller or on the connection is cached. A result only says that Tidings may serve the request. Requests that fail a
+check go to the SDK, which words the error.
 """
 
 from __future__ import annotations
@@ -28,61 +27,50 @@ from tidings.server.methods import LISTEN, SHARED_RESPONSES, UNREADABLE
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-__all__ = ["Claim", "ListenRequest", "Question", "Verdicts", "form_of", "tidied"]
+__all__ = ["CheckedHeaders", "ListenRequest", "RequestChecks", "relevant_headers", "strip_values"]
 
-Form = tuple[tuple[bytes, bytes], ...]
-"""The headers that any of the checks looks at, as they came."""
+RelevantHeaders = tuple[tuple[bytes, bytes], ...]
 
-_CHECKED: Final = frozenset(
+_RELEVANT: Final = frozenset(
     {b"host", b"origin", b"accept", b"content-type", b"mcp-protocol-version", b"mcp-method", b"mcp-name"}
 )
 _MODERN = frozenset(version.encode() for version in MODERN_PROTOCOL_VERSIONS)
 _LEGACY = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
-_OURS = frozenset(method.encode() for method in (*SHARED_RESPONSES, LISTEN))
+_METHODS = frozenset(method.encode() for method in (*SHARED_RESPONSES, LISTEN))
 
-_MOST = 1024
-"""Of each kind that are remembered. Clients of one make send the same bytes, so there are dozens at most; past it
-somebody varies theirs, and the oldest are forgotten."""
-_LARGEST = 4096
-"""Bytes of what is remembered, of headers and of params: nothing but the client's own description is in there."""
+_MAX_CACHED = 1024
+"""Entries of each cache. Clients of one make send the same bytes, so a few dozen are used. A client that varies its
+bytes evicts the oldest entries."""
+_MAX_BYTES = 4096
+"""Size of headers and of params that are cached. They contain only the client's description of itself."""
 
 _PLAIN_ID: Final = re.compile(rb'0|-?[1-9][0-9]{0,17}|"[ !#-\[\]-~]{0,128}"')
-"""Ids that look the same however they are encoded, so that they can be spliced in as they came."""
+"""Request ids with only one JSON encoding, so that they can be copied into the response."""
 
 
 _TRACE: Final = {
     "traceparent": re.compile(rb'"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"'),
     "tracestate": re.compile(rb'"[ !#-\[\]-~]{0,512}"'),
 }
-"""Members of `_meta` that differ with every request of a client that is traced, and change nothing about the answer."""
+"""Members of `_meta` that differ in every request of a traced client, and do not affect the response."""
 
 
-class Claim(NamedTuple):
-    """What the headers say that a POST is."""
+class CheckedHeaders(NamedTuple):
+    """The result of checking the headers of a POST."""
 
     method: str
-    """Empty in the legacy era, where it stands in the body alone."""
+    """Empty for legacy clients, which send it only in the body."""
     version: str
-    """The modern version; empty in the legacy era, where it is the session's."""
-    is_clear: bool
-    """Whether all checks of the headers passed."""
-
-
-class Question(NamedTuple):
-    """A list request without anything that would make its answer another one than everybody's."""
-
-    method: str
-    tag: bytes
-    """The request id as it came."""
+    """The modern version; empty for legacy clients, whose session has it."""
+    is_valid: bool
+    """Whether all checks passed."""
 
 
 class ListenRequest(NamedTuple):
-    """What a client wants to listen to, and says of itself."""
-
     id: str | int
     requested: RequestedTopics
     meta: dict[str, Any]
-    """Shared by all who sent the same, as are the capabilities: only to be read."""
+    """Shared by all clients that sent the same, as the capabilities are: do not change them."""
     capabilities: Any
 
 
@@ -109,57 +97,58 @@ _request_decoder = msgspec.json.Decoder(_Request)
 _params_decoder = msgspec.json.Decoder(_Params)
 
 
-def form_of(headers: Iterable[tuple[bytes, bytes]]) -> Form:
-    return tuple([header for header in headers if header[0] in _CHECKED])
+def relevant_headers(headers: Iterable[tuple[bytes, bytes]]) -> RelevantHeaders:
+    """Return the headers that the checks depend on."""
+    return tuple([header for header in headers if header[0] in _RELEVANT])
 
 
-class Verdicts:
+class RequestChecks:
     def __init__(self, manager: StreamableHTTPSessionManager) -> None:
         self._manager = manager
         self._serves_sessions = manager.event_store is None
-        self._rules: tuple[bool, list[str], list[str]] | None = None
-        """The Host and Origin rules by which the claims were made."""
-        self._claims: dict[Form, Claim] = {}
-        self._plain: dict[tuple[str, str, Hashable], bool] = {}
-        self._requested: dict[tuple[str, bytes], tuple[RequestedTopics, dict[str, Any], Any]] = {}
+        self._security: tuple[bool, list[str], list[str]] | None = None
+        """The Host and Origin rules with which the cached headers were checked."""
+        self._headers: dict[RelevantHeaders, CheckedHeaders] = {}
+        self._list_params: dict[tuple[str, str, Hashable], bool] = {}
+        self._listen_params: dict[tuple[str, bytes], tuple[RequestedTopics, dict[str, Any], Any]] = {}
 
-    def known(self, form: Form) -> Claim | None:
-        """The claim, if these headers have been looked at before and the rules are still the same."""
+    def find_headers(self, headers: RelevantHeaders) -> CheckedHeaders | None:
+        """Return the cached result for these headers, if the security settings are still the same."""
         settings = self._manager.security_settings
         if settings is not None:
             hosts, origins = settings.allowed_hosts, settings.allowed_origins
-            rules = (settings.enable_dns_rebinding_protection, hosts, origins)
-            if rules != self._rules:
-                self._claims.clear()
-                self._rules = (settings.enable_dns_rebinding_protection, [*hosts], [*origins])
-        elif self._rules is not None:
-            self._claims.clear()
-            self._rules = None
-        return self._claims.get(form)
+            security = (settings.enable_dns_rebinding_protection, hosts, origins)
+            if security != self._security:
+                self._headers.clear()
+                self._security = (settings.enable_dns_rebinding_protection, [*hosts], [*origins])
+        elif self._security is not None:
+            self._headers.clear()
+            self._security = None
+        return self._headers.get(headers)
 
-    async def examine(self, form: Form) -> Claim | None:
-        """What a POST with these headers is, or None if it is nothing to us."""
-        claim = await self._examine(form)
-        if claim is not None and sum(len(value) for _, value in form) <= _LARGEST:
-            _remember(self._claims, form, claim)
-        return claim
+    async def check_headers(self, headers: RelevantHeaders) -> CheckedHeaders | None:
+        """Check the headers of a POST. Return None if it is not a request that Tidings serves."""
+        checked = await self._check_headers(headers)
+        if checked is not None and sum(len(value) for _, value in headers) <= _MAX_BYTES:
+            _cache(self._headers, headers, checked)
+        return checked
 
-    async def _examine(self, form: Form) -> Claim | None:
-        headers = tidied(form)
+    async def _check_headers(self, relevant: RelevantHeaders) -> CheckedHeaders | None:
+        headers = strip_values(relevant)
         first = dict(reversed(headers))
         version, method = first.get(b"mcp-protocol-version"), first.get(b"mcp-method", b"")
         if version in _MODERN:
-            if method not in _OURS:
+            if method not in _METHODS:
                 return None
             name = method.decode()
-            is_clear = await self._passes(headers, is_stream=name == LISTEN)
-            return Claim(name, version.decode(), is_clear)
+            is_valid = await self._is_valid(headers, is_stream=name == LISTEN)
+            return CheckedHeaders(name, version.decode(), is_valid)
         if (version is not None and version not in _LEGACY) or not self._serves_sessions:
             return None
         is_json = first.get(b"content-type", b"").partition(b";")[0].strip() == b"application/json"
-        return Claim("", "", is_json and await self._passes(headers))
+        return CheckedHeaders("", "", is_json and await self._is_valid(headers))
 
-    async def _passes(self, headers: list[tuple[bytes, bytes]], *, is_stream: bool = False) -> bool:
+    async def _is_valid(self, headers: list[tuple[bytes, bytes]], *, is_stream: bool = False) -> bool:
         manager = self._manager
         request = Request({"type": "http", "method": "POST", "headers": headers})
         has_json, has_sse = check_accept_headers(request)
@@ -171,47 +160,51 @@ class Verdicts:
             and await security.validate_request(request, is_post=True) is None
         )
 
-    def question(self, method: str, version: str, body: bytes) -> Question | None:
-        """The list that a body asks for, or None if the SDK should answer. `method` is what the headers say, if
-        they do, and `version` the one that the answer is for."""
+    def list_request(self, method: str, version: str, body: bytes) -> tuple[str, bytes] | None:
+        """Return method and encoded id of a list request whose response is the same for every client.
+
+        Return None if the SDK should respond. `method` is that of the headers, or empty. `version` is that of the
+        response."""
         try:
             envelope = _decoder.decode(body)
         except UNREADABLE:
             return None
-        tag, asked = bytes(envelope.id), envelope.method
-        if (asked != method if method else asked not in SHARED_RESPONSES) or _PLAIN_ID.fullmatch(tag) is None:
+        tag, requested = bytes(envelope.id), envelope.method
+        if (requested != method if method else requested not in SHARED_RESPONSES) or _PLAIN_ID.fullmatch(tag) is None:
             return None
-        handler = self._manager.app.get_request_handler(asked)  # which may come and go
+        handler = self._manager.app.get_request_handler(requested)  # which may be added and removed
         params = bytes(envelope.params)
-        if handler is None or len(params) > _LARGEST:
+        if handler is None or len(params) > _MAX_BYTES:
             return None
-        key = (asked, version, _untraced(params) if b'"traceparent"' in params else params)
-        is_plain = self._plain.get(key)
-        if is_plain is None:
-            is_plain = _is_plain(handler.params_type, asked, version, params)
-            _remember(self._plain, key, is_plain)
-        return Question(asked, tag) if is_plain else None
+        is_shared = self._list_params.get((requested, version, params))
+        if is_shared is None:
+            key = (requested, version, _without_trace(params) if b'"traceparent"' in params else params)
+            is_shared = self._list_params.get(key)
+            if is_shared is None:
+                is_shared = _is_shared(handler.params_type, requested, version, params)
+                _cache(self._list_params, key, is_shared)
+        return (requested, tag) if is_shared else None
 
     def listen_request(self, version: str, body: bytes) -> ListenRequest | None:
-        """What a body asks to listen to, or None if the SDK should word the error."""
+        """Return the listen request in a body, or None if the SDK should respond."""
         try:
             request = _request_decoder.decode(str(body, "utf-8"))
             if request.method != LISTEN:
                 return None
             params = bytes(request.params)
-            known = self._requested.get((version, params))
-            if known is None:
-                known = _read_params(version, params)
-                # What differs with every request would only drive out what is sent by many.
-                if len(params) <= _LARGEST and b'"traceparent"' not in params:
-                    _remember(self._requested, (version, params), known)
+            decoded = self._listen_params.get((version, params))
+            if decoded is None:
+                decoded = _decode_listen_params(version, params)
+                # Traced clients send other bytes each time, which would only evict the entries of others.
+                if len(params) <= _MAX_BYTES and b'"traceparent"' not in params:
+                    _cache(self._listen_params, (version, params), decoded)
         except UNREADABLE:
             return None
-        return ListenRequest(request.id, *known)
+        return ListenRequest(request.id, *decoded)
 
 
-def _is_plain(params_type: type[BaseModel], method: str, version: str, raw: bytes) -> bool:
-    """Whether the SDK would accept these params, and they ask for nothing in particular: no page, no progress."""
+def _is_shared(params_type: type[BaseModel], method: str, version: str, raw: bytes) -> bool:
+    """Return whether the SDK would accept these params, and they request neither a page nor progress."""
     try:
         params = json.loads(raw) if raw else None
         if not (params is None or (isinstance(params, dict) and params.keys() <= {"_meta"})):
@@ -223,13 +216,13 @@ def _is_plain(params_type: type[BaseModel], method: str, version: str, raw: byte
                 return False
         validate_client_request(method, version, params)
         params_type.model_validate(params or {}, by_name=False)
-    except (ValueError, KeyError, RecursionError):  # the first is the root of JSON's and of pydantic's errors
+    except (ValueError, KeyError, RecursionError):  # ValueError includes the errors of json and pydantic
         return False
     return "progressToken" not in ((params or {}).get("_meta") or {})
 
 
-def _read_params(version: str, raw: bytes) -> tuple[RequestedTopics, dict[str, Any], Any]:
-    """What listen params want, and what their client says of itself. Raises if the SDK would not take them."""
+def _decode_listen_params(version: str, raw: bytes) -> tuple[RequestedTopics, dict[str, Any], Any]:
+    """Return the requested topics, `_meta` and the client's capabilities. Raise if the SDK would refuse them."""
     params = msgspec.json.decode(raw, type=dict[str, Any])
     headers = {"mcp-protocol-version": version, "mcp-method": LISTEN}
     route = classify_inbound_request({"method": LISTEN, "params": params}, headers=headers)
@@ -238,8 +231,8 @@ def _read_params(version: str, raw: bytes) -> tuple[RequestedTopics, dict[str, A
     return msgspec.convert(params.get("notifications"), RequestedTopics), params["_meta"], route.client_capabilities
 
 
-def _untraced(params: bytes) -> Hashable:
-    """Params but for their trace context, if it is one."""
+def _without_trace(params: bytes) -> Hashable:
+    """Return the params without a valid trace context."""
     try:
         meta = _params_decoder.decode(params).meta
     except UNREADABLE:
@@ -253,12 +246,12 @@ def _untraced(params: bytes) -> Hashable:
     )
 
 
-def tidied(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """HTTP allows whitespace after a value; httptools, unlike h11, leaves it there, and the SDK compares."""
+def strip_values(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Remove whitespace around header values, which httptools keeps and the SDK would compare."""
     return [(name, value.strip(b" \t")) for name, value in headers]
 
 
-def _remember(memo: dict[Any, Any], key: object, value: object) -> None:
-    if len(memo) >= _MOST:
-        del memo[next(iter(memo))]
-    memo[key] = value
+def _cache(cache: dict[Any, Any], key: object, value: object) -> None:
+    if len(cache) >= _MAX_CACHED:
+        del cache[next(iter(cache))]
+    cache[key] = value

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tidings.http.legacy import LegacyStreams
 from tidings.http.listen import ListenStream, ListenStreams
 from tidings.http.lists import request_and_store, send_cached
-from tidings.http.request_checks import Claim, Verdicts, form_of, tidied
+from tidings.http.request_checks import CheckedHeaders, RequestChecks, relevant_headers, strip_values
 from tidings.http.stream import Message, Receive, Scope, Send
 from tidings.server import internals
 from tidings.server.authorization import principal_of
@@ -46,61 +46,61 @@ class Router:
         self._listen_streams = listen_streams
         self._legacy_streams = legacy_streams
         legacy_streams.has_event_store = manager.event_store is not None
-        self.verdicts = Verdicts(manager)
+        self._checks = RequestChecks(manager)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             if scope["method"] == "POST":
-                form = form_of(scope["headers"])
-                claim = self.verdicts.known(form) or await self.verdicts.examine(form)
-                if claim is not None:
-                    if claim.method != LISTEN:
-                        await self._list(claim, scope, receive, send)
+                headers = relevant_headers(scope["headers"])
+                checked = self._checks.find_headers(headers) or await self._checks.check_headers(headers)
+                if checked is not None:
+                    if checked.method != LISTEN:
+                        await self._list(checked, scope, receive, send)
                         return
-                    stream = await self._listen(claim, scope, receive, send)
+                    stream = await self._listen(checked, scope, receive, send)
                     if stream is not None:
                         # Here, where no frame keeps parts of the request any more.
-                        del form, claim
+                        del headers, checked
                         await stream.wait_for_end(receive)
                     return
             elif scope["method"] == "GET" and (session_id := _session_id(scope)) is not None:
                 name = session_id.decode("latin-1")
                 is_owner = internals.session_of(self._manager, name, scope.get("user")) is not None
-                await self._legacy_streams.serve(self._app, _tidy(scope), receive, send, name, is_owner=is_owner)
+                await self._legacy_streams.serve(self._app, _stripped(scope), receive, send, name, is_owner=is_owner)
                 return
-            scope = _tidy(scope)
+            scope = _stripped(scope)
         await self._app(scope, receive, send)
 
-    async def _list(self, claim: Claim, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _list(self, checked: CheckedHeaders, scope: Scope, receive: Receive, send: Send) -> None:
         cache = self._cache
-        can_respond = claim.is_clear and cache.is_usable
-        session_id, version = b"", claim.version
+        can_respond = checked.is_valid and cache.is_usable
+        session_id, version = b"", checked.version
         if can_respond and not version:
             session_id = _session_id(scope) or b""
             version = self._legacy_streams.version_of(session_id.decode("latin-1"))
         if not can_respond or not version:
-            await self._app(_tidy(scope), receive, send)
+            await self._app(_stripped(scope), receive, send)
             return
         messages, body = await self._read(receive)
         if messages[-1]["type"] == "http.disconnect":
             return  # the SDK would raise
-        question = self.verdicts.question(claim.method, version, body)
-        if question is None:
-            await self._app(_tidy(scope), _replay(messages, receive), send)
+        request = self._checks.list_request(checked.method, version, body)
+        if request is None:
+            await self._app(_stripped(scope), _replay(messages, receive), send)
             return
         if not self._reader.is_loaded:
             await self._reader.ensure_loaded()
-        method, tag = question
+        method, tag = request
         while (response := cache.find(method, version)) is None and cache.is_state_known(method):
             pending = cache.find_pending(method, version)
             if pending is None:
                 replayed = _replay(messages, receive)
-                await request_and_store(cache, self._app, _tidy(scope), replayed, send, method, version, tag)
+                await request_and_store(cache, self._app, _stripped(scope), replayed, send, method, version, tag)
                 return
             if await asyncio.shield(pending) is False:
                 break
         if response is None or (session_id and not self._touch(session_id, scope)):
-            await self._app(_tidy(scope), _replay(messages, receive), send)
+            await self._app(_stripped(scope), _replay(messages, receive), send)
             return
         await send_cached(response, send, tag, session_id)
 
@@ -112,19 +112,19 @@ class Router:
         internals.put_off_idle_end(transport)
         return True
 
-    async def _listen(self, claim: Claim, scope: Scope, receive: Receive, send: Send) -> ListenStream | None:
+    async def _listen(self, checked: CheckedHeaders, scope: Scope, receive: Receive, send: Send) -> ListenStream | None:
         """Open a stream. Return it if its request has to wait for the end."""
         streams = self._listen_streams
-        if not claim.is_clear or self._source.has_user_middleware():
-            await streams.relay(self._app, _tidy(scope), receive, send)
+        if not checked.is_valid or self._source.has_user_middleware():
+            await streams.relay(self._app, _stripped(scope), receive, send)
             return None
         messages, body = await self._read(receive)
         if messages[-1]["type"] == "http.disconnect":
             return None
-        request = self.verdicts.listen_request(claim.version, body)
+        request = self._checks.listen_request(checked.version, body)
         if request is None:
             # The SDK words the error, or accepts what we do not, and then writes a stream.
-            await streams.relay(self._app, _tidy(scope), receive, send, _replay(messages, receive))
+            await streams.relay(self._app, _stripped(scope), receive, send, _replay(messages, receive))
             return None
         if not self._reader.is_loaded:
             await self._reader.ensure_loaded()
@@ -133,10 +133,11 @@ class Router:
 
     async def _read(self, receive: Receive) -> tuple[list[Message], bytes]:
         """Return the messages of a request, and its body if it is complete and no larger than the SDK allows."""
-        message = await receive()
-        messages = [message]
+        messages: list[Message] = []
         body = b""
         while True:
+            message = await receive()
+            messages.append(message)
             if message["type"] != "http.request":
                 return messages, b""
             body += message.get("body", b"")
@@ -144,8 +145,6 @@ class Router:
                 return messages, b""
             if not message.get("more_body"):
                 return messages, body
-            message = await receive()
-            messages.append(message)
 
 
 def _replay(messages: list[Message], receive: Receive) -> Receive:
@@ -166,7 +165,7 @@ def _session_id(scope: Scope) -> bytes | None:
     return values[0].strip(b" \t") if len(values) == 1 else None
 
 
-def _tidy(scope: Scope) -> Scope:
+def _stripped(scope: Scope) -> Scope:
     if any(value[-1:] in (b" ", b"\t") for _, value in scope["headers"]):
-        return {**scope, "headers": tidied(scope["headers"])}
+        return {**scope, "headers": strip_values(scope["headers"])}
     return scope

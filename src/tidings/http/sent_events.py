@@ -1,7 +1,7 @@
-"""Which events told a legacy session of what, so that one whose stream broke can say how far it has read.
+"""The events that were sent to a legacy session, so that a client whose stream broke can name the last one it read.
 
-Not a queue, and nothing is replayed: of each topic only the last few versions that were written are kept. What a client
-missed is told as it is now.
+This is not a queue, and no event is replayed. It keeps the last few versions of each topic. A client that
+missed some is notified of the present version.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from typing import NamedTuple
 
 from tidings.core.model import Notification, Operation, Topic, Version
 
-__all__ = ["Sent"]
+__all__ = ["SentEvents"]
 
 _PREFIX = b"tidings-"
-"""What our event ids start with. Others are an event store's, if there is one, and then its own business."""
+"""The prefix of our event ids. Others belong to the event store of the server, if it has one."""
 
-_MOST_TOPICS = 1_000
-"""Of one session; the one longest unchanged is forgotten first, and then counts as read. Only a subscription to a
-pattern can reach it."""
+_MAX_TOPICS = 1_000
+"""Topics of one session. The topic that is unchanged for longest is removed first, and then counts as read. Only a
+subscription to a pattern can reach this limit."""
 
-_MOST_EVENTS = 4
-"""Of one topic. A client that missed more of it is told all there is to know."""
+_MAX_EVENTS_PER_TOPIC = 4
+"""A client that missed more events of a topic must fetch it again."""
 
 
 class _Event(NamedTuple):
     number: int
     version: Version
-    """What the client knows once it has read this event."""
+    """The version that the client knows after it has read this event."""
     is_end: bool
-    """Whether a subscription to just this URI ended with it, because the resource is gone."""
+    """Whether a subscription to this URI ended with the event, because the resource was deleted."""
 
 
-class Sent:
-    """The events of one session, on however many streams."""
+class SentEvents:
+    """The events of one session, on all of its streams."""
 
     __slots__ = ("_events", "count")
 
@@ -41,29 +41,33 @@ class Sent:
         self.count = 0
         self._events: dict[Topic, deque[_Event]] = {}
 
-    def note(self, notification: Notification, *, is_watched: bool) -> bytes:
-        """The line with the id of the event that is about to be written. `is_watched`: by a subscription to just it."""
+    def add(self, notification: Notification, *, is_watched: bool) -> bytes:
+        """Add the event that is sent next, and return the line with its id.
+
+        `is_watched` says that the session has a subscription to the URI itself, and not only to a pattern."""
         self.count += 1
         topic = notification.topic
-        events = self._events.pop(topic, None) or deque(maxlen=_MOST_EVENTS)
+        events = self._events.pop(topic, None) or deque(maxlen=_MAX_EVENTS_PER_TOPIC)
         if not events or events[-1].version.revision != notification.since:
-            # It knew something that no event said: what was there when it subscribed.
+            # The client knew a version that no event had: the one when it subscribed.
             events.append(_Event(events[-1].number if events else 0, _version_before(notification), False))
         is_deletion = bool(notification.changes) and notification.changes[-1].operation is Operation.DELETED
         events.append(_Event(self.count, notification.version, is_deletion and is_watched))
         self._events[topic] = events
-        if len(self._events) > _MOST_TOPICS:
+        if len(self._events) > _MAX_TOPICS:
             del self._events[next(iter(self._events))]
         return self.id_line
 
     @property
     def id_line(self) -> bytes:
-        """Of the last event, as it stands in one."""
+        """The line with the id of the last event."""
         return b"id: %s%d\r\n" % (_PREFIX, self.count)
 
     def missed(self, read: int) -> tuple[dict[Topic, Version | None], list[str]]:
-        """For a client that has read no further than an event: what it knows of the topics that it missed something
-        of, and the URIs whose end it has missed."""
+        """Return what a client missed after the event with this number.
+
+        The first value has the last version that the client knows of each topic, the second the URIs whose end it
+        missed."""
         told: dict[Topic, Version | None] = {}
         ended: list[str] = []
         for topic, events in self._events.items():
@@ -75,15 +79,15 @@ class Sent:
         return told, ended
 
     def forget(self, topic: Topic) -> None:
-        """The client no longer wants to know."""
+        """Remove the events of a topic, because its subscription ended."""
         self._events.pop(topic, None)
 
     def forget_all(self) -> None:
-        """The client begins anew. The numbers go on: it may still hold one."""
+        """Remove all events, for a new handshake. The numbers continue, because the client may still have one."""
         self._events.clear()
 
-    def read(self, event_id: bytes) -> int | None:
-        """The event that a `Last-Event-ID` names; None if that is none of this session's."""
+    def find(self, event_id: bytes) -> int | None:
+        """Return the number of the event that a `Last-Event-ID` names; None if it is not one of this session."""
         number = event_id.removeprefix(_PREFIX)
         if number == event_id or not number.isdigit() or len(number) >= 20 or int(number) > self.count:
             return None

@@ -5,8 +5,8 @@ each version of the protocol. All other clients get the same bytes with their ow
 response, the cache has it made again as soon as the list changes, before the first of them asks.
 
 Only for servers whose lists are the same for every caller, and for requests of the whole list. The SDK is asked again
-from time to time. If its response differs although no change was noticed, the list is read again and clients are
-notified.
+after `Policy.list_memory`, and later if its response took much CPU. If the response differs although no change was
+noticed, the list is read again and clients are notified.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mcp_types import JSONRPCResponse
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -38,6 +38,12 @@ RESPONSE_HEAD: Final = b'{"jsonrpc":"2.0","id":'
 _MAX_RESPONSES = 64
 """A few dozen are in use at most. On stdio, a client decides how many there could be."""
 
+_COST_FACTOR = 50
+"""A response is used for this multiple of the CPU time that the SDK took for it: asking again takes 2 % of a core."""
+
+_MAX_MEMORY = 60.0
+"""Seconds after which the SDK is asked again in any case, unless `Policy.list_memory` is longer."""
+
 Key = tuple[str, str]
 """The method, and the version of the protocol or the form of the request."""
 
@@ -47,10 +53,20 @@ Settle = Callable[[bool | None], None]
 """Says how a request to the SDK ended: whether the response is cached now; None if there was none."""
 
 
+class _PendingRequest(NamedTuple):
+    """A request to the SDK in progress."""
+
+    state: Hashable
+    """The state for which it was made."""
+    future: asyncio.Future[bool | None]
+    started: float
+    """CPU time of the event loop's thread."""
+
+
 class CachedResponse:
     """A response without its request id, which is between `head` and `tail`."""
 
-    __slots__ = ("expires", "head", "headers", "is_used", "state", "tail")
+    __slots__ = ("expires", "head", "headers", "is_used", "length_index", "session_index", "state", "tail")
 
     def __init__(self, state: Hashable, expires: float, headers: Headers, head: bytes, tail: bytes) -> None:
         self.state = state
@@ -60,6 +76,9 @@ class CachedResponse:
         self.tail = tail
         self.is_used = False
         """Whether a client got it from the cache."""
+        names = [name for name, _ in headers]
+        self.length_index = names.index(b"content-length") if b"content-length" in names else None
+        self.session_index = names.index(b"mcp-session-id") if b"mcp-session-id" in names else None
 
 
 class ListCache:
@@ -74,8 +93,7 @@ class ListCache:
         self._bridge = bridge
         self.are_lists_shared = are_lists_shared
         self._responses: dict[Key, CachedResponse] = {}
-        self._pending: dict[Key, tuple[Hashable, asyncio.Future[bool | None]]] = {}
-        """The requests to the SDK in progress, and the state for which they were made."""
+        self._pending: dict[Key, _PendingRequest] = {}
         bridge.follow_lists(self._renew_used)
 
     @property
@@ -118,20 +136,20 @@ class ListCache:
         """Return the request to the SDK for the same response, if one is in progress: many clients ask once.
 
         The result says whether the response is cached now; None if there was none. Await it with `asyncio.shield`."""
-        state, pending = self._pending.get((method, version), (None, None))
-        return pending if state == self.state_of(method) else None
+        pending = self._pending.get((method, version))
+        return pending.future if pending is not None and pending.state == self.state_of(method) else None
 
     def begin(self, method: str, version: str) -> Settle:
         """Note that the SDK is being asked. The caller calls the function returned with the result."""
         key, state = (method, version), self.state_of(method)
-        future: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
-        self._pending[key] = (state, future)
+        pending = _PendingRequest(state, asyncio.get_running_loop().create_future(), time.thread_time())
+        self._pending[key] = pending
 
         def settle(is_cached: bool | None) -> None:
-            if self._pending.get(key) == (state, future):
+            if self._pending.get(key) is pending:
                 del self._pending[key]
-            if not future.done():
-                future.set_result(is_cached)
+            if not pending.future.done():
+                pending.future.set_result(is_cached)
 
         return settle
 
@@ -143,10 +161,17 @@ class ListCache:
         previous = self._responses.pop(key, None)
         if len(self._responses) >= _MAX_RESPONSES:
             del self._responses[next(iter(self._responses))]
-        expires = time.monotonic() + self._hub.policy.list_memory
-        self._responses[key] = CachedResponse(state, expires, headers, head, tail)
+        self._responses[key] = CachedResponse(state, time.monotonic() + self._memory(key), headers, head, tail)
         if previous is not None and previous.state == state and previous.tail != tail and method != DISCOVER:
             self._reader.wake(LIST_METHODS[method].feature)
+
+    def _memory(self, key: Key) -> float:
+        """Return for how many seconds the response that has just been made is used."""
+        memory, pending = self._hub.policy.list_memory, self._pending.get(key)
+        if memory == 0 or pending is None:
+            return memory
+        cost = time.thread_time() - pending.started
+        return max(memory, min(_COST_FACTOR * cost, _MAX_MEMORY))
 
     def clear(self) -> None:
         self._responses.clear()

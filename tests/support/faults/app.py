@@ -135,17 +135,17 @@ class Board:
         """End a legacy stream, or all of them. Its connection breaks, and whatever is written from now on is lost; the
         next time the stream just ends, because the SDK's client gives up after two that break in a row."""
         splice = self.live.legacy_streams
-        found = [(key, each) for key, each in splice._sessions.items() if each.channel is not None]
+        found = [(key, each) for key, each in splice._sessions.items() if each.response is not None]
         for session_id, session in found if number is None else found[number % (len(found) or 1) :][:1]:
-            assert session.channel is not None
+            assert session.response is not None
             # A client that has read no event can't say which one was the last.
             if session_id in self._broken or session._sent.count < 5:
                 self._broken.discard(session_id)
-                splice._ends[session.channel][0].set()
+                splice._ends[session.response][0].set()
             else:
                 self._broken.add(session_id)
-                assert session.channel._transport is not None
-                os_socket = socket.socket(fileno=os.dup(session.channel._transport.get_extra_info("socket").fileno()))
+                assert session.response._transport is not None
+                os_socket = socket.socket(fileno=os.dup(session.response._transport.get_extra_info("socket").fileno()))
                 with os_socket:
                     os_socket.shutdown(socket.SHUT_WR)
 
