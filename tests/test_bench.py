@@ -72,6 +72,7 @@ def peers(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.slow
 @needs_linux
 @needs_compiler
 def test_peers_and_the_load_client_are_measured() -> None:
@@ -93,6 +94,7 @@ def test_peers_and_the_load_client_are_measured() -> None:
     assert verdicts["S55"] is None
 
 
+@pytest.mark.slow
 @needs_linux
 @needs_compiler
 def test_a_server_that_does_not_start_is_reported_and_the_others_are_measured(tmp_path: Path) -> None:
@@ -105,6 +107,7 @@ def test_a_server_that_does_not_start_is_reported_and_the_others_are_measured(tm
     assert re.search(r"^\| tools/list, 10 tools +\| [\d.,]+ /s +\|$", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 @needs_linux
 @needs_compiler
 def test_the_parts_of_every_sitting_can_share_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

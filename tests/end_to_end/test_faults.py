@@ -304,7 +304,7 @@ async def test_clients_killed_in_the_middle_of_a_stream_leave_nothing(how: How) 
         assert not server.errors()
 
 
-@pytest.mark.parametrize(("how", "count"), [("asgi", 10_000), ("run", 2_000)])
+@pytest.mark.parametrize(("how", "count"), [pytest.param("asgi", 10_000, marks=pytest.mark.slow), ("run", 2_000)])
 async def test_ten_thousand_come_and_go_and_nothing_of_them_stays(
     how: How, count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

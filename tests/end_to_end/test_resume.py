@@ -433,7 +433,7 @@ async def test_clients_that_come_back_with_a_cursor_are_told_exactly_what_differ
         )
 
 
-@pytest.mark.parametrize(("how", "journal"), [("run", 10_000), ("uvicorn", 20)])
+@pytest.mark.parametrize(("how", "journal"), [("run", 10_000), pytest.param("uvicorn", 20, marks=pytest.mark.slow)])
 async def test_clients_of_servers_that_are_killed_are_told_exactly_what_differs(
     tmp_path: Path, how: How, journal: int, seed: int
 ) -> None:

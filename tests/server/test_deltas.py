@@ -76,6 +76,7 @@ async def fetch(process: Process) -> tuple[dict[str, Any], int]:
     return msgspec.json.decode(body)["result"], len(body)
 
 
+@pytest.mark.slow
 async def test_a_client_that_takes_deltas_moves_a_tenth_of_the_bytes_of_one_that_refetches(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -354,6 +354,7 @@ def test_client_that_does_not_read_costs_little_memory_and_gets_the_last_version
         assert len(numbers) < count
 
 
+@pytest.mark.slow
 def test_client_that_sends_without_reading_costs_bounded_memory_and_gets_every_response() -> None:
     with piped("2025-11-25") as pipe:
         pipe.do("crowd", count=100)

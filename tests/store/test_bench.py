@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCH = Path(__file__).parents[2] / "bench" / "store.py"
 
 
+@pytest.mark.slow
 def test_every_figure_has_its_target_and_the_bounds_hold() -> None:
     command = [sys.executable, str(BENCH), "--quick", "--changes", "20000", "--json"]
     printed = subprocess.run(command, check=True, capture_output=True, encoding="utf-8", timeout=300).stdout

@@ -41,7 +41,7 @@ IN_DOUBT = 2 * (3 + 1) + 4
 """Seconds after which what was told is beyond doubt, with the policy below, and some for a busy machine."""
 
 
-@pytest.mark.parametrize("journal", [10_000, 3])
+@pytest.mark.parametrize("journal", [10_000, pytest.param(3, marks=pytest.mark.slow)])
 async def test_clients_of_servers_that_are_killed_miss_nothing_and_are_told_nothing_twice(
     tmp_path: Path, journal: int, seed: int
 ) -> None:
