@@ -141,3 +141,11 @@ def test_versions_of_an_earlier_epoch_are_not_taken_as_current() -> None:
     assert [(each.topic, each.complete) for each in received] == [(Feature.RESOURCES, False), ("file:///a", False)]
     assert refetch == ("board://*",)
     assert cursor.then(Cursor("after", {"file:///a": Version(9, "c")}, 9)).as_of == 9
+
+
+def test_uri_that_is_not_encodable_is_ignored() -> None:
+    version = {"revision": 1, "digest": "a"}
+
+    cursor = Cursor.parse({"epoch": "e", "uris": {"a://\ud800": version, "a://b": version}})
+
+    assert cursor == Cursor("e", {"a://b": Version(1, "a")})

@@ -17,24 +17,15 @@ from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, T
 from tidings.core import fetched as fetched_module
 from tidings.core.fetched import FetchedVersions
 from tidings.testing import (
-    Changed,
-    Event,
     History,
     PromiseBroken,
     Recorder,
-    Subscribed,
-    Told,
     check_all,
-    check_reliable,
-    check_resumable,
-    check_unique,
 )
-from tidings.testing import Fetched as FetchedEvent
 
 pytestmark = pytest.mark.usefixtures("no_logs")
 
 TOOLS, URI = Feature.TOOLS, "a://p"
-A, B, A_AGAIN = Version(1, "a"), Version(2, "b"), Version(3, "a")
 
 
 class Place:
@@ -114,6 +105,23 @@ def test_unfetched_intermediate_version_causes_none(kind: str, when: str) -> Non
     place.flip(0)
     if "after" in when:
         place.fetch()
+
+    assert place.settle() == []
+
+
+def test_rate_limited_topic_that_was_fetched_is_told() -> None:
+    place = Place("rate")  # told B, and now A is pending
+    place.fetch()
+    place.flip(1)
+
+    assert place.settle() == [TOOLS, URI]
+
+
+def test_fetch_that_began_after_the_change_was_undone_does_not_count() -> None:
+    place = Place()
+    place.flip(1)
+    place.flip(0)
+    place.shown.begin_fetch(TOOLS, place.catalog.tools.version.revision)
 
     assert place.settle() == []
 
@@ -242,41 +250,6 @@ def test_dropped_content_that_is_fetched_again_counts(monkeypatch: pytest.Monkey
     shown.record(URI, Version(9, "a"))
     assert shown.may_differ(URI, Version(9, "a"), since=3)
     assert not shown.may_differ(URI, Version(9, "a"), since=6)
-
-
-# The checks
-
-
-def history(*events: Event) -> History:
-    start: list[Event] = [Changed(TOOLS, A), Subscribed("s", (TOOLS,)), Changed(TOOLS, B)]
-    return History([*start, *events])
-
-
-def told(version: Version) -> Told:
-    return Told("s", TOOLS, version, (), is_complete=False)
-
-
-AGAIN = Changed(TOOLS, A_AGAIN)
-
-
-def test_checks_require_a_notification_after_a_fetch() -> None:
-    good = history(FetchedEvent(TOOLS, B), AGAIN, told(A_AGAIN))
-    check_all(good)
-    check_resumable(good, journal=1000)
-    with pytest.raises(PromiseBroken, match="may have fetched r2 b"):
-        check_reliable(history(FetchedEvent(TOOLS, B), AGAIN))
-
-
-def test_checks_forbid_a_notification_without_a_fetch() -> None:
-    check_all(history(AGAIN))
-    check_all(history(FetchedEvent(TOOLS, A), AGAIN))
-    check_all(history(AGAIN, FetchedEvent(TOOLS, A_AGAIN)))
-    came_to_know = history(told(B), AGAIN, told(A_AGAIN))
-    check_all(came_to_know)
-    with pytest.raises(PromiseBroken, match="Unique"):
-        check_unique(history(told(B), told(Version(4, "b"))))
-    with pytest.raises(PromiseBroken, match="Unique"):
-        check_unique(history(FetchedEvent(TOOLS, A), told(B), FetchedEvent(TOOLS, B), told(Version(4, "b"))))
 
 
 # The state machine

@@ -110,3 +110,20 @@ def test_discarded_changes_may_have_been_undone(catalog: Catalog, hub: Hub, read
 
     (told,) = reader.received
     assert (told.complete, told.changes) == (False, ())
+
+
+def test_cache_distinguishes_revisions(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    early = open_slow(hub, reader, Filter(names=["t*"]))
+    catalog.tools.add({"name": "t1"})
+    fetch(catalog, hub)
+    catalog.tools.remove("t1")
+    late = open_slow(hub, reader, Filter(names=["t*"]))
+    catalog.tools.add({"name": "t2"})
+    fetch(catalog, hub)
+    catalog.tools.add({"name": "other"})
+
+    for each in (early, late):
+        hub.wake(each)
+
+    assert [told.complete for told in reader.received] == [False, True]
+    assert reader.told() == [[], ["added t2"]]

@@ -68,20 +68,6 @@ def test_content_equal_to_told_makes_no_notification(catalog: Catalog, hub: Hub,
     assert reader.told() == [["added y"]]
 
 
-def test_subscribers_that_missed_the_same_share_one_notification(catalog: Catalog, hub: Hub) -> None:
-    readers = [Reader() for _ in range(3)]
-    subscribers = [hub.subscribe(each.take, "tools") for each in readers]
-    for each in readers:
-        each.is_slow = True
-    add(catalog, "a", "b", "c")
-    for subscriber in subscribers:
-        hub.wake(subscriber)
-
-    for first, *others in zip(*(each.received for each in readers), strict=True):
-        assert all(other is first for other in others)
-    assert [each.told() for each in readers] == [[["added a"], ["added b", "added c"]]] * 3
-
-
 def test_subscriber_that_missed_more_than_the_journal_must_refetch(catalog: Catalog, reader: Reader) -> None:
     hub = Hub(catalog, journal=Journal(Policy(journal_changes=2)))
     reader.is_slow = True

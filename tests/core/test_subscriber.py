@@ -304,3 +304,19 @@ def test_returning_during_delivery_tells_each_version_once(catalog: Catalog, hub
     add(catalog, "x")
 
     assert [notification.version for notification in reader.received] == [catalog.version("a://b")]
+
+
+def test_change_of_two_lists_tells_each_change_once(catalog: Catalog, hub: Hub, reader: Reader, clock: Clock) -> None:
+    hub.subscribe(reader.take, "tools", "prompts", policy=Policy(quiet_gap=1))
+    for name in ("p1", "p2"):
+        catalog.prompts.add({"name": name})
+    clock.now = 5  # due for long, and not yet ticked
+    with catalog.batch():
+        catalog.tools.add({"name": "x"})
+        catalog.prompts.add({"name": "p3"})
+        catalog.tools.add({"name": "y"})
+    for clock.now in (6, 7, 8):
+        hub.tick()
+
+    keys = [change.key for notification in reader.received for change in notification.changes]
+    assert sorted(keys) == ["p1", "p2", "p3", "x", "y"]
