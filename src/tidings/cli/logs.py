@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-__all__ = ["JsonFormatter", "LogFormat", "LogLevel", "LogOptions", "TextFormatter", "set_up_logging"]
+__all__ = ["LogFormat", "LogLevel", "LogOptions", "TextFormatter", "set_up_logging"]
 
 _SESSION_ID = re.compile(r"(session(?: id)?:? )(\w{32,})", re.IGNORECASE)
 
@@ -51,7 +51,7 @@ def set_up_logging(options: LogOptions) -> None:
     level = logging.getLevelNamesMapping()[options.effective_level.upper()]
     is_json = options.format is LogFormat.JSON
     handler = _StderrHandler()
-    handler.setFormatter(JsonFormatter() if is_json else TextFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_JsonFormatter() if is_json else TextFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
     handler.addFilter(_hide_session_ids)
     root_level = logging.INFO if level == logging.DEBUG else max(level, logging.WARNING)
     logging.basicConfig(level=root_level, handlers=[handler])
@@ -112,7 +112,7 @@ class TextFormatter(logging.Formatter):
         return "\n".join(f"  {one_line(line)}" for line in super().formatException(ei).split("\n"))
 
 
-class JsonFormatter(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     """A formatter for one JSON object per line: time, level, logger, message, details and trace."""
 
     def format(self, record: logging.LogRecord) -> str:

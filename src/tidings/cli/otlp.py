@@ -25,15 +25,7 @@ from tidings.stdio.process_exit import run_at_exit
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
-__all__ = [
-    "SHUTDOWN_TIMEOUT",
-    "CollectorErrors",
-    "build_resource",
-    "endpoint_of",
-    "export_telemetry",
-    "protocol_of",
-    "without_secrets",
-]
+__all__ = ["SHUTDOWN_TIMEOUT", "endpoint_of", "export_telemetry", "protocol_of", "without_secrets"]
 
 logger = logging.getLogger("tidings.serve")
 
@@ -58,7 +50,7 @@ def export_telemetry(service: str, failures: Counter[str]) -> Iterator[None]:
         handler.addFilter(_hide_header)
     with without_gc():
         shutdowns = _set_up(service)
-    errors = CollectorErrors(failures)
+    errors = _CollectorErrors(failures)
     for handler in handlers:
         handler.removeFilter(_hide_header)
         if shutdowns:  # otherwise the exporters are the user's own, and their errors are logged unchanged
@@ -91,7 +83,7 @@ def _hide_header(record: logging.LogRecord) -> bool:
     return True
 
 
-class CollectorErrors(logging.Filter):
+class _CollectorErrors(logging.Filter):
     """A filter that counts the errors of exporters, and passes only the first error of each outage.
 
     It replaces the text of the error, which contains the endpoint and its secrets.
@@ -140,7 +132,7 @@ def _set_up(service: str) -> list[Callable[[], object]]:
     tracer_provider: TracerProvider | None = None
     meter_provider: MeterProvider | None = None
     try:
-        resource = build_resource(service)
+        resource = _build_resource(service)
         if "TRACES" in exporters:
             tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)
             tracer_provider.add_span_processor(BatchSpanProcessor(exporters["TRACES"]()))
@@ -160,7 +152,7 @@ def _set_up(service: str) -> list[Callable[[], object]]:
     return shutdowns
 
 
-def build_resource(service: str) -> Resource:
+def _build_resource(service: str) -> Resource:
     """Return the resource of this process, with the service name of the environment or else the server's name."""
     from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 

@@ -188,7 +188,7 @@ class Workspace:
 
     @property
     def is_confirming_removals(self) -> bool:
-        """Whether files are missing, but do not count as removed yet."""
+        """Whether the removal of files is deferred. Tests wait until it is not."""
         return self._watcher.is_confirming
 
     # Scanning

@@ -48,7 +48,7 @@ class FolderWatcher:
 
     @property
     def is_confirming(self) -> bool:
-        """Whether files are missing, but do not count as removed yet."""
+        """Whether a scan will check soon whether missing files are removed."""
         return bool(self._confirming)
 
     async def run(self) -> None:
