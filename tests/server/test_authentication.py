@@ -72,7 +72,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_without_a_good_token_nothing_is_served(url: str, http: httpx2.AsyncClient, method: str) -> None:
+async def test_request_without_a_valid_token_is_refused(url: str, http: httpx2.AsyncClient, method: str) -> None:
     params = {"notifications": EVERYTHING} if method == "subscriptions/listen" else {}
     if not params:
         # Somebody who may see it has just seen it: the bytes are there.
@@ -88,7 +88,7 @@ async def test_without_a_good_token_nothing_is_served(url: str, http: httpx2.Asy
         assert "acknowledged" not in response.text
 
 
-async def test_without_a_token_there_is_no_legacy_session_nor_its_stream(url: str, http: httpx2.AsyncClient) -> None:
+async def test_legacy_session_and_stream_need_a_token(url: str, http: httpx2.AsyncClient) -> None:
     info = {"name": "wire", "version": "1"}
     message = {
         "jsonrpc": "2.0",
@@ -113,7 +113,7 @@ async def test_without_a_token_there_is_no_legacy_session_nor_its_stream(url: st
         await session.end()
 
 
-async def test_with_a_token_every_era_is_told(url: str) -> None:
+async def test_clients_with_a_token_are_notified_in_every_era(url: str) -> None:
     async with (
         open_ear(url, VERSION, token="alice") as legacy,
         open_ear(url, MODERN, token="alice") as modern,
@@ -134,7 +134,7 @@ async def until_left(url: str) -> None:
         await ear.until_state(streams=0, subscribers=0)
 
 
-async def test_authorize_decides_what_is_acknowledged_before_it_is(url: str) -> None:
+async def test_acknowledgement_names_only_authorized_topics(url: str) -> None:
     async with open_ear(url, MODERN, token="bob") as ear:
         before = len((await ear.change("state"))["asked"])
         async with ear.listen("board://secret", "board://sprint", "board://hidden/*") as subscription:
@@ -151,7 +151,7 @@ async def test_authorize_decides_what_is_acknowledged_before_it_is(url: str) -> 
     await until_left(url)
 
 
-async def test_authorize_decides_for_legacy_sessions_too(url: str) -> None:
+async def test_legacy_session_is_notified_only_of_authorized_topics(url: str) -> None:
     async with open_ear(url, VERSION, token="bob") as ear, listening(ear, "board://sprint"):
         # Whether the thing exists makes no difference to the answer.
         await ear.change("add", feature="resources", key="board://secret")
@@ -184,7 +184,7 @@ async def check_denied(ear: Ear) -> None:
 
 
 @pytest.mark.parametrize(("kind", "version"), [("mcpserver", VERSION), ("lowlevel", MODERN)])
-async def test_authorize_is_asked_for_nobody_in_particular_on_stdio(kind: str, version: str) -> None:
+async def test_authorize_gets_no_principal_on_stdio(kind: str, version: str) -> None:
     async with open_ear(stdio_server(kind, asks=ASKS[kind], deny=DENY), version) as ear:
         if ear.is_modern:
             async with ear.listen("board://secret") as subscription:
@@ -204,7 +204,7 @@ async def check_nobody(ear: Ear) -> None:
     await ear.step("add", "tools added shown", feature="tools", key="shown")
 
 
-async def test_a_callers_streams_are_limited_and_the_error_says_so(url: str, http: httpx2.AsyncClient) -> None:
+async def test_streams_of_one_caller_are_limited_with_an_error(url: str, http: httpx2.AsyncClient) -> None:
     wanted = {"promptsListChanged": True}
     async with AsyncExitStack() as stack:
         alice = Wire(url, http, bearer("alice"))

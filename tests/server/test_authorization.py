@@ -35,7 +35,7 @@ def watch(principal: Principal, gate: Authorization, *uris: str) -> tuple[Catalo
 
 
 @pytest.mark.parametrize("uri", ["board://**", "board://*", "board://secre*", "board://"])
-def test_a_pattern_covers_nothing_that_its_subscriber_may_not_watch(uri: str) -> None:
+def test_pattern_does_not_match_unauthorized_uris(uri: str) -> None:
     gate = Authorization(authorize)
     for principal, expected in ((BOB, ["board://open"]), (ADA, ["board://secret", "board://open"])):
         catalog, told = watch(principal, gate, uri)
@@ -44,7 +44,7 @@ def test_a_pattern_covers_nothing_that_its_subscriber_may_not_watch(uri: str) ->
         assert told == (expected if "secre" not in uri else [each for each in expected if "secret" in each]) or not told
 
 
-def test_a_part_of_a_resource_is_asked_for_by_itself() -> None:
+def test_subresource_needs_its_own_authorization() -> None:
     gate = Authorization(lambda principal, topic: topic == "board://a")
     catalog, told = watch(BOB, gate, "board://a")
     catalog.resources.updated("board://a/b")
@@ -52,7 +52,7 @@ def test_a_part_of_a_resource_is_asked_for_by_itself() -> None:
     assert told == ["board://a"]
 
 
-def test_one_that_must_be_awaited_can_not_decide_on_patterns() -> None:
+def test_async_authorize_refuses_patterns() -> None:
     gate = Authorization(authorize_later)
     assert not gate.allows_patterns
     may = gate.predicate(ADA)
@@ -63,7 +63,7 @@ def test_one_that_must_be_awaited_can_not_decide_on_patterns() -> None:
     assert asyncio.run(gate.filter(ADA, topics)) == topics
 
 
-def test_one_that_turns_out_to_be_awaited_can_not_decide_on_patterns_either() -> None:
+def test_authorize_that_returns_an_awaitable_refuses_patterns() -> None:
     """Nothing is acknowledged that nobody could be told of."""
 
     class Later:
@@ -79,7 +79,7 @@ def test_one_that_turns_out_to_be_awaited_can_not_decide_on_patterns_either() ->
         assert asyncio.run(gate.filter(ADA, topics)) == [Feature.TOOLS, "board://open"]
 
 
-def test_what_is_not_a_bool_but_counts_as_true_counts_for_patterns_too() -> None:
+def test_truthy_answer_of_authorize_allows_patterns() -> None:
     gate = Authorization(lambda principal, topic: {"read"} if topic != "board://secret" else set())  # type: ignore[arg-type, return-value]  # a common slip
     assert asyncio.run(gate.filter(ADA, ["board://**", "board://secret"])) == ["board://**"]
     catalog, told = watch(ADA, gate, "board://**")
@@ -88,7 +88,7 @@ def test_what_is_not_a_bool_but_counts_as_true_counts_for_patterns_too() -> None
     assert told == ["board://open"]
 
 
-def test_one_that_fails_lets_nobody_in() -> None:
+def test_failing_authorize_refuses() -> None:
     def broken(principal: Principal | None, topic: Topic) -> bool:
         raise RuntimeError("broken")
 
@@ -99,7 +99,7 @@ def test_one_that_fails_lets_nobody_in() -> None:
     assert asyncio.run(gate.filter(ADA, [Feature.TOOLS])) == []
 
 
-def test_streams_are_counted_for_a_caller_whatever_its_token_allows() -> None:
+def test_stream_limit_counts_a_caller_across_tokens() -> None:
     limits = StreamLimits(Policy(max_streams_per_principal=1))
     slot = limits.reserve(Principal("ada", scopes=("read",)), None)
     with pytest.raises(LimitReached, match="max_streams_per_principal"):

@@ -33,7 +33,7 @@ def urls() -> Iterator[dict[str, str]]:
         yield urls
 
 
-async def test_heartbeats_carry_the_cursor_to_those_who_asked(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_heartbeats_carry_a_cursor_on_request(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(urls["beating"], http)
     bookmarks = {FILTER_KEY: {"bookmarks": True}}
     async with wire.listen("b", WATCHED, bookmarks) as stream:
@@ -56,7 +56,7 @@ async def test_heartbeats_carry_the_cursor_to_those_who_asked(urls: dict[str, st
         assert await stream.event() == ": keep-alive"
 
 
-async def test_a_bookmark_leaves_out_what_waits_and_passes_over_what_a_filter_ruled_out(
+async def test_bookmark_has_no_pending_topics_and_includes_filtered_ones(
     urls: dict[str, str], http: httpx2.AsyncClient
 ) -> None:
     """Who comes back with one is told neither too little nor the same again."""
@@ -84,7 +84,7 @@ class _Bookmark(BaseModel):
 
 
 @pytest.mark.parametrize("version", [MODERN, LEGACY[-1]])
-async def test_bookmarks_come_over_stdio_too(version: str) -> None:
+async def test_bookmarks_are_sent_on_stdio(version: str) -> None:
     """In the way of each era: a listen that the SDK carries, and a session."""
     beats: list[dict[str, Any]] = []
     came = anyio.Event()
@@ -115,7 +115,7 @@ async def test_bookmarks_come_over_stdio_too(version: str) -> None:
     assert "tools" in beats[0]["topics"]
 
 
-async def test_bookmarks_come_on_a_legacy_stream_too(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_bookmarks_are_sent_on_legacy_streams(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     legacy = LegacyWire(urls["beating"], http)
     await legacy.shake_hands({FILTER_KEY: {"bookmarks": True}})
     async with legacy.stream() as stream:

@@ -50,7 +50,7 @@ def urls() -> Iterator[dict[str, str]]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("version", [MODERN, LEGACY[-1]])
 @pytest.mark.parametrize("transport", ["http", "stdio"])
-async def test_every_list_and_every_resource_that_is_read_says_where_its_reader_stands(
+async def test_list_and_read_results_carry_a_cursor(
     urls: dict[str, str], kind: str, version: str, transport: str
 ) -> None:
     async with open_ear(urls[kind] if transport == "http" else stdio_server(kind), version) as ear:
@@ -73,7 +73,7 @@ async def test_every_list_and_every_resource_that_is_read_says_where_its_reader_
 
 
 @pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
-async def test_the_acknowledgement_says_it_of_all_that_is_honoured_and_as_of_when_for_patterns(
+async def test_acknowledgement_carries_a_cursor_of_all_granted_topics(
     urls: dict[str, str], http: httpx2.AsyncClient, server: str
 ) -> None:
     wire = Wire(urls[server], http)
@@ -88,7 +88,7 @@ async def test_the_acknowledgement_says_it_of_all_that_is_honoured_and_as_of_whe
     assert REFETCH_KEY not in meta
 
 
-async def test_every_notification_says_it_of_its_topic(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_notification_carries_a_cursor_of_its_topic(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(urls["mcpserver"], http)
     async with wire.listen(1, WATCHED) as stream:
         await stream.message()
@@ -104,7 +104,7 @@ async def test_every_notification_says_it_of_its_topic(urls: dict[str, str], htt
     await wire.change("remove", feature="tools", key="noted")
 
 
-async def test_a_plain_server_says_nothing_of_it_but_to_those_who_declared_the_extension(
+async def test_plain_notifications_have_a_cursor_only_with_the_extension(
     urls: dict[str, str], http: httpx2.AsyncClient
 ) -> None:
     wire = Wire(urls["silent"], http)
@@ -121,7 +121,7 @@ async def test_a_plain_server_says_nothing_of_it_but_to_those_who_declared_the_e
 
 
 @pytest.mark.parametrize("server", [*KINDS, "through the SDK"])
-async def test_whoever_comes_back_is_told_exactly_what_differs(
+async def test_returning_client_is_notified_exactly_of_what_differs(
     urls: dict[str, str], http: httpx2.AsyncClient, server: str
 ) -> None:
     wire = Wire(urls[server], http)
@@ -153,9 +153,7 @@ async def test_whoever_comes_back_is_told_exactly_what_differs(
             pass
 
 
-async def test_what_changes_between_listing_and_listening_is_not_missed(
-    urls: dict[str, str], http: httpx2.AsyncClient
-) -> None:
+async def test_change_between_list_and_listen_is_not_missed(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(urls["mcpserver"], http)
     listed = read_answer((await wire.post("tools/list")).text)["result"]
     await wire.change("add", feature="tools", key="in-between")
@@ -166,9 +164,7 @@ async def test_what_changes_between_listing_and_listening_is_not_missed(
     await wire.change("remove", feature="tools", key="in-between")
 
 
-async def test_who_was_away_for_longer_than_the_journal_goes_back_is_told_to_refetch(
-    urls: dict[str, str], http: httpx2.AsyncClient
-) -> None:
+async def test_client_older_than_the_journal_is_told_to_refetch(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(urls["forgetful"], http)
     known = await position(wire)
     for number in range(3):
@@ -183,7 +179,7 @@ async def test_who_was_away_for_longer_than_the_journal_goes_back_is_told_to_ref
     assert gists(found) == [([], False), (["added p"], True), ([], False)]
 
 
-async def test_more_than_fits_into_one_frame_is_not_called_complete(http: httpx2.AsyncClient) -> None:
+async def test_truncated_notification_is_not_complete(http: httpx2.AsyncClient) -> None:
     with serving("mcpserver", policy={"max_changes_per_frame": 2}) as url:
         wire = Wire(url, http)
         known = await position(wire)
@@ -198,7 +194,7 @@ async def test_more_than_fits_into_one_frame_is_not_called_complete(http: httpx2
 
 
 @pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
-async def test_a_cursor_of_another_server_means_refetch_unless_the_list_is_the_same(
+async def test_cursor_of_another_server_causes_a_refetch_unless_the_list_is_equal(
     urls: dict[str, str], http: httpx2.AsyncClient, server: str
 ) -> None:
     wire, other = Wire(urls[server], http), Wire(urls["other"], http)
@@ -218,7 +214,7 @@ async def test_a_cursor_of_another_server_means_refetch_unless_the_list_is_the_s
 
 
 @pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
-async def test_a_cursor_of_a_newer_epoch_or_from_the_future_means_refetch(
+async def test_cursor_of_another_epoch_or_a_future_revision_causes_a_refetch(
     urls: dict[str, str], http: httpx2.AsyncClient, server: str
 ) -> None:
     wire = Wire(urls[server], http)
@@ -231,7 +227,7 @@ async def test_a_cursor_of_a_newer_epoch_or_from_the_future_means_refetch(
 
 
 @pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
-async def test_garbage_means_refetch_and_is_never_an_error(
+async def test_invalid_cursor_causes_a_refetch_and_no_error(
     urls: dict[str, str], http: httpx2.AsyncClient, server: str
 ) -> None:
     wire = Wire(urls[server], http)
@@ -246,7 +242,9 @@ async def test_garbage_means_refetch_and_is_never_an_error(
 
 
 @pytest.mark.parametrize("server", [*KINDS, "through the SDK"])
-async def test_half_a_character_is_garbage_too(urls: dict[str, str], http: httpx2.AsyncClient, server: str) -> None:
+async def test_lone_surrogate_in_a_cursor_counts_as_unknown(
+    urls: dict[str, str], http: httpx2.AsyncClient, server: str
+) -> None:
     """JSON can write it, and not every parser minds; but nobody could say it again in an acknowledgement."""
     wire = Wire(urls[server], http)
     half, version = "parts://\ud800", {"revision": 1, "digest": "\ud800"}
@@ -261,7 +259,7 @@ async def test_half_a_character_is_garbage_too(urls: dict[str, str], http: httpx
 
 @pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
 @pytest.mark.parametrize("watched", ["parts://*", "parts://{name}", "parts://folder"])
-async def test_patterns_and_folders_can_be_come_back_to(
+async def test_client_can_resume_patterns_and_folders(
     urls: dict[str, str], http: httpx2.AsyncClient, server: str, watched: str
 ) -> None:
     wire = Wire(urls[server], http)

@@ -29,9 +29,7 @@ def urls() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize("transport", ["http", "stdio"])
-async def test_the_sdks_own_client_resumes_through_its_settings_of_the_extension(
-    urls: dict[str, str], transport: str
-) -> None:
+async def test_sdk_client_resumes_through_extension_settings(urls: dict[str, str], transport: str) -> None:
     server = urls["mcpserver"] if transport == "http" else stdio_server("mcpserver")
     lost = {"resume": {"epoch": "of another life", "topics": {"tools": {"revision": 1, "digest": "x"}}}}
     async with open_ear(server, MODERN, extended="extensions", settings=lost) as ear, ear.listen():
@@ -40,7 +38,7 @@ async def test_the_sdks_own_client_resumes_through_its_settings_of_the_extension
         assert heard.meta[CURSOR_KEY]["topics"].keys() == {"tools"}
 
 
-async def test_the_sdks_session_resumes_with_meta_over_stdio() -> None:
+async def test_sdk_session_resumes_with_meta_over_stdio() -> None:
     async with open_ear(stdio_server("mcpserver"), MODERN) as ear:
         cursor = (await ear.request("tools/list"))["_meta"][CURSOR_KEY]
         await ear.change("add", feature="tools", key="missed")
@@ -61,7 +59,7 @@ async def test_the_sdks_session_resumes_with_meta_over_stdio() -> None:
 
 
 @pytest.mark.parametrize("where", ["_meta", "extensions", "experimental"])
-async def test_a_legacy_client_goes_on_from_its_cursor(
+async def test_legacy_client_resumes_from_its_cursor(
     urls: dict[str, str], http: httpx2.AsyncClient, where: str
 ) -> None:
     wire = Wire(urls["mcpserver"], http)
@@ -83,7 +81,7 @@ async def test_a_legacy_client_goes_on_from_its_cursor(
     await wire.change("remove", feature="prompts", key="meanwhile")
 
 
-async def test_a_legacy_client_with_garbage_is_told_to_refetch_and_one_without_any_is_told_nothing(
+async def test_legacy_client_with_an_invalid_cursor_is_told_to_refetch(
     urls: dict[str, str], http: httpx2.AsyncClient
 ) -> None:
     wire = Wire(urls["mcpserver"], http)
@@ -102,7 +100,7 @@ async def test_a_legacy_client_with_garbage_is_told_to_refetch_and_one_without_a
         assert (CURSOR_KEY in result.get("_meta", {})) == bool(meta)
 
 
-async def test_a_legacy_client_can_come_back_to_a_pattern(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_legacy_client_can_resume_a_pattern(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(urls["mcpserver"], http)
     first = LegacyWire(wire.url, http)
     known = (await first.shake_hands(None, extensions={EXTENSION: {}}))["_meta"][CURSOR_KEY]
@@ -123,7 +121,7 @@ async def test_a_legacy_client_can_come_back_to_a_pattern(urls: dict[str, str], 
 
 
 @pytest.mark.parametrize("kind", ["mcpserver", "lowlevel"])
-async def test_a_legacy_client_on_stdio_goes_on_from_its_cursor(kind: str) -> None:
+async def test_legacy_client_on_stdio_resumes_from_its_cursor(kind: str) -> None:
     lost = {"resume": {"epoch": "of another life", "topics": {"prompts": {"revision": 1, "digest": "x"}}}}
     async with open_ear(stdio_server(kind), LEGACY[-1], extended="extensions", settings=lost) as ear:
         await ear.subscribe(MARKER)

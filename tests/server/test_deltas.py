@@ -77,7 +77,7 @@ async def fetch(process: Process) -> tuple[dict[str, Any], int]:
 
 
 @pytest.mark.slow
-async def test_a_client_that_takes_deltas_moves_a_tenth_of_the_bytes_of_one_that_refetches(
+async def test_deltas_need_a_tenth_of_the_bytes_of_refetches(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with serve("uvicorn") as process:

@@ -55,7 +55,7 @@ async def refused(ear: Ear, method: str = "put", **params: Any) -> str:
 
 
 @pytest.mark.parametrize("version", [MODERN, LEGACY])
-async def test_a_caller_sees_and_removes_its_own_and_nobody_elses(urls: dict[str, str], version: str) -> None:
+async def test_caller_lists_and_removes_only_its_own_subscriptions(urls: dict[str, str], version: str) -> None:
     url = urls["guarded"]
     async with open_ear(url, version, token="alice") as alice, open_ear(url, version, token="bob") as bob:
         watched = {"toolsListChanged": True, "promptsListChanged": True, "resourceSubscriptions": ["board://secret"]}
@@ -80,7 +80,7 @@ async def test_a_caller_sees_and_removes_its_own_and_nobody_elses(urls: dict[str
         assert (await alice.request(f"{METHOD}/remove", name="mine"))["removed"] is False
 
 
-async def test_what_is_left_out_stays_and_the_secret_is_shown_once(urls: dict[str, str]) -> None:
+async def test_put_keeps_omitted_members_and_returns_a_new_secret_once(urls: dict[str, str]) -> None:
     async with open_ear(urls["guarded"], MODERN, token="alice") as alice:
         first = await alice.request(
             f"{METHOD}/put", name="kept", notifications=TOOLS, webhook={"url": URL}, filter={"operations": ["added"]}
@@ -95,7 +95,7 @@ async def test_what_is_left_out_stays_and_the_secret_is_shown_once(urls: dict[st
         await alice.request(f"{METHOD}/remove", name="kept")
 
 
-async def test_a_webhook_that_a_client_put_is_delivered_to(urls: dict[str, str]) -> None:
+async def test_webhook_of_a_client_receives_changes(urls: dict[str, str]) -> None:
     async with receiving() as receiver, open_ear(urls["local"], MODERN, token="alice") as alice:
         hook = {"url": receiver.url}
         put = await alice.request(f"{METHOD}/put", name="hook", notifications=TOOLS, webhook=hook)
@@ -111,7 +111,7 @@ async def test_a_webhook_that_a_client_put_is_delivered_to(urls: dict[str, str])
         await alice.request(f"{METHOD}/remove", name="hook")
 
 
-async def test_bad_ones_are_refused_in_words(urls: dict[str, str]) -> None:
+async def test_invalid_subscriptions_are_refused_with_the_reason(urls: dict[str, str]) -> None:
     async with open_ear(urls["guarded"], MODERN, token="alice") as alice:
         hook = {"url": URL}
         assert "notifications" in await refused(alice, name="new", webhook=hook)
@@ -136,7 +136,7 @@ async def test_bad_ones_are_refused_in_words(urls: dict[str, str]) -> None:
         assert await listed(alice) == {}
 
 
-async def test_half_a_character_is_refused_and_stops_nothing(urls: dict[str, str]) -> None:
+async def test_lone_surrogate_is_refused_and_the_store_continues(urls: dict[str, str]) -> None:
     """JSON can say it, and nothing can write it down."""
     async with httpx2.AsyncClient(timeout=60) as http:
         wire = Wire(urls["open"], http)
@@ -158,7 +158,7 @@ async def test_half_a_character_is_refused_and_stops_nothing(urls: dict[str, str
 
 
 @pytest.mark.parametrize("where", ["open", "stdio"])
-async def test_without_a_name_there_are_no_webhooks_and_none_are_seen(urls: dict[str, str], where: str) -> None:
+async def test_anonymous_caller_has_and_sees_no_webhooks(urls: dict[str, str], where: str) -> None:
     server = urls["open"] if where == "open" else stdio_server("mcpserver")
     async with open_ear(server, MODERN) as ear:
         said = await refused(ear, name="hook", notifications=TOOLS, webhook={"url": URL})
@@ -176,7 +176,7 @@ async def test_without_a_name_there_are_no_webhooks_and_none_are_seen(urls: dict
         assert (await ear.request(f"{METHOD}/remove", name="plain"))["removed"] is True
 
 
-async def test_a_policy_lets_anyone_have_webhooks_or_no_client_at_all(urls: dict[str, str]) -> None:
+async def test_policy_allows_webhooks_for_anyone_or_for_no_client(urls: dict[str, str]) -> None:
     async with receiving() as receiver, open_ear(urls["anyone"], LEGACY) as ear:
         await ear.request(f"{METHOD}/put", name="hook", notifications=TOOLS, webhook={"url": receiver.url})
         await ear.change("add", feature="tools", key="new")

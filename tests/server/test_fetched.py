@@ -72,7 +72,7 @@ def told(ear: Ear, method: str, revision: int) -> list[Heard]:
     return [each for each in ear.heard if each.method == method and each.change.get("revision") == revision]
 
 
-async def test_who_listed_meanwhile_is_told_when_the_list_is_as_it_was(ear: Ear) -> None:
+async def test_client_that_fetched_an_intermediate_list_is_notified_of_the_revert(ear: Ear) -> None:
     await ear.listed("tools")
     before, version = await ear.listed("tools")  # from bytes, which are then made anew before anybody asks
     await ear.change("add", feature="tools", key="passing")
@@ -90,7 +90,7 @@ async def test_who_listed_meanwhile_is_told_when_the_list_is_as_it_was(ear: Ear)
     assert len(told(ear, method, revision)) == 1
 
 
-async def test_who_read_meanwhile_is_told_when_the_content_is_as_it_was(ear: Ear) -> None:
+async def test_client_that_read_an_intermediate_content_is_notified_of_the_revert(ear: Ear) -> None:
     usual, passing = f"A for {ear.version}", f"B for {ear.version}"
     await ear.change("updated", uri=SPRINT, etag=usual)
     await ear.until(lambda: any(each.uri == SPRINT for each in ear.heard), "the first content")
@@ -107,7 +107,7 @@ async def test_who_read_meanwhile_is_told_when_the_content_is_as_it_was(ear: Ear
     assert len(told(ear, method, revision)) == 1
 
 
-async def test_a_session_that_listed_while_its_stream_was_broken_is_told_when_the_list_is_as_it_was() -> None:
+async def test_session_that_fetched_without_a_stream_is_notified_of_the_revert() -> None:
     async with AsyncExitStack() as stack:
         url = stack.enter_context(serving("mcpserver"))
         http = await stack.enter_async_context(httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)))
@@ -152,9 +152,7 @@ class Unwatched(Workspace):
 
 
 @pytest.mark.parametrize("is_seen", [True, False])
-async def test_a_read_of_a_file_tells_nobody_and_its_cursor_is_what_the_watcher_saw(
-    tmp_path: Path, is_seen: bool
-) -> None:
+async def test_reading_a_file_notifies_no_client_and_has_the_watched_version(tmp_path: Path, is_seen: bool) -> None:
     """However often: a client that reads again whenever it is told must not be told for that."""
     file = tmp_path / "resources" / "notes.txt"
     file.parent.mkdir()

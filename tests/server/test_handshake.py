@@ -28,12 +28,12 @@ async def promised(wire: LegacyWire) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("kind", ["mcpserver", "fastmcp"])
-async def test_a_stateless_app_promises_nothing_since_nobody_can_be_told(kind: str, http: httpx2.AsyncClient) -> None:
+async def test_stateless_app_advertises_no_notifications(kind: str, http: httpx2.AsyncClient) -> None:
     with serving(kind, app={"stateless_http": True}) as url:
         assert await promised(LegacyWire(url, http)) == NOTHING
 
 
-async def test_a_session_past_the_limit_is_promised_nothing_and_says_why(http: httpx2.AsyncClient) -> None:
+async def test_session_over_the_limit_advertises_nothing_and_gives_the_reason(http: httpx2.AsyncClient) -> None:
     with serving("mcpserver", policy={"max_streams": 1}) as url:
         first, second = LegacyWire(url, http), LegacyWire(url, http)
         assert await promised(first) == ALL
@@ -47,7 +47,7 @@ async def test_a_session_past_the_limit_is_promised_nothing_and_says_why(http: h
         assert await promised(LegacyWire(url, http)) == ALL
 
 
-async def test_a_second_handshake_begins_anew_and_is_told_of_each_change_once(http: httpx2.AsyncClient) -> None:
+async def test_second_handshake_replaces_the_first_subscription(http: httpx2.AsyncClient) -> None:
     with serving("mcpserver", policy={"max_streams": 1}) as url:
         wire = LegacyWire(url, http)
         assert await promised(wire) == ALL

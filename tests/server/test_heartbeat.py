@@ -12,7 +12,7 @@ from tidings.server.heartbeat import Heartbeat
 pytestmark = pytest.mark.anyio
 
 
-async def test_one_that_can_not_be_reached_stops_nobodys_pulse(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_connection_does_not_stop_the_heartbeat_of_others(caplog: pytest.LogCaptureFixture) -> None:
     heartbeat = Heartbeat(0.001)
     beats = 0
     is_thrice = asyncio.Event()

@@ -54,7 +54,7 @@ def detail(number: str) -> str:
 
 
 @pytest.mark.anyio
-async def test_all_that_a_server_writes_goes_to_the_stream_that_it_was_given() -> None:
+async def test_write_stream_gets_all_messages_of_a_connection() -> None:
     """In both eras, and for a connection of streams alone."""
     found: list[object] = []
 
@@ -89,7 +89,7 @@ async def test_all_that_a_server_writes_goes_to_the_stream_that_it_was_given() -
             tasks.cancel_scope.cancel()
 
 
-def test_standard_input_and_output_are_claimed_and_given_back() -> None:
+def test_stdio_is_claimed_and_released() -> None:
     program = """
 import os, subprocess, sys
 from tidings.server import internals as seams
@@ -115,7 +115,7 @@ print("after", input(), flush=True)
 # Watching
 
 
-def test_every_registry_of_an_mcpserver_is_watched_and_still_used() -> None:
+def test_registries_of_an_mcpserver_are_watched_and_used() -> None:
     server = MCPServer("seams")
     woken: list[str] = []
     seams.watch_mcpserver(server, lambda name, key: woken.append(name), threading.RLock())
@@ -131,7 +131,7 @@ def test_every_registry_of_an_mcpserver_is_watched_and_still_used() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_put_into_a_registry_of_an_mcpserver_is_listed() -> None:
+async def test_item_in_a_registry_of_an_mcpserver_is_listed() -> None:
     source, target = MCPServer("source"), MCPServer("target")
     source.add_tool(hello, name="t")
     source.add_prompt(SDKPrompt.from_function(hello, name="p"))
@@ -150,7 +150,7 @@ async def test_what_is_put_into_a_registry_of_an_mcpserver_is_listed() -> None:
     assert [each.uri_template for each in await target.list_resource_templates()] == ["a://t/{number}"]
 
 
-def test_the_registry_of_a_fastmcp_is_watched_and_still_used() -> None:
+def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
     server = FastMCP("seams")
     woken: list[None] = []
     seams.watch_fastmcp(server, lambda: woken.append(None), threading.RLock())
@@ -195,7 +195,7 @@ def test_the_registry_of_a_fastmcp_is_watched_and_still_used() -> None:
         lambda items: items.__ior__({"b": 2}),
     ],
 )
-def test_a_watched_dict_tells_of_every_way_to_change_it(change: Any) -> None:
+def test_watched_dict_reports_every_kind_of_change(change: Any) -> None:
     calls: list[str | None] = []
     watched = seams.Watched({"a": 1}, calls.append, threading.RLock())
     plain = {"a": 1}
@@ -215,7 +215,7 @@ MUTATORS = {"__setitem__", "__delitem__", "__ior__", "pop", "popitem", "clear", 
 
 
 @pytest.mark.anyio
-async def test_ctx_notify_publishes_where_we_listen() -> None:
+async def test_ctx_notify_publishes_to_the_bus() -> None:
     server = MCPServer("seams")
     events: list[ServerEvent] = []
     seams.bus_of(server).subscribe(events.append)
@@ -232,7 +232,7 @@ async def test_ctx_notify_publishes_where_we_listen() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_a_connection_has_a_state_and_a_stack_that_is_unwound_with_it(mode: str) -> None:
+async def test_connection_has_state_and_an_exit_stack(mode: str) -> None:
     seen: list[Any] = []
     ended: list[str] = []
 
@@ -258,7 +258,7 @@ async def test_a_connection_has_a_state_and_a_stack_that_is_unwound_with_it(mode
     assert ended == (["first"] if mode == "legacy" else ["first", "second"])
 
 
-def test_the_low_level_server_is_the_one_that_answers() -> None:
+def test_lowlevel_server_handles_the_requests() -> None:
     for server in (MCPServer("seams"), FastMCP("seams")):
         lowlevel = seams.lowlevel_of(server)
         assert isinstance(lowlevel, Server)
@@ -268,7 +268,7 @@ def test_the_low_level_server_is_the_one_that_answers() -> None:
 
 
 @pytest.mark.anyio
-async def test_an_mcpserver_lists_its_registries_by_the_methods_that_are_looked_at() -> None:
+async def test_replaced_list_methods_of_an_mcpserver_are_detected() -> None:
     """To ask it, is to go through the handler, then the method: whoever replaces one of both is seen."""
     called: list[str] = []
 
@@ -304,7 +304,7 @@ async def test_an_mcpserver_lists_its_registries_by_the_methods_that_are_looked_
 
 
 @pytest.mark.anyio
-async def test_a_running_session_manager_knows_what_the_lifespan_gave() -> None:
+async def test_session_manager_has_the_lifespan_state() -> None:
     server: Server[Any] = Server("seams")
     server.streamable_http_app()
     assert seams.lifespan_state_of(server.session_manager) is None
@@ -313,7 +313,7 @@ async def test_a_running_session_manager_knows_what_the_lifespan_gave() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_legacy_session_is_found_for_its_owner_alone_and_its_idle_end_can_be_put_off() -> None:
+async def test_legacy_session_is_found_for_its_owner_and_its_idle_timeout_restarted() -> None:
     def user(name: str) -> AuthenticatedUser:
         return AuthenticatedUser(AccessToken(token=name, client_id=name, scopes=[]))
 
@@ -371,7 +371,7 @@ async def open_session(manager: StreamableHTTPSessionManager, user: Any) -> tupl
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("auth", [None, StaticTokenVerifier({"t": {"client_id": "c"}})])
-async def test_the_endpoint_of_a_fastmcp_app_is_found_behind_its_authentication(auth: Any) -> None:
+async def test_fastmcp_endpoint_is_found_inside_its_authentication(auth: Any) -> None:
     app = FastMCP("seams", auth=auth).http_app()
     endpoint = seams.fastmcp_endpoint(app)
     async with AsyncExitStack() as stack:
@@ -381,12 +381,12 @@ async def test_the_endpoint_of_a_fastmcp_app_is_found_behind_its_authentication(
         assert seams.lifespan_state_of(endpoint.session_manager) is not None
 
 
-def test_an_app_without_such_an_endpoint_is_said_to_have_none() -> None:
+def test_app_without_a_fastmcp_endpoint_raises() -> None:
     with pytest.raises(LookupError, match="no streamable HTTP endpoint"):
         seams.fastmcp_endpoint(FastMCP("seams").http_app(transport="sse"))
 
 
-def test_an_mcpserver_can_be_made_to_want_a_token() -> None:
+def test_set_auth_makes_an_mcpserver_require_a_token() -> None:
     class Verifier:
         async def verify_token(self, token: str) -> AccessToken | None:
             return None

@@ -36,12 +36,12 @@ assert "x://moved" in str(told[-1]), told
 """
 
 
-def test_a_tracer_that_the_process_sets_while_it_serves_is_noticed_at_once() -> None:
+def test_tracer_provider_set_later_is_used() -> None:
     """A process sets its own only once, so this is one of its own."""
     run(LATE)
 
 
-def test_where_that_part_moves_spans_are_made_all_the_same() -> None:
+def test_spans_are_made_if_the_private_attribute_is_missing() -> None:
     run(LATE + MOVED)
 
 

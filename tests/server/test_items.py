@@ -85,7 +85,7 @@ async def uris_of(client: Client) -> list[str]:
     ],
     ids=["number", "object", "half a surrogate pair", "bytes", "no schema", "deep", "deeper"],
 )
-async def test_what_would_fail_the_list_for_everybody_is_refused(definition: dict[str, Any]) -> None:
+async def test_item_that_would_break_the_list_is_refused(definition: dict[str, Any]) -> None:
     server = lowlevel({"there": None})
     live = Live(server)
     async with Client(server) as client:
@@ -97,7 +97,7 @@ async def test_what_would_fail_the_list_for_everybody_is_refused(definition: dic
         assert await tools_of(client) == {"there": None}
 
 
-async def test_however_deep_an_item_is_it_is_refused_or_listed() -> None:
+async def test_deep_item_is_refused_or_listed() -> None:
     server = lowlevel({})
     live = Live(server)
     async with Client(server) as client:
@@ -114,7 +114,7 @@ async def test_however_deep_an_item_is_it_is_refused_or_listed() -> None:
 
 @pytest.mark.parametrize("key", ["theirs", "ours"])
 @pytest.mark.parametrize("fields", [{"name": "other"}, {"name": None}, {"inputSchema": None}])
-async def test_an_update_neither_renames_nor_takes_away_what_every_tool_has(key: str, fields: dict[str, Any]) -> None:
+async def test_update_can_not_rename_or_remove_required_fields(key: str, fields: dict[str, Any]) -> None:
     server = lowlevel({"theirs": None})
     live = Live(server)
     live.tools.add({"name": "ours"}, handler=hello)
@@ -125,7 +125,7 @@ async def test_an_update_neither_renames_nor_takes_away_what_every_tool_has(key:
         assert await tools_of(client) == {"theirs": None, "ours": None}
 
 
-async def test_a_template_that_is_none_is_refused_and_others_are_read_on() -> None:
+async def test_invalid_template_is_refused_and_others_work() -> None:
     server = lowlevel({}, {"board://a": None})
     live = Live(server)
     async with Client(server) as client:
@@ -134,14 +134,14 @@ async def test_a_template_that_is_none_is_refused_and_others_are_read_on() -> No
             live.resources.add({"uriTemplate": "board://{", "name": "bad"}, handler=hello)
         with pytest.raises(InvalidItem, match=r"^resources: 'board://b' would not be valid: [^$]*name"):
             live.resources.add({"uri": "board://b"}, handler=hello)
-        with pytest.raises(InvalidItem, match="the handler of 'board://c' is to be a function, not 5"):
+        with pytest.raises(InvalidItem, match="the handler of 'board://c' must be a function, not 5"):
             live.resources.add({"uri": "board://c", "name": "c"}, handler=5)
         (content,) = (await client.read_resource("board://a")).contents
         assert isinstance(content, types.TextResourceContents)
         assert content.text == "its own"
 
 
-async def test_what_was_handed_over_is_ours_and_what_its_owner_does_to_it_later_is_not() -> None:
+async def test_later_changes_of_a_given_definition_have_no_effect() -> None:
     server = lowlevel({})
     live = Live(server)
     schema: dict[str, Any] = {"type": "object", "properties": {}}
@@ -158,7 +158,7 @@ async def test_what_was_handed_over_is_ours_and_what_its_owner_does_to_it_later_
 
 
 @pytest.mark.parametrize("is_read", [True, False], ids=["read", "not read yet"])
-async def test_what_was_put_in_the_place_of_a_tool_and_removed_does_not_bring_that_back(is_read: bool) -> None:
+async def test_removing_a_replacement_does_not_restore_the_original(is_read: bool) -> None:
     server = lowlevel({"hello": "Theirs"})
     live = Live(server)
     async with Client(server) as client:
@@ -173,7 +173,7 @@ async def test_what_was_put_in_the_place_of_a_tool_and_removed_does_not_bring_th
 
 
 @pytest.mark.parametrize("replace", [False, True])
-async def test_what_was_ours_alone_is_removed_and_added_in_one_go(replace: bool) -> None:
+async def test_added_tool_can_be_removed_and_added_before_the_list_is_read(replace: bool) -> None:
     """The list is read again only later."""
     listed: Listed = {"theirs": None}
     server = lowlevel(listed)
@@ -197,7 +197,7 @@ async def test_what_was_ours_alone_is_removed_and_added_in_one_go(replace: bool)
         assert await tools_of(client) == {"theirs": None}
 
 
-async def test_what_was_added_before_the_first_look_hides_nothing_that_was_not_there() -> None:
+async def test_item_added_before_the_first_read_does_not_hide_a_later_one() -> None:
     tools: Listed = {}
     resources: Listed = {}
     server = lowlevel(tools, resources)
@@ -217,7 +217,7 @@ async def test_what_was_added_before_the_first_look_hides_nothing_that_was_not_t
 
 
 @pytest.mark.parametrize("feature", ["tools", "prompts", "resources"])
-async def test_a_server_without_handlers_lists_what_was_added(feature: str) -> None:
+async def test_server_without_handlers_lists_added_items(feature: str) -> None:
     live = Live(Server("bare"))
     getattr(live, feature).add({"name": "ours"} | ({"uri": "board://a"} if feature == "resources" else {}))
     async with Client(live.lowlevel):
@@ -225,7 +225,7 @@ async def test_a_server_without_handlers_lists_what_was_added(feature: str) -> N
     assert [each["name"] for each in getattr(live, feature)] == ["ours"]
 
 
-async def test_a_deleted_resource_that_its_server_lists_again_is_there_again() -> None:
+async def test_deleted_resource_that_is_listed_again_is_back() -> None:
     listed: Listed = {"board://a": None, "board://b": None}
     server = lowlevel({}, listed)
     live = Live(server)
@@ -250,7 +250,7 @@ async def test_a_deleted_resource_that_its_server_lists_again_is_there_again() -
 
 
 @pytest.mark.parametrize("is_paged", [False, True], ids=["one page", "pages"])
-async def test_a_deleted_resource_that_its_server_lists_a_while_longer_is_gone(is_paged: bool) -> None:
+async def test_deleted_resource_stays_hidden_until_it_was_left_out(is_paged: bool) -> None:
     """As with a database that commits after the call."""
     listed: Listed = {"board://a": None, "board://b": None}
 
@@ -311,7 +311,7 @@ async def test_a_deleted_resource_that_its_server_lists_a_while_longer_is_gone(i
     ],
     ids=["protocol", "prompt", "tool", "tool too", "dict", "options", "option", "lambda", "object", "half", "template"],
 )
-async def test_what_is_no_item_of_this_server_is_refused_by_its_name_and_the_lists_stay(
+async def test_foreign_item_is_refused_and_the_lists_stay(
     kind: type[Any], feature: str, thing: Callable[[type[Any]], Any], options: dict[str, Any], said: str
 ) -> None:
     server = kind("high")
@@ -328,7 +328,7 @@ async def test_what_is_no_item_of_this_server_is_refused_by_its_name_and_the_lis
 
 
 @pytest.mark.parametrize("kind", [MCPServer, FastMCP])
-async def test_the_arguments_of_a_prompt_are_updated_in_the_protocols_own_terms(kind: type[Any]) -> None:
+async def test_prompt_arguments_are_updated_as_protocol_mappings(kind: type[Any]) -> None:
     server = kind("high")
     server.prompt(name="brief")(brief)
     live = Live(server)
@@ -343,7 +343,7 @@ async def test_the_arguments_of_a_prompt_are_updated_in_the_protocols_own_terms(
 
 
 @pytest.mark.parametrize("uri", ["https://Example.com", "board://sprint/a b", "board://ü"])
-async def test_fastmcp_lists_a_uri_otherwise_and_its_owner_may_call_it_as_before(uri: str) -> None:
+async def test_fastmcp_resource_can_be_named_by_its_original_uri(uri: str) -> None:
     server = FastMCP("uris")
     server.resource(uri)(hello)
     live = Live(server)

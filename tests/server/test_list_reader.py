@@ -45,7 +45,7 @@ class Lists:
         return types.ListPromptsResult(prompts=[types.Prompt(name=name) for name in self.prompts])
 
 
-async def test_a_list_that_fails_keeps_no_other_from_being_read() -> None:
+async def test_failing_list_does_not_prevent_reading_others() -> None:
     lists = Lists()
     async with Client(lists.server) as client:
         await client.list_prompts()
@@ -57,7 +57,7 @@ async def test_a_list_that_fails_keeps_no_other_from_being_read() -> None:
         assert [item["name"] for item in lists.live.prompts] == ["first", "second"]
 
 
-async def test_of_several_lists_that_fail_each_is_named(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_failing_list_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def fail(ctx: Any, params: Any) -> Any:
         raise RuntimeError("these are broken")
 
@@ -70,7 +70,7 @@ async def test_of_several_lists_that_fail_each_is_named(caplog: pytest.LogCaptur
         assert f"reading the server's {name} failed, too" in said
 
 
-async def test_a_list_that_changes_whenever_it_is_read_keeps_neither_the_others_nor_who_waits() -> None:
+async def test_list_that_changes_at_every_read_delays_no_other() -> None:
     lists = Lists()
     async with Client(lists.server) as client:
         await client.list_prompts()
@@ -87,7 +87,7 @@ async def test_a_list_that_changes_whenever_it_is_read_keeps_neither_the_others_
         assert {item["name"]: item.get("description") for item in lists.live.tools}["restless"] == shown["restless"]
 
 
-async def test_a_list_that_failed_often_is_tried_again_once() -> None:
+async def test_failed_list_is_retried_once() -> None:
     lists = Lists()
     async with Client(lists.server) as client:
         await client.list_prompts()
@@ -105,7 +105,7 @@ async def test_a_list_that_failed_often_is_tried_again_once() -> None:
         await until(lambda: not lists.live.waits_for())
 
 
-async def test_whatever_loop_asks_for_a_refresh_the_lists_are_asked_for_in_their_own() -> None:
+async def test_refresh_from_another_loop_reads_on_the_server_loop() -> None:
     lists = Lists()
     async with Client(lists.server) as client:
         await client.list_tools()
@@ -120,7 +120,7 @@ async def test_whatever_loop_asks_for_a_refresh_the_lists_are_asked_for_in_their
         assert [item["name"] for item in lists.live.tools] == [f"t{lists.asked}"]
 
 
-async def test_a_server_that_can_not_be_made_live_leaves_the_store_to_the_next(tmp_path: Path) -> None:
+async def test_refused_server_does_not_keep_the_store_open(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with pytest.raises(TidingsError, match=r"not builtins\.str"):
         Live("board", store=path)
@@ -133,6 +133,6 @@ async def test_a_server_that_can_not_be_made_live_leaves_the_store_to_the_next(t
     live.close()
 
 
-async def test_options_that_stdio_does_not_have_are_not_passed_over() -> None:
+async def test_unknown_options_of_stdio_are_refused() -> None:
     with pytest.raises(TidingsError, match="stdio has no option port; leave it out, or run http"):
         Live(MCPServer("board")).run("stdio", port=8000)

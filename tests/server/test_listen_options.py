@@ -47,7 +47,7 @@ def urls() -> Iterator[dict[str, str]]:
         ({"names": ["*b"], "uris": [], "operations": ["removed"]}, ["removed ab", "removed b"]),
     ],
 )
-async def test_a_client_is_told_only_of_what_it_asked_for(
+async def test_client_is_notified_only_of_what_its_filter_passes(
     urls: dict[str, str], http: httpx2.AsyncClient, server: str, asked: dict[str, Any], expected: list[str]
 ) -> None:
     wire = Wire(urls[server], http)
@@ -69,7 +69,7 @@ async def test_a_client_is_told_only_of_what_it_asked_for(
     assert sorted(found) == sorted(expected)
 
 
-async def test_what_was_honoured_is_said_and_the_rest_left_out(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_acknowledgement_has_the_granted_terms_only(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(urls["mcpserver"], http)
     asked = {"operations": ["moved"], "names": ["a*"], "minInterval": -1, "longestWait": 1e9, "detail": "all", "x": 1}
     for given, honoured in ((asked, {"names": ["a*"], "longestWait": 3600.0}), (7, {}), ({}, {})):
@@ -77,7 +77,7 @@ async def test_what_was_honoured_is_said_and_the_rest_left_out(urls: dict[str, s
             assert (await stream.message())["params"]["_meta"][FILTER_KEY] == honoured
 
 
-async def test_who_asks_for_nothing_gets_the_defaults(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_client_without_options_gets_the_defaults(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(urls["mcpserver"], http)
     async with wire.listen(1, WATCHED) as stream:
         assert FILTER_KEY not in (await stream.message())["params"]["_meta"]
@@ -97,7 +97,7 @@ async def test_who_asks_for_nothing_gets_the_defaults(urls: dict[str, str], http
         ("none", {"_meta"}),
     ],
 )
-async def test_a_client_chooses_how_much_it_is_told(
+async def test_client_chooses_the_detail(
     urls: dict[str, str], http: httpx2.AsyncClient, detail: str, members: set[str]
 ) -> None:
     wire = Wire(urls["mcpserver"], http)
@@ -130,7 +130,7 @@ async def remove_all(wire: Wire, *keys: str) -> None:
 
 
 @pytest.mark.parametrize("detail", ["full", "delta", "summary", "none"])
-async def test_who_declares_the_extension_chooses_it_too(
+async def test_client_with_the_extension_chooses_the_detail(
     urls: dict[str, str], http: httpx2.AsyncClient, detail: str
 ) -> None:
     """The SDK's own client has no other way to ask for anything."""
@@ -150,7 +150,9 @@ async def test_who_declares_the_extension_chooses_it_too(
     assert ["item" in said[0], "delta" in said[1]] == [not is_brief] * 2
 
 
-async def test_many_changes_in_a_row_are_told_together(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_changes_within_the_quiet_gap_are_one_notification(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
     wire = Wire(urls["mcpserver"], http)
     # The gap is longer than the changes take, and the wait is what ends it.
     wait = 0.75
@@ -168,7 +170,7 @@ async def test_many_changes_in_a_row_are_told_together(urls: dict[str, str], htt
         assert not is_in_time or found == [([f"added {key}" for key in keys], True)]
 
 
-async def test_one_topic_is_told_no_more_often_than_asked_for_and_the_last_change_is(
+async def test_min_interval_limits_notifications_and_keeps_the_last_change(
     urls: dict[str, str], http: httpx2.AsyncClient
 ) -> None:
     wire = Wire(urls["mcpserver"], http)
@@ -188,7 +190,7 @@ async def test_one_topic_is_told_no_more_often_than_asked_for_and_the_last_chang
         assert not is_in_time or last == [(["added often-1", "added often-2"], True)]
 
 
-async def test_what_is_urgent_to_a_client_does_not_wait(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_urgent_topic_is_not_delayed(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(urls["mcpserver"], http)
     terms = {"quietGap": 3600, "priorities": {"board://mark*": "urgent"}}
     async with wire.listen(1, WATCHED, {FILTER_KEY: terms}) as stream:
@@ -197,9 +199,7 @@ async def test_what_is_urgent_to_a_client_does_not_wait(urls: dict[str, str], ht
         assert await told(stream, wire) == [], "the marker overtook it"
 
 
-async def test_a_server_sets_terms_for_a_caller_and_the_callers_own_count_within_them(
-    urls: dict[str, str], http: httpx2.AsyncClient
-) -> None:
+async def test_client_terms_apply_within_the_server_terms(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     bob = Wire(urls["strict"], http, {"Authorization": "Bearer bob"})
     alice = Wire(urls["strict"], http, {"Authorization": "Bearer alice"})
     asked = {"names": ["*-a"], "detail": "full", "operations": ["added", "removed"]}
@@ -226,9 +226,7 @@ async def test_a_server_sets_terms_for_a_caller_and_the_callers_own_count_within
     assert len(everything) >= 6
 
 
-async def test_a_server_whose_terms_fail_tells_as_if_there_were_none(
-    urls: dict[str, str], http: httpx2.AsyncClient
-) -> None:
+async def test_failing_terms_function_has_no_effect(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(urls["broken"], http)
     async with wire.listen(1, WATCHED) as stream:
         await stream.message()
@@ -237,7 +235,7 @@ async def test_a_server_whose_terms_fail_tells_as_if_there_were_none(
 
 
 @pytest.mark.parametrize("where", ["_meta", "extensions"])
-async def test_a_legacy_client_has_terms_too(urls: dict[str, str], http: httpx2.AsyncClient, where: str) -> None:
+async def test_legacy_client_has_terms(urls: dict[str, str], http: httpx2.AsyncClient, where: str) -> None:
     wire, legacy = Wire(urls["mcpserver"], http), LegacyWire(urls["mcpserver"], http)
     terms = {"operations": ["removed"], "detail": "summary"}
     settings = {where: {EXTENSION: {"filter": terms}}} if where != "_meta" else {}
@@ -256,7 +254,7 @@ async def test_a_legacy_client_has_terms_too(urls: dict[str, str], http: httpx2.
 
 
 @pytest.mark.parametrize("version", [MODERN, LEGACY[-1]])
-async def test_terms_count_on_stdio_too(version: str) -> None:
+async def test_terms_apply_on_stdio(version: str) -> None:
     settings = {"filter": {"operations": ["removed"]}}
     async with open_ear(stdio_server("mcpserver"), version, extended="extensions", settings=settings) as ear:
         if version == MODERN:
@@ -272,14 +270,14 @@ async def test_terms_count_on_stdio_too(version: str) -> None:
 # Spreading the herd
 
 
-async def test_lists_may_be_kept_for_as_long_as_the_spread(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_list_ttl_is_at_least_the_spread(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     for name, least in (("spread", 2500), ("mcpserver", 0)):
         for method in ("tools/list", "prompts/list", "resources/list", "resources/templates/list"):
             result = (await Wire(urls[name], http).post(method)).json()["result"]
             assert result["ttlMs"] == least, method
 
 
-async def test_streams_hear_of_one_change_one_after_the_other(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_spread_delays_streams_by_different_times(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(urls["spread"], http)
     async with wire.listen("a", WATCHED) as one, wire.listen("b", WATCHED) as two, wire.listen("c", WATCHED) as three:
         streams = (one, two, three)

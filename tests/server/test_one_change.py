@@ -63,7 +63,7 @@ def descriptions(told: list[Notification]) -> list[str]:
     [("tools", "forecast"), ("prompts", "forecast"), ("resources", "weather://now"), ("resources", "weather://{city}")],
 )
 @pytest.mark.anyio
-async def test_an_updated_item_is_what_the_server_lists(feature: str, key: str) -> None:
+async def test_updated_item_equals_the_listed_one(feature: str, key: str) -> None:
     server, live = serve()
     getattr(live, feature).update(key, description="Zürich \u2028 1e16", title="Other")
     known = live.catalog.items(feature)
@@ -76,7 +76,7 @@ async def test_an_updated_item_is_what_the_server_lists(feature: str, key: str) 
     assert known.version == version
 
 
-def test_an_item_that_is_changed_in_place_after_an_update_is_told_as_it_is_then() -> None:
+def test_item_changed_in_place_after_an_update_is_read_again() -> None:
     server, live = serve()
     told: list[Notification] = []
     live.hub.subscribe(told.append, "tools")
@@ -90,7 +90,7 @@ def test_an_item_that_is_changed_in_place_after_an_update_is_told_as_it_is_then(
 
 
 @pytest.mark.parametrize("was_stale", [False, True])
-def test_who_is_told_of_an_update_may_change_the_item_in_place(was_stale: bool) -> None:
+def test_subscriber_may_change_the_updated_item_in_place(was_stale: bool) -> None:
     server, live = serve()
     tools, told = registries_of(server)["tools"], list[Notification]()
     if was_stale:
@@ -113,7 +113,7 @@ def test_who_is_told_of_an_update_may_change_the_item_in_place(was_stale: bool) 
 
 
 @pytest.mark.anyio
-async def test_updates_of_one_item_from_many_threads_lose_nothing_of_each_other() -> None:
+async def test_concurrent_updates_of_one_item_are_all_kept() -> None:
     server, live = serve()
     told: list[Notification] = []
     live.hub.subscribe(told.append, "tools")
@@ -139,7 +139,7 @@ async def test_updates_of_one_item_from_many_threads_lose_nothing_of_each_other(
 
 
 @pytest.mark.anyio
-async def test_an_update_that_fails_leaves_nothing_behind() -> None:
+async def test_failed_update_changes_nothing() -> None:
     server, live = serve()
     before = registries_of(server)["tools"]["forecast"]
     for fields, said in (
@@ -149,6 +149,7 @@ async def test_an_update_that_fails_leaves_nothing_behind() -> None:
         ({"name": "other"}, "can't rename"),
         ({"fn": forecast}, "no field fn"),
         ({"inputSchema": {"type": "array"}}, "inputSchema of type object"),
+        ({"inputSchema": "x"}, "would not be valid"),
     ):
         with pytest.raises(InvalidItem, match=said):
             live.tools.update("forecast", fields)
@@ -158,7 +159,7 @@ async def test_an_update_that_fails_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("is_there_before", [False, True])
 @pytest.mark.parametrize("value", [object(), b"\xff"], ids=["object", "bytes"])
-def test_an_item_without_a_json_form_silences_no_other(value: object, is_there_before: bool) -> None:
+def test_item_without_a_json_form_is_left_out_alone(value: object, is_there_before: bool) -> None:
     server: MCPServer[Any] = MCPServer("weather")
     server.add_tool(forecast)
     if is_there_before:
@@ -189,7 +190,7 @@ def test_an_item_without_a_json_form_silences_no_other(value: object, is_there_b
 
 
 @pytest.mark.parametrize("is_read_whole", [False, True])
-def test_an_item_that_loses_its_json_form_is_gone_whichever_way_it_is_read(is_read_whole: bool) -> None:
+def test_item_that_loses_its_json_form_is_removed(is_read_whole: bool) -> None:
     """Whoever is told of that asks for the list, and does not go on with what it had."""
     server, live = serve()
     told: list[Notification] = []
@@ -200,7 +201,7 @@ def test_an_item_that_loses_its_json_form_is_gone_whichever_way_it_is_read(is_re
     assert [note.changes[0].operation for note in told] == [Operation.REMOVED]
 
 
-def test_an_item_put_in_as_json_is_the_same_as_one_of_a_mapping() -> None:
+def test_item_from_json_equals_one_from_a_mapping() -> None:
     one, other = Catalog(), Catalog()
     definition = {"name": "a", "inputSchema": {"z": 1.0, "b": [1, "ü"], "a": None}}
     one.tools.add(definition)
@@ -222,7 +223,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_frame_that_was_filled_in_says_what_one_that_was_written_says(shape: FrameFormat) -> None:
+def test_frame_from_a_template_equals_an_encoded_one(shape: FrameFormat) -> None:
     """A trace has every frame written anew: but for that, it must be the same."""
     version = Version(1 << 40, "0" * 31 + "f")
     for feature, operation in product(Feature, (Operation.ADDED, Operation.REMOVED, Operation.UPDATED)):
@@ -253,7 +254,7 @@ def test_a_frame_that_was_filled_in_says_what_one_that_was_written_says(shape: F
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_change_of_which_no_item_is_known_is_told_as_json_all_the_same(shape: FrameFormat) -> None:
+def test_change_without_an_item_is_encoded(shape: FrameFormat) -> None:
     version = Version(5, "d")
     change = Change(Feature.TOOLS, Operation.REMOVED, "a", version, Version(4, "c"), 0.0, "local")
     frame = write(Notification(Feature.TOOLS, version, (change,), since=4), shape, b"7" if shape.is_tagged else b"")

@@ -39,7 +39,7 @@ def told(live: Live, cursor: Any, *topics: Feature) -> list[Notification]:
     return heard
 
 
-async def test_a_list_that_is_not_published_yet_says_which_one_it_is() -> None:
+async def test_unpublished_list_has_its_version() -> None:
     server = MCPServer("board")
     live = Live(server)
     await live.list_reader.ensure_loaded(None)
@@ -60,7 +60,7 @@ async def test_a_list_that_is_not_published_yet_says_which_one_it_is() -> None:
 
 
 @pytest.mark.parametrize("is_early", [True, False], ids=["before it is read", "after it is read"])
-async def test_a_list_that_changes_while_it_is_answered_has_no_version(tmp_path: Path, is_early: bool) -> None:
+async def test_list_that_changes_during_the_request_has_no_version(tmp_path: Path, is_early: bool) -> None:
     file = tmp_path / "resources" / "new.txt"
     file.parent.mkdir()
     workspace = Workspace(tmp_path)
@@ -98,7 +98,7 @@ async def test_a_list_that_changes_while_it_is_answered_has_no_version(tmp_path:
     assert again["_meta"][CURSOR_KEY]["topics"]["resources"] == live.catalog.resources.version._asdict()
 
 
-async def test_a_list_that_nobody_has_read_since_it_changed_has_no_version() -> None:
+async def test_stale_list_has_no_version() -> None:
     """The server's own method may show each caller something else, so it is asked again, and that takes a while."""
 
     class Own(MCPServer[Any]):
@@ -120,7 +120,7 @@ async def test_a_list_that_nobody_has_read_since_it_changed_has_no_version() -> 
     assert known == live.catalog.tools.version._asdict()
 
 
-async def test_a_list_that_is_made_while_another_thread_changes_it_says_which_one_it_is() -> None:
+async def test_list_during_a_change_by_another_thread_has_its_version() -> None:
     server = MCPServer("board")
     live = Live(server)
     await live.list_reader.ensure_loaded(None)
@@ -152,7 +152,7 @@ async def test_a_list_that_is_made_while_another_thread_changes_it_says_which_on
     live.close()
 
 
-async def test_a_copy_of_a_folders_resources_is_what_the_cursor_says_and_stays_so(tmp_path: Path) -> None:
+async def test_deltas_keep_a_copy_of_a_folder_equal_to_the_list(tmp_path: Path) -> None:
     folder = tmp_path / "resources"
     folder.mkdir()
     (folder / "old.txt").write_text("x" * 10)

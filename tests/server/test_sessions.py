@@ -54,9 +54,7 @@ def url(request: pytest.FixtureRequest, urls: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_subscribing_and_unsubscribing_answer_as_the_specification_says(
-    kind: str, transport: str, urls: dict[str, str]
-) -> None:
+async def test_subscribe_and_unsubscribe_respond_as_specified(kind: str, transport: str, urls: dict[str, str]) -> None:
     server = urls[kind] if transport == "http" else stdio_server(kind)
     async with open_ear(server, VERSION) as ear:
         for method in ("resources/subscribe", "resources/unsubscribe"):
@@ -88,7 +86,7 @@ async def listen_and_leave(ear: Ear) -> None:
     await ear.until_state(watched=[MARKER], pending=0)
 
 
-async def test_a_pattern_that_cannot_be_understood_is_refused(url: str) -> None:
+async def test_invalid_pattern_is_refused(url: str) -> None:
     async with open_ear(url, VERSION) as ear:
         with pytest.raises(MCPError) as refused:
             await ear.subscribe("board://{unclosed")
@@ -96,7 +94,7 @@ async def test_a_pattern_that_cannot_be_understood_is_refused(url: str) -> None:
     assert "board://{unclosed" in str(refused.value)
 
 
-async def test_only_the_subscribers_of_a_resource_are_told(url: str) -> None:
+async def test_only_subscribers_of_a_resource_are_notified(url: str) -> None:
     async with (
         open_ear(url, "2025-06-18") as first,
         open_ear(url, MUTED) as second,
@@ -116,7 +114,7 @@ async def test_only_the_subscribers_of_a_resource_are_told(url: str) -> None:
         assert told == [["a", "both", "marker"], ["b", "both", "marker"], ["c", "marker"]]
 
 
-async def test_one_change_reaches_clients_of_every_version_at_once(url: str) -> None:
+async def test_one_change_reaches_clients_of_every_version(url: str) -> None:
     async with AsyncExitStack() as stack:
         ears = [await stack.enter_async_context(open_ear(url, version)) for version in (*LEGACY, MODERN)]
         for ear in ears:
@@ -131,7 +129,7 @@ async def test_one_change_reaches_clients_of_every_version_at_once(url: str) -> 
             assert ear.gists == [*lists, f"content updated {MARKER}"]
 
 
-async def test_the_end_of_a_session_leaves_nothing_behind(url: str) -> None:
+async def test_end_of_a_session_removes_its_subscriptions(url: str) -> None:
     async with open_ear(url, MODERN) as witness:
         await witness.until_state(subscribers=0)
         async with open_ear(url, VERSION) as ear, listening(ear, "board://sprint", "board://glob/*"):
@@ -142,7 +140,7 @@ async def test_the_end_of_a_session_leaves_nothing_behind(url: str) -> None:
         await witness.until_state(subscribers=0, watched=[], streams=0, spliced=0, pending=0)
 
 
-async def test_the_others_are_told_after_one_has_left(url: str) -> None:
+async def test_remaining_clients_are_notified_after_one_has_left(url: str) -> None:
     async with open_ear(url, VERSION) as staying, listening(staying, "board://sprint"):
         async with open_ear(url, "2025-06-18") as leaving, listening(leaving, "board://sprint"):
             await staying.change("updated", uri="board://sprint")
@@ -174,7 +172,7 @@ def impatient(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("version", [VERSION, MODERN])
-async def test_the_death_of_a_client_leaves_nothing_behind(impatient: str, version: str) -> None:
+async def test_killed_client_leaves_no_subscriptions(impatient: str, version: str) -> None:
     url = impatient
     async with open_ear(url, MODERN) as witness:
         await witness.until_state(subscribers=0)
@@ -190,7 +188,7 @@ async def test_the_death_of_a_client_leaves_nothing_behind(impatient: str, versi
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_on_stdio_goes_with_its_client(kind: str) -> None:
+def test_stdio_server_ends_with_its_client(kind: str) -> None:
     process = subprocess.Popen(
         [sys.executable, str(BOARD), kind, "stdio"],
         stdin=subprocess.PIPE,
@@ -214,7 +212,7 @@ def test_a_server_on_stdio_goes_with_its_client(kind: str) -> None:
 # Streams
 
 
-async def test_a_session_whose_stream_opens_late_is_told_when_it_opens(url: str, http: httpx2.AsyncClient) -> None:
+async def test_session_is_notified_when_its_stream_opens(url: str, http: httpx2.AsyncClient) -> None:
     async with open_ear(url, MODERN) as other:
         session = LegacyWire(url, http)
         await session.shake_hands()
@@ -239,7 +237,7 @@ async def test_a_session_whose_stream_opens_late_is_told_when_it_opens(url: str,
         await session.end()
 
 
-async def test_a_stream_that_reconnects_is_told_only_what_it_missed(url: str, http: httpx2.AsyncClient) -> None:
+async def test_reconnected_stream_gets_only_what_it_missed(url: str, http: httpx2.AsyncClient) -> None:
     async with open_ear(url, MODERN) as other:
         session = LegacyWire(url, http)
         await session.shake_hands()
@@ -259,9 +257,7 @@ async def test_a_stream_that_reconnects_is_told_only_what_it_missed(url: str, ht
         await session.end()
 
 
-async def test_a_change_between_the_handshake_and_the_first_stream_is_not_lost(
-    url: str, http: httpx2.AsyncClient
-) -> None:
+async def test_change_between_handshake_and_stream_is_not_lost(url: str, http: httpx2.AsyncClient) -> None:
     async with open_ear(url, MODERN) as other:
         session = LegacyWire(url, http)
         info = {"name": "wire", "version": "1"}
@@ -279,7 +275,7 @@ async def test_a_change_between_the_handshake_and_the_first_stream_is_not_lost(
 
 
 @pytest.mark.parametrize("transport", ["stdio", "http"])
-async def test_with_announce_a_new_legacy_session_is_told_of_every_list_once(transport: str) -> None:
+async def test_announce_notifies_a_new_legacy_session_of_every_list_once(transport: str) -> None:
     options: dict[str, Any] = {"policy": {"announce": True}}
     with ExitStack() as stack:
         server = stack.enter_context(serving("lowlevel", **options)) if transport == "http" else None
@@ -301,7 +297,7 @@ async def test_with_announce_a_new_legacy_session_is_told_of_every_list_once(tra
     [("stdio", VERSION, "extensions"), ("http", VERSION, "experimental"), ("http", MODERN, "extensions")],
 )
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_extension_brings_items_deltas_and_deletions(
+async def test_extension_adds_items_deltas_and_deletions(
     kind: str, transport: str, version: str, where: str, urls: dict[str, str]
 ) -> None:
     server = urls[kind] if transport == "http" else stdio_server(kind)

@@ -25,16 +25,16 @@ class Own:
 @pytest.mark.parametrize(
     "server", [MCPServer("a"), Server("b"), FastMCP("c")], ids=lambda server: type(server).__name__
 )
-def test_no_request_goes_the_slow_way_because_of_our_own_middleware(server: Any) -> None:
+def test_own_middleware_does_not_count_as_user_middleware(server: Any) -> None:
     assert not Live(server).source.has_user_middleware()
 
 
 @pytest.mark.parametrize("middleware", [own, Own()], ids=["function", "object"])
-def test_every_request_goes_past_the_users_own_middleware(middleware: Any) -> None:
+def test_user_middleware_is_detected(middleware: Any) -> None:
     assert Live(MCPServer("a", middleware=[middleware])).source.has_user_middleware()
 
 
-def test_a_uri_is_parsed_once_however_many_resources_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adding_a_resource_parses_one_uri(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is slow, and done while the catalog is locked."""
     parsed: list[str] = []
     normal = fastmcp._normalize

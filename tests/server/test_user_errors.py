@@ -73,7 +73,7 @@ async def connect(
 @pytest.mark.filterwarnings("ignore:resources/subscribe is removed")
 @pytest.mark.parametrize("mode", ["legacy", MODERN])
 @pytest.mark.parametrize("how", ["uvicorn", "run", "stdio"])
-async def test_whatever_of_the_users_raises_no_request_and_no_tool_call_fails(how: How, mode: str) -> None:
+async def test_failing_user_function_fails_no_request_or_tool_call(how: How, mode: str) -> None:
     """authorize, both hooks, a sink of the catalog and a callback of the hub: all of them raise."""
     told: asyncio.Queue[Any] = asyncio.Queue()
     async with connect(how, Settings(is_broken=True), mode, told) as (client, logged), AsyncExitStack() as stack:
@@ -99,7 +99,7 @@ async def test_whatever_of_the_users_raises_no_request_and_no_tool_call_fails(ho
 
 
 @pytest.mark.parametrize("how", HTTP)
-async def test_a_list_handler_that_raises_fails_no_other_request_and_heals(how: How) -> None:
+async def test_failing_list_handler_fails_no_other_request(how: How) -> None:
     async with serve(how, Settings(is_lowlevel=True)) as server:
         await server.change({"do": "fail", "of": "tools", "key": "", "text": "yes"})
         called = json.loads(await ask(server, "tools/call", {"name": "echo", "arguments": {"text": "hello"}}))
@@ -124,7 +124,7 @@ async def test_a_list_handler_that_raises_fails_no_other_request_and_heals(how: 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("how", HTTP)
-async def test_a_list_handler_that_hangs_keeps_no_other_request(how: How) -> None:
+async def test_hanging_list_handler_blocks_no_other_request(how: How) -> None:
     """Only the start of the server waits for it, for a second. A machine that is slow now is not so three times."""
     took: list[float] = []
     while not took or (took[-1] >= 1 and len(took) < 3):

@@ -1,4 +1,4 @@
-"""Python's garbage collector in a process that is ours: it stays away from what is there to stay."""
+"""Settings of Python's garbage collector for a process that only serves."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from contextlib import contextmanager
 __all__ = ["spare", "sparing"]
 
 _THRESHOLDS = (20_000, 20, 50)
-"""Python's own are 700, 10 and 10. So many objects are a few MB, which is what garbage may add here."""
+"""Python's defaults are 700, 10 and 10. 20,000 objects are a few MB."""
 
 
 def spare() -> None:
-    """The collector walks all that is there again and again as streams and changes come, which is what makes one stream
-    of many dearer than one of few. What the start left stays until the end, so it need not be walked at all; and
-    neither a stream nor a change leaves garbage that only the collector finds, so it may come less often, for what
-    requests leave."""
+    """Exclude the present objects from collection, and collect less often.
+
+    The collector visits all objects again and again while streams open and changes come, so that a stream costs more
+    the more there are. The objects of the start stay until the end. Neither a stream nor a change leaves reference
+    cycles; only requests do."""
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
 
 
 @contextmanager
 def sparing() -> Iterator[None]:
-    """Undo it in the end: the process may go on with something else. What was frozen before stays so."""
+    """Restore the former settings at the end of the block. Objects that were frozen before stay frozen."""
     thresholds, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     try:
         yield

@@ -1,7 +1,7 @@
-"""Every private part of the SDK, of FastMCP and of OpenTelemetry that Tidings uses, in one place.
+"""All private parts of the SDK, FastMCP and OpenTelemetry that Tidings uses.
 
-None of them has a public equivalent in the supported versions. `tests/server/test_internals.py` and
-`tests/server/test_internals_tracer.py` fail when one of them moves. The parts of uvicorn that Tidings relies on are
+None of them has a public equivalent in the supported versions. `tests/server/test_internals.py` fails when one of them
+moves. The parts of uvicorn that Tidings relies on are
 named in `http/parking.py` and `http/disconnects.py`, and checked by `tests/http/test_internals_uvicorn.py`.
 """
 
@@ -55,26 +55,28 @@ __all__ = [
 
 
 def has_tracer() -> bool:
-    """Whether spans of the process's own tracer go anywhere. To ask the tracer itself costs as much as a span, and the
-    public way to ask for its provider looks into the environment each time."""
-    return getattr(trace, "_TRACER_PROVIDER", trace) is not None  # where it moved, the tracer itself is asked
+    """Return whether the process has a tracer provider, so that spans are used.
+
+    Asking the tracer costs as much as a span. The public function that returns the provider reads the environment each
+    time."""
+    return getattr(trace, "_TRACER_PROVIDER", trace) is not None  # True if the attribute was renamed
 
 
 def connection_of(session: ServerSession) -> Connection:
-    """The connection behind a request: its scratch state, and the stack that is unwound when it closes."""
+    """Return the connection of a request. It has a `state`, and an `exit_stack` that is closed with it."""
     return session._connection
 
 
 def write_stream_of(connection: Connection) -> object:
-    """What everything for the client of a connection is written to, on a transport that is one pair of streams."""
+    """Return the stream to which the SDK writes all messages of a connection, on a transport with a pair of streams."""
     outbound: Any = connection.outbound
     return getattr(getattr(outbound, "_outbound", outbound), "_write_stream", None)
 
 
 @contextmanager
 def claimed_stdio() -> Iterator[tuple[int, int]]:
-    """Standard input and output for us alone, as the SDK's own transport claims them: meanwhile, whoever else reads
-    finds nothing there, and what others print goes to standard error."""
+    """Return the descriptors of standard input and output, and divert both for the rest of the process, as the SDK's own
+    transport does: reads find nothing, and output goes to standard error."""
     from mcp.server import stdio
 
     stdin, release_stdin = stdio._claim_fd(0, sys.stdin, "rb", stdio._open_stdin_diversion)
@@ -91,13 +93,13 @@ def claimed_stdio() -> Iterator[tuple[int, int]]:
 
 
 def lowlevel_of(server: MCPServer[Any] | FastMCP[Any]) -> Server[Any]:
-    """The low-level server that a high-level one is built on."""
+    """Return the low-level server of a high-level one."""
     lowlevel: Server[Any] = server._mcp_server if hasattr(server, "_mcp_server") else server._lowlevel_server
     return lowlevel
 
 
 def lists_registries(server: MCPServer[Any]) -> bool:
-    """Whether it lists its registries by the SDK's own methods and handlers, to every caller alike."""
+    """Return whether the lists of a server come from the SDK's own methods and handlers, the same for every caller."""
     from mcp.server.mcpserver import MCPServer
 
     lowlevel = lowlevel_of(server)
@@ -112,14 +114,14 @@ def lists_registries(server: MCPServer[Any]) -> bool:
 
 
 def lifespan_state_of(manager: StreamableHTTPSessionManager) -> Any:
-    """What the server's lifespan gave, once the manager runs: handlers find it in their context."""
+    """Return the state of the server's lifespan while the manager runs. Handlers find it in their context."""
     return manager._lifespan_state
 
 
 def session_of(
     manager: StreamableHTTPSessionManager, session_id: str, user: object
 ) -> StreamableHTTPServerTransport | None:
-    """A legacy session that is open and belongs to this caller, as the manager itself finds out."""
+    """Return a legacy session that is open and belongs to this caller, by the same checks as the manager's."""
     from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, authorization_context
 
     transport = manager._server_instances.get(session_id)
@@ -131,14 +133,14 @@ def session_of(
 
 
 def put_off_idle_end(transport: StreamableHTTPServerTransport) -> None:
-    """What the transport does when a request has been served: its idle time begins anew."""
+    """Restart the idle timeout of a session, as its transport does after a request."""
     if transport.idle_scope is None or transport._idle_timeout is None or transport._requests_in_flight:
         return
     transport.idle_scope.deadline = anyio.current_time() + transport._idle_timeout
 
 
 def bus_of(server: MCPServer[Any]) -> SubscriptionBus:
-    """Where `ctx.notify_*()` publishes."""
+    """Return the bus to which `ctx.notify_*()` publishes."""
     return server._subscriptions
 
 
@@ -151,36 +153,37 @@ _REGISTRIES: dict[str, Callable[[MCPServer[Any]], dict[str, Any]]] = {
 
 
 def registries_of(server: MCPServer[Any]) -> dict[str, dict[str, Any]]:
-    """The dicts that an `MCPServer` keeps its items in: it has no way to remove a resource, nor to update anything."""
+    """Return the dicts with the items of an `MCPServer`. It has no method to remove a resource, or to update an item."""
     return {name: registry(server) for name, registry in _REGISTRIES.items()}
 
 
 def registry_of(server: MCPServer[Any], name: str) -> dict[str, Any]:
-    """One of them."""
+    """Return one of these dicts."""
     return _REGISTRIES[name](server)
 
 
 def set_auth(server: MCPServer[Any], settings: AuthSettings, verifier: TokenVerifier) -> None:
-    """Make an `MCPServer` want a token, which it can otherwise only be told when it is made."""
+    """Require a token. The public way is only in the constructor of `MCPServer`."""
     server.settings.auth = settings
     server._token_verifier = verifier
 
 
 def fastmcp_registry(server: FastMCP[Any]) -> dict[str, Any]:
-    """All components that were registered with a `FastMCP` itself, by its own keys."""
+    """Return all components that were registered with a `FastMCP` itself, by its own keys."""
     return server.local_provider._components
 
 
 def add_to_fastmcp(server: FastMCP[Any], component: Any) -> None:
-    """Register a tool, prompt, resource or template; the public methods are one for each, and wrap anew."""
+    """Register a tool, prompt, resource or template. The public methods wrap it again."""
     server.local_provider._add_component(component)
 
 
 def watch_mcpserver(
     server: MCPServer[Any], wake: Callable[[str, str | None], None], lock: AbstractContextManager[Any]
 ) -> None:
-    """Call `wake` with the name of a registry and the key that was changed in it (None: any), by whatever method. The
-    registries are changed with the lock alone."""
+    """Call `wake` with the name of a registry and the changed key (None: any) after each change.
+
+    From now on, each change of a registry holds the lock."""
     tools, prompts, resources = server._tool_manager, server._prompt_manager, server._resource_manager
     tools._tools = Watched(tools._tools, partial(wake, "tools"), lock)
     prompts._prompts = Watched(prompts._prompts, partial(wake, "prompts"), lock)
@@ -194,7 +197,7 @@ def watch_fastmcp(server: FastMCP[Any], wake: Callable[[], None], lock: Abstract
 
 
 def fastmcp_endpoint(app: Any) -> Any:
-    """FastMCP's ASGI endpoint inside its authentication; its `session_manager` is new with each start of the app."""
+    """Return FastMCP's ASGI endpoint inside its authentication. Each start of the app gives it a `session_manager`."""
     from fastmcp.server.http import StreamableHTTPASGIApp
 
     for route in app.routes:
@@ -207,8 +210,9 @@ def fastmcp_endpoint(app: Any) -> Any:
 
 
 class Watched(dict[str, Any]):
-    """A dict that tells when it was changed, and under which key, if it was one. Both under one lock: who has it finds
-    nothing changed that was not told."""
+    """A dict that calls a function after each change, with the key or None.
+
+    The change and the call hold one lock, so that a holder of the lock never sees a change before its call."""
 
     def __init__(
         self, items: dict[str, Any], changed: Callable[[str | None], None], lock: AbstractContextManager[Any]

@@ -1,4 +1,4 @@
-"""RFC 6570 templates for the hub's patterns, read by the SDK."""
+"""RFC 6570 templates as patterns of the hub, parsed by the SDK."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ __all__ = ["read_template"]
 
 
 def read_template(text: str) -> Match:
-    """What tells whether a URI matches the template; ValueError if it is none."""
+    """Return a function that says whether a URI matches the template. Raise `ValueError` if it is invalid."""
     template = UriTemplate.parse(text)
     return lambda uri: template.match(uri) is not None
