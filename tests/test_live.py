@@ -1,4 +1,4 @@
-"""`Live` by itself, in one process: what it reads, with whose eyes, and what it survives."""
+"""`Live` without a transport: reading lists, event loops, and failures that it survives."""
 
 from __future__ import annotations
 

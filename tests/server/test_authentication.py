@@ -1,4 +1,4 @@
-"""Who may watch what: the server's own authentication, the `authorize` hook, and the limit of one caller."""
+"""Authentication by the server, the `authorize` function, and the limit of streams of one caller, over the wire."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EVERYTHING = {
     "resourceSubscriptions": ["board://secret", "board://sprint", "board://hidden/*"],
 }
 DENY = {"*": ["prompts", "board://secret"], "bob": ["tools", "board://secret", "board://hidden/*"]}
-"""By the caller's name, and for nobody in particular."""
+"""By the name of the caller; None for a caller without authentication."""
 PARKING = ("mcpserver", "fastmcp")
 ASKS = {"mcpserver": "sync", "lowlevel": "async", "fastmcp": "async"}
 
@@ -46,7 +46,7 @@ ASKS = {"mcpserver": "sync", "lowlevel": "async", "fastmcp": "async"}
 def urls() -> Iterator[dict[str, str]]:
     options = {"auth": True, "deny": DENY, "policy": {"max_streams_per_principal": 2}}
     servers = {kind: (kind, {**options, "asks": ASKS[kind]}) for kind in KINDS}
-    # Once more in a process of our own, which parks its streams.
+    # Also with parked streams.
     servers |= {f"{kind}, own": (kind, {**servers[kind][1], "own": True}) for kind in PARKING}
     with serving_all(servers) as urls:
         yield urls
@@ -75,12 +75,12 @@ METHODS = [
 async def test_request_without_a_valid_token_is_refused(url: str, http: httpx2.AsyncClient, method: str) -> None:
     params = {"notifications": EVERYTHING} if method == "subscriptions/listen" else {}
     if not params:
-        # Somebody who may see it has just seen it: the bytes are there.
+        # An authenticated caller has just listed it, so the response is cached.
         served = await Wire(url, http, bearer("alice")).post(method)
         assert served.status_code == 200
         assert "result" in read_answer(served.text)
 
-    # FastMCP's verifier counts a token without the scope as none at all.
+    # FastMCP's verifier treats a token without the scope as no token.
     for headers, statuses in (({}, {401}), (bearer("mallory"), {401}), (bearer("weak"), {401, 403})):
         response = await Wire(url, http, headers).post(method, 1, **params)
         assert response.status_code in statuses
@@ -105,7 +105,7 @@ async def test_legacy_session_and_stream_need_a_token(url: str, http: httpx2.Asy
         for headers in ({}, bearer("mallory")):
             response = await http.get(url, headers={**session.headers, **headers})
             assert response.status_code == 401
-        # Another caller's session is nobody else's, token or not.
+        # The session belongs to another caller.
         response = await http.get(url, headers={**session.headers, **bearer("bob")})
         assert response.status_code in (403, 404)
         async with session.stream() as stream:
@@ -140,7 +140,7 @@ async def test_acknowledgement_names_only_authorized_topics(url: str) -> None:
         async with ear.listen("board://secret", "board://sprint", "board://hidden/*") as subscription:
             asked = (await ear.change("state"))["asked"][before:]
             wanted = ["tools", "prompts", "resources", "board://secret", "board://sprint", "board://hidden/*", MARKER]
-            # One that has to be awaited can't be asked when a resource changes, so no pattern is even thought of.
+            # An async function can't be asked when a resource changes, so patterns are refused.
             assert [topic for _, topic in asked] in (wanted, [topic for topic in wanted if "*" not in topic])
             assert {who for who, _ in asked} == {"bob"}
             honoured = subscription.honored
@@ -153,14 +153,14 @@ async def test_acknowledgement_names_only_authorized_topics(url: str) -> None:
 
 async def test_legacy_session_is_notified_only_of_authorized_topics(url: str) -> None:
     async with open_ear(url, VERSION, token="bob") as ear, listening(ear, "board://sprint"):
-        # Whether the thing exists makes no difference to the answer.
+        # The response does not depend on whether the resource exists.
         await ear.change("add", feature="resources", key="board://secret")
         there = await refusal(ear, "board://secret")
         await ear.change("remove", feature="resources", key="board://secret")
         gone = await refusal(ear, "board://secret")
         assert there == gone
         assert there.code == types.INVALID_PARAMS
-        await ear.mark()  # of the list it may be told, and all of that has come
+        await ear.mark()  # the notifications of the list have arrived before it
         ear.heard.clear()
         await ear.settle()
         await check_denied(ear)

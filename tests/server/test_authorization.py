@@ -1,4 +1,4 @@
-"""Who may watch what: asked before anything is acknowledged, and again for what a pattern covers."""
+"""The `authorize` function: asked before the acknowledgement, and for each URI that a pattern matches."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_async_authorize_refuses_patterns() -> None:
 
 
 def test_authorize_that_returns_an_awaitable_refuses_patterns() -> None:
-    """Nothing is acknowledged that nobody could be told of."""
+    """The acknowledgement must not name a topic that is never sent."""
 
     class Later:
         async def __call__(self, principal: Principal | None, topic: Topic) -> bool:

@@ -1,4 +1,4 @@
-"""Bookmarks: heartbeats that carry the cursor, to those who asked, over every transport and in both eras."""
+"""Bookmarks: heartbeats that carry a cursor on request, over every transport and in both eras."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_heartbeats_carry_a_cursor_on_request(urls: dict[str, str], http: 
 async def test_bookmark_has_no_pending_topics_and_includes_filtered_ones(
     urls: dict[str, str], http: httpx2.AsyncClient
 ) -> None:
-    """Who comes back with one is told neither too little nor the same again."""
+    """A client that returns with a bookmark misses nothing and gets nothing twice."""
     wire = Wire(urls["beating"], http)
     terms = {"bookmarks": True, "names": ["x*"], "quietGap": 3600}
     async with wire.listen(1, WATCHED, {FILTER_KEY: terms}) as stream:
@@ -85,7 +85,7 @@ class _Bookmark(BaseModel):
 
 @pytest.mark.parametrize("version", [MODERN, LEGACY[-1]])
 async def test_bookmarks_are_sent_on_stdio(version: str) -> None:
-    """In the way of each era: a listen that the SDK carries, and a session."""
+    """On a listen stream of the SDK, and in a legacy session."""
     beats: list[dict[str, Any]] = []
     came = anyio.Event()
 

@@ -1,4 +1,4 @@
-"""Cursors over the wire: every answer says where its client stands, and whoever comes back is told what differs."""
+"""Cursors over the wire: every response carries one, and a client that returns is notified of what differs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def urls() -> Iterator[dict[str, str]]:
         yield urls
 
 
-# Where they stand
+# Cursors in messages
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,7 +117,7 @@ async def test_plain_notifications_have_a_cursor_only_with_the_extension(
         assert (await extended.message())["params"]["_meta"][CURSOR_KEY]["uris"].keys() == {MARKER}
 
 
-# Whoever comes back
+# Returning with a cursor
 
 
 @pytest.mark.parametrize("server", [*KINDS, "through the SDK"])
@@ -148,7 +148,7 @@ async def test_returning_client_is_notified_exactly_of_what_differs(
         assert (await stream.message())["params"]["_meta"][CURSOR_KEY]["topics"] == now["topics"]
         assert await told(stream, wire) == [], "nothing differs"
     await wire.change("remove", feature="tools", key="new")
-    with anyio.fail_after(DEADLINE):  # nothing is kept for those who are away, as soon as it is noticed that they are
+    with anyio.fail_after(DEADLINE):  # the server keeps nothing for a client that has left
         while (state := await wire.change("state"))["subscribers"] or state["pending"]:
             pass
 
@@ -245,7 +245,7 @@ async def test_invalid_cursor_causes_a_refetch_and_no_error(
 async def test_lone_surrogate_in_a_cursor_counts_as_unknown(
     urls: dict[str, str], http: httpx2.AsyncClient, server: str
 ) -> None:
-    """JSON can write it, and not every parser minds; but nobody could say it again in an acknowledgement."""
+    """Some JSON parsers accept it, but an acknowledgement could not contain it."""
     wire = Wire(urls[server], http)
     half, version = "parts://\ud800", {"revision": 1, "digest": "\ud800"}
     cursor = await position(wire) | {"uris": {half: version, "parts://a": version}}

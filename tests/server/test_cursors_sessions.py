@@ -1,4 +1,4 @@
-"""Cursors of clients that can't put anything into `_meta`, and of those of the other era."""
+"""Cursors of clients that can't send `_meta`, and of legacy clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deltas over the wire: what they save, and that a client which takes nothing else holds the same list."""
+"""Deltas over the wire: the bytes they save, and that a client that only applies deltas has the same list."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADERS = {
 
 
 class Counted(Stream):
-    """A listen stream whose bytes are counted as they come, chunk heads and all."""
+    """A listen stream that counts its bytes, including chunk sizes."""
 
     @property
     def reader(self) -> _Meter:
@@ -36,7 +36,7 @@ class Counted(Stream):
 
 
 class _Meter:
-    """Counts what is read."""
+    """Counts the bytes that are read."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
@@ -70,7 +70,7 @@ async def message(stream: Stream) -> dict[str, Any]:
 
 
 async def fetch(process: Process) -> tuple[dict[str, Any], int]:
-    """The list of tools, and how many bytes its body had. Heads are not counted, in favour of whoever fetches."""
+    """Return the list of tools, and the bytes of its body. Headers are not counted, in favour of refetches."""
     status, _, body = await request(process.port, "POST", "/mcp", HEADERS, envelope("tools/list", 1))
     assert status == 200
     return msgspec.json.decode(body)["result"], len(body)

@@ -1,4 +1,4 @@
-"""`dev.tidings/subscriptions/list`, `put` and `remove`: a caller's own durable subscriptions, and nobody else's."""
+"""`dev.tidings/subscriptions/list`, `put` and `remove`: the durable subscriptions of the caller alone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_caller_lists_and_removes_only_its_own_subscriptions(urls: dict[st
         assert put["subscription"]["ttl"] == 60
         theirs = await bob.request(f"{METHOD}/put", name="mine", notifications=watched, webhook=hook)
         assert theirs["isNew"]
-        # What he may not watch is not honoured.
+        # Topics that he may not watch are not granted.
         assert theirs["subscription"]["notifications"] == {"promptsListChanged": True}
 
         mine = (await listed(alice))["mine"]
@@ -137,7 +137,7 @@ async def test_invalid_subscriptions_are_refused_with_the_reason(urls: dict[str,
 
 
 async def test_lone_surrogate_is_refused_and_the_store_continues(urls: dict[str, str]) -> None:
-    """JSON can say it, and nothing can write it down."""
+    """JSON can contain it, but the store can't save it."""
     async with httpx2.AsyncClient(timeout=60) as http:
         wire = Wire(urls["open"], http)
         for put in (
@@ -163,7 +163,7 @@ async def test_anonymous_caller_has_and_sees_no_webhooks(urls: dict[str, str], w
     async with open_ear(server, MODERN) as ear:
         said = await refused(ear, name="hook", notifications=TOOLS, webhook={"url": URL})
         assert "Policy.webhooks" in said
-        # One that the server's own code has put is not theirs to see, to change or to remove.
+        # A webhook of the server itself can't be listed, changed or removed.
         await ear.change("hook", name="own", url=URL)
         assert await listed(ear) == {}
         assert (await ear.request(f"{METHOD}/remove", name="own"))["removed"] is False

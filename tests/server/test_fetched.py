@@ -1,4 +1,4 @@
-"""Real clients that look while a list, or a content, is another one for a moment: in the end they hold what is true."""
+"""Real clients that fetch an intermediate version (A, B, A) are notified, and hold the present version in the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.anyio
 LEGACY = "2025-11-25"
 SPRINT = "board://sprint"
 PATIENT = {"policy": {"quiet_gap": 0.8, "longest_wait": 6.0, "list_memory": 3600.0}}
-"""Long enough that all of a step is over before anybody is told."""
+"""Longer than a step takes, so that notifications follow it."""
 SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
     "asgi": ("mcpserver", PATIENT),
     "own": ("mcpserver", {**PATIENT, "own": True}),
@@ -74,7 +74,7 @@ def told(ear: Ear, method: str, revision: int) -> list[Heard]:
 
 async def test_client_that_fetched_an_intermediate_list_is_notified_of_the_revert(ear: Ear) -> None:
     await ear.listed("tools")
-    before, version = await ear.listed("tools")  # from bytes, which are then made anew before anybody asks
+    before, version = await ear.listed("tools")  # from the cache, which is renewed in advance
     await ear.change("add", feature="tools", key="passing")
     held, _ = await ear.listed("tools")
     assert len(held) == len(before) + 1
@@ -143,17 +143,17 @@ async def test_session_that_fetched_without_a_stream_is_notified_of_the_revert()
     )
 
 
-# A file that is read before its watcher has seen it
+# A file that is read before the watcher has seen its change
 
 
 class Unwatched(Workspace):
     async def run(self) -> None:
-        """Its watcher never comes to look."""
+        """Its watcher never scans."""
 
 
 @pytest.mark.parametrize("is_seen", [True, False])
 async def test_reading_a_file_notifies_no_client_and_has_the_watched_version(tmp_path: Path, is_seen: bool) -> None:
-    """However often: a client that reads again whenever it is told must not be told for that."""
+    """A client that reads after each notification must not be notified because of that."""
     file = tmp_path / "resources" / "notes.txt"
     file.parent.mkdir()
     file.write_text("A")

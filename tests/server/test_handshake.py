@@ -1,5 +1,4 @@
-"""The handshake of legacy sessions where there is little or nothing to promise: stateless apps, refused and repeated
-ones."""
+"""The handshake of legacy sessions: stateless apps, sessions over the limit, and repeated handshakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pulse of those lanes that have none of their own."""
+"""The heartbeat of transports without one of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""History: what `live.history()` remembers, and what clients of both eras are shown of it."""
+"""History: `live.history()`, and the method for clients of both eras."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The private parts of the SDK and of FastMCP that `tidings.server.internals` touches are where it looks for them.
+"""The private parts of the SDK, FastMCP and OpenTelemetry that `tidings.server.internals` uses exist and are in use.
 
-Each is shown by what it is for, on the real thing: a name that is still there but no longer used would pass a look at
-the name alone. And nothing else in Tidings touches a private part. The parts of uvicorn are in test_seams_uvicorn.
+Each test uses the part for its purpose: a name can still exist and have no effect. The parts of uvicorn are in
+`tests/http/test_internals_uvicorn.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mcp_types import CallToolResult, JSONRPCRequest, ListToolsResult, Paginated
 from pydantic import AnyHttpUrl
 
 import tidings
-from tidings.server import internals as seams
+from tidings.server import internals
 
 SOURCE = Path(tidings.__file__).parent
 
@@ -55,11 +55,11 @@ def detail(number: str) -> str:
 
 @pytest.mark.anyio
 async def test_write_stream_gets_all_messages_of_a_connection() -> None:
-    """In both eras, and for a connection of streams alone."""
+    """In both eras, and for a connection that has only streams."""
     found: list[object] = []
 
     async def call(ctx: ServerRequestContext[Any, Any], params: Any) -> CallToolResult:
-        found.append(seams.write_stream_of(seams.connection_of(ctx.session)))
+        found.append(internals.write_stream_of(internals.connection_of(ctx.session)))
         return CallToolResult(content=[])
 
     async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
@@ -92,8 +92,8 @@ async def test_write_stream_gets_all_messages_of_a_connection() -> None:
 def test_stdio_is_claimed_and_released() -> None:
     program = """
 import os, subprocess, sys
-from tidings.server import internals as seams
-with seams.claimed_stdio() as (stdin, stdout):
+from tidings.server import internals
+with internals.claimed_stdio() as (stdin, stdout):
     print("stray", flush=True)
     subprocess.run(["sh", "-c", "echo stray; cat"], check=True)
     os.write(stdout, os.read(stdin, 100).upper())
@@ -118,7 +118,7 @@ print("after", input(), flush=True)
 def test_registries_of_an_mcpserver_are_watched_and_used() -> None:
     server = MCPServer("seams")
     woken: list[str] = []
-    seams.watch_mcpserver(server, lambda name, key: woken.append(name), threading.RLock())
+    internals.watch_mcpserver(server, lambda name, key: woken.append(name), threading.RLock())
 
     server.add_tool(hello, name="t")
     server.remove_tool("t")
@@ -138,9 +138,9 @@ async def test_item_in_a_registry_of_an_mcpserver_is_listed() -> None:
     source.add_resource(TextResource(uri="a://r", name="r", text=""))
     source.resource("a://t/{number}")(detail)
 
-    registries = seams.registries_of(target)
+    registries = internals.registries_of(target)
     assert registries.keys() == {"tools", "prompts", "resources", "templates"}
-    for name, items in seams.registries_of(source).items():
+    for name, items in internals.registries_of(source).items():
         assert len(items) == 1
         registries[name].update(items)
 
@@ -153,7 +153,7 @@ async def test_item_in_a_registry_of_an_mcpserver_is_listed() -> None:
 def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
     server = FastMCP("seams")
     woken: list[None] = []
-    seams.watch_fastmcp(server, lambda: woken.append(None), threading.RLock())
+    internals.watch_fastmcp(server, lambda: woken.append(None), threading.RLock())
     added: list[Any] = [
         Tool.from_function(hello, name="t"),
         Prompt.from_function(hello, name="p"),
@@ -162,10 +162,10 @@ def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
     ]
     for component in added:
         before = len(woken)
-        seams.add_to_fastmcp(server, component)
+        internals.add_to_fastmcp(server, component)
         assert len(woken) == before + 1
 
-    assert [seams.fastmcp_registry(server)[each.key].key for each in added] == [each.key for each in added]
+    assert [internals.fastmcp_registry(server)[each.key].key for each in added] == [each.key for each in added]
 
     provider = server.local_provider
     for remove, key in (
@@ -177,7 +177,7 @@ def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
         before = len(woken)
         remove(key)
         assert len(woken) > before
-    assert not seams.fastmcp_registry(server)
+    assert not internals.fastmcp_registry(server)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
 )
 def test_watched_dict_reports_every_kind_of_change(change: Any) -> None:
     calls: list[str | None] = []
-    watched = seams.Watched({"a": 1}, calls.append, threading.RLock())
+    watched = internals.Watched({"a": 1}, calls.append, threading.RLock())
     plain = {"a": 1}
 
     change(watched)
@@ -205,20 +205,20 @@ def test_watched_dict_reports_every_kind_of_change(change: Any) -> None:
 
     assert calls
     assert watched == plain
-    assert not [name for name in vars(dict) if name in MUTATORS and name not in vars(seams.Watched)]
+    assert not [name for name in vars(dict) if name in MUTATORS and name not in vars(internals.Watched)]
 
 
 MUTATORS = {"__setitem__", "__delitem__", "__ior__", "pop", "popitem", "clear", "update", "setdefault"}
 
 
-# Reaching through
+# Access
 
 
 @pytest.mark.anyio
 async def test_ctx_notify_publishes_to_the_bus() -> None:
     server = MCPServer("seams")
     events: list[ServerEvent] = []
-    seams.bus_of(server).subscribe(events.append)
+    internals.bus_of(server).subscribe(events.append)
 
     @server.tool()
     async def notify(ctx: Context[Any, Any]) -> None:
@@ -240,7 +240,7 @@ async def test_connection_has_state_and_an_exit_stack(mode: str) -> None:
         return ListToolsResult(tools=[])
 
     async def call_tool(ctx: ServerRequestContext[Any, Any], params: Any) -> CallToolResult:
-        connection = seams.connection_of(ctx.session)
+        connection = internals.connection_of(ctx.session)
         seen.append((connection.session_id, connection.state.setdefault("calls", [])))
         connection.state["calls"].append(params.name)
         if len(connection.state["calls"]) == 1:
@@ -253,14 +253,14 @@ async def test_connection_has_state_and_an_exit_stack(mode: str) -> None:
         await client.call_tool("second", {})
         assert ended == ([] if mode == "legacy" else ["first", "second"])
 
-    # A legacy connection lasts from request to request, a modern one for one of them.
+    # A legacy connection lasts for many requests, a modern one for one.
     assert seen[-1] == (None, ["first", "second"] if mode == "legacy" else ["second"])
     assert ended == (["first"] if mode == "legacy" else ["first", "second"])
 
 
 def test_lowlevel_server_handles_the_requests() -> None:
     for server in (MCPServer("seams"), FastMCP("seams")):
-        lowlevel = seams.lowlevel_of(server)
+        lowlevel = internals.lowlevel_of(server)
         assert isinstance(lowlevel, Server)
         assert lowlevel.get_request_handler("tools/list") is not None
         assert isinstance(lowlevel.middleware, list)
@@ -269,7 +269,7 @@ def test_lowlevel_server_handles_the_requests() -> None:
 
 @pytest.mark.anyio
 async def test_replaced_list_methods_of_an_mcpserver_are_detected() -> None:
-    """To ask it, is to go through the handler, then the method: whoever replaces one of both is seen."""
+    """A list request goes through the handler and then the method. Replacing either is detected."""
     called: list[str] = []
 
     def noting(name: str) -> Any:
@@ -281,14 +281,14 @@ async def test_replaced_list_methods_of_an_mcpserver_are_detected() -> None:
 
     names = ["list_tools", "list_prompts", "list_resources", "list_resource_templates"]
     every = [*names, *(f"_handle_{name}" for name in names)]
-    assert seams.lists_registries(MCPServer("seams"))
+    assert internals.lists_registries(MCPServer("seams"))
     for name in every:
         overridden: Any = type("Overridden", (MCPServer,), {name: noting(name)})
-        assert not seams.lists_registries(overridden("seams")), name
-        assert seams.lists_registries(type("Other", (MCPServer,), {"hello": hello})("seams"))
+        assert not internals.lists_registries(overridden("seams")), name
+        assert internals.lists_registries(type("Other", (MCPServer,), {"hello": hello})("seams"))
         set_on_it: Any = MCPServer("seams")
         setattr(set_on_it, name, hello)
-        assert not seams.lists_registries(set_on_it), name
+        assert not internals.lists_registries(set_on_it), name
         async with Client(overridden("seams")) as client:
             for ask in names:
                 await getattr(client, ask)()
@@ -299,17 +299,17 @@ async def test_replaced_list_methods_of_an_mcpserver_are_detected() -> None:
         return ListToolsResult(tools=[])
 
     server = MCPServer("seams")
-    seams.lowlevel_of(server).add_request_handler("tools/list", PaginatedRequestParams, own)
-    assert not seams.lists_registries(server)
+    internals.lowlevel_of(server).add_request_handler("tools/list", PaginatedRequestParams, own)
+    assert not internals.lists_registries(server)
 
 
 @pytest.mark.anyio
 async def test_session_manager_has_the_lifespan_state() -> None:
     server: Server[Any] = Server("seams")
     server.streamable_http_app()
-    assert seams.lifespan_state_of(server.session_manager) is None
+    assert internals.lifespan_state_of(server.session_manager) is None
     async with server.session_manager.run():
-        assert seams.lifespan_state_of(server.session_manager) == {}
+        assert internals.lifespan_state_of(server.session_manager) == {}
 
 
 @pytest.mark.anyio
@@ -323,25 +323,25 @@ async def test_legacy_session_is_found_for_its_owner_and_its_idle_timeout_restar
     async with manager.run():
         for owner, stranger in ((None, user("bob")), (user("alice"), user("bob")), (user("alice"), None)):
             session_id, idle_end = await open_session(manager, owner)
-            transport = seams.session_of(manager, session_id, owner)
+            transport = internals.session_of(manager, session_id, owner)
             assert transport is not None
-            assert seams.session_of(manager, session_id, stranger) is None
-            assert seams.session_of(manager, "another", owner) is None
+            assert internals.session_of(manager, session_id, stranger) is None
+            assert internals.session_of(manager, "another", owner) is None
 
-            # As a request that begins now would, and not while one is being served.
-            seams.put_off_idle_end(transport)
+            # Not while a request is in progress.
+            internals.put_off_idle_end(transport)
             assert transport.idle_scope is not None
             assert idle_end < transport.idle_scope.deadline <= anyio.current_time() + 60
             transport._requests_in_flight, transport.idle_scope.deadline = 1, math.inf
-            seams.put_off_idle_end(transport)
+            internals.put_off_idle_end(transport)
             assert transport.idle_scope.deadline == math.inf
 
             await transport.terminate()
-            assert seams.session_of(manager, session_id, owner) is None
+            assert internals.session_of(manager, session_id, owner) is None
 
 
 async def open_session(manager: StreamableHTTPSessionManager, user: Any) -> tuple[str, float]:
-    """The id of a new legacy session, and when it would end if nothing more came."""
+    """Return the id of a new legacy session, and the time of its idle timeout."""
     info = {"name": "seams", "version": "1"}
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}).encode()
@@ -373,17 +373,17 @@ async def open_session(manager: StreamableHTTPSessionManager, user: Any) -> tupl
 @pytest.mark.parametrize("auth", [None, StaticTokenVerifier({"t": {"client_id": "c"}})])
 async def test_fastmcp_endpoint_is_found_inside_its_authentication(auth: Any) -> None:
     app = FastMCP("seams", auth=auth).http_app()
-    endpoint = seams.fastmcp_endpoint(app)
+    endpoint = internals.fastmcp_endpoint(app)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(app.router.lifespan_context(app))
         assert callable(endpoint.session_manager.asgi_app)
         assert endpoint.session_manager.max_request_body_size > 0
-        assert seams.lifespan_state_of(endpoint.session_manager) is not None
+        assert internals.lifespan_state_of(endpoint.session_manager) is not None
 
 
 def test_app_without_a_fastmcp_endpoint_raises() -> None:
     with pytest.raises(LookupError, match="no streamable HTTP endpoint"):
-        seams.fastmcp_endpoint(FastMCP("seams").http_app(transport="sse"))
+        internals.fastmcp_endpoint(FastMCP("seams").http_app(transport="sse"))
 
 
 def test_set_auth_makes_an_mcpserver_require_a_token() -> None:
@@ -393,7 +393,53 @@ def test_set_auth_makes_an_mcpserver_require_a_token() -> None:
 
     server = MCPServer("seams")
     settings = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
-    seams.set_auth(server, settings, Verifier())
+    internals.set_auth(server, settings, Verifier())
 
     [route] = [each for each in server.streamable_http_app().routes if getattr(each, "path", "") == "/mcp"]
     assert type(getattr(route, "endpoint", None)).__name__ == "RequireAuthMiddleware"
+
+
+# OpenTelemetry, in a process of its own, because a provider can be set only once
+
+LATE = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from mcp.server.mcpserver import MCPServer
+from tidings import Live
+from tidings.server import internals
+
+live = Live(MCPServer("late"))
+live.resources.updated("x://before")
+assert not internals.has_tracer()
+exporter = InMemorySpanExporter()
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+trace.set_tracer_provider(provider)
+assert internals.has_tracer()
+live.resources.updated("x://after")
+told = [span.attributes for span in exporter.get_finished_spans() if "x://" in str(span.attributes)]
+assert len(told) == 1 and "x://after" in str(told[0]), told
+"""
+
+
+MOVED = """
+del trace._TRACER_PROVIDER
+live.resources.updated("x://moved")
+told = [span.attributes for span in exporter.get_finished_spans() if "x://" in str(span.attributes)]
+assert "x://moved" in str(told[-1]), told
+"""
+
+
+def test_tracer_provider_set_later_is_used() -> None:
+    run_script(LATE)
+
+
+def test_spans_are_made_if_the_private_attribute_is_missing() -> None:
+    run_script(LATE + MOVED)
+
+
+def run_script(script: str) -> None:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,6 +1,4 @@
-"""What `live.tools`, `live.prompts` and `live.resources` take and refuse.
-
-Nothing that is given to them costs a client the list, or names another item than its owner meant."""
+"""`live.tools`, `live.prompts` and `live.resources`: the items that they accept and refuse."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 def lowlevel(tools: Listed, resources: Listed | None = None) -> Server[Any]:
-    """A server that lists what is in these dicts, names and descriptions, whenever it is asked."""
+    """Return a server that lists the names and descriptions in these dicts."""
 
     async def list_tools(ctx: Any, params: Any) -> types.ListToolsResult:
         schema = {"type": "object"}
@@ -174,7 +172,7 @@ async def test_removing_a_replacement_does_not_restore_the_original(is_read: boo
 
 @pytest.mark.parametrize("replace", [False, True])
 async def test_added_tool_can_be_removed_and_added_before_the_list_is_read(replace: bool) -> None:
-    """The list is read again only later."""
+    """The list is not read in between."""
     listed: Listed = {"theirs": None}
     server = lowlevel(listed)
     live = Live(server)
@@ -190,7 +188,7 @@ async def test_added_tool_can_be_removed_and_added_before_the_list_is_read(repla
         assert await tools_of(client) == {"theirs": None, "a": "Second"}
         live.tools.remove("a")
         assert await tools_of(client) == {"theirs": None}
-        listed["a"] = "Theirs"  # nobody has hidden this one
+        listed["a"] = "Theirs"  # not hidden
         await live.refresh("tools")
         assert await tools_of(client) == {"theirs": None, "a": "Theirs"}
         live.tools.remove("a")
@@ -251,7 +249,7 @@ async def test_deleted_resource_that_is_listed_again_is_back() -> None:
 
 @pytest.mark.parametrize("is_paged", [False, True], ids=["one page", "pages"])
 async def test_deleted_resource_stays_hidden_until_it_was_left_out(is_paged: bool) -> None:
-    """As with a database that commits after the call."""
+    """For example, because a database commits after the call."""
     listed: Listed = {"board://a": None, "board://b": None}
 
     async def list_resources(ctx: Any, params: Any) -> types.ListResourcesResult:

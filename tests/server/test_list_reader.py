@@ -1,4 +1,4 @@
-"""When lists that have to be asked for are read: each by itself, once more where it failed, and in one event loop."""
+"""Reading lists by requests: each by itself, again after a failure, and on one event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Lists:
-    """Two lists of a low-level server: the tools may fail, and count how often they were asked for."""
+    """A low-level server with two lists. The list of tools can fail, and counts its requests."""
 
     def __init__(self) -> None:
         self.is_broken = False
@@ -38,7 +38,7 @@ class Lists:
         self.loops.add(asyncio.get_running_loop())
         if self.is_broken:
             raise RuntimeError("the tools are broken")
-        await asyncio.sleep(0)  # others may ask meanwhile
+        await asyncio.sleep(0)  # let other tasks run
         return types.ListToolsResult(tools=[types.Tool(name=f"t{self.asked}", input_schema={"type": "object"})])
 
     async def _prompts(self, ctx: Any, params: Any) -> types.ListPromptsResult:
@@ -81,7 +81,7 @@ async def test_list_that_changes_at_every_read_delays_no_other() -> None:
             await lists.live.refresh()
         assert [item["name"] for item in lists.live.prompts] == ["first", "second"]
         lists.is_restless = False
-        # What changed last is read without being asked for.
+        # The last change is read without a request.
         await until(lambda: lists.live.list_reader.is_loaded)
         shown = {tool.name: tool.description for tool in (await client.list_tools()).tools}
         assert {item["name"]: item.get("description") for item in lists.live.tools}["restless"] == shown["restless"]

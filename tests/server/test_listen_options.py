@@ -1,4 +1,4 @@
-"""How a client wants to be told, over the wire: what it asks for within what the server sets, and what was honoured."""
+"""The terms of a client over the wire: its own within those of the server, and the acknowledgement of them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_client_chooses_the_detail(
 
 
 async def add_in_a_row(wire: Wire, *keys: str) -> float:
-    """Seconds that it took to add them all, one by one."""
+    """Add tools one by one; return the seconds that it took."""
     start = time.monotonic()
     for key in keys:
         await wire.change("add", feature="tools", key=key)
@@ -133,7 +133,7 @@ async def remove_all(wire: Wire, *keys: str) -> None:
 async def test_client_with_the_extension_chooses_the_detail(
     urls: dict[str, str], http: httpx2.AsyncClient, detail: str
 ) -> None:
-    """The SDK's own client has no other way to ask for anything."""
+    """The SDK's own client can send options only in this way."""
     wire = Wire(urls["mcpserver"], http)
     settings = {"extensions": {EXTENSION: {"filter": {"detail": detail}}}}
     async with wire.listen(1, WATCHED, **settings) as stream:
@@ -154,11 +154,11 @@ async def test_changes_within_the_quiet_gap_are_one_notification(
     urls: dict[str, str], http: httpx2.AsyncClient
 ) -> None:
     wire = Wire(urls["mcpserver"], http)
-    # The gap is longer than the changes take, and the wait is what ends it.
+    # The gap is longer than the changes take; the longest wait ends it.
     wait = 0.75
     keys = [f"batch-{number}" for number in range(5)]
     is_in_time = False
-    while not is_in_time:  # else the machine was so slow that the wait was over before the last one
+    while not is_in_time:  # the machine may be so slow that the wait ends before the last change
         wait *= 2
         async with wire.listen(1, WATCHED, {FILTER_KEY: {"quietGap": wait, "longestWait": wait}}) as stream:
             await stream.message()
@@ -267,7 +267,7 @@ async def test_terms_apply_on_stdio(version: str) -> None:
         await ear.step("remove", "tools removed steady", feature="tools", key="steady")
 
 
-# Spreading the herd
+# Spread
 
 
 async def test_list_ttl_is_at_least_the_spread(urls: dict[str, str], http: httpx2.AsyncClient) -> None:

@@ -1,4 +1,4 @@
-"""`async with listen(hub, …) as changes: async for change in changes`: the Python equal of a monitored process."""
+"""In-process listeners: `async with listen(hub, …) as changes: async for change in changes`."""
 
 import asyncio
 import gc
@@ -12,7 +12,7 @@ from tidings.server.local import Listener, listen
 
 pytestmark = pytest.mark.anyio
 
-SOON = 30  # seconds: far more than anything here takes, so that only a hang meets it
+SOON = 30  # seconds, far more than a test takes
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def rest(changes: Listener) -> list[str]:
 
 
 async def waiting(task: asyncio.Task[object]) -> None:
-    """Let a task run until it waits for something."""
+    """Let a task run until it waits."""
     for _ in range(5):
         await asyncio.sleep(0)
     assert not task.done()
@@ -156,7 +156,7 @@ async def test_cancelling_a_task_without_a_block_unsubscribes(hub: Hub) -> None:
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
-    del task  # and with it the traceback, which holds the listener
+    del task  # and its traceback, which refers to the listener
     gc.collect()
 
     assert len(hub) == 0

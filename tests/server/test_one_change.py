@@ -1,4 +1,4 @@
-"""One change of one item: it is checked and written as JSON once, and nobody can tell by what they are told."""
+"""A change of one item: it is checked and encoded once, and clients get what a list request returns."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def serve() -> tuple[MCPServer[Any], Live]:
 
 
 async def listed(server: MCPServer[Any], feature: str) -> list[dict[str, Any]]:
-    """What the SDK answers to whoever asks for the list, as it writes it."""
+    """Return the items as the SDK encodes them in a list result."""
     results: dict[str, list[BaseModel]] = {
         "tools": [types.ListToolsResult(tools=await server.list_tools())],
         "prompts": [types.ListPromptsResult(prompts=await server.list_prompts())],
@@ -70,7 +70,7 @@ async def test_updated_item_equals_the_listed_one(feature: str, key: str) -> Non
     assert sorted(await listed(server, feature), key=key_in) == sorted(known, key=key_in)
     assert (found := known.get(key)) is not None
     assert (found["description"], found["title"]) == ("Zürich \u2028 1e16", "Other")
-    # Read as a whole, it is the same item: nobody would be told again.
+    # Reading the whole list finds the same item.
     version = known.version
     live.list_reader.wake(Feature(feature))
     assert known.version == version
@@ -124,7 +124,7 @@ async def test_concurrent_updates_of_one_item_are_all_kept() -> None:
 
     fields = ("title", "description")
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # in the middle of everything
+    sys.setswitchinterval(1e-6)  # switch threads often
     try:
         with ThreadPoolExecutor(len(fields)) as threads:
             list(threads.map(update, fields))
@@ -172,7 +172,7 @@ def test_item_without_a_json_form_is_left_out_alone(value: object, is_there_befo
     live.hub.subscribe(told.append, "tools")
     server.add_tool(forecast, name="fine")
     assert [each["name"] for each in live.tools] == ["fine", "forecast"]
-    live.list_reader.wake(Feature.TOOLS)  # as at every start, and when the server itself says so
+    live.list_reader.wake(Feature.TOOLS)  # reads the whole list
     assert live.list_reader.is_current(Feature.TOOLS)
     server.add_tool(forecast, name="later")
     server.remove_tool("fine")
@@ -183,7 +183,7 @@ def test_item_without_a_json_form_is_left_out_alone(value: object, is_there_befo
     assert live.list_reader.is_current(Feature.TOOLS)
     assert live.failures["reading"] == 0
     assert live.failures["items left out"] >= 1
-    # What is mended is told like anything new.
+    # A repaired item is added.
     registries_of(server)["tools"]["broken"].meta = None
     live.list_reader.wake(Feature.TOOLS)
     assert "broken" in live.tools
@@ -191,7 +191,7 @@ def test_item_without_a_json_form_is_left_out_alone(value: object, is_there_befo
 
 @pytest.mark.parametrize("is_read_whole", [False, True])
 def test_item_that_loses_its_json_form_is_removed(is_read_whole: bool) -> None:
-    """Whoever is told of that asks for the list, and does not go on with what it had."""
+    """A client that is notified then requests the list."""
     server, live = serve()
     told: list[Notification] = []
     live.hub.subscribe(told.append, "tools")
@@ -224,7 +224,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_frame_from_a_template_equals_an_encoded_one(shape: FrameFormat) -> None:
-    """A trace has every frame written anew: but for that, it must be the same."""
+    """With a trace, a frame is encoded without a template; apart from the trace, it must be equal."""
     version = Version(1 << 40, "0" * 31 + "f")
     for feature, operation in product(Feature, (Operation.ADDED, Operation.REMOVED, Operation.UPDATED)):
         key = 'a "ü" \u2028 \\u0001'

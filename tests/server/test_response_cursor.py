@@ -1,5 +1,4 @@
-"""A list says which version of it it shows, or none: whoever comes back with that misses no change, not even one that
-was taken back."""
+"""The cursor of a list result: the version of the items in it, or none. A client that returns misses no change."""
 
 from __future__ import annotations
 
@@ -25,14 +24,14 @@ pytestmark = pytest.mark.anyio
 
 
 def elsewhere(act: Callable[[], object]) -> None:
-    """On another thread, while nothing goes on here: what it publishes waits."""
+    """Call a function in another thread and wait. Its commits stay queued for the event loop."""
     thread = threading.Thread(target=act)
     thread.start()
     thread.join()
 
 
 def told(live: Live, cursor: Any, *topics: Feature) -> list[Notification]:
-    """What a client hears that comes back with this cursor."""
+    """Return the list of notifications that a client gets that returns with this cursor."""
     heard: list[Notification] = []
     where = resume(cursor, live.epoch, live.hub, topics)
     live.hub.subscribe(heard.append, *topics, told=where.told)
@@ -99,7 +98,7 @@ async def test_list_that_changes_during_the_request_has_no_version(tmp_path: Pat
 
 
 async def test_stale_list_has_no_version() -> None:
-    """The server's own method may show each caller something else, so it is asked again, and that takes a while."""
+    """The list of a server with its own list method has to be requested, which takes a while."""
 
     class Own(MCPServer[Any]):
         async def list_tools(self) -> Any:
@@ -131,7 +130,7 @@ async def test_list_during_a_change_by_another_thread_has_its_version() -> None:
 
     def tell_late(key: str | None) -> None:
         is_changed.set()
-        is_listed.wait(0.3)  # which may have to wait for this in turn
+        is_listed.wait(0.3)  # the request may wait for this in turn
         tell(key)
 
     tools._changed = tell_late
@@ -181,7 +180,7 @@ async def test_deltas_keep_a_copy_of_a_folder_equal_to_the_list(tmp_path: Path) 
 
 
 async def resources_of(live: Live) -> tuple[Copy, Any]:
-    """A copy of what a client lists, and its cursor."""
+    """Return a copy of the list that a client gets, and its cursor."""
     listed = await live.list_reader.request("resources/list", MODERN)
     templates = await live.list_reader.request("resources/templates/list", MODERN)
     return Copy("resources", [*listed["resources"], *templates["resourceTemplates"]]), listed["_meta"][CURSOR_KEY]

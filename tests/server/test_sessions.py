@@ -1,4 +1,4 @@
-"""Legacy sessions: `resources/subscribe` and its end, streams that open late or again, announcements, the extension."""
+"""Legacy sessions: subscribing, streams that open late or again, announcements, and the extension."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.anyio
 
 VERSION = "2025-11-25"
 IDLE = 2.0
-"""Seconds until the SDK ends a session of which no request is open: how the death of an HTTP client is noticed."""
+"""Seconds until the SDK ends a session without an open request, which is how it notices a client that was killed."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ async def test_subscribe_and_unsubscribe_respond_as_specified(kind: str, transpo
 
 
 async def listen_and_leave(ear: Ear) -> None:
-    """Subscribed twice is told once, and what is unsubscribed is told no more."""
+    """Check that a double subscription is notified once, and that unsubscribing ends it."""
     for uri in (MARKER, "board://sprint", "board://sprint", "board://glob/*", "board://tpl/{name}"):
         await ear.subscribe(uri)
     await ear.step("updated", "content updated board://sprint", uri="board://sprint")
@@ -119,7 +119,8 @@ async def test_one_change_reaches_clients_of_every_version(url: str) -> None:
         ears = [await stack.enter_async_context(open_ear(url, version)) for version in (*LEGACY, MODERN)]
         for ear in ears:
             await stack.enter_async_context(listening(ear))
-        await ears[0].until_state(standing=len(LEGACY))  # who has no stream yet is told the net of both, which is none
+        # A session without a stream would get the net change, which is none.
+        await ears[0].until_state(standing=len(LEGACY))
         await ears[0].change("add", feature="prompts", key="all")
         await ears[0].change("remove", feature="prompts", key="all")
         await ears[0].mark()
@@ -223,7 +224,7 @@ async def test_session_is_notified_when_its_stream_opens(url: str, http: httpx2.
         await other.change("updated", uri="board://sprint", metadata={"version": 2})
 
         async with session.stream() as stream:
-            # One frame for each topic, with all that was missed of it.
+            # One notification for each topic, with all missed changes.
             assert (await stream.heard()).gist == "tools added late, tools added later"
             updated = (await stream.message())["params"]
             assert (updated["uri"], updated["metadata"]) == ("board://sprint", {"version": 2})
@@ -246,7 +247,7 @@ async def test_reconnected_stream_gets_only_what_it_missed(url: str, http: httpx
             await other.change("add", feature="tools", key="heard")
             assert (await stream.heard()).gist == "tools added heard"
         await other.until_state(standing=0)
-        # Away, something comes and goes that nobody looks at: what the session was last told is true again.
+        # Without a stream, an item is added and removed, and no client fetches it.
         await other.change("add", feature="prompts", key="passing")
         await other.change("remove", feature="prompts", key="passing")
         await other.change("remove", feature="tools", key="heard")

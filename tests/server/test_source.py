@@ -1,4 +1,4 @@
-"""What a source knows of its server."""
+"""Properties of the user's server that a source finds out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_user_middleware_is_detected(middleware: Any) -> None:
 
 
 def test_adding_a_resource_parses_one_uri(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is slow, and done while the catalog is locked."""
+    """Parsing is slow, and holds the lock of the catalog."""
     parsed: list[str] = []
     normal = fastmcp._normalize
 

@@ -1,4 +1,4 @@
-"""What the user's own code does to us, and must not do to the user: it raises, or it hangs."""
+"""Functions and handlers of the user that raise or hang: they fail no request of a client."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.anyio
 async def connect(
     how: How, settings: Settings, mode: str, told: asyncio.Queue[Any]
 ) -> AsyncIterator[tuple[Client, Any]]:
-    """A client of the SDK, and a function that waits for a line in the server's log."""
+    """Yield a client of the SDK, and a function that waits for a line in the server's log."""
 
     async def note(message: Any) -> None:
         told.put_nowait(message)
@@ -74,7 +74,7 @@ async def connect(
 @pytest.mark.parametrize("mode", ["legacy", MODERN])
 @pytest.mark.parametrize("how", ["uvicorn", "run", "stdio"])
 async def test_failing_user_function_fails_no_request_or_tool_call(how: How, mode: str) -> None:
-    """authorize, both hooks, a sink of the catalog and a callback of the hub: all of them raise."""
+    """`authorize`, both hooks, a follower of the catalog and a callback of the hub raise."""
     told: asyncio.Queue[Any] = asyncio.Queue()
     async with connect(how, Settings(is_broken=True), mode, told) as (client, logged), AsyncExitStack() as stack:
         if mode == "legacy":
@@ -125,7 +125,7 @@ async def test_failing_list_handler_fails_no_other_request(how: How) -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("how", HTTP)
 async def test_hanging_list_handler_blocks_no_other_request(how: How) -> None:
-    """Only the start of the server waits for it, for a second. A machine that is slow now is not so three times."""
+    """Only the start of the server waits for it, for a second. Three attempts, because the machine may be slow."""
     took: list[float] = []
     while not took or (took[-1] >= 1 and len(took) < 3):
         async with serve(how, Settings(is_lowlevel=True, lists_fail="hang")) as server:
@@ -140,7 +140,7 @@ async def ask_for_everything_else(server: Process) -> None:
     session_id = await open_session(server.port)
     await listen(server.port, 1)
     await open_legacy(server.port)
-    # The SDK itself asks for the list before a call of the modern protocol.
+    # The SDK itself requests the list before a call in the modern protocol.
     call = {
         "jsonrpc": "2.0",
         "id": 1,
@@ -155,7 +155,7 @@ async def ask_for_everything_else(server: Process) -> None:
 
 
 async def ask(server: Process, method: str, params: dict[str, Any]) -> bytes:
-    """One modern request, answered as JSON or as the only event of a stream."""
+    """Send a modern request; the response is JSON, or the only event of a stream."""
     async with asyncio.timeout(PATIENCE):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         try:

@@ -75,8 +75,8 @@ def write_stream_of(connection: Connection) -> object:
 
 @contextmanager
 def claimed_stdio() -> Iterator[tuple[int, int]]:
-    """Return the descriptors of standard input and output, and divert both for the rest of the process, as the SDK's own
-    transport does: reads find nothing, and output goes to standard error."""
+    """Yield the descriptors of standard input and output, and divert both for the rest of the process, as the SDK's
+    own transport does: reads find nothing, and output goes to standard error."""
     from mcp.server import stdio
 
     stdin, release_stdin = stdio._claim_fd(0, sys.stdin, "rb", stdio._open_stdin_diversion)
@@ -153,7 +153,7 @@ _REGISTRIES: dict[str, Callable[[MCPServer[Any]], dict[str, Any]]] = {
 
 
 def registries_of(server: MCPServer[Any]) -> dict[str, dict[str, Any]]:
-    """Return the dicts with the items of an `MCPServer`. It has no method to remove a resource, or to update an item."""
+    """Return the dicts with the items of an `MCPServer`. It has no methods to remove a resource or update an item."""
     return {name: registry(server) for name, registry in _REGISTRIES.items()}
 
 
