@@ -36,6 +36,8 @@ def play() -> History:
         if any(change.key == "first" for change in notification.changes):
             catalog.resources.updated("a://p")
             catalog.resources.updated("a://p")
+        if any(change.key == "p2" for change in notification.changes):
+            hub.wake(slow)
 
     changer = hub.subscribe(make_changes, "tools", label="changer")
     filtered = hub.open(lambda _: None, label="filtered", filter=Filter(["added"], ["p*"]))
@@ -47,6 +49,7 @@ def play() -> History:
     muted.add(Feature.TOOLS)
     for name in ("first", "p1", "q1", "p2"):
         catalog.tools.add({"name": name})
+    hub.wake(slow)
     recorder.look()
     catalog.tools.remove("p2")
     for etag in ("1", "2", "1", "2"):
@@ -116,6 +119,10 @@ def tell_the_newest_commit_first(patch: pytest.MonkeyPatch) -> None:
 
 def not_remember_what_was_told(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Entry, "is_told_current", property(lambda self: False))
+
+
+def serve_during_a_delivery(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Delivery, "serve", Delivery._serve)
 
 
 def forget_what_is_taken(patch: pytest.MonkeyPatch) -> None:
@@ -199,6 +206,7 @@ def test_correct_core_passes() -> None:
         ("Filtered", tell_everybody),
         ("Ordered", tell_the_newest_commit_first),
         ("Unique", not_remember_what_was_told),
+        ("Unique", serve_during_a_delivery),
         ("Reliable", forget_what_is_taken),
         ("Reliable", never_wake),
         ("Reliable", never_arm),

@@ -65,7 +65,7 @@ class Catalog:
         self._features: dict[Feature, Items] = {
             each.feature: each for each in (self.tools, self.prompts, self.resources)
         }
-        self._batch = Batch(self)
+        self._batch = CatalogBatch(self)
         self._cause: Mapping[str, str] | None = None
 
     @property
@@ -117,7 +117,7 @@ class Catalog:
             self.resources.forgotten = forgotten
             self._revision = revision
 
-    def batch(self) -> Batch:
+    def batch(self) -> CatalogBatch:
         """Publish many operations as one commit: `with catalog.batch() as changes: …`. After the block, the list
         contains the published changes.
 
@@ -142,7 +142,7 @@ class Catalog:
                 logger.exception("a sink of the catalog failed; going on")
 
 
-class Batch:
+class CatalogBatch:
     """The context manager of `Catalog.batch()`. There is one object for all batches, because the lock prevents that two
     overlap, and a nested one is part of the outer one."""
 
