@@ -1,8 +1,8 @@
-"""Servers that are killed at any moment, and clients that come back: by cursor, and by name.
+"""Servers that are killed at random moments, and clients that resume by cursor or by name.
 
-A real folder, `tidings serve` in processes of its own, `kill -9` and SIGTERM, and real HTTP streams. In the end every
-client's copy is what the folder is: nothing was missed. And no client that comes with a cursor is told what it knows;
-one that comes by its name alone, only what it was told just before its connection broke, or after the last write.
+A real folder, processes of `tidings serve`, `kill -9` and SIGTERM, and real HTTP streams. In the end the copy of every
+client is equal to the folder: it missed nothing. A client that resumes by cursor is never told what it knows. A client
+that resumes by name is told again only of what it was told just before its connection broke, or after the last write.
 `TIDINGS_SEED` repeats a run as far as processes allow.
 """
 
@@ -37,148 +37,149 @@ from tidings.store.sqlite import peek
 
 pytestmark = pytest.mark.anyio
 
-IN_DOUBT = 2 * (3 + 1) + 4
-"""Seconds after which what was told is beyond doubt, with the policy below, and some for a busy machine."""
+CONFIRMED_AFTER = 2 * (3 + 1) + 4
+"""Seconds after which what a client was told is confirmed, with the policy below, and some for a busy machine."""
 
 
 @pytest.mark.parametrize("journal", [10_000, pytest.param(3, marks=pytest.mark.slow)])
-async def test_clients_of_servers_that_are_killed_miss_nothing_and_are_told_nothing_twice(
+async def test_clients_of_killed_servers_miss_nothing_and_are_told_nothing_twice(
     tmp_path: Path, journal: int, seed: int
 ) -> None:
     rng = random.Random(seed)
     folder = Folder(tmp_path, rng)
     folder.set_up(f"journal_changes = {journal}\nwrite_deadline = 3\nkeep_alive = 1")
     async with serve_folder(tmp_path) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
-        ways: list[ResumeBy] = ["cursor", "name", "cursor", "name"]
-        clients = [Client(f"client {number} by {way}", way, http) for number, way in enumerate(ways)]
-        for life in itertools.count():
-            # How much they hear meanwhile is chance's, and the machine's.
-            if life >= 5 and all(client.changes > 10 for client in clients):
+        keys: list[ResumeBy] = ["cursor", "name", "cursor", "name"]
+        clients = [Client(f"client {number} by {key}", key, http) for number, key in enumerate(keys)]
+        for run in itertools.count():
+            # How many notifications the clients get is random.
+            if run >= 5 and all(client.changes > 10 for client in clients):
                 break
-            assert life < 25, "hardly anything is heard in this play"
-            await server.start()
-            for client in clients:
-                client.connect(server.url)
-            await until_connected(clients)
+            assert run < 25, "too few notifications"
+            await start(server, clients)
             for _ in range(rng.randrange(5, 25)):
                 folder.change()
                 await act(rng, clients, server)
-            ends = signal.SIGKILL if life % 3 else signal.SIGTERM
-            if ends is signal.SIGKILL:
-                # At once, or at the moment when somebody hears of it: before, or while, or after it is written down.
+            number = signal.SIGKILL if run % 3 else signal.SIGTERM
+            if number is signal.SIGKILL:
+                # Immediately, or when a client is told of it: before, during or after its write.
                 folder.change()
                 if rng.random() < 0.7:
-                    await heard_by_somebody(clients)
-            await server.stop(ends)
+                    await wait_for_notification(clients)
+            await server.stop(number)
             for client in clients:
                 await client.disconnect()
             for _ in range(rng.choice([0, 0, 1, 4])):
                 folder.change()
-        await server.start()
-        for client in clients:
-            client.connect(server.url)
-        await until_connected(clients)
+        await start(server, clients)
         folder.write("prompts/last.md", "---\ndescription: the end\n---\n")
         for uri in URIS:
             folder.write(f"resources/{uri.rpartition('/')[2]}", f"the end of {uri}")
-        with contextlib.suppress(TimeoutError):
-            await until(lambda: all(client.copy() == folder.copy() for client in clients), DEADLINE)
-        for client in clients:
-            assert (client.name, client.copy()) == (client.name, folder.copy())
-        for client in clients:
-            await client.disconnect()
+        await assert_copies(clients, folder)
     for client in clients:
         if client.resume_by == "cursor":
             assert client.repeated == [], client.name
         for topic, when in client.repeated:
-            assert any(0 <= end - when < IN_DOUBT for end in client.disconnected_at), (client.name, topic)
+            assert any(0 <= end - when < CONFIRMED_AFTER for end in client.disconnected_at), (client.name, topic)
 
 
 @pytest.mark.slow
 async def test_durable_clients_of_a_server_killed_at_100_moments_miss_nothing_and_repeat_only_what_was_not_written(
     tmp_path: Path, seed: int
 ) -> None:
-    """The folder never becomes what it was before: the store can't know what a client holds that was never written."""
+    """The folder never changes back: the store can't know that a client has a version that was never written."""
     rng = random.Random(seed)
     folder = Folder(tmp_path, rng)
-    folder.set_up("write_deadline = 0.05\nkeep_alive = 0.05")  # so that much of what was delivered counts as told
-    quiet = 0
+    folder.set_up("write_deadline = 0.05\nkeep_alive = 0.05")  # so that much is confirmed
+    told_count = 0
     async with stopping(ForkedServer(tmp_path)) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
         clients = [Client(f"client {number}", "name", http) for number in range(3)]
         written: dict[str, dict[str, str]] = {}
-        """By client, the topics that are as it was told by the last write, with their digests."""
-        for life in range(101):
+        """By client, the topics that the last write has as told, with their digests."""
+        for run in range(101):
             await server.start()
             repeats = {client.name: len(client.repeated) for client in clients}
             for client in clients:
                 client.connect(server.url)
-            if life == 100:
+            if run == 100:
                 break
             if rng.random() < 0.8:
                 await until_connected(clients)
             for _ in range(rng.randrange(10)):
                 folder.change_to_new_content()
-                await heard_by_somebody(clients, within=rng.uniform(0, 0.05))
+                await wait_for_notification(clients, seconds=rng.uniform(0, 0.05))
             await server.kill()
             for client in clients:
                 await client.disconnect()
                 for topic, _ in client.repeated[repeats[client.name] :]:
                     assert topic not in written.get(client.name, {}), f"{client.name} was told again of {topic}"
-                written[client.name] = told_by_the_store(tmp_path, client)
-                quiet += len(written[client.name])
+                written[client.name] = told_topics(tmp_path, client)
+                told_count += len(written[client.name])
             for _ in range(rng.choice([0, 0, 1, 4])):
                 folder.change_to_new_content()
         await until_connected(clients)
-        with contextlib.suppress(TimeoutError):
-            await until(lambda: all(client.copy() == folder.copy() for client in clients), DEADLINE)
-        for client in clients:
-            assert (client.name, client.copy()) == (client.name, folder.copy())
-            await client.disconnect()
-    sys.stdout.write(f"{folder.change_count} changes, {quiet} topics not to be repeated\n")
-    assert quiet > 0, "nothing was ever written as told"
+        await assert_copies(clients, folder)
+    sys.stdout.write(f"{folder.change_count} changes, {told_count} topics not to be repeated\n")
+    assert told_count > 0, "nothing was ever written as told"
 
 
-def told_by_the_store(folder: Path, client: Client) -> dict[str, str]:
-    """The topics that the client knows and that, by the last write, it was told and are still the same."""
+async def start(server: Server, clients: list[Client]) -> None:
+    await server.start()
+    for client in clients:
+        client.connect(server.url)
+    await until_connected(clients)
+
+
+async def assert_copies(clients: list[Client], folder: Folder) -> None:
+    """Wait until every client has a copy of the folder, and disconnect them."""
+    with contextlib.suppress(TimeoutError):
+        await until(lambda: all(client.copy() == folder.copy() for client in clients), DEADLINE)
+    for client in clients:
+        assert (client.name, client.copy()) == (client.name, folder.copy())
+        await client.disconnect()
+
+
+def told_topics(folder: Path, client: Client) -> dict[str, str]:
+    """Return the topics that the client knows, that the last write has as told, and that have not changed since."""
     state = peek(folder / ".tidings" / "state.db")
-    durable = next((each for each in state.durables.values() if each.name == client.name), None)
-    if durable is None:
+    record = next((each for each in state.durables.values() if each.name == client.name), None)
+    if record is None:
         return {}
     found = {}
     for topic, digest in client.told.items():
         if topic in URIS:
             version = state.contents.get(topic)
-            is_known = version is not None and (
-                durable.contents[topic] == version if topic in durable.contents else version.revision <= durable.as_of
+            is_told = version is not None and (
+                record.contents[topic] == version if topic in record.contents else version.revision <= record.as_of
             )
         else:
             version = state.versions.get(Feature(topic))
-            told = durable.lists.get(Feature(topic))
-            is_known = version is not None and told is not None and told.digest == version.digest
-        if is_known and version is not None and version.digest == digest:
+            told = record.lists.get(Feature(topic))
+            is_told = version is not None and told is not None and told.digest == version.digest
+        if is_told and version is not None and version.digest == digest:
             found[topic] = digest
     return found
 
 
 async def act(rng: random.Random, clients: list[Client], server: Server) -> None:
-    """Let something happen between two changes, or nothing."""
+    """Fetch a list, wait, or reconnect a client, at random."""
     client = rng.choice(clients)
     roll = rng.random()
     if roll < 0.3:
         await client.call(server.url, "prompts/list")
     elif roll < 0.45:
-        await heard_by_somebody(clients)
+        await wait_for_notification(clients)
     elif roll < 0.6:
         await client.disconnect()
         client.connect(server.url)
         await until_connected([client])
 
 
-async def heard_by_somebody(clients: list[Client], within: float = 0.3) -> None:
-    """Or by nobody, where a change made no difference."""
+async def wait_for_notification(clients: list[Client], seconds: float = 0.3) -> None:
+    """Wait until one of the clients gets a notification. A change may have made no difference."""
     for client in clients:
         client.has_received.clear()
     waiting = [asyncio.create_task(client.has_received.wait()) for client in clients]
-    await asyncio.wait(waiting, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
         task.cancel()
