@@ -16,8 +16,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *s
 WITH_CODE = [
     page
     for page in PAGES
-    if page.name != "tutorial.md"  # the tutorial has a test of its own
-    and any(block.language in (*SHELLS, "python") and block.marker != "not run" for block in read_blocks(page))
+    if any(block.language in (*SHELLS, "python") and block.marker != "not run" for block in read_blocks(page))
 ]
 
 

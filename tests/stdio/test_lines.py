@@ -164,42 +164,6 @@ async def test_writer_is_full_if_the_other_side_does_not_read_and_calls_back_lat
     assert bytes(found) == line * (count + 2)
 
 
-async def test_reader_that_is_gone_is_noticed_once_and_all_waiters_continue(ends: Ends) -> None:
-    reading, writing = ends
-    lost: list[str] = []
-    writer = LineWriter(writing, lambda: lost.append("lost"))
-    freed: list[str] = []
-    while writer.write(b"b" * 9_999 + b"\n", lambda: freed.append("free")):
-        pass
-    waiting = asyncio.gather(writer.until_free(), writer.until_empty())
-    os.close(reading)
-    async with asyncio.timeout(DEADLINE):
-        await waiting
-    assert (lost, freed) == (["lost"], ["free"])
-    assert writer.is_closed
-    assert writer.write(b"more\n")
-    assert not writer.is_full
-
-
-@pytest.mark.parametrize("is_written_before", [True, False])
-async def test_read_timeout_closes_the_writer_if_the_other_side_does_not_read(
-    ends: Ends, is_written_before: bool
-) -> None:
-    lost: list[str] = []
-    writer = LineWriter(ends[1], lambda: lost.append("lost"))
-    if is_written_before:
-        while writer.write(b"c" * 9_999 + b"\n"):
-            pass
-        writer.set_read_timeout(0.05)
-    else:
-        fill(ends[1])
-        writer.set_read_timeout(0.05)
-        writer.write(b"answer\n")
-    async with asyncio.timeout(DEADLINE):
-        await writer.until_empty()
-    assert lost == ["lost"]
-
-
 async def test_each_read_of_the_other_side_restarts_the_read_timeout(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,26 +281,5 @@ async def test_reader_answers_nothing_while_the_writer_is_full(ends: Ends) -> No
     found = bytearray()
     await until(lambda: len(found) == count * (len(request) + 1), doing=lambda: found.extend(read_now(unread)))
     assert len(server.answered) == count
-    os.close(writing)
-    os.close(unread)
-
-
-async def test_end_is_noticed_while_the_writer_is_full(ends: Ends) -> None:
-    unread, writing = os.pipe()
-    os.set_blocking(writing, False)
-    writer = LineWriter(writing, lambda: None)
-    while writer.write(b"g" * 9_999 + b"\n"):
-        pass
-    server = Server(ends[0], writer)
-    os.write(ends[1], b"answer me\nand me\n")
-    os.close(ends[1])
-    await until(lambda: server.ended)
-    taking = asyncio.ensure_future(server.take())
-    await asyncio.sleep(0)
-    assert not taking.done()
-
-    writer.close()
-    assert await taking == b"and me"
-    assert await server.take() is None
     os.close(writing)
     os.close(unread)
