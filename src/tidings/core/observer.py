@@ -32,7 +32,7 @@ __all__ = [
     "EventLog",
     "Observer",
     "Observers",
-    "Outcome",
+    "SpanOutcome",
     "Tracer",
     "distinct",
 ]
@@ -261,7 +261,7 @@ class EventLog(Observer):
         logger.error("%r failed to take %r; going on", subscriber, notification, exc_info=error)
 
 
-class Outcome:
+class SpanOutcome:
     """The result of a traced piece of work."""
 
     __slots__ = ("is_error", "text")
@@ -279,9 +279,9 @@ class Tracer:
 
     def span(
         self, name: str, *, cause: Mapping[str, str] | None = None, **attributes: Any
-    ) -> AbstractContextManager[Outcome]:
+    ) -> AbstractContextManager[SpanOutcome]:
         """Trace the work of a `with` block. `cause` is the trace that led to it."""
-        return nullcontext(Outcome())
+        return nullcontext(SpanOutcome())
 
     def current_trace(self) -> Mapping[str, str] | None:
         return None

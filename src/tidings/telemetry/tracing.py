@@ -22,7 +22,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from tidings.core import observer as spans
 from tidings.core.counts import Counts, topic_kind
 from tidings.core.model import Feature, Notification, Reason, Topic, Version
-from tidings.core.observer import CUT_OFF, Observer, Outcome, Tracer, distinct
+from tidings.core.observer import CUT_OFF, Observer, SpanOutcome, Tracer, distinct
 from tidings.core.redact import MAX_LABEL, one_line, redact_uri
 from tidings.server import internals as seams
 from tidings.telemetry.instruments import instruments_of
@@ -163,9 +163,9 @@ class TracingObserver(Observer, Tracer):
     # Called by sources, stores and transports
 
     @contextmanager
-    def span(self, name: str, *, cause: Mapping[str, str] | None = None, **attributes: Any) -> Iterator[Outcome]:
+    def span(self, name: str, *, cause: Mapping[str, str] | None = None, **attributes: Any) -> Iterator[SpanOutcome]:
         """Make a span current for the block. An exception of the block passes through."""
-        outcome = Outcome()
+        outcome = SpanOutcome()
         started = self._start(name, cause, attributes)
         try:
             yield outcome
@@ -188,7 +188,7 @@ class TracingObserver(Observer, Tracer):
         return span, contexts.attach(trace.set_span_in_context(span, context))
 
     @_guarded
-    def _end(self, span: Span, token: Any, outcome: Outcome) -> None:
+    def _end(self, span: Span, token: Any, outcome: SpanOutcome) -> None:
         contexts.detach(token)
         try:
             if span.is_recording():
