@@ -76,10 +76,12 @@ class Side:
         subscriber = live.hub.open(self._deliver)
         told = None
         if is_durable:
-            visit = live.durables.connect({"name": f"reader {number}"}, None, [Feature.TOOLS], uris, {}, lambda: None)
-            assert visit is not None
-            visit.attach(subscriber)
-            told = visit.told()
+            connection = live.durables.connect(
+                {"name": f"reader {number}"}, None, [Feature.TOOLS], uris, {}, lambda: None
+            )
+            assert connection is not None
+            connection.attach(subscriber)
+            told = connection.told()
         live.hub.subscribe(subscriber, "tools", uris=uris, told=told)
 
     @staticmethod
@@ -133,12 +135,12 @@ def compare(folder: Path, name: str, readers: int, rounds: int, changes: int) ->
     for side in sides:
         side.live.close()
     rows = []
-    for at, what in enumerate(("in all", "in the thread that makes it")):
+    for at, where in enumerate(("in all", "in the thread that makes it")):
         without, with_store = ([each[at] for each in side] for side in times)
         rows.append(
             row(
                 f"store_{name}_{readers}_{'process' if at == 0 else 'thread'}",
-                f"a change of {name}, {readers} reader{'' if readers == 1 else 's'}, store on over off, {what}",
+                f"a change of {name}, {readers} reader{'' if readers == 1 else 's'}, store on over off, {where}",
                 ratio(with_store, without),
                 "×",
                 note=_over(with_store, without),
@@ -153,16 +155,16 @@ def compare_durable(folder: Path, name: str, rounds: int) -> list[Row]:
     files = [folder / f"{name}-{kind}.db" for kind in ("direct", "durable")]
     sides = [Side(None, DURABLES), *(Side(file, DURABLES, is_durable=file is files[1]) for file in files)]
     rows = []
-    for key, batch, said in (("lone", 1, "one by one"), ("storm", 100, "100 at once")):
+    for key, batch, how in (("lone", 1, "one by one"), ("storm", 100, "100 at once")):
         without, direct, durable = ([each[0] for each in side] for side in in_turns(sides, name, rounds, 100, batch))
-        who = f"a change of {name}, {said}, {DURABLES} durable readers"
+        label = f"a change of {name}, {how}, {DURABLES} durable readers"
         each = [1e6 * (one - other) / DURABLES for one, other in zip(durable, direct, strict=True)]
         rows += [
-            row(f"store_{name}_{key}_durable", f"{who} over others", ratio(durable, direct),
+            row(f"store_{name}_{key}_durable", f"{label} over others", ratio(durable, direct),
                 note=_over(durable, direct)),
-            row(f"store_{name}_{key}_durable_off", f"{who} over others, store off", ratio(durable, without),
+            row(f"store_{name}_{key}_durable_off", f"{label} over others, store off", ratio(durable, without),
                 note=_over(durable, without)),
-            row(f"store_{name}_{key}_durable_each", f"{who}, more for each", middle(each), "µs", most=MOST_EACH),
+            row(f"store_{name}_{key}_durable_each", f"{label}, more for each", middle(each), "µs", most=MOST_EACH),
         ]  # fmt: skip
     for side in sides:
         side.live.close()
@@ -213,7 +215,7 @@ def many(folder: Path, changes: int, durables: int = 0) -> list[Row]:
     rate = f"{changes:,} changes in {took:.1f} s"
     largest, growth = max(halves), halves[1] / halves[0]
     is_telling = changes >= (100_000 if durables else 200_000)  # with fewer, the log is not full in the first half
-    key, who = (
+    key, label = (
         ("store_durable", f"{changes:,} changes, {durables} durable readers")
         if durables
         else ("store", f"{changes:,} changes")
@@ -221,7 +223,7 @@ def many(folder: Path, changes: int, durables: int = 0) -> list[Row]:
     in_file = f"{kept} in the file, {path.stat().st_size / 2**20:.1f} MiB when closed"
     most = 2_000 if durables else 4_000  # of tools; and as many of contents
     return [
-        Row(f"{key}_file", f"the file, its log and its index at their largest, {who}", largest / 2**20,
+        Row(f"{key}_file", f"the file, its log and its index at their largest, {label}", largest / 2**20,
             min(halves) / 2**20, largest / 2**20, "MiB", "≤ 32", largest <= 32 << 20, rate),
         Row(f"{key}_grows", "the same, the second half's largest over the first half's", growth, growth, growth, "×",
             "≤ 1.1", growth <= 1.1 if is_telling else None, "" if is_telling else "too few changes to say"),
@@ -248,14 +250,14 @@ def main() -> None:
     options = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)  # otherwise the SDK sets up its own handler, which is slow
     rounds, changes = (5, 4_000) if options.quick else (15, 10_000)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         rows = []
         for readers in (0, 1, 100):
-            for what in ("tools", "contents"):
-                rows += compare(folder, what, readers, rounds, max(200, changes // (1 + readers // 10)))
-        for what in ("tools", "contents"):
-            rows += compare_durable(folder, what, 5 if options.quick else 15)
+            for name in ("tools", "contents"):
+                rows += compare(folder, name, readers, rounds, max(200, changes // (1 + readers // 10)))
+        for name in ("tools", "contents"):
+            rows += compare_durable(folder, name, 5 if options.quick else 15)
         rows.append(lone(folder, 20 if options.quick else 200))
         changes = options.changes or (40_000 if options.quick else 1_000_000)
         rows += many(folder, changes)

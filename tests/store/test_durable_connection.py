@@ -1,4 +1,4 @@
-"""What a client was told counts as received only when it is confirmed; unconfirmed notifications are repeated."""
+"""A notification counts as received only when it is confirmed. Unconfirmed notifications are repeated."""
 
 from __future__ import annotations
 

@@ -42,20 +42,6 @@ def test_returning_client_is_told_exactly_what_differs(server: StoredServer) -> 
     assert client.changes == [("added", "b"), ("added", "d")]
 
 
-def test_returning_client_that_missed_nothing_is_told_nothing(server: StoredServer) -> None:
-    client = Client(server, TOOLS, RESOURCES, uris="a://b")
-    server.add_tools("a")
-    server.catalog.resources.updated("a://b", etag="1")
-    server.confirm_all()
-    client.disconnect()
-    server.catalog.resources.updated("a://b", etag="2")
-    server.catalog.resources.updated("a://b", etag="1")
-    server.add_tools("b")
-    server.catalog.tools.remove("b")
-
-    assert Client(server, TOOLS, RESOURCES, uris="a://b").received == []
-
-
 @pytest.mark.parametrize("is_connected", [True, False])
 def test_client_of_a_killed_server_is_told_what_differs_or_to_refetch(server: StoredServer, is_connected: bool) -> None:
     """A client that was connected may have been told of the changes before the kill, or not."""

@@ -333,18 +333,6 @@ def test_server_whose_lock_file_was_removed_does_not_overwrite_the_next_server(p
     assert newer.close() == state_after_restart(path)
 
 
-def test_failed_checkpoint_does_not_change_the_busy_timeout(path: Path, connections: list[sqlite3.Connection]) -> None:
-    server = StoredServer(path)
-    server.add_tools("a")
-    deny(connections[-1], "wal_checkpoint")
-    with pytest.raises(StoreError):
-        server.write()
-    connections[-1].set_authorizer(None)
-    assert connections[-1].execute("PRAGMA busy_timeout").fetchone() == (2000,)
-    server.write()
-    assert server.close() == state_after_restart(path)
-
-
 def test_batch_is_not_written_again_if_only_the_vacuum_failed(
     path: Path, connections: list[sqlite3.Connection]
 ) -> None:

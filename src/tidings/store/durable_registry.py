@@ -91,7 +91,7 @@ class DurableSubscriptions:
         return None if is_active else self._now() + record.ttl
 
     def missed(self, key: Key) -> Resumed:
-        """Return what a subscription has missed that is not connected."""
+        """Return what a subscription without a connection has missed."""
         with self._lock:
             record = self._records.get(key) or DurableSubscription(name=key[1])
             return resume_from_store(self.hub, record.told, record.uris, record.as_of)

@@ -90,7 +90,7 @@ class SQLiteStore:
         self._identity: tuple[int, int] | None = None
         """The file that is open, even if another one has its path later."""
         self._unapplied = Batch()
-        """What the journal has, but the tables do not."""
+        """Changes that are in the journal, but not yet in the tables."""
         self._unapplied_count = 0
         """The number of changes in it."""
         self._newest = 0

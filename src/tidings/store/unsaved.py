@@ -59,13 +59,13 @@ class UnsavedSubscriptions:
         self._expire = expire
         self._saved = set(saved)
         self._marked = dict.fromkeys(changed, True)
-        """What to collect: in any case, or (False) only if the record has changed by then."""
+        """The records to collect: always, or (False) only if the record has changed by then."""
         self._unconfirmed: dict[Key, UnconfirmedConnection] = {}
         """Their records are not written before they are confirmed: after a crash, everything that changed since the
         last write would be unconfirmed in any case."""
         self._next_check = 0.0
         self._collected: dict[Key, DurableSubscription | None] = {}
-        """What was collected since the last confirmed write."""
+        """The records that were collected since the last confirmed write."""
         self._writing: dict[Key, DurableSubscription | None] = {}
 
     def mark(self, key: Key) -> None:
