@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.prompts import Prompt
 
 from tests.support.sdk_clients import DEADLINE, MODERN
-from tests.support.waiting import until
+from tests.support.uvicorn_server import address_of, run_uvicorn
 from tidings import Live, Policy
 from tidings.http.router import Router
 
@@ -142,9 +141,12 @@ class Line:
 class Door:
     live: Live
     app: Any
-    port: int
     sdk_requests: int = 0
-    server: uvicorn.Server = None  # type: ignore[assignment]  # set as soon as there is one
+    server: uvicorn.Server = None  # type: ignore[assignment]  # set when it has started
+
+    @property
+    def port(self) -> int:
+        return int(address_of(self.server)[1])
 
     @property
     def front(self) -> Router:
@@ -174,29 +176,6 @@ class Door:
             self.live.list_cache.are_lists_shared = shared
 
 
-class PromptServer(uvicorn.Server):
-    """uvicorn's server looks ten times a second whether it is to end, and then for who is left; this one more often."""
-
-    async def main_loop(self) -> None:
-        await self.on_tick(0)  # the headers that every response has
-        await until(lambda: self.should_exit, deadline=None)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for server in self.servers:
-            server.close()
-        for listener in sockets or []:
-            listener.close()
-        state = self.server_state
-        for connection in list(state.connections):
-            connection.shutdown()
-        try:
-            await until(lambda: not state.connections and not state.tasks, self.config.timeout_graceful_shutdown)
-        except TimeoutError:
-            for task in state.tasks:
-                task.cancel()
-        await self.lifespan.shutdown()
-
-
 @asynccontextmanager
 async def open_door(
     server: Any,
@@ -213,10 +192,7 @@ async def open_door(
     built = live.http_app(**(app or {}))
     if prepare is not None:
         prepare(built)
-    listener = socket.create_server(("127.0.0.1", 0))
-    # asyncio does so for the sockets that it makes. Else the second half of each answer waits for the client's kernel.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    door = Door(live, built, listener.getsockname()[1])
+    door = Door(live, built)
 
     if hasattr(live.server, "session_manager"):
         sdk = door.front._app
@@ -226,13 +202,5 @@ async def open_door(
             await sdk(scope, receive, send)
 
         door.front._app = counting  # type: ignore[assignment]
-    config = {"log_config": None, "access_log": False, "timeout_graceful_shutdown": 1, **config}
-    door.server = PromptServer(uvicorn.Config(built, http="httptools", **config))
-    serving = asyncio.ensure_future(door.server.serve(sockets=[listener]))
-    try:
-        async with door.line() as line:  # answered once the server has started
-            await line.send(line.request(b"", start="GET /nothing HTTP/1.1"))
+    async with run_uvicorn(built, http="httptools", **config) as door.server:
         yield door
-    finally:
-        door.server.should_exit = True
-        await serving

@@ -12,7 +12,8 @@ from mcp.server.mcpserver import MCPServer
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from tests.support.faults.wire import Stream, modern_request
-from tests.support.waiting import DEADLINE, until
+from tests.support.uvicorn_server import address_of, run_uvicorn
+from tests.support.waiting import DEADLINE
 from tidings import Live
 
 NEXT_REQUEST = modern_request("tools/list", 2)
@@ -27,7 +28,7 @@ class Server:
 
     @property
     def address(self) -> Any:
-        return self.uvicorn.servers[0].sockets[0].getsockname()
+        return address_of(self.uvicorn)
 
     @property
     def streams(self) -> list[Any]:
@@ -51,18 +52,9 @@ async def serving(*middleware: Any, policy: Any = None, around: Any = None, **op
     app = live.http_app()
     for each in middleware:
         app.add_middleware(each)
-    options = {"port": 0, "http": "httptools", "timeout_graceful_shutdown": 1, **options}
-    config = uvicorn.Config(app if around is None else around(app), log_level="critical", **options)
-    server = Server(live, uvicorn.Server(config))
-    # Not `serve()`, which would handle the signals of the tests' own process.
-    running = asyncio.create_task(server.uvicorn._serve())
-    await until(lambda: server.uvicorn.started)
-    try:
-        yield server
-    finally:
-        server.uvicorn.should_exit = True
-        async with asyncio.timeout(DEADLINE):
-            await running
+    options = {"http": "httptools", "log_level": "critical", **options}
+    async with run_uvicorn(app if around is None else around(app), **options) as server:
+        yield Server(live, server)
 
 
 @asynccontextmanager

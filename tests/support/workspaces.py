@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from mcp.client.client import Client
 
+from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import until
 from tidings.core.model import Feature
 from tidings.live import Live
@@ -101,15 +101,11 @@ async def list_tools(client: Client) -> dict[str, str]:
 @asynccontextmanager
 async def serve_http(live: Live) -> AsyncIterator[str]:
     """Serve over HTTP in this process, and return the URL."""
-    server = uvicorn.Server(uvicorn.Config(live.http_app(), port=0, log_level="error"))
-    serving = asyncio.create_task(server.serve())
-    await until(lambda: server.started)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/mcp"
-    finally:
-        server.should_exit = True
-        live.stop()
-        await serving
+    async with run_uvicorn(live.http_app()) as server:
+        try:
+            yield f"http://127.0.0.1:{address_of(server)[1]}/mcp"
+        finally:
+            live.stop()
 
 
 class Watcher:
