@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -111,15 +111,22 @@ class Server:
     url: str = ""
 
     async def start(self, **more: Any) -> None:
-        command = [sys.executable, "-m", "tidings", "serve", str(self.folder), "--port", "0", "--json", "--poll", "0"]
-        self.process = await asyncio.create_subprocess_exec(
-            *command, *self.options, stdout=asyncio.subprocess.PIPE, stderr=more.pop("stderr", None), **more
-        )
+        await self._start("-m", "tidings", **more)
+        self.url = (await self._read_line())["url"]
+
+    async def _start(self, *program: str, **more: Any) -> None:
+        command = [sys.executable, *program, "serve", str(self.folder), "--port", "0", "--json", "--poll", "0"]
+        pipe = asyncio.subprocess.PIPE
+        self.process = await asyncio.create_subprocess_exec(*command, *self.options, stdout=pipe, **more)
+
+    async def _read_line(self) -> dict[str, Any]:
+        assert self.process is not None
         assert self.process.stdout is not None
         with anyio.fail_after(DEADLINE):
             line = await self.process.stdout.readline()
         assert line, "the server did not start; its output is above"
-        self.url = json.loads(line)["url"]
+        content: dict[str, Any] = json.loads(line)
+        return content
 
     async def stop(self, number: signal.Signals = signal.SIGKILL) -> None:
         process, self.process = self.process, None
@@ -147,10 +154,8 @@ for _ in sys.stdin:
 
     async def start(self, **more: Any) -> None:
         if self.process is None:
-            options = ["serve", str(self.folder), "--port", "0", "--json", "--poll", "0", *self.options]
-            pipe = asyncio.subprocess.PIPE
-            command = [sys.executable, "-c", self.FORK, *options]
-            self.process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, **more)
+            await self._start("-c", self.FORK, stdin=asyncio.subprocess.PIPE, **more)
+        assert self.process is not None
         assert self.process.stdin is not None
         self.process.stdin.write(b"start\n")
         first, second = await self._read_line(), await self._read_line()  # in any order
@@ -167,15 +172,6 @@ for _ in sys.stdin:
         if self.pid is not None:
             await self.kill()
         await super().stop(number)
-
-    async def _read_line(self) -> dict[str, Any]:
-        assert self.process is not None
-        assert self.process.stdout is not None
-        with anyio.fail_after(DEADLINE):
-            line = await self.process.stdout.readline()
-        assert line, "the server did not start; its output is above"
-        content: dict[str, Any] = json.loads(line)
-        return content
 
 
 @asynccontextmanager
@@ -358,16 +354,10 @@ class Client:
         return {"prompts": self.lists.get("prompts", {}), "resources": resources, "contents": self.contents}
 
 
-@asynccontextmanager
-async def open_listen(
+def open_listen(
     wire: Wire, meta: dict[str, Any], notifications: dict[str, Any] = SUBSCRIPTIONS
-) -> AsyncIterator[Stream]:
-    method = "subscriptions/listen"
-    message = wire.message(method, 1, {"notifications": notifications})
-    message["params"]["_meta"] |= meta
-    async with wire.http.stream("POST", wire.url, json=message, headers=wire._headers(method, {})) as response:
-        stream = Stream(response, response.aiter_text())
-        yield stream
+) -> AbstractAsyncContextManager[Stream]:
+    return wire.listen(1, notifications, meta)
 
 
 async def next_message(stream: Stream) -> dict[str, Any]:

@@ -130,16 +130,6 @@ async def test_webhook_is_dead_after_too_many_failures_and_can_be_revived() -> N
         assert live.webhooks.revive("unknown") is None
 
 
-async def test_webhook_is_dead_after_410_gone() -> None:
-    async with receiving() as receiver, live_server() as live:
-        await open_webhook(live, receiver, "tools")
-        receiver.answers(410)
-        live.tools.add(nothing, name="one")
-        await receiver.next()
-        await until(lambda: webhook_of(live).is_dead)
-        assert webhook_of(live).attempts == 1
-
-
 async def test_result_of_a_request_does_not_undo_a_put_made_during_the_request() -> None:
     secret = new_secret()
     async with receiving() as old, receiving() as new:
