@@ -161,13 +161,17 @@ def test_contents_that_the_catalog_forgets_are_removed(create_server: CreateServ
 def test_batch_can_replace_all_items(create_server: CreateServer) -> None:
     """The writer makes such a batch after a long outage of the disk."""
     server = create_server(journal_changes=2)
-    server.catalog.tools.add({"name": "old"})
+    server.add_tools("written")
     server.write()
-    server.catalog.tools.remove("old")
+    server.add_tools("in a failed batch")
+    failed, server.batch = server.batch, Batch()
+    server.catalog.tools.replace([])
     for number in range(50):
         server.catalog.tools.add({"name": f"t{number % 7}", "title": str(number)}, replace=True)
     server.batch.items = {(item.feature, item.key): item for item in server.catalog.tools.snapshot()}
     server.batch.replaces_items = True
+    failed.merge(server.batch)
+    server.batch = failed
     server.write()
     before = server.visible_state()
     server.restart()

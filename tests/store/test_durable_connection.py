@@ -61,6 +61,18 @@ def test_notifications_just_before_a_connection_broke_are_repeated(server: Store
     assert Client(server, TOOLS, uris="a://{+path}").received == []
 
 
+def test_notification_is_unconfirmed_until_the_period_after_its_own_is_over(server: StoredServer) -> None:
+    period = server.policy.write_deadline + server.policy.keep_alive
+    client = Client(server, TOOLS, uris="a://1")
+    server.now += period - 1
+    server.catalog.resources.updated("a://1")
+    server.now += 2
+    server.add_tools("a")  # starts the next period
+    client.disconnect()
+
+    assert set(Client(server, TOOLS, uris="a://1").topics) == {(TOOLS, False), ("a://1", False)}
+
+
 def test_client_is_told_of_an_unconfirmed_change_that_was_undone(server: StoredServer) -> None:
     """If it received that the tool was added, it must be told that it was removed."""
     client = Client(server)
