@@ -83,7 +83,7 @@ def test_live_passes_every_scored_check(revision: str, verdicts: dict[tuple[str,
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
-def test_live_passes_whatever_plain_passes(revision: str, verdicts: dict[tuple[str, str], Verdicts]) -> None:
+def test_live_passes_every_check_that_the_sdk_passes(revision: str, verdicts: dict[tuple[str, str], Verdicts]) -> None:
     """The checks that are not scored as well: sessions, resumed streams, headers, and what there is of tasks."""
     plain, live = verdicts["plain", revision], verdicts["live", revision]
     passed = {check for check, has_passed in plain.items() if has_passed}
@@ -92,7 +92,7 @@ def test_live_passes_whatever_plain_passes(revision: str, verdicts: dict[tuple[s
     assert {check for check in passed if not live.get(check)} == set()
 
 
-def test_the_listen_checks_heard_real_changes(verdicts: dict[tuple[str, str], Verdicts]) -> None:
+def test_listen_checks_saw_real_changes(verdicts: dict[tuple[str, str], Verdicts]) -> None:
     """A server without the tools that these checks call would have them reported as impossible to try."""
     live = verdicts["live", "2026-07-28"]
 
@@ -100,6 +100,6 @@ def test_the_listen_checks_heard_real_changes(verdicts: dict[tuple[str, str], Ve
         assert live["server-stateless", f"sep-2575-server-sends-{topic}-list-changed-on-subscription"]
 
 
-def test_live_accepts_whitespace_after_the_value_of_a_header(verdicts: dict[tuple[str, str], Verdicts]) -> None:
+def test_live_accepts_whitespace_after_a_header_value(verdicts: dict[tuple[str, str], Verdicts]) -> None:
     """Not scored, and not so on the SDK alone where httptools is installed, as it is with Tidings."""
     assert verdicts["live", "2026-07-28"]["http-header-validation", "sep-2243-server-accepts-whitespace-header-value"]

@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 
 from tests.support.faults.crowd import (
-    churn,
-    deafen,
-    fill_carried,
+    fill_sdk_streams,
     many,
+    open_and_close,
     open_legacy,
-    quiet,
+    open_unread_streams,
     read_until,
     readers,
     sockets,
     update,
+    wait_until_idle,
 )
 from tests.support.faults.wire import (
     ALL,
@@ -36,7 +36,8 @@ from tests.support.faults.wire import (
     Process,
     Settings,
     Stream,
-    deaf,
+    connect_unread,
+    drop_packets,
     get_request,
     is_cut,
     listen,
@@ -44,7 +45,6 @@ from tests.support.faults.wire import (
     open_session,
     request,
     serve,
-    silence,
 )
 
 pytestmark = pytest.mark.anyio
@@ -60,13 +60,13 @@ UNMET = 3600.0
 
 @pytest.mark.alone
 @pytest.mark.parametrize("how", HTTP)
-async def test_two_hundred_that_never_read_delay_nobody_and_cost_a_mailbox_each(
+async def test_two_hundred_unread_streams_delay_no_other_and_cost_one_mailbox_each(
     how: How, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two servers side by side, one of them with 200 readers that are full; rounds take turns."""
     settings = Settings(policy={"write_deadline": 100.0, "journal_changes": 20})
     async with serve(how, settings) as alone, serve(how, settings) as crowded, readers(alone, 50) as few:
-        silent = await deafen(crowded, listening=160, sessions=40)
+        silent = await open_unread_streams(crowded, listening=160, sessions=40)
         with sockets(silent):
             async with readers(crowded, 50) as among:
                 for _ in range(5):
@@ -97,12 +97,12 @@ async def test_two_hundred_that_never_read_delay_nobody_and_cost_a_mailbox_each(
 
 
 @pytest.mark.parametrize("how", HTTP)
-async def test_past_the_write_deadline_they_are_cut_off_and_all_of_theirs_is_gone(how: How) -> None:
+async def test_unread_streams_are_aborted_after_the_write_deadline(how: How) -> None:
     settings = Settings(policy={"write_deadline": 1.0, "journal_changes": 20}, options={"session_idle_timeout": IDLE})
     async with serve(how, settings) as server:
         base, fds = await server.state(is_deep=True), server.fds()
         async with readers(server, 5) as among:
-            with sockets(await deafen(server, listening=30, sessions=10)) as silent:
+            with sockets(await open_unread_streams(server, listening=30, sessions=10)) as silent:
                 await server.logged("listen stream was not read for 1.0 s; aborting it", times=30)
                 await server.logged("legacy stream was not read for 1.0 s; aborting it", times=10)
                 cut = await asyncio.gather(*map(is_cut, silent))
@@ -117,11 +117,11 @@ async def test_past_the_write_deadline_they_are_cut_off_and_all_of_theirs_is_gon
 
 
 @pytest.mark.parametrize("how", HTTP)
-async def test_a_legacy_session_that_was_cut_off_is_told_when_it_comes_back(how: How) -> None:
+async def test_legacy_session_is_notified_again_after_its_stream_was_aborted(how: How) -> None:
     """What was cut off with its stream was never read: it must not count as told."""
     async with serve(how, Settings(policy={"write_deadline": 0.5, "journal_changes": 20})) as server:
         session_id = await open_session(server.port)
-        with sockets([deaf(server.port, get_request(session_id))]) as (silent,):
+        with sockets([connect_unread(server.port, get_request(session_id))]) as (silent,):
             await server.until(lambda state: state["spliced"] == 1)
             number = 0
             while not (await server.state())["stuck"]:
@@ -137,17 +137,17 @@ async def test_a_legacy_session_that_was_cut_off_is_told_when_it_comes_back(how:
         assert event["params"]["_meta"]["dev.tidings/change"]["revision"] == await revision(server)
 
 
-async def test_a_legacy_session_whose_stream_broke_is_told_what_it_did_not_read() -> None:
+async def test_legacy_session_gets_the_notifications_it_did_not_read() -> None:
     """A cut cable: the server writes on for a while, and nothing of it arrives. The client comes back with the id of
     the last event that it read, as the SDKs' clients do."""
     settings = Settings(policy={"write_deadline": 1.0, "keep_alive": 0.2})
     async with serve("uvicorn", settings) as server:
         session_id = await open_session(server.port)
-        with sockets([deaf(server.port, get_request(session_id))]) as (client,):
+        with sockets([connect_unread(server.port, get_request(session_id))]) as (client,):
             await server.until(lambda state: state["spliced"] == 1)
             await server.change(update(1))
             read = await read_until(client, b"list_changed")
-            silence(client)
+            drop_packets(client)
             await server.change(update(2), {"do": "add", "of": "prompts", "key": "new"})
             await server.until(lambda state: state["spliced"] == 0)
         *_, last = re.findall(rb"\nid: (\S+)\r\n", read)
@@ -165,11 +165,11 @@ async def test_a_legacy_session_whose_stream_broke_is_told_what_it_did_not_read(
         assert event["params"]["tool"]["description"] == "3 "
 
 
-async def test_a_stream_behind_a_middleware_that_hides_the_connection_is_cut_off_too() -> None:
+async def test_unread_stream_behind_middleware_is_aborted() -> None:
     """`BaseHTTPMiddleware` gives the app a `receive` of its own: only the request's end is in our hands."""
     settings = Settings(policy={"write_deadline": 0.5, "journal_changes": 20}, is_wrapped=True)
     async with serve("uvicorn", settings) as server:
-        with sockets(await deafen(server, listening=5, sessions=0)) as silent:
+        with sockets(await open_unread_streams(server, listening=5, sessions=0)) as silent:
             await server.logged("listen stream was not read for 0.5 s; aborting it", times=5)
             await server.until(lambda state: (state["subscribers"], state["streams"]) == (0, 0))
             assert all(await asyncio.gather(*map(is_cut, silent)))
@@ -181,7 +181,7 @@ async def test_a_stream_behind_a_middleware_that_hides_the_connection_is_cut_off
     [({"has_middleware": True}, ALL), ({}, {"toolsListChanged": 1})],
     ids=["middleware", "a loose request"],
 )
-async def test_a_stream_that_the_sdk_carries_is_cut_off_too_and_keeps_no_process(
+async def test_unread_stream_of_the_sdk_is_aborted_and_cannot_keep_the_process(
     options: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
     """Where the user's own middleware must see every request, and where only the SDK takes it for a request: the SDK
@@ -189,7 +189,7 @@ async def test_a_stream_that_the_sdk_carries_is_cut_off_too_and_keeps_no_process
     settings = Settings(policy={"write_deadline": 1.0, "journal_changes": 20}, **options)
     async with serve("uvicorn", settings) as server:
         base, fds = await server.state(is_deep=True), server.fds()
-        with sockets(await fill_carried(server, 10, wanted)) as silent:
+        with sockets(await fill_sdk_streams(server, 10, wanted)) as silent:
             await server.logged("listen stream was not read for 1.0 s; aborting it", times=10)
             assert all(await asyncio.gather(*map(is_cut, silent)))
             await server.until(lambda state: state["objects"] == base["objects"], is_deep=True)
@@ -197,9 +197,9 @@ async def test_a_stream_that_the_sdk_carries_is_cut_off_too_and_keeps_no_process
     async with serve("uvicorn", Settings(policy={"journal_changes": 20}, **options)) as server:
         stream = await listen(server.port, 1, wanted)
         resting = asyncio.ensure_future(stream.rest())
-        with sockets(await fill_carried(server, 10, wanted)):
+        with sockets(await fill_sdk_streams(server, 10, wanted)):
             server.send_signal(signal.SIGTERM)
-            assert await server.lingered(within=PATIENCE) < 2
+            assert await server.wait_for_exit(within=PATIENCE) < 2
             assert (await resting)[-1]["id"] == 1
             assert stream.is_terminated
 
@@ -213,7 +213,7 @@ async def revision(server: Process) -> int:
 
 
 @pytest.mark.parametrize("how", HTTP)
-async def test_a_client_that_closes_its_half_is_gone(how: How) -> None:
+async def test_half_closed_connection_ends_the_stream(how: How) -> None:
     async with serve(how, Settings(policy={"keep_alive": UNMET})) as server:
         streams = await many(10, lambda number: listen(server.port, number))
         streams += await many(5, lambda _: open_legacy(server.port))
@@ -226,7 +226,7 @@ async def test_a_client_that_closes_its_half_is_gone(how: How) -> None:
         await server.until(lambda state: (state["listening"], state["spliced"], state["subscribers"]) == (0, 0, 5))
         kept = {
             "Subscriber": 5,
-            "SplicedSession": 5,
+            "HttpSession": 5,
             "Mailbox": 0,
             "Entry": 0,
             "AsgiStream": 0,
@@ -238,17 +238,17 @@ async def test_a_client_that_closes_its_half_is_gone(how: How) -> None:
 
 
 @pytest.mark.parametrize("how", HTTP)
-async def test_a_client_behind_a_cut_cable_is_noticed(how: How) -> None:
+async def test_client_that_vanishes_without_closing_is_detected(how: How) -> None:
     """Nobody acknowledges what is sent, and nobody closes the connection. A keep-alive is enough to notice."""
     settings = Settings(policy={"write_deadline": 1.0, "keep_alive": 0.2}, options={"session_idle_timeout": IDLE})
     async with serve(how, settings) as server:
         base, fds = await server.state(is_deep=True), server.fds()
         session_ids = await many(2, lambda _: open_session(server.port))
         requests = [listen_request(number) for number in range(5)] + [*map(get_request, session_ids)]
-        with sockets([deaf(server.port, each) for each in requests]) as clients:
+        with sockets([connect_unread(server.port, each) for each in requests]) as clients:
             await server.until(lambda state: (state["listening"], state["spliced"]) == (5, 2))
             for client in clients:
-                silence(client)
+                drop_packets(client)
             await server.until(lambda state: state["listening"] == 0)
             # Keep-alives of legacy streams are the SDK's, every 15 s. A change is noticed sooner.
             await server.change(update(1))
@@ -275,7 +275,7 @@ while True:
 
 
 @pytest.mark.parametrize("how", HTTP)
-async def test_clients_killed_in_the_middle_of_a_stream_leave_nothing(how: How) -> None:
+async def test_clients_killed_in_the_middle_of_a_stream_leave_nothing_behind(how: How) -> None:
     settings = Settings(policy={"keep_alive": UNMET}, options={"session_idle_timeout": IDLE})
     async with serve(how, settings) as server:
         base, fds = await server.state(is_deep=True), server.fds()
@@ -305,17 +305,17 @@ async def test_clients_killed_in_the_middle_of_a_stream_leave_nothing(how: How) 
 
 
 @pytest.mark.parametrize(("how", "count"), [pytest.param("asgi", 10_000, marks=pytest.mark.slow), ("run", 2_000)])
-async def test_ten_thousand_come_and_go_and_nothing_of_them_stays(
+async def test_ten_thousand_short_streams_leave_nothing_behind(
     how: How, count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Listen streams that end in every way a client can end them, and legacy sessions with their streams."""
     async with serve(how) as server:
-        await churn(server, 1_000, 200)
-        base, before, fds = await quiet(server), server.rss(), server.fds()
+        await open_and_close(server, 1_000, 200)
+        base, before, fds = await wait_until_idle(server), server.rss(), server.fds()
         start = time.monotonic()
-        await churn(server, count * 28 // 25, 200)  # nine in ten are acknowledged
+        await open_and_close(server, count * 28 // 25, 200)  # nine in ten are acknowledged
         seconds = time.monotonic() - start
-        after = await quiet(server)
+        after = await wait_until_idle(server)
         growth = server.rss() - before
         with capsys.disabled():
             sys.stdout.write(
@@ -329,7 +329,7 @@ async def test_ten_thousand_come_and_go_and_nothing_of_them_stays(
 
 
 @pytest.mark.parametrize(("how", "is_guarded", "most"), [("run", True, 4_000), ("uvicorn", False, 4_000)])
-async def test_a_stream_takes_no_more_than_it_may(
+async def test_parked_stream_takes_at_most_4_kb(
     how: How, is_guarded: bool, most: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Parked, 4 kB with a caller of its own and all that is asked of it."""

@@ -68,7 +68,7 @@ async def modern(request: pytest.FixtureRequest, urls: dict[str, str]) -> AsyncI
         yield ear
 
 
-async def test_each_of_several_listens_gets_what_it_asked_for_and_nothing_else(modern: Ear) -> None:
+async def test_each_listen_stream_gets_only_its_topics(modern: Ear) -> None:
     async with (
         modern.listen(prompts=False, resources=False) as tools,
         modern.listen("board://sprint", tools=False, prompts=False, resources=False) as contents,
@@ -99,7 +99,7 @@ def gists_of(ear: Ear, subscription: Any) -> list[str]:
     return [each.gist for each in ear.heard if each.subscription == subscription.subscription_id]
 
 
-async def test_the_id_of_a_subscription_keeps_its_type(modern: Ear) -> None:
+async def test_subscription_id_keeps_its_type(modern: Ear) -> None:
     """The SDK's own listen has a text for an id, and any other request of it a number."""
     wanted = types.SubscriptionFilter(resource_subscriptions=["board://sprint", MARKER])
     request = types.SubscriptionsListenRequest(params=types.SubscriptionsListenRequestParams(notifications=wanted))
@@ -119,7 +119,7 @@ async def test_the_id_of_a_subscription_keeps_its_type(modern: Ear) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_a_listen_that_is_left_leaves_nothing_behind(modern: Ear) -> None:
+async def test_ended_listen_stream_leaves_nothing_behind(modern: Ear) -> None:
     """On stdio by a cancellation, over HTTP by closing the response."""
     await modern.until_state(subscribers=0, watched=[], streams=0)
     async with modern.listen("board://sprint", "board://glob/*"):
@@ -133,7 +133,7 @@ async def test_a_listen_that_is_left_leaves_nothing_behind(modern: Ear) -> None:
         await modern.settle()
 
 
-async def test_a_listen_of_which_nothing_is_honoured_ends_at_once_with_its_result(modern: Ear) -> None:
+async def test_listen_without_granted_topics_ends_with_its_result(modern: Ear) -> None:
     assert modern.client is not None
     with anyio.fail_after(DEADLINE):
         for unwatchable in ([], ["board://{unclosed"]):
@@ -195,7 +195,7 @@ async def board(request: pytest.FixtureRequest, urls: dict[str, str]) -> AsyncIt
         yield Board(kind, transport, ear, subscription)
 
 
-async def test_capabilities_are_what_is_served(board: Board) -> None:
+async def test_capabilities_match_what_is_served(board: Board) -> None:
     capabilities = board.ear.capabilities
     assert capabilities is not None
     assert capabilities.tools
@@ -214,7 +214,7 @@ async def test_capabilities_are_what_is_served(board: Board) -> None:
 
 
 @pytest.mark.parametrize("feature", list(KEYS))
-async def test_an_item_added_updated_and_removed_is_told_once_each(board: Board, feature: str) -> None:
+async def test_added_updated_and_removed_item_notifies_once_each(board: Board, feature: str) -> None:
     key, topic = KEYS[feature], board.topic(feature)
 
     heard = await board.step("add", f"{topic} added {key}", feature=feature, key=key)
@@ -257,7 +257,7 @@ async def check_served(ear: Ear, feature: str, key: str) -> None:
                 assert read.contents[0].text
 
 
-async def test_only_what_is_subscribed_is_told_of_contents(board: Board) -> None:
+async def test_only_subscribed_contents_notify(board: Board) -> None:
     await board.step("updated", "content updated board://sprint", uri="board://sprint", metadata={"version": 2})
     await board.step("updated", uri="board://elsewhere")
     await board.step("updated", "content updated board://folder/a/b", uri="board://folder/a/b")
@@ -267,7 +267,7 @@ async def test_only_what_is_subscribed_is_told_of_contents(board: Board) -> None
     await board.step("updated", uri="board://globe/x")
 
 
-async def test_the_same_content_is_told_once(board: Board) -> None:
+async def test_same_content_notifies_once(board: Board) -> None:
     etag = f"of {board.ear.version} {board.transport}"
 
     await board.step("updated", "content updated board://sprint", uri="board://sprint", etag=etag)
@@ -275,7 +275,7 @@ async def test_the_same_content_is_told_once(board: Board) -> None:
     await board.step("updated", "content updated board://sprint", uri="board://sprint", etag=etag + ", later")
 
 
-async def test_a_deleted_resource_is_told_to_its_subscribers_and_leaves_the_list(board: Board) -> None:
+async def test_deleted_resource_notifies_subscribers_and_leaves_the_list(board: Board) -> None:
     await board.step("add", "resources added board://doomed", feature="resources", key="board://doomed")
 
     heard = await board.step(
@@ -289,7 +289,7 @@ async def test_a_deleted_resource_is_told_to_its_subscribers_and_leaves_the_list
     await board.step("updated", uri="board://doomed")
 
 
-async def test_what_changes_nothing_is_not_told(board: Board) -> None:
+async def test_operation_without_a_change_does_not_notify(board: Board) -> None:
     await board.step("add", "tools added same", feature="tools", key="same")
     await board.step("add", feature="tools", key="same", replace=True)
     await board.step("update", feature="tools", key="same", fields={"description": "Unchanging."})
@@ -304,7 +304,7 @@ async def test_what_changes_nothing_is_not_told(board: Board) -> None:
     await board.step("remove", "tools removed same", feature="tools", key="same")
 
 
-async def test_several_changes_travel_in_one_frame(board: Board) -> None:
+async def test_several_changes_are_one_notification(board: Board) -> None:
     steps = [{"what": "add", "args": {"feature": "tools", "key": f"one-{number}"}} for number in range(3)]
     heard = await board.step("many", "tools added one-0, tools added one-1, tools added one-2", steps=steps)
     await board.check_list("tools", "one-0", "one-1", "one-2", heard=heard)
@@ -314,7 +314,7 @@ async def test_several_changes_travel_in_one_frame(board: Board) -> None:
     await board.check_list("tools", heard=heard)
 
 
-async def test_a_change_is_told_wherever_it_is_made(board: Board) -> None:
+async def test_change_from_any_thread_or_task_notifies(board: Board) -> None:
     for where in board.wheres:
         await board.step("add", "tools added here", where=where, feature="tools", key="here")
         fields = {"title": where}
@@ -378,13 +378,13 @@ OWN: dict[str, Steps] = {
 """What the servers' own methods do behind Live's back, and what is told of it."""
 
 
-async def test_the_servers_own_methods_are_noticed_at_once(board: Board) -> None:
+async def test_methods_of_the_server_itself_notify(board: Board) -> None:
     for where in board.wheres:
         for what, args, expected in OWN[board.kind]:
             await board.step(what, *expected, where=where, **args)
 
 
-async def test_refresh_reads_what_nobody_noticed(board: Board) -> None:
+async def test_refresh_finds_unnoticed_changes(board: Board) -> None:
     # A name of its own for each client: what Live took from a user's own list stays off it.
     key = f"quiet-{board.transport}-{board.ear.version}"
     if board.kind == "lowlevel":
@@ -411,7 +411,7 @@ async def test_refresh_reads_what_nobody_noticed(board: Board) -> None:
 
 
 @pytest.mark.parametrize("feature", list(KEYS))
-async def test_what_is_not_there_or_there_already_is_an_error_and_is_not_told(board: Board, feature: str) -> None:
+async def test_missing_or_duplicate_item_is_an_error_without_notification(board: Board, feature: str) -> None:
     key, missing = BASE[feature][0], KEYS[feature]
     ear = board.ear
 
@@ -422,7 +422,7 @@ async def test_what_is_not_there_or_there_already_is_an_error_and_is_not_told(bo
     assert await ear.names(feature) == BASE[feature]
 
 
-async def test_a_muted_session_is_not_taken_to_have_been_told(board: Board) -> None:
+async def test_muted_session_is_not_recorded_as_told(board: Board) -> None:
     await board.step("add", "tools added seen", feature="tools", key="seen")
 
     state = await board.ear.change("state")

@@ -184,7 +184,7 @@ class Server:
             if each.label in pending and not each.is_closed:
                 each.record(MailboxSize(each.name, pending[each.label]))
 
-    async def quiet(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Nothing changes any more: wait until everybody was told, or had every chance."""
         await self.catch_up()
         try:
@@ -399,9 +399,9 @@ async def drive(server: Server, players: list[Player], dice: random.Random, leas
         await asyncio.gather(*(player.settled() for player in players))
         if server.has_streams:
             # The last word is lost on the way to many, and no later one makes up for it.
-            await server.quiet()
+            await server.wait_until_idle()
             await server.change([{"do": "cut", "of": "", "key": ""}, *(changes.next() for _ in range(10))])
-        await server.quiet()
+        await server.wait_until_idle()
         server.check("Reliable")
     for player in players:
         player.wish(None)

@@ -19,9 +19,9 @@ pytestmark = [
 LEAST = 4.0
 
 
-def test_a_delivery_takes_at_most_a_quarter_of_the_sdks_cpu() -> None:
+def test_delivery_takes_at_most_a_quarter_of_the_sdk_cpu() -> None:
     assert times_less(delivering) >= LEAST
 
 
-def test_a_list_takes_at_most_a_quarter_of_the_sdks_cpu() -> None:
+def test_list_takes_at_most_a_quarter_of_the_sdk_cpu() -> None:
     assert times_less(listing) >= LEAST

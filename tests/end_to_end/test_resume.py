@@ -108,7 +108,7 @@ class Mortal(Place):
         """Now, whatever it is doing."""
         self.is_up.clear()
         self.process.send_signal(signal.SIGKILL)
-        await self.process.lingered(PATIENCE)
+        await self.process.wait_for_exit(PATIENCE)
         await server.catch_up()
         kept = peek(self._folder / STATE)
         for _, change in server.rows:
@@ -383,7 +383,7 @@ async def play(
         for reader in readers:
             reader.stay()
         await asyncio.gather(*(reader.is_settled.wait() for reader in readers))
-        await server.quiet()
+        await server.wait_until_idle()
         for reader in readers:
             reader.leave()
     return server, readers
@@ -413,7 +413,7 @@ def tellings(server: Server) -> list[Told]:
         pytest.param(10_000, 2_000, marks=pytest.mark.slow),
     ],
 )
-async def test_clients_that_come_back_with_a_cursor_are_told_exactly_what_differs(
+async def test_clients_that_return_with_a_cursor_get_exactly_what_differs(
     capsys: pytest.CaptureFixture[str], journal: int, changes: int, seed: int
 ) -> None:
     def is_eventful(server: Server, readers: list[Reader]) -> bool:
@@ -434,7 +434,7 @@ async def test_clients_that_come_back_with_a_cursor_are_told_exactly_what_differ
 
 
 @pytest.mark.parametrize(("how", "journal"), [("run", 10_000), pytest.param("uvicorn", 20, marks=pytest.mark.slow)])
-async def test_clients_of_servers_that_are_killed_are_told_exactly_what_differs(
+async def test_clients_of_killed_servers_get_exactly_what_differs(
     tmp_path: Path, how: How, journal: int, seed: int
 ) -> None:
     """Although what a killed server said last is forgotten: then, and only then, its clients are told to refetch."""

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.support.faults.crowd import deafen, many, open_legacy, sockets, update
+from tests.support.faults.crowd import many, open_legacy, open_unread_streams, sockets, update
 from tests.support.faults.wire import ALL, HTTP, PATIENCE, START, How, Settings, envelope, listen, serve
 
 pytestmark = pytest.mark.anyio
@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 @pytest.mark.alone
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("how", [*HTTP, "uvicorn"])
-async def test_a_signal_ends_five_hundred_streams_gracefully(
+async def test_signal_ends_five_hundred_streams_gracefully(
     how: How, number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with serve(how) as server:
@@ -30,7 +30,7 @@ async def test_a_signal_ends_five_hundred_streams_gracefully(
         resting = [asyncio.ensure_future(stream.rest()) for stream in listening + legacy]
         await server.until(lambda state: (state["listening"], state["spliced"]) == (500, 50))
         server.send_signal(number)
-        seconds = await server.lingered(within=PATIENCE)
+        seconds = await server.wait_for_exit(within=PATIENCE)
         rests = await asyncio.gather(*resting)
     for request_id, (stream, events) in enumerate(zip(listening, rests, strict=False)):
         told, result = events
@@ -50,14 +50,14 @@ async def test_a_signal_ends_five_hundred_streams_gracefully(
 @pytest.mark.alone
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("how", HTTP)
-async def test_readers_that_do_not_read_cannot_keep_the_process(how: How, number: signal.Signals) -> None:
+async def test_unread_streams_cannot_keep_the_process(how: How, number: signal.Signals) -> None:
     """With the default write deadline of 20 s."""
     async with serve(how, Settings(policy={"journal_changes": 20})) as server:
         streams = await many(5, lambda number: listen(server.port, number))
         resting = [asyncio.ensure_future(stream.rest()) for stream in streams]
-        with sockets(await deafen(server, listening=10, sessions=5)):
+        with sockets(await open_unread_streams(server, listening=10, sessions=5)):
             server.send_signal(number)
-            assert await server.lingered(within=PATIENCE) < 2
+            assert await server.wait_for_exit(within=PATIENCE) < 2
             for request_id, events in enumerate(await asyncio.gather(*resting)):
                 assert events[-1]["id"] == request_id
                 assert "result" in events[-1]
@@ -66,7 +66,7 @@ async def test_readers_that_do_not_read_cannot_keep_the_process(how: How, number
 
 @pytest.mark.alone
 @pytest.mark.parametrize("number", SIGNALS)
-async def test_a_signal_ends_a_listen_on_stdio_gracefully(number: signal.Signals) -> None:
+async def test_signal_ends_a_listen_on_stdio_gracefully(number: signal.Signals) -> None:
     async with serve("stdio") as server:
         child = server.process
         assert child.stdin is not None
@@ -78,7 +78,7 @@ async def test_a_signal_ends_a_listen_on_stdio_gracefully(number: signal.Signals
             acknowledged = json.loads(await child.stdout.readline())
         assert acknowledged["method"] == "notifications/subscriptions/acknowledged"
         server.send_signal(number)
-        seconds = await server.lingered(within=PATIENCE)
+        seconds = await server.wait_for_exit(within=PATIENCE)
         async with asyncio.timeout(PATIENCE):
             rest = [json.loads(line) async for line in child.stdout]
         (result,) = rest

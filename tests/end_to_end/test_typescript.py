@@ -200,7 +200,7 @@ def check_items(heard: list[dict[str, Any]]) -> None:
 
 @any_kind
 @any_transport
-async def test_the_legacy_client_is_told_of_every_change_and_refreshes_its_lists(kind: str, transport: str) -> None:
+async def test_legacy_client_gets_every_change_and_refreshes_its_lists(kind: str, transport: str) -> None:
     """`@modelcontextprotocol/sdk`, 1.x."""
     with ExitStack() as stack:
         async with watching("sdk", find_target(kind, transport, stack)) as watcher:
@@ -211,7 +211,7 @@ async def test_the_legacy_client_is_told_of_every_change_and_refreshes_its_lists
 
 @any_kind
 @any_transport
-async def test_the_modern_client_is_told_of_every_change_and_refreshes_its_lists(kind: str, transport: str) -> None:
+async def test_modern_client_gets_every_change_and_refreshes_its_lists(kind: str, transport: str) -> None:
     """`@modelcontextprotocol/client`, 2.x: it opens a stream for the lists by itself, and we two for contents."""
     with ExitStack() as stack:
         async with watching("client", find_target(kind, transport, stack)) as watcher:
@@ -228,7 +228,7 @@ async def test_the_modern_client_is_told_of_every_change_and_refreshes_its_lists
 
 
 @any_transport
-async def test_the_modern_client_held_to_the_handshake_is_told_as_well(transport: str) -> None:
+async def test_modern_client_with_a_legacy_handshake_gets_every_change(transport: str) -> None:
     with ExitStack() as stack:
         async with watching("client-legacy", find_target("mcpserver", transport, stack)) as watcher:
             await follow_every_change(watcher)

@@ -194,7 +194,7 @@ class Client:
 
 
 @pytest.mark.parametrize("first", range(0, 400, 100))
-def test_a_copy_kept_by_deltas_is_the_list_in_the_end(first: int) -> None:
+def test_copy_updated_by_deltas_equals_the_list(first: int) -> None:
     for number in range(first, first + 100):
         chance = random.Random(number)
         server = Server(chance)
@@ -230,7 +230,7 @@ def test_a_copy_kept_by_deltas_is_the_list_in_the_end(first: int) -> None:
 
 
 @pytest.mark.parametrize("looks", [False, True])
-def test_who_is_filtered_and_looked_at_what_is_undone_since_is_told_to_refetch(looks: bool) -> None:
+def test_filtered_client_that_fetched_an_undone_change_must_refetch(looks: bool) -> None:
     """What is left of the changes leads on from what it was told, but not from what it has seen; and of a part of the
     list, no digest says so."""
     catalog = Catalog()

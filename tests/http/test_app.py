@@ -30,7 +30,7 @@ for level in (None, logging.WARNING, logging.INFO, "WARNING", "info"):
 """
 
 
-def test_the_level_of_logs_may_be_a_name_a_number_or_that_of_the_loggers() -> None:
+def test_log_level_may_be_a_name_a_number_or_none() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         cwd=Path(__file__).parents[2],

@@ -34,7 +34,7 @@ async def asked(app: Any) -> AsyncIterator[httpx2.AsyncClient]:
         yield client
 
 
-async def test_every_kind_of_server_says_that_it_lives_and_is_ready() -> None:
+async def test_every_kind_of_server_is_live_and_ready() -> None:
     servers = {kind: (kind, {"app": {"health": True}, "auth": True}) for kind in KINDS}
     with serving_all(servers) as urls:
         async with httpx2.AsyncClient(timeout=DEADLINE) as http:
@@ -45,7 +45,7 @@ async def test_every_kind_of_server_says_that_it_lives_and_is_ready() -> None:
                 assert (await http.get(url.replace("/mcp", "/metrics"))).status_code == 404
 
 
-async def test_a_server_is_ready_when_its_lists_were_read_and_not_before() -> None:
+async def test_server_is_ready_only_after_its_lists_were_read() -> None:
     is_broken = True
 
     async def list_tools(ctx: Any, params: Any) -> types.ListToolsResult:
@@ -76,7 +76,7 @@ async def test_a_server_is_ready_when_its_lists_were_read_and_not_before() -> No
         assert (await client.get("/health/ready")).status_code == 503
 
 
-async def test_a_server_whose_list_hangs_is_not_ready_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_whose_list_hangs_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = anyio.Event()
     answers.set()
     asked_for = anyio.Event()
@@ -105,7 +105,7 @@ async def test_a_server_whose_list_hangs_is_not_ready_until_it_answers(monkeypat
                 await anyio.lowlevel.checkpoint()
 
 
-async def test_they_can_stand_in_an_app_of_ones_own() -> None:
+async def test_routes_work_in_another_app() -> None:
     """As the documents have it."""
     live = Live(MCPServer("mine"))
     app = live.http_app()
@@ -137,7 +137,7 @@ async def test_they_can_stand_in_an_app_of_ones_own() -> None:
         (None, {}, 403),
     ],
 )
-async def test_metrics_are_for_who_comes_straight_from_this_machine(
+async def test_metrics_are_refused_to_other_machines_and_proxies(
     address: str | None, headers: dict[str, str], status: int
 ) -> None:
     app = Starlette(routes=Live(MCPServer("mine")).health_routes())
@@ -146,7 +146,7 @@ async def test_metrics_are_for_who_comes_straight_from_this_machine(
         assert (await client.get("/metrics", headers=headers)).status_code == status
 
 
-async def test_where_there_is_a_token_local_metrics_need_it() -> None:
+async def test_local_metrics_need_the_token_if_there_is_one() -> None:
     app = Starlette(routes=Live(MCPServer("mine")).health_routes(token="s3cret"))
     async with asked(app) as client:
         for sent, status in (("", 401), ("Bearer s3cre", 401), ("Bearer ü", 401), ("Bearer s3cret", 200)):
@@ -155,7 +155,7 @@ async def test_where_there_is_a_token_local_metrics_need_it() -> None:
         assert (await client.get("/health/live")).status_code == 200
 
 
-async def test_a_workspace_whose_folder_is_gone_is_not_ready(tmp_path: Path) -> None:
+async def test_workspace_without_its_folder_is_not_ready(tmp_path: Path) -> None:
     folder = tmp_path / "board"
     (folder / "tools").mkdir(parents=True)
     live = Live(Workspace(folder, poll=0))

@@ -34,7 +34,7 @@ def call(request_id: int, name: str) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": {"name": name, "arguments": {}}}
 
 
-async def test_an_answer_that_is_resumed_leaves_the_notifications_where_they_were() -> None:
+async def test_resumed_response_does_not_move_notifications_to_its_stream() -> None:
     with serving() as url:
         async with httpx2.AsyncClient(headers=HEADERS, timeout=DEADLINE) as http:
             params = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "two", "version": "1"}}

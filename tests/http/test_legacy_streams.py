@@ -43,7 +43,7 @@ async def event(stream: Stream) -> dict[str, str]:
     return {name: value for name, _, value in fields if name}
 
 
-async def test_a_client_can_say_from_the_start_that_it_has_read_nothing(url: str, http: httpx2.AsyncClient) -> None:
+async def test_first_event_has_an_id_and_no_data(url: str, http: httpx2.AsyncClient) -> None:
     wire = LegacyWire(url, http, PRIMED)
     await wire.shake_hands()
     async with wire.stream() as stream:
@@ -58,7 +58,7 @@ async def test_a_client_can_say_from_the_start_that_it_has_read_nothing(url: str
     await wire.end()
 
 
-async def test_a_client_of_an_older_version_gets_no_event_without_data(url: str, http: httpx2.AsyncClient) -> None:
+async def test_older_client_gets_no_event_without_data(url: str, http: httpx2.AsyncClient) -> None:
     wire = LegacyWire(url, http, OLDER)
     await wire.shake_hands()
     async with wire.stream() as stream:
@@ -68,9 +68,7 @@ async def test_a_client_of_an_older_version_gets_no_event_without_data(url: str,
 
 
 @pytest.mark.parametrize("event_id", ["another-server's", "tidings-", "tidings-x", "tidings-999"])
-async def test_who_names_an_event_that_never_was_is_told_all_again(
-    url: str, http: httpx2.AsyncClient, event_id: str
-) -> None:
+async def test_unknown_event_id_repeats_all_notifications(url: str, http: httpx2.AsyncClient, event_id: str) -> None:
     wire = LegacyWire(url, http)
     await wire.shake_hands()
     async with wire.stream() as stream:
@@ -89,7 +87,7 @@ async def test_who_names_an_event_that_never_was_is_told_all_again(
     await wire.end()
 
 
-async def test_a_stream_that_its_client_has_lost_makes_way_for_the_next(url: str, http: httpx2.AsyncClient) -> None:
+async def test_returning_client_replaces_its_lost_stream(url: str, http: httpx2.AsyncClient) -> None:
     wire = LegacyWire(url, http, OLDER)
     await wire.shake_hands()
     async with wire.stream() as lost:
@@ -112,7 +110,7 @@ async def read_to_the_end(stream: Stream) -> None:
         pass
 
 
-async def test_nobody_else_can_end_the_stream_of_a_session() -> None:
+async def test_other_callers_cannot_end_the_stream_of_a_session() -> None:
     with serving("mcpserver", auth=True) as url:
         async with (
             httpx2.AsyncClient(headers={"Authorization": "Bearer alice"}, timeout=DEADLINE) as alice,
@@ -128,7 +126,7 @@ async def test_nobody_else_can_end_the_stream_of_a_session() -> None:
                 assert (await stream.heard()).gist == told
 
 
-async def test_a_second_handshake_keeps_the_stream_that_is_open(url: str, http: httpx2.AsyncClient) -> None:
+async def test_second_handshake_keeps_the_open_stream(url: str, http: httpx2.AsyncClient) -> None:
     wire = LegacyWire(url, http)
     await wire.shake_hands()
     async with wire.stream() as stream:
@@ -139,7 +137,7 @@ async def test_a_second_handshake_keeps_the_stream_that_is_open(url: str, http: 
     await wire.end()
 
 
-async def test_a_keep_alive_ends_no_event(http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keep_alive_does_not_end_an_event(http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of the Python SDK before 1.23 take the blank line after it for the end of an empty message, once they
     know an event's id."""
     monkeypatch.setattr(sse_starlette.EventSourceResponse, "DEFAULT_PING_INTERVAL", 0.05)

@@ -57,7 +57,7 @@ def fronts(request: pytest.FixtureRequest, urls: dict[str, str]) -> dict[str, st
 # Frames
 
 
-async def test_the_acknowledgement_is_first_and_names_what_is_honoured(
+async def test_acknowledgement_is_first_and_names_the_granted_topics(
     fronts: dict[str, str], http: httpx2.AsyncClient
 ) -> None:
     wire = Wire(fronts["mcpserver"], http)
@@ -74,7 +74,7 @@ async def test_the_acknowledgement_is_first_and_names_what_is_honoured(
     assert meta[CURSOR_KEY]["topics"].keys() == {"tools", "prompts", "resources"}
 
 
-async def test_the_acknowledgement_leaves_out_what_the_server_cannot_send(
+async def test_acknowledgement_omits_topics_the_server_cannot_send(
     fronts: dict[str, str], http: httpx2.AsyncClient
 ) -> None:
     """A server of tools alone has neither prompts nor resources to watch."""
@@ -145,7 +145,7 @@ async def test_full_detail_has_operation_and_item_in_params_and_a_summary_in_met
         assert (params["uri"], params["metadata"]) == ("board://sprint", {"version": 2, "author": "me"})
 
 
-async def test_several_changes_are_listed_up_to_a_limit(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_several_changes_are_listed_up_to_the_limit(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(fronts["mcpserver"], http)
     async with wire.listen(1, EVERYTHING) as stream:
         await stream.message()
@@ -162,7 +162,7 @@ async def test_several_changes_are_listed_up_to_a_limit(fronts: dict[str, str], 
                 assert summary.get("truncated", False) == is_truncated
 
 
-async def test_summary_detail_says_it_in_meta_alone(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_summary_detail_is_only_in_meta(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(fronts["lowlevel"], http)
     async with wire.listen(1, EVERYTHING) as stream:
         await stream.message()
@@ -173,7 +173,9 @@ async def test_summary_detail_says_it_in_meta_alone(fronts: dict[str, str], http
         await wire.change("remove", feature="tools", key="brief")
 
 
-async def test_without_detail_it_is_the_plain_specification(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_without_detail_notifications_are_the_specified_ones(
+    fronts: dict[str, str], http: httpx2.AsyncClient
+) -> None:
     url = fronts["fastmcp"]
     wire = Wire(url, http)
     session = LegacyWire(url, http)
@@ -191,7 +193,7 @@ async def test_without_detail_it_is_the_plain_specification(fronts: dict[str, st
     await session.end()
 
 
-async def test_ids_are_each_clients_own(fronts: dict[str, str]) -> None:
+async def test_each_client_gets_its_own_subscription_id(fronts: dict[str, str]) -> None:
     """The same id from two clients, and a number beside the same digits as a text."""
     ids: list[str | int] = [1, 1, "1", "a\u2028b"]
     async with AsyncExitStack() as stack:
@@ -209,7 +211,7 @@ async def test_ids_are_each_clients_own(fronts: dict[str, str]) -> None:
         await wires[0].change("remove", feature="tools", key="id")
 
 
-async def test_an_idle_stream_gets_comments(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_idle_stream_gets_keep_alive_comments(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
     async with Wire(fronts["mcpserver"], http).listen(1, {"toolsListChanged": True}) as stream:
         await stream.message()
         with anyio.fail_after(12):  # by default, they come every 15 s
@@ -219,7 +221,7 @@ async def test_an_idle_stream_gets_comments(fronts: dict[str, str], http: httpx2
 
 @pytest.mark.parametrize("transport", ["stdio", "http", "own"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_stream_that_the_server_ends_gets_its_result(kind: str, transport: str) -> None:
+async def test_stream_that_the_server_ends_gets_its_result(kind: str, transport: str) -> None:
     with ExitStack() as stack:
         server: Any = stdio_server(kind)
         if transport != "stdio":
@@ -235,7 +237,7 @@ async def test_a_stream_that_the_server_ends_gets_its_result(kind: str, transpor
             await ear.until_state(subscribers=0, streams=0, watched=[])
 
 
-async def test_streams_are_parked_where_the_connection_is_known(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_streams_are_parked_under_uvicorn_with_httptools(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     for name, parked in (("mcpserver", 0), ("mcpserver, uvicorn", 1), ("mcpserver, own", 1), ("fastmcp, own", 1)):
         wire = Wire(urls[name], http)
         async with wire.listen(1, EVERYTHING) as stream:
@@ -245,7 +247,7 @@ async def test_streams_are_parked_where_the_connection_is_known(urls: dict[str, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_who_only_listens_is_not_told_of_what_was_there_before(kind: str, http: httpx2.AsyncClient) -> None:
+async def test_client_that_only_listens_is_not_notified_of_old_items(kind: str, http: httpx2.AsyncClient) -> None:
     """The first request that a server ever gets may be a listen."""
     with serving(kind) as url:
         wire = Wire(url, http)
@@ -269,7 +271,7 @@ async def refusal(wire: Wire, wanted: dict[str, Any]) -> str:
     return str(answer["error"]["message"])
 
 
-async def test_a_limit_of_streams_is_named_in_the_error(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_error_names_the_limit_of_streams(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
     wanted = {"toolsListChanged": True}
     for name, limit, most in (
         ("few streams", "max_streams", 2),
@@ -299,7 +301,7 @@ async def until_free(wire: Wire) -> None:
             pass
 
 
-async def test_a_limit_of_uris_is_named_in_the_error(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_error_names_the_limit_of_uris(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(fronts["few streams"], http)
     uris = [f"board://{number}" for number in range(4)]
     assert "Policy.max_uris" in await refusal(wire, {"resourceSubscriptions": uris})
@@ -321,7 +323,7 @@ async def test_a_limit_of_uris_is_named_in_the_error(fronts: dict[str, str], htt
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["subscriptions/listen", "tools/list", "server/discover", "resources/list"])
-async def test_a_wrong_host_or_origin_is_refused(
+async def test_wrong_host_or_origin_is_refused(
     fronts: dict[str, str], http: httpx2.AsyncClient, kind: str, method: str
 ) -> None:
     params = {"notifications": EVERYTHING} if method == "subscriptions/listen" else {}
@@ -334,7 +336,7 @@ async def test_a_wrong_host_or_origin_is_refused(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_wrong_host_or_origin_gets_no_legacy_stream(
+async def test_wrong_host_or_origin_gets_no_legacy_stream(
     urls: dict[str, str], http: httpx2.AsyncClient, kind: str
 ) -> None:
     session = LegacyWire(urls[kind], http)
@@ -345,9 +347,7 @@ async def test_a_wrong_host_or_origin_gets_no_legacy_stream(
     await session.end()
 
 
-async def test_where_headers_and_body_disagree_the_sdk_words_the_error(
-    urls: dict[str, str], http: httpx2.AsyncClient
-) -> None:
+async def test_sdk_words_the_error_if_headers_and_body_disagree(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(urls["mcpserver"], http)
     for method, header in (("tools/list", "prompts/list"), ("tools/list", "subscriptions/listen")):
         response = await Wire(urls["mcpserver"], http, {"Mcp-Method": header}).post(method)

@@ -15,8 +15,8 @@ import mcp_types as types
 import pytest
 from mcp.server import Server, ServerRequestContext
 
-from tests.support.http_server import Answer, Door, Line, open_door, some_server
-from tests.support.lists import sdk_requests, warm
+from tests.support.http_server import HttpResponse, LocalServer, RawClient, example_server, serving
+from tests.support.lists import fill_cache, sdk_requests
 from tests.support.sdk_clients import DEADLINE
 from tests.support.waiting import until
 from tidings import Feature, Policy
@@ -24,8 +24,8 @@ from tidings import Feature, Policy
 pytestmark = pytest.mark.anyio
 
 
-def asks(line: Line) -> bytes:
-    return line.asks("tools/list")
+def modern(client: RawClient) -> bytes:
+    return client.modern("tools/list")
 
 
 class Slow:
@@ -48,28 +48,30 @@ class Slow:
 
 
 @asynccontextmanager
-async def herd(slow: Slow, size: int, **options: Any) -> AsyncIterator[tuple[Door, list[asyncio.Task[Answer]]]]:
+async def herd(
+    slow: Slow, size: int, **options: Any
+) -> AsyncIterator[tuple[LocalServer, list[asyncio.Task[HttpResponse]]]]:
     """Requests that all wait for the list, each in a task of its own that can be cancelled."""
-    async with open_door(slow.server, shared_lists=True, **options) as door:
+    async with serving(slow.server, shared_lists=True, **options) as local:
         tasks = []
         waiting: list[int] = []
-        original = door.live.list_cache.find_pending
+        original = local.live.list_cache.find_pending
 
         def asked(method: str, version: str) -> Any:
             waiting.append(1)
             return original(method, version)
 
-        door.live.list_cache.find_pending = asked  # type: ignore[method-assign]
+        local.live.list_cache.find_pending = asked  # type: ignore[method-assign]
         for number in range(size):
-            tasks.append(asyncio.ensure_future(call(door, number)))
+            tasks.append(asyncio.ensure_future(call(local, number)))
             await until(lambda: slow.begun.is_set() and len(waiting) == len(tasks))
-        yield door, tasks
+        yield local, tasks
 
 
-async def call(door: Door, number: int) -> Answer:
+async def call(local: LocalServer, number: int) -> HttpResponse:
     """A request straight into the ASGI app: its task can be cancelled, as by a middleware with a time limit."""
-    head, _, body = Line(door.port, None, None).asks("tools/list", number).partition(b"\r\n\r\n")  # type: ignore[arg-type]
-    lines = [line.partition(b": ") for line in head.split(b"\r\n")[1:]]
+    head, _, body = RawClient(local.port, None, None).modern("tools/list", number).partition(b"\r\n\r\n")  # type: ignore[arg-type]
+    lines = [client.partition(b": ") for client in head.split(b"\r\n")[1:]]
     scope = {
         "type": "http",
         "method": "POST",
@@ -89,18 +91,18 @@ async def call(door: Door, number: int) -> Answer:
     async def send(message: Any) -> None:
         said.append(message)
 
-    await door.app(scope, receive, send)
-    return Answer(b"%d" % said[0]["status"], said[0]["headers"], said[1]["body"])
+    await local.app(scope, receive, send)
+    return HttpResponse(b"%d" % said[0]["status"], said[0]["headers"], said[1]["body"])
 
 
-async def finish(tasks: list[asyncio.Task[Answer]]) -> list[int]:
+async def finish(tasks: list[asyncio.Task[HttpResponse]]) -> list[int]:
     with anyio.fail_after(DEADLINE):
         told = await asyncio.gather(*tasks)
     assert all(b"slow" in answer.body for answer in told)
     return [json.loads(answer.body)["id"] for answer in told]
 
 
-async def test_a_herd_asks_once() -> None:
+async def test_many_clients_cause_one_request_to_the_sdk() -> None:
     slow = Slow()
     async with herd(slow, 5) as (_, tasks):
         slow.may.set()
@@ -108,7 +110,7 @@ async def test_a_herd_asks_once() -> None:
         assert slow.asked == 1
 
 
-async def test_one_that_gives_up_waiting_takes_nobody_with_it() -> None:
+async def test_waiting_client_that_disconnects_does_not_cancel_others() -> None:
     slow = Slow()
     async with herd(slow, 5) as (_, tasks):
         tasks[2].cancel()
@@ -119,7 +121,7 @@ async def test_one_that_gives_up_waiting_takes_nobody_with_it() -> None:
         assert slow.asked == 1
 
 
-async def test_when_the_one_who_asked_leaves_one_other_asks() -> None:
+async def test_another_client_asks_if_the_first_disconnects() -> None:
     slow = Slow()
     async with herd(slow, 5) as (_, tasks):
         slow.begun.clear()
@@ -131,40 +133,40 @@ async def test_when_the_one_who_asked_leaves_one_other_asks() -> None:
         assert slow.asked == 2
 
 
-async def test_nobody_waits_for_the_one_who_asked_to_read() -> None:
+async def test_clients_do_not_wait_for_the_first_to_read() -> None:
     """Its client sends two requests and reads neither answer; the second one asks the SDK."""
     slow = Slow()
     slow.description = "x" * 900_000
     slow.may.set()
-    async with open_door(slow.server, shared_lists=True) as door, door.line() as deaf:
+    async with serving(slow.server, shared_lists=True) as local, local.client() as deaf:
         deaf.writer.transport.pause_reading()  # type: ignore[attr-defined]
         for number in range(20):
-            deaf.writer.write(deaf.asks("tools/list", number))
-        connections: set[Any] = door.server.server_state.connections
+            deaf.writer.write(deaf.modern("tools/list", number))
+        connections: set[Any] = local.server.server_state.connections
         await until(lambda: any(each.cycle and each.flow.write_paused for each in connections))
-        door.live.list_cache.clear()  # as after a change
+        local.live.list_cache.clear()  # as after a change
         for _ in range(3):
-            assert b"slow" in (await door.send(asks)).body
+            assert b"slow" in (await local.send(modern)).body
 
 
-async def test_an_old_answer_goes_on_while_one_asks_anew() -> None:
+async def test_expired_response_is_used_while_a_new_one_is_made() -> None:
     slow = Slow()
     slow.may.set()
-    async with open_door(slow.server, shared_lists=True, policy=Policy(list_memory=0.0)) as door:
-        assert b"slow" in (await door.send(asks)).body
+    async with serving(slow.server, shared_lists=True, policy=Policy(list_memory=0.0)) as local:
+        assert b"slow" in (await local.send(modern)).body
         slow.may.clear()
         slow.begun.clear()
         slow.description = "anew"
-        asker = asyncio.ensure_future(door.send(asks))
+        asker = asyncio.ensure_future(local.send(modern))
         with anyio.fail_after(DEADLINE):
             await slow.begun.wait()
-        assert b"anew" not in (await door.send(asks)).body
+        assert b"anew" not in (await local.send(modern)).body
         slow.may.set()
         assert b"anew" in (await asker).body
 
 
 @pytest.mark.parametrize(("cpu", "requests"), [(0.0, 5), (0.2, 0)], ids=["cheap", "expensive"])
-async def test_an_expensive_list_is_requested_from_the_sdk_less_often(cpu: float, requests: int) -> None:
+async def test_expensive_list_is_requested_from_the_sdk_less_often(cpu: float, requests: int) -> None:
     """One that takes 0.2 s of CPU is used for 10 s, however short `list_memory` is."""
 
     class Expensive(Slow):
@@ -176,14 +178,14 @@ async def test_an_expensive_list_is_requested_from_the_sdk_less_often(cpu: float
 
     slow = Expensive()
     slow.may.set()
-    async with open_door(slow.server, shared_lists=True, policy=Policy(list_memory=0.001 if cpu else 0.0)) as door:
-        await door.send(asks)
-        with sdk_requests(door, requests):
+    async with serving(slow.server, shared_lists=True, policy=Policy(list_memory=0.001 if cpu else 0.0)) as local:
+        await local.send(modern)
+        with sdk_requests(local, requests):
             for _ in range(5):
-                await door.send(asks)
+                await local.send(modern)
 
 
-async def test_nobody_gets_the_old_list_while_the_server_is_being_read() -> None:
+async def test_old_list_is_not_sent_while_the_server_is_read() -> None:
     class SlowlyRead(Slow):
         read = asyncio.Event()
 
@@ -195,24 +197,24 @@ async def test_nobody_gets_the_old_list_while_the_server_is_being_read() -> None
     slow = SlowlyRead()
     slow.may.set()
     slow.read.set()
-    async with open_door(slow.server, shared_lists=True) as door:
+    async with serving(slow.server, shared_lists=True) as local:
         for _ in range(3):
-            await door.send(asks)
+            await local.send(modern)
         assert slow.asked == 1
         slow.read.clear()
         slow.description = "anew"
-        door.live.list_reader.wake(Feature.TOOLS)
+        local.live.list_reader.wake(Feature.TOOLS)
         for _ in range(3):  # the first waits for the reading, as long as anybody does
-            assert b"anew" in (await door.send(asks)).body
+            assert b"anew" in (await local.send(modern)).body
         slow.read.set()
-        await until(lambda: door.live.list_reader.is_loaded)
+        await until(lambda: local.live.list_reader.is_loaded)
         before = slow.asked
         for _ in range(3):
-            assert b"anew" in (await door.send(asks)).body
+            assert b"anew" in (await local.send(modern)).body
         assert slow.asked <= before + 1  # it may have been made beforehand
 
 
-async def test_what_can_not_be_shared_is_asked_for_by_each() -> None:
+async def test_response_that_cannot_be_shared_is_requested_by_each_client() -> None:
     """A page: with it, a herd is no herd."""
 
     class Pages(Slow):
@@ -228,11 +230,11 @@ async def test_what_can_not_be_shared_is_asked_for_by_each() -> None:
 
 
 @pytest.mark.parametrize("case", ["made", "cannot be made", "changed again"])
-async def test_requests_during_a_change_wait_for_the_list_that_is_being_made(case: str) -> None:
-    async with open_door(some_server()) as door:
-        await warm(door)
+async def test_requests_during_a_change_wait_for_the_new_list(case: str) -> None:
+    async with serving(example_server()) as local:
+        await fill_cache(local)
         may = asyncio.Event()
-        original, asked = door.live.list_reader.request, door.live.list_cache.find_pending
+        original, asked = local.live.list_reader.request, local.live.list_cache.find_pending
         waiting: list[Any] = []
 
         async def answered(method: str, version: str) -> dict[str, Any]:
@@ -245,15 +247,15 @@ async def test_requests_during_a_change_wait_for_the_list_that_is_being_made(cas
             waiting.append(asked(method, version))
             return waiting[-1]
 
-        door.live.list_reader.request = answered  # type: ignore[method-assign]
-        door.live.list_cache.find_pending = noted  # type: ignore[method-assign]
-        door.live.tools.add(lambda: "", name="slow")
+        local.live.list_reader.request = answered  # type: ignore[method-assign]
+        local.live.list_cache.find_pending = noted  # type: ignore[method-assign]
+        local.live.tools.add(lambda: "", name="slow")
         waiting.clear()
-        tasks = [asyncio.ensure_future(call(door, number)) for number in range(5)]
+        tasks = [asyncio.ensure_future(call(local, number)) for number in range(5)]
         await until(lambda: len(waiting) == 5 and all(waiting))
         if case == "changed again":
-            door.live.tools.add(lambda: "", name="newer")
-        with sdk_requests(door, 1 if case == "cannot be made" else 0):
+            local.live.tools.add(lambda: "", name="newer")
+        with sdk_requests(local, 1 if case == "cannot be made" else 0):
             may.set()
             assert await finish(tasks) == [0, 1, 2, 3, 4]
         assert case != "changed again" or all(b"newer" in task.result().body for task in tasks)

@@ -18,14 +18,22 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from tests.support.http_server import META, Answer, Door, Line, modern, open_door, some_server
+from tests.support.http_server import (
+    META,
+    HttpResponse,
+    LocalServer,
+    RawClient,
+    example_server,
+    modern_body,
+    serving,
+)
 from tests.support.kinds import Own
-from tests.support.lists import LISTED, Raw, changed, door, listed, posted, sdk_requests, warm
+from tests.support.lists import LISTED, Raw, changed, fill_cache, listed, local, posted, sdk_requests
 from tests.support.sdk_clients import DEADLINE, LEGACY, MODERN
 from tests.support.tokens import authentication
 from tidings import Live
 
-__all__ = ["door"]
+__all__ = ["local"]
 
 pytestmark = pytest.mark.anyio
 
@@ -34,8 +42,8 @@ pytestmark = pytest.mark.anyio
 
 
 def doubled(name: bytes) -> Raw:
-    def raw(line: Line) -> bytes:
-        head, _, body = line.asks("tools/list").partition(b"\r\n\r\n")
+    def raw(client: RawClient) -> bytes:
+        head, _, body = client.modern("tools/list").partition(b"\r\n\r\n")
         same = next(each for each in head.split(b"\r\n") if each.lower().startswith(name + b":"))
         return head + b"\r\n" + same + b"\r\n\r\n" + body
 
@@ -51,19 +59,19 @@ ASIDE: dict[str, tuple[bytes, Raw]] = {
     "another content type": (b"400", changed(Content_Type="text/plain")),
     "two methods": (b"400", doubled(b"mcp-method")),
     "two versions": (b"400", doubled(b"mcp-protocol-version")),
-    "another method in the body": (b"400", posted(modern("prompts/list"))),
+    "another method in the body": (b"400", posted(modern_body("prompts/list"))),
     "another version in the body": (
         b"400",
         posted(LISTED.replace(MODERN.encode(), b"2026-07-29")),
     ),
     "a version of nobody's": (b"400", changed(MCP_Protocol_Version="2031-01-01")),
-    "a cursor": (b"200", posted(modern("tools/list", params={"cursor": "x"}))),
-    "a progress token": (b"200", posted(modern("tools/list", params={"_meta": {**META, "progressToken": 1}}))),
-    "a member that nobody knows": (b"200", posted(modern("tools/list", extra=1))),
-    "an id that could be written otherwise": (b"200", posted(modern("tools/list", "grüße"))),
-    "an id that is long": (b"200", posted(modern("tools/list", "x" * 1000))),
-    "an id that is no integer": (b"400", posted(modern("tools/list", 1.0))),
-    "an id that is null": (b"400", posted(modern("tools/list", None))),
+    "a cursor": (b"200", posted(modern_body("tools/list", params={"cursor": "x"}))),
+    "a progress token": (b"200", posted(modern_body("tools/list", params={"_meta": {**META, "progressToken": 1}}))),
+    "a member that nobody knows": (b"200", posted(modern_body("tools/list", extra=1))),
+    "an id that could be written otherwise": (b"200", posted(modern_body("tools/list", "grüße"))),
+    "an id that is long": (b"200", posted(modern_body("tools/list", "x" * 1000))),
+    "an id that is no integer": (b"400", posted(modern_body("tools/list", 1.0))),
+    "an id that is null": (b"400", posted(modern_body("tools/list", None))),
     "no id": (b"202", posted(LISTED.replace(b'"id": 1, ', b""))),
     "a batch": (b"400", posted(b"[" + LISTED + b"]")),
     "something behind it": (b"400", posted(LISTED + b"x")),
@@ -79,80 +87,80 @@ ASIDE: dict[str, tuple[bytes, Raw]] = {
     ),
     "capabilities that are none": (
         b"400",
-        posted(modern("tools/list", params={"_meta": {**META, "io.modelcontextprotocol/clientCapabilities": 7}})),
+        posted(modern_body("tools/list", params={"_meta": {**META, "io.modelcontextprotocol/clientCapabilities": 7}})),
     ),
     "no capabilities": (b"400", posted(LISTED.replace(b"clientCapabilities", b"clientIncapabilities"))),
     "no params": (b"400", posted(b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}')),
     "too deep": (b"400", posted(b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":' + b"[" * 5000)),
-    "too large": (b"413", posted(modern("tools/list", params={"x": "x" * 5_000_000}))),
+    "too large": (b"413", posted(modern_body("tools/list", params={"x": "x" * 5_000_000}))),
 }
 
 
 @pytest.mark.parametrize("case", ASIDE)
-async def test_whatever_is_in_doubt_is_the_sdks(door: Door, case: str) -> None:
+async def test_doubtful_request_goes_to_the_sdk(local: LocalServer, case: str) -> None:
     """Twice, so that nothing that was refused once is remembered as good."""
     status, raw = ASIDE[case]
-    await warm(door)
-    said = await door.by_sdk(raw)
+    await fill_cache(local)
+    said = await local.sdk_response(raw)
     assert status in said.status
-    with sdk_requests(door, 2):
-        assert [await door.send(raw), await door.send(raw)] == [said, said]
+    with sdk_requests(local, 2):
+        assert [await local.send(raw), await local.send(raw)] == [said, said]
 
 
-async def test_whitespace_after_a_header_makes_no_difference(door: Door) -> None:
-    await warm(door)
-    said = await door.send(changed())
-    with sdk_requests(door, 0):
+async def test_whitespace_after_a_header_value_is_ignored(local: LocalServer) -> None:
+    await fill_cache(local)
+    said = await local.send(changed())
+    with sdk_requests(local, 0):
         assert (
-            await door.send(changed(Accept="application/json, text/event-stream \t", Mcp_Method="tools/list ")) == said
+            await local.send(changed(Accept="application/json, text/event-stream \t", Mcp_Method="tools/list ")) == said
         )
 
 
 @pytest.mark.parametrize("path", ["/mcp?x=1", "/mcp/", "/%6dcp", "/other"])
-async def test_another_path_goes_where_it_would_have_gone(door: Door, path: str) -> None:
-    def raw(line: Line) -> bytes:
-        return line.asks("tools/list").replace(b"/mcp", path.encode(), 1)
+async def test_other_paths_are_not_affected(local: LocalServer, path: str) -> None:
+    def raw(client: RawClient) -> bytes:
+        return client.modern("tools/list").replace(b"/mcp", path.encode(), 1)
 
-    await warm(door)
-    said = await door.by_sdk(raw)
-    assert [await door.send(raw), await door.send(raw)] == [said, said]
+    await fill_cache(local)
+    said = await local.sdk_response(raw)
+    assert [await local.send(raw), await local.send(raw)] == [said, said]
 
 
-async def test_middleware_of_the_users_sees_every_list() -> None:
-    server = some_server()
-    async with open_door(server) as door:
-        await warm(door)
-        with sdk_requests(door, 0):
-            await warm(door)
+async def test_user_middleware_sees_every_list_request() -> None:
+    server = example_server()
+    async with serving(server) as local:
+        await fill_cache(local)
+        with sdk_requests(local, 0):
+            await fill_cache(local)
         own: Any = Own()
         server.middleware.append(own)  # which may come at any time
-        with sdk_requests(door, 15):
-            await warm(door)
+        with sdk_requests(local, 15):
+            await fill_cache(local)
 
 
-async def test_rules_for_hosts_may_change_at_any_time() -> None:
-    async with open_door(some_server()) as door:
-        await warm(door)
-        settings = door.live.server.session_manager.security_settings
+async def test_changed_host_rules_apply_immediately() -> None:
+    async with serving(example_server()) as local:
+        await fill_cache(local)
+        settings = local.live.server.session_manager.security_settings
         settings.allowed_hosts.remove("127.0.0.1:*")
-        assert b"421" in (await door.send(changed())).status
+        assert b"421" in (await local.send(changed())).status
         settings.allowed_hosts.append("127.0.0.1:*")
-        assert b"200" in (await door.send(changed())).status
+        assert b"200" in (await local.send(changed())).status
         settings.enable_dns_rebinding_protection = False
-        assert b"200" in (await door.send(changed(Host="evil.example"))).status
+        assert b"200" in (await local.send(changed(Host="evil.example"))).status
         settings.enable_dns_rebinding_protection = True
-        assert b"421" in (await door.send(changed(Host="evil.example"))).status
+        assert b"421" in (await local.send(changed(Host="evil.example"))).status
 
 
-async def test_lists_that_each_caller_may_be_shown_otherwise_are_never_kept() -> None:
+async def test_lists_that_differ_by_caller_are_not_cached() -> None:
     async def list_tools(ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[])
 
     server: Server[Any] = Server("each", on_list_tools=list_tools)
-    async with open_door(server) as door:
-        with sdk_requests(door, 2):
+    async with serving(server) as local:
+        with sdk_requests(local, 2):
             for _ in range(2):
-                assert b"200" in (await door.send(changed())).status
+                assert b"200" in (await local.send(changed())).status
 
 
 # Authentication, and what else stands before the front
@@ -167,59 +175,61 @@ class PerCaller(MCPServer[Any]):
         return [tool for tool in await super().list_tools() if is_hers or tool.name != "hers"]
 
 
-async def test_a_method_of_the_users_that_lists_for_each_caller_is_asked_for_each() -> None:
+async def test_overridden_list_method_is_called_for_every_request() -> None:
     server = PerCaller("each", log_level="CRITICAL", **authentication())
     for name in ("hers", "everybodys"):
         server.add_tool(lambda: "", name=name)
 
-    def names(answer: Answer) -> list[str]:
+    def names(answer: HttpResponse) -> list[str]:
         text = answer.body.partition(b"data: ")[2] or answer.body
         return [tool["name"] for tool in json.loads(text)["result"]["tools"]]
 
-    async with open_door(server) as door, door.line() as line:
-        sessions = {who: await line.shake_hands(LEGACY[-1], Authorization=f"Bearer {who}") for who in ("alice", "bob")}
+    async with serving(server) as local, local.client() as client:
+        sessions = {who: await client.initialize(LEGACY[-1], Authorization=f"Bearer {who}") for who in ("alice", "bob")}
         for who in ("alice", "alice", "bob", "alice", "bob"):
             shown = ["everybodys", "hers"] if who == "alice" else ["everybodys"]
-            assert names(await door.send(changed(Authorization=f"Bearer {who}"))) == shown
-            assert names(await door.send(listed(**sessions[who]))) == shown
+            assert names(await local.send(changed(Authorization=f"Bearer {who}"))) == shown
+            assert names(await local.send(listed(**sessions[who]))) == shown
 
         # And nobody is told of what only she is shown.
-        line.writer.write(line.listens(1, Authorization="Bearer bob"))
+        client.writer.write(client.listen_request(1, Authorization="Bearer bob"))
         with anyio.fail_after(DEADLINE):
-            await line.reader.readuntil(b"acknowledged")
+            await client.reader.readuntil(b"acknowledged")
         server.remove_tool("hers")
         for name in ("hers", "new"):
             server.add_tool(lambda: "", name=name)
         with anyio.fail_after(DEADLINE):
-            assert b"hers" not in await line.reader.readuntil(b'"name":"new"')
+            assert b"hers" not in await client.reader.readuntil(b'"name":"new"')
 
 
 async def test_no_list_is_sent_without_a_valid_token() -> None:
-    async with open_door(some_server(**authentication())) as door:
+    async with serving(example_server(**authentication())) as local:
         for _ in range(3):
-            assert b"200" in (await door.send(changed(Authorization="Bearer alice"))).status
-        with sdk_requests(door, 0):
-            assert b"200" in (await door.send(changed(Authorization="Bearer bob"))).status
+            assert b"200" in (await local.send(changed(Authorization="Bearer alice"))).status
+        with sdk_requests(local, 0):
+            assert b"200" in (await local.send(changed(Authorization="Bearer bob"))).status
             for token in (None, "Bearer nobody", "Bearer weak"):
-                assert (await door.send(changed(Authorization=token))).status.split()[1] in (b"401", b"403")
+                assert (await local.send(changed(Authorization=token))).status.split()[1] in (b"401", b"403")
 
 
-async def test_a_route_that_is_put_before_it_later_is_asked_first() -> None:
-    async with open_door(some_server()) as door:
-        await warm(door)
+async def test_route_inserted_later_takes_precedence() -> None:
+    async with serving(example_server()) as local:
+        await fill_cache(local)
 
         async def refuse(request: Any) -> Response:
             return Response(status_code=418)
 
-        async with door.line() as line:
-            assert b"200" in (await line.send(line.asks("tools/list"))).status
-            door.app.router.routes.insert(0, Route("/mcp", endpoint=refuse, methods=["POST"]))
-            assert b"418" in (await door.send(changed())).status
-            assert b"418" in (await line.send(line.asks("tools/list"))).status  # on a connection that was open before
+        async with local.client() as client:
+            assert b"200" in (await client.send(client.modern("tools/list"))).status
+            local.app.router.routes.insert(0, Route("/mcp", endpoint=refuse, methods=["POST"]))
+            assert b"418" in (await local.send(changed())).status
+            assert (
+                b"418" in (await client.send(client.modern("tools/list"))).status
+            )  # on a connection that was open before
 
 
-async def test_an_app_that_is_mounted_elsewhere_answers_there_alone() -> None:
-    inner = Live(some_server()).http_app()
+async def test_mounted_app_responds_only_at_its_path() -> None:
+    inner = Live(example_server()).http_app()
     outer = Starlette(routes=[Mount("/below", app=inner)])
     async with inner.router.lifespan_context(inner):
         transport = httpx2.ASGITransport(app=outer)
@@ -231,5 +241,5 @@ async def test_an_app_that_is_mounted_elsewhere_answers_there_alone() -> None:
                 "Mcp-Method": "tools/list",
             }
             for path, status in (("/below/mcp", 200), ("/mcp", 404), ("/below/mcp", 200), ("/mcp", 404)):
-                response = await http.post(path, content=modern("tools/list"), headers=headers)
+                response = await http.post(path, content=modern_body("tools/list"), headers=headers)
                 assert response.status_code == status

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.http_server import META, Answer, Door, Line, open_door, some_server
-from tests.support.lists import LISTED, warm
+from tests.support.http_server import META, HttpResponse, LocalServer, RawClient, example_server, serving
+from tests.support.lists import LISTED, fill_cache
 from tests.support.sdk_clients import MODERN
 
 VALUES = {
@@ -59,27 +59,27 @@ BODIES = st.builds(
 )
 
 
-def test_whatever_comes_is_answered_as_the_sdk_would() -> None:
+def test_random_requests_get_the_sdk_response() -> None:
     with asyncio.Runner() as runner:
-        context = open_door(some_server())
-        door = runner.run(context.__aenter__())
-        runner.run(warm(door))
-        session = runner.run(session_of(door))
+        context = serving(example_server())
+        local = runner.run(context.__aenter__())
+        runner.run(fill_cache(local))
+        session = runner.run(session_of(local))
 
         @example(headers={}, body=LISTED)
         @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
         @given(headers=st.just({}) | HEADERS, body=st.just(LISTED) | BODIES)
         def check(headers: dict[str, str | None], body: bytes) -> None:
-            def raw(line: Line) -> bytes:
+            def raw(client: RawClient) -> bytes:
                 named = {"MCP_Protocol_Version": MODERN, "Mcp_Method": "tools/list", **headers}
                 if named.get("Mcp_Session_Id") == "own":
                     named |= session
-                return line.request(body, **named)
+                return client.request(body, **named)
 
             async def ask() -> None:
-                said = without_new_session(await door.by_sdk(raw))
+                said = without_new_session(await local.sdk_response(raw))
                 for _ in range(3):
-                    assert without_new_session(await door.send(raw)) == said
+                    assert without_new_session(await local.send(raw)) == said
 
             runner.run(ask())
 
@@ -89,12 +89,12 @@ def test_whatever_comes_is_answered_as_the_sdk_would() -> None:
             runner.run(context.__aexit__(None, None, None))
 
 
-async def session_of(door: Door) -> dict[str, str | None]:
-    async with door.line() as line:
-        return await line.shake_hands("2025-06-18")
+async def session_of(local: LocalServer) -> dict[str, str | None]:
+    async with local.client() as client:
+        return await client.initialize("2025-06-18")
 
 
-def without_new_session(answer: Answer) -> Answer:
+def without_new_session(answer: HttpResponse) -> HttpResponse:
     """The SDK gives an id even to the sessions that it refuses to open."""
     is_refused = b"200" not in answer.status
     return answer._replace(headers=[each for each in answer.headers if not is_refused or each[0] != b"mcp-session-id"])

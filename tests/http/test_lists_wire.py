@@ -67,7 +67,7 @@ ONE_OF_EACH = {
 
 
 @pytest.mark.parametrize("feature", list(ONE_OF_EACH))
-async def test_a_list_is_answered_from_bytes_until_its_revision_changes(
+async def test_list_comes_from_the_cache_until_its_revision_changes(
     urls: dict[str, str], http: httpx2.AsyncClient, feature: str
 ) -> None:
     """An item that is changed in place, unnoticed, shows who answers: the bytes, or the SDK."""
@@ -93,7 +93,7 @@ async def test_a_list_is_answered_from_bytes_until_its_revision_changes(
     assert key not in await ask(5)
 
 
-async def test_discovery_is_answered_from_bytes_until_what_is_offered_changes(
+async def test_discovery_comes_from_the_cache_until_the_offer_changes(
     urls: dict[str, str], http: httpx2.AsyncClient
 ) -> None:
     wire = Wire(urls["mcpserver"], http)
@@ -109,7 +109,7 @@ async def test_discovery_is_answered_from_bytes_until_what_is_offered_changes(
 
 
 @pytest.mark.parametrize("name", ["middleware", "fastmcp"])
-async def test_the_sdk_answers_where_middleware_or_each_caller_may_change_the_list(
+async def test_sdk_responds_if_middleware_or_the_caller_may_change_the_list(
     urls: dict[str, str], http: httpx2.AsyncClient, name: str
 ) -> None:
     wire = Wire(urls[name], http)
@@ -121,7 +121,7 @@ async def test_the_sdk_answers_where_middleware_or_each_caller_may_change_the_li
     await wire.change("own_remove_tool", key="fresh")
 
 
-async def test_listening_works_where_every_request_is_the_sdks(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_listen_works_through_the_sdk(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(urls["middleware"], http)
     async with wire.listen("through", EVERYTHING) as stream:
         acknowledged = await stream.heard()
@@ -135,7 +135,7 @@ async def test_listening_works_where_every_request_is_the_sdks(urls: dict[str, s
         await wire.change("remove", feature="tools", key="through")
 
 
-async def test_pages_are_the_sdks_and_a_change_on_any_of_them_is_told(
+async def test_pages_come_from_the_sdk_and_changes_on_any_page_notify(
     urls: dict[str, str], http: httpx2.AsyncClient
 ) -> None:
     wire = Wire(urls["pages"], http)

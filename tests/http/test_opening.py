@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from tests.support.faults.wire import Stream
-from tests.support.http_server import META, Door, Line, open_door, some_server
+from tests.support.http_server import META, LocalServer, RawClient, example_server, serving
 from tests.support.loops import anyio_backend
 from tests.support.sdk_clients import DEADLINE
 from tests.support.waiting import until
@@ -31,23 +31,25 @@ TOOLS = {"toolsListChanged": True}
 EVERYTHING = {**TOOLS, "promptsListChanged": True, "resourcesListChanged": True, "resourceSubscriptions": ["door://r"]}
 
 
-def listens(line: Line, request_id: Any = 1, wanted: Any = None, meta: Any = None, **headers: str | None) -> bytes:
+def listen_request(
+    client: RawClient, request_id: Any = 1, wanted: Any = None, meta: Any = None, **headers: str | None
+) -> bytes:
     params = {"notifications": TOOLS if wanted is None else wanted, "_meta": {**META, **(meta or {})}}
-    return line.asks("subscriptions/listen", request_id, params, **headers)
+    return client.modern("subscriptions/listen", request_id, params, **headers)
 
 
-async def response(line: Line, request: bytes) -> list[bytes]:
+async def response(client: RawClient, request: bytes) -> list[bytes]:
     """Return the lines of the head, but for the date, and the first event."""
-    line.writer.write(request)
+    client.writer.write(request)
     async with asyncio.timeout(DEADLINE):
-        head = (await line.reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
-        size = await line.reader.readline()
-        event = await line.reader.readexactly(int(size, 16) + 2)
+        head = (await client.reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+        size = await client.reader.readline()
+        event = await client.reader.readexactly(int(size, 16) + 2)
     return [*(each for each in head if not each.startswith(b"date:")), event]
 
 
-def outlets(door: Door) -> list[type]:
-    return [type(stream.response) for stream in door.live.listen_streams]
+def stream_types(local: LocalServer) -> list[type]:
+    return [type(stream.response) for stream in local.live.listen_streams]
 
 
 # What is accepted
@@ -72,27 +74,27 @@ ACCEPTED: dict[str, dict[str, Any]] = {
 async def test_same_request_opens_the_same_stream_again(case: str) -> None:
     """The second time, the checks of headers and params are cached."""
     responses = []
-    async with open_door(some_server()) as door:
+    async with serving(example_server()) as local:
         for _ in range(2):
-            async with door.line() as line:
-                responses.append(await response(line, listens(line, **ACCEPTED[case])))
-                assert outlets(door) == [ParkedStream]
-            await until(lambda: not outlets(door))
-        assert door.live.subscriptions.limits.count == 0
-        assert door.server.server_state.total_requests == 2
+            async with local.client() as client:
+                responses.append(await response(client, listen_request(client, **ACCEPTED[case])))
+                assert stream_types(local) == [ParkedStream]
+            await until(lambda: not stream_types(local))
+        assert local.live.subscriptions.limits.count == 0
+        assert local.server.server_state.total_requests == 2
     assert responses[0] == responses[1]
     acknowledged = json.loads(responses[0][-1].split(b"data: ")[1])["params"]["_meta"]
     assert acknowledged["io.modelcontextprotocol/subscriptionId"] == ACCEPTED[case].get("request_id", 1)
 
 
-async def test_client_that_leaves_does_not_change_the_stream_of_another_with_the_same_request() -> None:
+async def test_disconnect_does_not_affect_a_stream_with_the_same_request() -> None:
     """Requests with the same params share what is remembered of them."""
-    async with open_door(some_server()) as door, door.line() as first, door.line() as second:
-        for request_id, line in enumerate((first, second)):
-            await response(line, listens(line, request_id, EVERYTHING))
+    async with serving(example_server()) as local, local.client() as first, local.client() as second:
+        for request_id, client in enumerate((first, second)):
+            await response(client, listen_request(client, request_id, EVERYTHING))
         first.writer.close()
-        await until(lambda: len(outlets(door)) == 1)
-        door.live.resources.updated("door://r")
+        await until(lambda: len(stream_types(local)) == 1)
+        local.live.resources.updated("door://r")
         with anyio.fail_after(DEADLINE):
             told = await Stream(second.reader, second.writer).event()
         assert told is not None
@@ -100,14 +102,14 @@ async def test_client_that_leaves_does_not_change_the_stream_of_another_with_the
         assert told["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"] == 1
 
 
-async def test_stream_whose_request_comes_in_two_pieces_is_parked() -> None:
-    async with open_door(some_server()) as door, door.line() as line:
-        request = listens(line)
-        line.writer.write(request[:-10])
-        connections: Any = door.server.server_state.connections
+async def test_stream_whose_request_arrives_in_two_parts_is_parked() -> None:
+    async with serving(example_server()) as local, local.client() as client:
+        request = listen_request(client)
+        client.writer.write(request[:-10])
+        connections: Any = local.server.server_state.connections
         await until(lambda: any(each.cycle for each in connections))
-        assert b"acknowledged" in (await response(line, request[-10:]))[-1]
-        assert outlets(door) == [ParkedStream]
+        assert b"acknowledged" in (await response(client, request[-10:]))[-1]
+        assert stream_types(local) == [ParkedStream]
 
 
 # What is refused
@@ -139,40 +141,28 @@ async def test_refused_request_gets_its_error_and_the_connection_goes_on(case: s
         return topic is not Feature.PROMPTS
 
     policy = Policy(max_uris=1, list_memory=3600)
-    async with open_door(some_server(), policy=policy, authorize=authorize) as door, door.line() as line:
+    async with serving(example_server(), policy=policy, authorize=authorize) as local, local.client() as client:
         status, changes = REFUSED[case]
-        request = listens(line, **changes)
+        request = listen_request(client, **changes)
         if case == "a body that is no text":
             request = request.replace(b"mine", b"\xff\xffne")
-        first, second = await line.send(request), await line.send(request)
+        first, second = await client.send(request), await client.send(request)
         assert first == second
         assert status in first.status
         assert (b"acknowledged" in first.body) is case.startswith("nothing")
         assert asked == ([Feature.PROMPTS] * 2 if case == "nothing allowed" else [])
-        assert door.live.subscriptions.limits.count == 0
-        await response(line, listens(line))
-        assert outlets(door) == [ParkedStream]
-
-
-@pytest.mark.parametrize("setting", ["max_streams", "max_streams_per_address"])
-async def test_stream_past_a_limit_is_refused_until_another_ends(setting: str) -> None:
-    async with open_door(some_server(), policy=Policy().but(**{setting: 1})) as door, door.line() as one:
-        await response(one, listens(one))
-        async with door.line() as line:
-            assert b"503" in (await line.send(listens(line))).status
-        one.writer.close()
-        await until(lambda: door.live.subscriptions.limits.count == 0)
-        async with door.line() as line:
-            await response(line, listens(line))
+        assert local.live.subscriptions.limits.count == 0
+        await response(client, listen_request(client))
+        assert stream_types(local) == [ParkedStream]
 
 
 async def test_client_behind_a_proxy_is_counted_by_the_address_that_the_proxy_names() -> None:
     policy = Policy(max_streams_per_address=1)
-    async with open_door(some_server(), policy=policy) as door, door.line() as one, door.line() as other:
-        await response(one, listens(one))
-        await response(other, listens(other, X_Forwarded_For="192.0.2.1"))
-        async with door.line() as line:
-            assert b"503" in (await line.send(listens(line, X_Forwarded_For="192.0.2.1"))).status
+    async with serving(example_server(), policy=policy) as local, local.client() as one, local.client() as other:
+        await response(one, listen_request(one))
+        await response(other, listen_request(other, X_Forwarded_For="192.0.2.1"))
+        async with local.client() as client:
+            assert b"503" in (await client.send(listen_request(client, X_Forwarded_For="192.0.2.1"))).status
 
 
 async def test_mcp_middleware_sees_every_stream() -> None:
@@ -182,12 +172,12 @@ async def test_mcp_middleware_sees_every_stream() -> None:
         seen.append(ctx.method)
         return await call_next(ctx)
 
-    async with open_door(some_server()) as door:
-        async with door.line() as line:
-            await response(line, listens(line))
-        door.live.lowlevel.middleware.append(middleware)
-        async with door.line() as line:
-            await response(line, listens(line))
+    async with serving(example_server()) as local:
+        async with local.client() as client:
+            await response(client, listen_request(client))
+        local.live.lowlevel.middleware.append(middleware)
+        async with local.client() as client:
+            await response(client, listen_request(client))
     assert seen == ["subscriptions/listen"]
 
 
@@ -203,10 +193,10 @@ async def test_authorization_that_has_to_be_awaited_is_awaited_once_for_each_str
         asked.append(asyncio.ensure_future(allow(principal, topic)))
         return asked[-1]
 
-    async with open_door(some_server(), authorize=authorize) as door:
+    async with serving(example_server(), authorize=authorize) as local:
         for _ in range(2):
-            async with door.line() as line:
-                assert b'"toolsListChanged":true' in (await response(line, listens(line)))[-1]
+            async with local.client() as client:
+                assert b'"toolsListChanged":true' in (await response(client, listen_request(client)))[-1]
     assert len(asked) == 2
     assert all(each.done() for each in asked)
 
@@ -219,28 +209,28 @@ async def test_failure_after_parking_ends_the_connection(failure: Exception, mon
     def fail(*_: Any) -> None:
         raise failure
 
-    async with open_door(some_server()) as door:
+    async with serving(example_server()) as local:
         with monkeypatch.context() as patch:
             patch.setattr(ListenStream, "subscribe", fail)
-            async with door.line() as line:
-                line.writer.write(listens(line))
+            async with local.client() as client:
+                client.writer.write(listen_request(client))
                 async with asyncio.timeout(DEADLINE):
                     with contextlib.suppress(ConnectionResetError):
-                        assert (await line.reader.read()).count(b"HTTP/1.1") <= 1
-        await until(lambda: not door.server.server_state.connections)
-        assert door.live.subscriptions.limits.count == 0
-        async with door.line() as line:
-            await response(line, listens(line))
+                        assert (await client.reader.read()).count(b"HTTP/1.1") <= 1
+        await until(lambda: not local.server.server_state.connections)
+        assert local.live.subscriptions.limits.count == 0
+        async with local.client() as client:
+            await response(client, listen_request(client))
 
 
-async def test_kernel_notices_a_reader_that_vanished() -> None:
+async def test_tcp_user_timeout_is_set() -> None:
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
     if option is None:
         pytest.skip("Linux has it")
     policy = Policy(write_deadline=7, keep_alive=5)
-    async with open_door(some_server(), policy=policy) as door, door.line() as line:
-        await response(line, listens(line))
-        [parked] = door.server.server_state.connections
+    async with serving(example_server(), policy=policy) as local, local.client() as client:
+        await response(client, listen_request(client))
+        [parked] = local.server.server_state.connections
         assert isinstance(parked, ParkedStream)
         connection = parked._transport.get_extra_info("socket")
         assert connection.getsockopt(socket.IPPROTO_TCP, option) == 12_000
@@ -250,7 +240,7 @@ class Thing:
     """An object that a weak reference can follow."""
 
 
-async def test_context_of_the_first_stream_ends_with_it() -> None:
+async def test_context_of_a_stream_is_released_with_it() -> None:
     """Its keep-alives are timed for all streams after it."""
     mark: contextvars.ContextVar[Thing] = contextvars.ContextVar("mark")
     things: list[weakref.ref[Thing]] = []
@@ -262,10 +252,10 @@ async def test_context_of_the_first_stream_ends_with_it() -> None:
             mark.set(thing)
         return True
 
-    async with open_door(some_server(), authorize=authorize) as door, door.line() as second:
-        async with door.line() as first:
-            await response(first, listens(first))
-            await response(second, listens(second))
-        await until(lambda: len(outlets(door)) == 1)
+    async with serving(example_server(), authorize=authorize) as local, local.client() as second:
+        async with local.client() as first:
+            await response(first, listen_request(first))
+            await response(second, listen_request(second))
+        await until(lambda: len(stream_types(local)) == 1)
         gc.collect()
         assert [thing() for thing in things] == [None]

@@ -22,7 +22,7 @@ from tests.support.uvicorn_server import address_of, run_uvicorn
 from tidings import Live, Policy
 from tidings.http.router import Router
 
-__all__ = ["Answer", "Door", "Line", "modern", "open_door", "some_server"]
+__all__ = ["HttpResponse", "LocalServer", "RawClient", "example_server", "modern_body", "serving"]
 
 META = {
     "io.modelcontextprotocol/protocolVersion": MODERN,
@@ -31,16 +31,16 @@ META = {
 }
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     status: bytes
     headers: list[tuple[bytes, bytes]]
     """In their order, but for the date."""
     body: bytes
 
 
-def some_server(**options: Any) -> MCPServer[Any]:
+def example_server(**options: Any) -> MCPServer[Any]:
     """One of everything that can be listed."""
-    server: MCPServer[Any] = MCPServer("door", log_level="CRITICAL", **options)
+    server: MCPServer[Any] = MCPServer("local", log_level="CRITICAL", **options)
 
     @server.tool()
     def weather(city: str, days: int = 3) -> str:
@@ -57,14 +57,14 @@ def some_server(**options: Any) -> MCPServer[Any]:
     return server
 
 
-def modern(method: str, request_id: Any = 1, *, params: Any = None, **envelope: Any) -> bytes:
+def modern_body(method: str, request_id: Any = 1, *, params: Any = None, **envelope: Any) -> bytes:
     """The body of a modern request."""
     message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": {"_meta": META, **(params or {})}}
     return json.dumps({**message, **envelope}).encode()
 
 
 @dataclass
-class Line:
+class RawClient:
     """One connection."""
 
     port: int
@@ -87,29 +87,29 @@ class Line:
         start = headers.pop("start", None) or "POST /mcp HTTP/1.1"
         return self.head(body, {name.replace("_", "-"): value for name, value in headers.items()}, start) + body
 
-    def asks(self, method: str, request_id: Any = 1, params: Any = None, /, **headers: str | None) -> bytes:
+    def modern(self, method: str, request_id: Any = 1, params: Any = None, /, **headers: str | None) -> bytes:
         """The bytes of a modern request."""
         named = {"MCP_Protocol_Version": MODERN, "Mcp_Method": method, **headers}
         if params and "name" in params:
             named["Mcp_Name"] = params["name"]
-        return self.request(modern(method, request_id, params=params), **named)
+        return self.request(modern_body(method, request_id, params=params), **named)
 
-    def listens(self, request_id: Any = 1, wanted: Any = None, **headers: str | None) -> bytes:
+    def listen_request(self, request_id: Any = 1, wanted: Any = None, **headers: str | None) -> bytes:
         """The bytes of a listen request, by default for the list of tools."""
         params = {"notifications": {"toolsListChanged": True} if wanted is None else wanted}
-        return self.asks("subscriptions/listen", request_id, params, **headers)
+        return self.modern("subscriptions/listen", request_id, params, **headers)
 
-    def calls(self, name: str, request_id: Any = 1) -> bytes:
-        return self.asks("tools/call", request_id, {"name": name, "arguments": {}})
+    def tool_call(self, name: str, request_id: Any = 1) -> bytes:
+        return self.modern("tools/call", request_id, {"name": name, "arguments": {}})
 
-    async def send(self, data: bytes) -> Answer:
+    async def send(self, data: bytes) -> HttpResponse:
         self.writer.write(data)
         return await self.answer()
 
-    async def answer(self) -> Answer:
+    async def answer(self) -> HttpResponse:
         with anyio.fail_after(DEADLINE):
             status, *lines = (await self.reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
-            headers = [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
+            headers = [(name, value) for name, _, value in (client.partition(b": ") for client in lines)]
             fields = dict(headers)
             body = b""
             if fields.get(b"transfer-encoding") == b"chunked":
@@ -118,16 +118,16 @@ class Line:
                 await self.reader.readexactly(2)
             else:
                 body = await self.reader.readexactly(int(fields.get(b"content-length", b"0")))
-        return Answer(status, [header for header in headers if header[0] != b"date"], body)
+        return HttpResponse(status, [header for header in headers if header[0] != b"date"], body)
 
     async def ended(self) -> bool:
         """Whether the server closes the connection, and says nothing more."""
         with anyio.fail_after(DEADLINE):
             return await self.reader.read() == b""
 
-    async def shake_hands(self, version: str, **headers: str | None) -> dict[str, str | None]:
+    async def initialize(self, version: str, **headers: str | None) -> dict[str, str | None]:
         """Open a legacy session; the headers that name it."""
-        params = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "line", "version": "1"}}
+        params = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "client", "version": "1"}}
         body = json.dumps({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}).encode()
         answer = await self.send(self.request(body, **headers))
         session_id = dict(answer.headers)[b"mcp-session-id"].decode()
@@ -138,7 +138,7 @@ class Line:
 
 
 @dataclass
-class Door:
+class LocalServer:
     live: Live
     app: Any
     sdk_requests: int = 0
@@ -155,19 +155,19 @@ class Door:
         return front
 
     @asynccontextmanager
-    async def line(self) -> AsyncIterator[Line]:
+    async def client(self) -> AsyncIterator[RawClient]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 22)
         try:
-            yield Line(self.port, reader, writer)
+            yield RawClient(self.port, reader, writer)
         finally:
             writer.close()
 
-    async def send(self, raw: Any) -> Answer:
+    async def send(self, raw: Any) -> HttpResponse:
         """On a connection of its own; `raw` is bytes, or makes them of the line."""
-        async with self.line() as line:
-            return await line.send(raw(line) if callable(raw) else raw)
+        async with self.client() as client:
+            return await client.send(raw(client) if callable(raw) else raw)
 
-    async def by_sdk(self, raw: Any) -> Answer:
+    async def sdk_response(self, raw: Any) -> HttpResponse:
         """What the SDK answers, when it is the only one to be asked."""
         shared, self.live.list_cache.are_lists_shared = self.live.list_cache.are_lists_shared, False
         try:
@@ -177,7 +177,7 @@ class Door:
 
 
 @asynccontextmanager
-async def open_door(
+async def serving(
     server: Any,
     *,
     policy: Policy | None = None,
@@ -186,21 +186,21 @@ async def open_door(
     app: dict[str, Any] | None = None,
     prepare: Any = None,
     **config: Any,
-) -> AsyncIterator[Door]:
+) -> AsyncIterator[LocalServer]:
     """`app` are the options of the app, `config` those of uvicorn; `prepare` is called with the app before it runs."""
     live = Live(server, policy=policy or Policy(list_memory=3600), shared_lists=shared_lists, authorize=authorize)
     built = live.http_app(**(app or {}))
     if prepare is not None:
         prepare(built)
-    door = Door(live, built)
+    local = LocalServer(live, built)
 
     if hasattr(live.server, "session_manager"):
-        sdk = door.front._app
+        sdk = local.front._app
 
         async def counting(scope: Any, receive: Any, send: Any) -> None:
-            door.sdk_requests += 1
+            local.sdk_requests += 1
             await sdk(scope, receive, send)
 
-        door.front._app = counting  # type: ignore[assignment]
-    async with run_uvicorn(built, http="httptools", **config) as door.server:
-        yield door
+        local.front._app = counting  # type: ignore[assignment]
+    async with run_uvicorn(built, http="httptools", **config) as local.server:
+        yield local

@@ -219,8 +219,7 @@ _COUNTED = (
     "AsgiStream",
     "ParkedStream",
     "ListenStream",
-    "SplicedSession",
-    "_Pump",
+    "HttpSession",
     "RequestResponseCycle",
 )
 

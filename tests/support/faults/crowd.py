@@ -1,4 +1,4 @@
-"""Many clients at once, well-behaved and not, and what they have in common."""
+"""Many clients at the same time: some read, some do not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.faults.wire import (
     Process,
     Stream,
     close_session,
-    deaf,
+    connect_unread,
     get_request,
     listen,
     listen_request,
@@ -24,11 +24,11 @@ from tests.support.faults.wire import (
 )
 
 AT_ONCE = 25
-"""Connections that are opened side by side: more would only queue in the server."""
+"""Connections that are opened at the same time. More would only wait in the server."""
 
 
 def update(number: int, size: int = 0) -> dict[str, Any]:
-    """Another description for a tool: everyone who listens to tools is told."""
+    """Return a change of a tool, which notifies every client that listens to tools."""
     return {"do": "update", "of": "tools", "key": "echo", "text": f"{number} ", "size": size}
 
 
@@ -56,12 +56,14 @@ def sockets(opened: list[socket.socket]) -> Iterator[list[socket.socket]]:
         yield opened
 
 
-async def deafen(server: Process, listening: int, sessions: int, size: int = 60_000) -> list[socket.socket]:
+async def open_unread_streams(
+    server: Process, listening: int, sessions: int, size: int = 60_000
+) -> list[socket.socket]:
     """Open streams that nobody reads, and send until every one of them is full, or has been cut off for it."""
     ids = await many(sessions, lambda _: open_session(server.port))
     before = await server.state()
-    opened = [deaf(server.port, listen_request(number)) for number in range(listening)]
-    opened += [deaf(server.port, get_request(session_id)) for session_id in ids]
+    opened = [connect_unread(server.port, listen_request(number)) for number in range(listening)]
+    opened += [connect_unread(server.port, get_request(session_id)) for session_id in ids]
     await server.until(
         lambda state: state["subscribers"] + state["spliced"] == before["subscribers"] + before["spliced"] + len(opened)
     )
@@ -71,11 +73,11 @@ async def deafen(server: Process, listening: int, sessions: int, size: int = 60_
         state = await server.state()
         if state["subscribers"] - state["stuck"] == ready:
             return opened
-    raise AssertionError("the readers never became full")
+    raise AssertionError("the streams never became full")
 
 
 class Readers:
-    """Clients that read, and note when."""
+    """Clients that read, and measure when."""
 
     def __init__(self, server: Process, streams: list[Stream]) -> None:
         self._server = server
@@ -83,16 +85,16 @@ class Readers:
         self._number = 0
 
     async def round(self, size: int) -> float:
-        """Seconds from a change until the last of them has heard of it."""
+        """Return the seconds from a change until the last client is notified."""
         self._number += 1
         start = time.perf_counter()
-        hearing = [asyncio.ensure_future(self._hear(stream, f"{self._number} ")) for stream in self._streams]
+        waiting = [asyncio.ensure_future(self._wait_for(stream, f"{self._number} ")) for stream in self._streams]
         await self._server.change(update(self._number, size))
         async with asyncio.timeout(PATIENCE):
-            heard = await asyncio.gather(*hearing)
-        return max(heard) - start
+            times = await asyncio.gather(*waiting)
+        return max(times) - start
 
-    async def _hear(self, stream: Stream, text: str) -> float:
+    async def _wait_for(self, stream: Stream, text: str) -> float:
         while True:
             event = await stream.event()
             assert event is not None
@@ -110,10 +112,10 @@ async def readers(server: Process, count: int) -> AsyncIterator[Readers]:
             stream.close()
 
 
-async def fill_carried(server: Process, count: int, wanted: Mapping[str, Any] = ALL) -> list[socket.socket]:
-    """As `deafen`, but here every subscriber is busy for a moment after each change, so that only much is enough."""
+async def fill_sdk_streams(server: Process, count: int, wanted: Mapping[str, Any] = ALL) -> list[socket.socket]:
+    """Do the same for streams of the SDK, whose subscribers are busy for a moment after each change."""
     before = await server.state()
-    opened = [deaf(server.port, listen_request(number, wanted)) for number in range(count)]
+    opened = [connect_unread(server.port, listen_request(number, wanted)) for number in range(count)]
     await server.until(lambda state: state["subscribers"] == before["subscribers"] + count)
     for number in range(100):
         await server.change(update(number, 60_000))
@@ -130,22 +132,22 @@ async def read_until(client: socket.socket, text: bytes) -> bytes:
     return read
 
 
-async def quiet(server: Process) -> dict[str, Any]:
+async def wait_until_idle(server: Process) -> dict[str, Any]:
     await server.until(lambda state: state["subscribers"] == state["streams"] == state["spliced"] == 0)
-    # The last connections close in their own time.
+    # The last connections may take a moment to close.
     await server.until(lambda state: state["objects"]["RequestResponseCycle"] == 1, is_deep=True)
     return await server.state(is_deep=True)
 
 
-async def churn(server: Process, streams: int, sessions: int) -> None:
+async def open_and_close(server: Process, streams: int, sessions: int) -> None:
     reset = struct.pack("ii", 1, 0)
 
-    async def come_and_go(number: int) -> None:
+    async def open_and_leave(number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         sent = listen_request(number, ALL | {"resourceSubscriptions": [f"board://{number}", "board://all/**"]})
         way = number % 20
-        writer.write(sent if way else sent[: number % len(sent)])  # some are gone before they have asked
-        if way > 1:  # and some before they are answered
+        writer.write(sent if way else sent[: number % len(sent)])  # some leave before they have sent the request
+        if way > 1:  # and some before the response
             await reader.readuntil(b"acknowledged")
         if way % 2:
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
@@ -153,7 +155,7 @@ async def churn(server: Process, streams: int, sessions: int) -> None:
         if number % 500 == 0:
             await server.change(update(number))
 
-    async def meet(number: int) -> None:
+    async def open_and_close_session(number: int) -> None:
         session_id = await open_session(server.port)
         stream = await Stream.open(server.port, get_request(session_id))
         if number % 2:
@@ -161,5 +163,5 @@ async def churn(server: Process, streams: int, sessions: int) -> None:
         await close_session(server.port, session_id)
         stream.close()
 
-    await many(streams, come_and_go)
-    await many(sessions, meet)
+    await many(streams, open_and_leave)
+    await many(sessions, open_and_close_session)

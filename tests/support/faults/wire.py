@@ -130,7 +130,7 @@ class Process:
     def send_signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    async def lingered(self, within: float) -> float:
+    async def wait_for_exit(self, within: float) -> float:
         """Seconds that the process waited for anything, until it is gone. To compute in the meantime takes it less
         than all that it has done before, on whatever machine."""
         watch, before = Watch(self.pid), computed(self.pid)
@@ -394,7 +394,7 @@ async def listen(port: int, request_id: int | str, wanted: Mapping[str, Any] = A
 # Clients that misbehave
 
 
-def deaf(port: int, sent: bytes) -> socket.socket:
+def connect_unread(port: int, sent: bytes) -> socket.socket:
     """A client that never reads, with a small buffer, so that little has to be sent until it is full."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -408,7 +408,7 @@ _DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
 """The filter program `ret 0`."""
 
 
-def silence(client: socket.socket) -> None:
+def drop_packets(client: socket.socket) -> None:
     """From now on the client's machine does not answer at all, not even with an acknowledgement: a cut cable."""
     program = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL))
     client.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
