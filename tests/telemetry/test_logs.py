@@ -210,6 +210,18 @@ def test_failures_of_user_functions_are_logged_without_secrets(caplog: pytest.Lo
 # `tidings serve`
 
 
+async def add_tool(url: str, http: httpx2.AsyncClient, board: Path, name: str) -> str:
+    """Add a tool to a folder, wait until a client is notified of it, and return the id of the client's session."""
+    session = LegacyWire(url, http)
+    await session.shake_hands()
+    async with session.stream() as stream:
+        replace_file(board / "tools" / f"{name}.py", HELLO.replace("hello()", f"{name}()"))
+        while name not in (await stream.heard()).gist:
+            pass
+    await session.end()
+    return session.session_id
+
+
 async def test_json_log_has_the_events_of_a_server_and_no_secrets(board: Path) -> None:
     (board / "tools" / "secretive.py").write_text(HELLO.replace("Say hello.", SECRET))
     command = start_command("serve", board, "--log-level", "debug", *JSON_LOG, env={"TIDINGS_AUTH_TOKEN": TOKEN})
@@ -217,13 +229,7 @@ async def test_json_log_has_the_events_of_a_server_and_no_secrets(board: Path) -
         url = json.loads(await process.stdout.readline())["url"]
         metrics = url.replace("/mcp", "/metrics")
         async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}, timeout=DEADLINE) as http:
-            session = LegacyWire(url, http)
-            await session.shake_hands()
-            async with session.stream() as stream:
-                replace_file(board / "tools" / "late.py", HELLO.replace("hello()", "late()"))
-                while "late" not in (await stream.heard()).gist:
-                    pass
-            await session.end()
+            session_id = await add_tool(url, http, board, "late")
             assert (await http.get(metrics)).status_code == 200
             assert (await http.get(metrics, headers={"Authorization": "none"})).status_code == 401
         process.terminate()
@@ -238,7 +244,7 @@ async def test_json_log_has_the_events_of_a_server_and_no_secrets(board: Path) -
     told = [line for line in lines if line.get("event") == "told" and "added late" in line["changes"]]
     assert (told[0]["clients"], told[0]["level"]) == (1, "info")
     assert TOKEN not in log
-    assert session.session_id not in log
+    assert session_id not in log
     assert SECRET not in "".join(str(line) for line in lines if line["level"] != "debug")
 
 
@@ -250,13 +256,7 @@ async def test_change_in_a_folder_is_logged_once_with_and_without_subscribers_an
     async with asyncio.timeout(DEADLINE), start_command("serve", board, *options) as process:
         url = json.loads(await process.stdout.readline())["url"]
         async with httpx2.AsyncClient(timeout=DEADLINE) as http:
-            session = LegacyWire(url, http)
-            await session.shake_hands()
-            async with session.stream() as stream:
-                replace_file(board / "tools" / "watched.py", HELLO.replace("hello()", "watched()"))
-                while "watched" not in (await stream.heard()).gist:
-                    pass
-            await session.end()
+            await add_tool(url, http, board, "watched")
         replace_file(board / "resources" / "lonely.meta.json", json.dumps({"uri": uri}))
         replace_file(board / "resources" / "lonely.md", "first")
         log: list[str] = []

@@ -15,6 +15,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.readers import Clock
 from tests.support.sdk_clients import DEADLINE, MUTED, serving
 from tests.support.wire_clients import LegacyWire, Stream, Wire
 from tidings import Catalog, Hub, Live, Policy
@@ -263,16 +264,9 @@ def test_workspace_scans_and_problems_are_counted(tmp_path: Path) -> None:
 # Latency
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def make_hub() -> tuple[Clock, Catalog, Hub]:
     clock = Clock()
+    clock.now = 100.0
     catalog = Catalog(clock=clock)
     return clock, catalog, Hub(catalog, clock=clock)
 
