@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.command import DEADLINE, HELLO, line_with, run_command, serving, start_command
-from tests.support.sdk_clients import LEGACY, MODERN, open_ear
+from tests.support.sdk_clients import LEGACY, MODERN, open_client
 from tests.support.sdk_clients import serving as serving_board
 from tests.support.stores import StoredServer
 from tests.support.terminal import run_on_terminal
@@ -55,9 +55,9 @@ async def following(*arguments: object, token: str | None = None) -> AsyncIterat
 
 async def test_history_of_a_server_is_printed_as_lines_json_or_a_table() -> None:
     with serving_board("mcpserver") as url:
-        async with open_ear(url, MODERN) as ear:
-            await ear.change("add", feature="tools", key="new")
-            await ear.change("updated", uri="board://a", metadata={"author": "Ann"})
+        async with open_client(url, MODERN) as client:
+            await client.change("add", feature="tools", key="new")
+            await client.change("updated", uri="board://a", metadata={"author": "Ann"})
         printed = await run_command("history", url)
         assert printed.status == 0
         lines = [line.split() for line in printed.stdout.splitlines()]
@@ -115,11 +115,11 @@ async def test_history_error_is_one_line(board: Path, arguments: list[str], mess
 @pytest.mark.parametrize("version", [MODERN, LEGACY[-1]])
 async def test_follow_continues_with_new_changes_until_ctrl_c(version: str) -> None:
     with serving_board("mcpserver") as url:
-        async with open_ear(url, version) as ear, following(url, "--limit", 1) as follower:
+        async with open_client(url, version) as client, following(url, "--limit", 1) as follower:
             await follower.wait_for("revision")
-            await ear.change("add", feature="tools", key="new")
+            await client.change("add", feature="tools", key="new")
             assert (await follower.wait_for("new"))["operation"] == "added"
-            await ear.change("updated", uri="board://a")
+            await client.change("updated", uri="board://a")
             assert (await follower.wait_for("board://a"))["operation"] == "updated"
             await follower.interrupt()
 
@@ -129,11 +129,11 @@ async def test_follow_gets_changes_that_the_server_sends_no_notification_of(call
     # The server can't ask an async `authorize` for the URIs that match a pattern, and bob may watch no list either.
     deny = {"bob": ["tools", "prompts", "resources"]}
     with serving_board("mcpserver", auth=True, deny=deny, asks="async") as url:
-        async with open_ear(url, MODERN, token="alice") as ear:
-            await ear.change("updated", uri="board://a")
+        async with open_client(url, MODERN, token="alice") as client:
+            await client.change("updated", uri="board://a")
             async with following(url, token=caller) as follower:
                 await follower.wait_for("board://a")
-                await ear.change("updated", uri="board://b")
+                await client.change("updated", uri="board://b")
                 assert (await follower.wait_for("board://b"))["operation"] == "updated"
                 assert await follower.interrupt() == ""
 

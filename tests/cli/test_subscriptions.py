@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.command import HELLO, run_command, serving, tidings
 from tests.support.receiver import receiving, verify
-from tests.support.sdk_clients import MODERN, open_ear
+from tests.support.sdk_clients import MODERN, open_client
 from tests.support.sdk_clients import serving as serving_board
 from tests.support.stores import StoredServer, create_file
 from tests.support.terminal import run_on_terminal
@@ -59,7 +59,7 @@ async def test_webhook_of_a_folder_is_added_listed_revived_and_removed(board: Pa
         async with serving(board) as server:
             (board / "tools" / "hello.py").write_text(HELLO)
             delivery = await receiver.next()
-            assert delivery.gist == "tools.list_changed added hello"
+            assert delivery.summary == "tools.list_changed added hello"
             while not await asyncio.to_thread(has_dead_webhook, board):
                 pass
             listed = parse_lines((await run_command("subscriptions", board, "--json")).stdout)
@@ -78,7 +78,7 @@ async def test_webhook_of_a_folder_is_added_listed_revived_and_removed(board: Pa
         assert (revived.status, parse_lines(revived.stdout)[0]["webhook"]["state"]) == (0, "active")
         async with serving(board) as server:
             delivery = await receiver.next()
-            assert delivery.gist == "tools.list_changed added hello"
+            assert delivery.summary == "tools.list_changed added hello"
             verify(delivery, secret, now=time.time())
             await server.stop()
         assert await run_command("subscriptions", board, "remove", "hook") == (0, "", "Removed hook.\n")
@@ -97,7 +97,7 @@ async def test_webhook_of_a_folder_gets_only_changes_after_it_was_added(board: P
         assert None not in stored.lists.values()
         async with serving(board) as server:
             (board / "tools" / "hello.py").write_text(HELLO)
-            assert (await receiver.next()).gist == "tools.list_changed added hello"
+            assert (await receiver.next()).summary == "tools.list_changed added hello"
             await server.stop()
         assert receiver.came.empty()
 
@@ -166,10 +166,10 @@ async def test_caller_manages_its_own_webhooks_through_the_server() -> None:
             assert (refused.status, "this caller has no subscription 'hook'" in refused.stderr) == (1, True)
 
             receiver.answers(410, 200)
-            async with open_ear(url, MODERN, token="bob") as bob:
+            async with open_client(url, MODERN, token="bob") as bob:
                 await bob.change("updated", uri="board://a")
-            assert (await receiver.next()).gist == "resources.updated updated board://a"
-            async with open_ear(url, MODERN, token="alice") as alice:
+            assert (await receiver.next()).summary == "resources.updated updated board://a"
+            async with open_client(url, MODERN, token="alice") as alice:
                 while "dead" not in str(await alice.request("dev.tidings/subscriptions/list")):
                     pass
             assert "dead" in (await run_command(*command, token="alice")).stdout

@@ -20,11 +20,11 @@ from tests.support.sdk_clients import (
     MARKER,
     MODERN,
     MUTED,
-    Ear,
-    Heard,
+    Received,
+    RecordingClient,
     keys,
     listening,
-    open_ear,
+    open_client,
     serving_all,
     stdio_server,
 )
@@ -62,13 +62,13 @@ def urls() -> Iterator[dict[str, str]]:
     params=[(kind, transport) for kind in KINDS for transport in TRANSPORTS],
     ids=[f"{kind}-{transport}" for kind in KINDS for transport in TRANSPORTS],
 )
-async def modern(request: pytest.FixtureRequest, urls: dict[str, str]) -> AsyncIterator[Ear]:
+async def modern(request: pytest.FixtureRequest, urls: dict[str, str]) -> AsyncIterator[RecordingClient]:
     kind, transport = request.param
-    async with open_ear(urls[kind] if transport == "http" else stdio_server(kind), MODERN) as ear:
-        yield ear
+    async with open_client(urls[kind] if transport == "http" else stdio_server(kind), MODERN) as client:
+        yield client
 
 
-async def test_each_listen_stream_gets_only_its_topics(modern: Ear) -> None:
+async def test_each_listen_stream_gets_only_its_topics(modern: RecordingClient) -> None:
     async with (
         modern.listen(prompts=False, resources=False) as tools,
         modern.listen("board://sprint", tools=False, prompts=False, resources=False) as contents,
@@ -83,43 +83,43 @@ async def test_each_listen_stream_gets_only_its_topics(modern: Ear) -> None:
         await modern.change("add", feature="prompts", key="unwanted")
         await modern.change("remove", feature="prompts", key="unwanted")
         await modern.change("remove", feature="tools", key="shared")
-        await modern.until(lambda: len(modern.heard) >= 6, "all of it")
+        await modern.until(lambda: len(modern.received) >= 6, "all of it")
         await modern.mark(streams=3)
 
-        told = {each.subscription_id: gists_of(modern, each) for each in (tools, contents, both)}
+        told = {each.subscription_id: summaries_of(modern, each) for each in (tools, contents, both)}
         lists = ["tools added shared", "tools removed shared"]
         sprint, marker = "content updated board://sprint", f"content updated {MARKER}"
         assert told[tools.subscription_id] == [*lists, marker]
         assert told[contents.subscription_id] == [sprint, marker]
         assert told[both.subscription_id] == [lists[0], sprint, lists[1], marker]
-        modern.heard.clear()
+        modern.received.clear()
 
 
-def gists_of(ear: Ear, subscription: Any) -> list[str]:
-    return [each.gist for each in ear.heard if each.subscription == subscription.subscription_id]
+def summaries_of(client: RecordingClient, subscription: Any) -> list[str]:
+    return [each.summary for each in client.received if each.subscription == subscription.subscription_id]
 
 
-async def test_subscription_id_keeps_its_type(modern: Ear) -> None:
+async def test_subscription_id_keeps_its_type(modern: RecordingClient) -> None:
     """The SDK's own listen has a text for an id, and any other request of it a number."""
     wanted = types.SubscriptionFilter(resource_subscriptions=["board://sprint", MARKER])
     request = types.SubscriptionsListenRequest(params=types.SubscriptionsListenRequestParams(notifications=wanted))
     async with anyio.create_task_group() as tasks, modern.listen("board://sprint") as subscription:
         tasks.start_soon(modern.session.send_request, request, types.SubscriptionsListenResult)
-        await modern.until(lambda: len(modern.heard) == 1, "the acknowledgement")
-        [acknowledged] = modern.heard
+        await modern.until(lambda: len(modern.received) == 1, "the acknowledgement")
+        [acknowledged] = modern.received
         number = acknowledged.subscription
 
         await modern.change("updated", uri="board://sprint")
-        await modern.until(lambda: len(modern.heard) == 3, "both")
+        await modern.until(lambda: len(modern.received) == 3, "both")
 
         assert acknowledged.method == "notifications/subscriptions/acknowledged"
         assert type(number) is int
-        assert {each.subscription for each in modern.heard[1:]} == {number, subscription.subscription_id}
-        modern.heard.clear()
+        assert {each.subscription for each in modern.received[1:]} == {number, subscription.subscription_id}
+        modern.received.clear()
         tasks.cancel_scope.cancel()
 
 
-async def test_ended_listen_stream_leaves_nothing_behind(modern: Ear) -> None:
+async def test_ended_listen_stream_leaves_nothing_behind(modern: RecordingClient) -> None:
     """On stdio by a cancellation, over HTTP by closing the response."""
     await modern.until_state(subscribers=0, watched=[], streams=0)
     async with modern.listen("board://sprint", "board://glob/*"):
@@ -133,11 +133,11 @@ async def test_ended_listen_stream_leaves_nothing_behind(modern: Ear) -> None:
         await modern.settle()
 
 
-async def test_listen_without_granted_topics_ends_with_its_result(modern: Ear) -> None:
-    assert modern.client is not None
+async def test_listen_without_granted_topics_ends_with_its_result(modern: RecordingClient) -> None:
+    assert modern.sdk_client is not None
     with anyio.fail_after(DEADLINE):
         for unwatchable in ([], ["board://{unclosed"]):
-            async with modern.client.listen(resource_subscriptions=unwatchable) as subscription:
+            async with modern.sdk_client.listen(resource_subscriptions=unwatchable) as subscription:
                 assert subscription.honored == types.SubscriptionFilter()
                 # The end is the result; without it this would raise SubscriptionLost.
                 assert [event async for event in subscription] == []
@@ -150,33 +150,33 @@ async def test_listen_without_granted_topics_ends_with_its_result(modern: Ear) -
 class Board:
     """One client and its server."""
 
-    def __init__(self, kind: str, transport: str, ear: Ear, subscription: Any) -> None:
+    def __init__(self, kind: str, transport: str, client: RecordingClient, subscription: Any) -> None:
         self.kind = kind
         self.transport = transport
-        self.ear = ear
+        self.client = client
         self.subscription = subscription
 
     @property
     def wheres(self) -> tuple[str, ...]:
         """Where changes are made: everywhere for the newest version of each era, and in the request for all."""
-        return WHERE if self.ear.version in (LEGACY[-1], MODERN) else WHERE[:1]
+        return WHERE if self.client.version in (LEGACY[-1], MODERN) else WHERE[:1]
 
     def told(self, *gists: str) -> list[str]:
         """What of these a client of this version is told."""
-        if self.ear.version == MUTED:
+        if self.client.version == MUTED:
             return [gist for gist in gists if gist.startswith("content ")]
         return list(gists)
 
-    async def step(self, what: str, *expected: str, where: str = "request", **args: Any) -> list[Heard]:
-        heard = await self.ear.step(what, *self.told(*expected), where=where, **args)
+    async def step(self, what: str, *expected: str, where: str = "request", **args: Any) -> list[Received]:
+        heard = await self.client.step(what, *self.told(*expected), where=where, **args)
         for each in heard:
             # Every frame of a listen stream carries its id, and no other frame has one.
             assert each.subscription == (self.subscription.subscription_id if self.subscription else None)
         return heard
 
-    async def check_list(self, feature: str, *more: str, heard: list[Heard]) -> None:
+    async def check_list(self, feature: str, *more: str, heard: list[Received]) -> None:
         """The list, fetched anew, is what was told: these items, in order, at the version of the notification."""
-        items, version = await self.ear.listed(feature)
+        items, version = await self.client.listed(feature)
         assert keys(items) == sorted([*BASE[feature], *more])
         for each in heard:
             if each.method.endswith("/list_changed"):
@@ -191,21 +191,21 @@ async def board(request: pytest.FixtureRequest, urls: dict[str, str]) -> AsyncIt
     kind, transport, version = request.param
     server = urls[kind] if transport == "http" else stdio_server(kind)
     watched = ["board://sprint", "board://doomed", "board://folder", "board://glob/*", "board://tpl/{name}"]
-    async with open_ear(server, version) as ear, listening(ear, *watched) as subscription:
-        yield Board(kind, transport, ear, subscription)
+    async with open_client(server, version) as client, listening(client, *watched) as subscription:
+        yield Board(kind, transport, client, subscription)
 
 
 async def test_capabilities_match_what_is_served(board: Board) -> None:
-    capabilities = board.ear.capabilities
+    capabilities = board.client.capabilities
     assert capabilities is not None
     assert capabilities.tools
     assert capabilities.prompts
     assert capabilities.resources
     flags = (capabilities.tools.list_changed, capabilities.prompts.list_changed, capabilities.resources.list_changed)
 
-    assert flags == (board.ear.version != MUTED,) * 3
+    assert flags == (board.client.version != MUTED,) * 3
     assert capabilities.resources.subscribe is True
-    if board.ear.is_modern:
+    if board.client.is_modern:
         assert EXTENSION in (capabilities.extensions or {})
         assert board.subscription.honored.tools_list_changed
         assert board.subscription.honored.prompts_list_changed
@@ -219,15 +219,15 @@ async def test_added_updated_and_removed_item_notifies_once_each(board: Board, f
 
     heard = await board.step("add", f"{topic} added {key}", feature=feature, key=key)
     await board.check_list(feature, key, heard=heard)
-    await check_served(board.ear, feature, key)
+    await check_served(board.client, feature, key)
 
     heard = await board.step(
         "update", f"{topic} updated {key}", feature=feature, key=key, fields={"description": "Updated in place."}
     )
     await board.check_list(feature, key, heard=heard)
-    items, _ = await board.ear.listed(feature)
+    items, _ = await board.client.listed(feature)
     assert [item["description"] for item in items if key in item.values()] == ["Updated in place."]
-    await check_served(board.ear, feature, key)
+    await check_served(board.client, feature, key)
 
     heard = await board.step(
         "add", f"{topic} updated {key}", feature=feature, key=key, description="Replaced.", replace=True
@@ -238,21 +238,21 @@ async def test_added_updated_and_removed_item_notifies_once_each(board: Board, f
     await board.check_list(feature, heard=heard)
 
 
-async def check_served(ear: Ear, feature: str, key: str) -> None:
+async def check_served(client: RecordingClient, feature: str, key: str) -> None:
     """What is listed can be used, and what was there before still can."""
     with anyio.fail_after(DEADLINE):
         if feature == "tools":
             for name in (key, "steady"):
-                result = await ear.session.call_tool(name, {})
+                result = await client.session.call_tool(name, {})
                 assert isinstance(result.content[0], types.TextContent)
                 assert result.content[0].text == "steady"
         elif feature == "prompts":
             for name in (key, "greet"):
-                prompt = await ear.session.get_prompt(name, {"name": "you"})
+                prompt = await client.session.get_prompt(name, {"name": "you"})
                 assert prompt.messages[0].content == types.TextContent(type="text", text="Greet you.")
         else:
             for uri in (key.replace("{number}", "7"), "board://sprint"):
-                read = await ear.session.read_resource(uri)
+                read = await client.session.read_resource(uri)
                 assert isinstance(read.contents[0], types.TextResourceContents)
                 assert read.contents[0].text
 
@@ -268,7 +268,7 @@ async def test_only_subscribed_contents_notify(board: Board) -> None:
 
 
 async def test_same_content_notifies_once(board: Board) -> None:
-    etag = f"of {board.ear.version} {board.transport}"
+    etag = f"of {board.client.version} {board.transport}"
 
     await board.step("updated", "content updated board://sprint", uri="board://sprint", etag=etag)
     await board.step("updated", uri="board://sprint", etag=etag)
@@ -386,14 +386,14 @@ async def test_methods_of_the_server_itself_notify(board: Board) -> None:
 
 async def test_refresh_finds_unnoticed_changes(board: Board) -> None:
     # A name of its own for each client: what Live took from a user's own list stays off it.
-    key = f"quiet-{board.transport}-{board.ear.version}"
+    key = f"quiet-{board.transport}-{board.client.version}"
     if board.kind == "lowlevel":
         item = {"name": key, "inputSchema": {"type": "object"}}
-        await board.ear.change("own_set", feature="tools", key=key, item=item)
+        await board.client.change("own_set", feature="tools", key=key, item=item)
     else:
         await board.step("own_add_tool", f"tools added {key}", key=key)
-        await board.ear.change("quietly", key=key)
-    await board.ear.settle()
+        await board.client.change("quietly", key=key)
+    await board.client.settle()
 
     operation = "added" if board.kind == "lowlevel" else "updated"
     heard = await board.step("refresh", f"tools {operation} {key}")
@@ -404,7 +404,7 @@ async def test_refresh_finds_unnoticed_changes(board: Board) -> None:
         await board.step("update", f"tools updated {key}", feature="tools", key=key, fields={"title": "Quiet"})
         heard = await board.step("remove", f"tools removed {key}", feature="tools", key=key)
         await board.check_list("tools", heard=heard)
-        await board.ear.change("own_set", feature="tools", key=key, item=None)
+        await board.client.change("own_set", feature="tools", key=key, item=None)
         await board.step("refresh")
     else:
         await board.step("own_remove_tool", f"tools removed {key}", key=key)
@@ -413,20 +413,20 @@ async def test_refresh_finds_unnoticed_changes(board: Board) -> None:
 @pytest.mark.parametrize("feature", list(KEYS))
 async def test_missing_or_duplicate_item_is_an_error_without_notification(board: Board, feature: str) -> None:
     key, missing = BASE[feature][0], KEYS[feature]
-    ear = board.ear
+    client = board.client
 
-    assert (await ear.change("remove", feature=feature, key=missing)).startswith("NotFound: ")
-    assert (await ear.change("update", feature=feature, key=missing, fields={})).startswith("NotFound: ")
-    assert (await ear.change("add", feature=feature, key=key)).startswith("AlreadyExists: ")
-    await ear.settle()
-    assert await ear.names(feature) == BASE[feature]
+    assert (await client.change("remove", feature=feature, key=missing)).startswith("NotFound: ")
+    assert (await client.change("update", feature=feature, key=missing, fields={})).startswith("NotFound: ")
+    assert (await client.change("add", feature=feature, key=key)).startswith("AlreadyExists: ")
+    await client.settle()
+    assert await client.names(feature) == BASE[feature]
 
 
 async def test_muted_session_is_not_recorded_as_told(board: Board) -> None:
     await board.step("add", "tools added seen", feature="tools", key="seen")
 
-    state = await board.ear.change("state")
-    is_muted = board.ear.version == MUTED
+    state = await board.client.change("state")
+    is_muted = board.client.version == MUTED
     assert list(state["behind"].values()) == [["tools"] if is_muted else []]
 
     await board.step("remove", "tools removed seen", feature="tools", key="seen")

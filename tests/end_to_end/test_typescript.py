@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.sdk_clients import ENVIRONMENT, KINDS, MARKER, MODERN, Heard, serving, stdio_server
+from tests.support.sdk_clients import ENVIRONMENT, KINDS, MARKER, MODERN, Received, serving, stdio_server
 from tests.typescript.node import needs_node, node
 from tidings.core.frames import CHANGE_KEY, SUBSCRIPTION_KEY
 
@@ -42,7 +42,7 @@ class Watcher:
         self._process = process
         self._answers: list[dict[str, Any]] = []
         self.connected: dict[str, Any] = {}
-        self.heard: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self.lists: dict[str, dict[str, dict[str, Any]]] = {}
         """By feature, what the client refreshed last."""
         self.updated: list[dict[str, Any]] = []
@@ -56,17 +56,17 @@ class Watcher:
             async with asyncio.timeout(DEADLINE):
                 while not is_so():
                     line = await self._process.stdout.readline()
-                    assert line, f"the client ended; it had heard {self.gists}"
+                    assert line, f"the client ended; it had heard {self.summaries}"
                     self._take(json.loads(line))
         except TimeoutError:
-            raise AssertionError(f"the wait was in vain; heard {self.gists}, errors {self.errors}") from None
+            raise AssertionError(f"the wait was in vain; heard {self.summaries}, errors {self.errors}") from None
 
     def _take(self, event: dict[str, Any]) -> None:
         match event.pop("event"):
             case "connected":
                 self.connected = event
             case "heard" if event["method"].startswith(TOLD):
-                self.heard.append(event)
+                self.received.append(event)
             case "listed":
                 assert "error" not in event, event
                 key = "uri" if event["feature"] == "resources" else "name"
@@ -97,10 +97,10 @@ class Watcher:
         return item is not None and (description is None or item["description"] == description)
 
     @property
-    def gists(self) -> list[str]:
+    def summaries(self) -> list[str]:
         return [
-            Heard(each["method"], each["params"]["_meta"], each["params"].get("uri")).gist
-            for each in self.heard
+            Received(each["method"], each["params"]["_meta"], each["params"].get("uri")).summary
+            for each in self.received
             if each["params"].get("uri") != MARKER
         ]
 
@@ -150,7 +150,7 @@ async def follow_every_change(watcher: Watcher) -> None:
         await watcher.change("remove", feature=feature, key=key)
         await watcher.until(lambda: not watcher.has(feature, key))  # noqa: B023
         expected += [f"{feature} added {key}", f"{feature} updated {key}", f"{feature} removed {key}"]
-        assert watcher.gists == expected
+        assert watcher.summaries == expected
 
     zone = KEYS["resources"]
     assert await watcher.ask("subscribe", [SPRINT]) == [SPRINT]
@@ -161,7 +161,7 @@ async def follow_every_change(watcher: Watcher) -> None:
     assert update["uri"] == SPRINT
     assert update["meta"][CHANGE_KEY]["operation"] == "updated"
     assert update["contents"][0]["text"] == "Unchanging."
-    assert watcher.heard[-1]["params"]["metadata"] == {"version": 2}
+    assert watcher.received[-1]["params"]["metadata"] == {"version": 2}
     expected.append(f"content updated {SPRINT}")
 
     await watcher.change("add", feature="resources", key=zone)
@@ -179,7 +179,7 @@ async def follow_every_change(watcher: Watcher) -> None:
     await watcher.until(lambda: watcher.has("tools", "last") and watcher.updated[-1]["uri"] == MARKER)
     expected.append("tools added last")
     # Lists and contents may come on streams of their own; each is in order.
-    assert sorted(watcher.gists, key=is_content) == sorted(expected, key=is_content)
+    assert sorted(watcher.summaries, key=is_content) == sorted(expected, key=is_content)
     assert watcher.errors == []
 
 
@@ -205,8 +205,8 @@ async def test_legacy_client_gets_every_change_and_refreshes_its_lists(kind: str
     with ExitStack() as stack:
         async with watching("sdk", find_target(kind, transport, stack)) as watcher:
             await follow_every_change(watcher)
-            check_items(watcher.heard)
-            assert not any(SUBSCRIPTION_KEY in each["params"]["_meta"] for each in watcher.heard)
+            check_items(watcher.received)
+            assert not any(SUBSCRIPTION_KEY in each["params"]["_meta"] for each in watcher.received)
 
 
 @any_kind
@@ -219,8 +219,8 @@ async def test_modern_client_gets_every_change_and_refreshes_its_lists(kind: str
             lists = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
             assert watcher.connected["honoured"] == lists
             await follow_every_change(watcher)
-            check_items(watcher.heard)
-            assert all(SUBSCRIPTION_KEY in each["params"]["_meta"] for each in watcher.heard)
+            check_items(watcher.received)
+            assert all(SUBSCRIPTION_KEY in each["params"]["_meta"] for each in watcher.received)
             if transport == "http":
                 stack.close()  # SIGTERM
                 await watcher.until(lambda: len(watcher.closed) == 3)

@@ -50,11 +50,11 @@ async def test_first_event_has_an_id_and_no_data(url: str, http: httpx2.AsyncCli
         first = await event(stream)
         assert first["data"] == ""
         told = await add(wire, "lost")
-        assert (await stream.heard()).gist == told  # let it be lost on the way
+        assert (await stream.received()).summary == told  # let it be lost on the way
     async with wire.stream(first["id"]) as stream:
-        assert (await stream.heard()).gist == told
+        assert (await stream.received()).summary == told
         following = await add(wire, "next")
-        assert (await stream.heard()).gist == following
+        assert (await stream.received()).summary == following
     await wire.end()
 
 
@@ -73,7 +73,7 @@ async def test_unknown_event_id_repeats_all_notifications(url: str, http: httpx2
     await wire.shake_hands()
     async with wire.stream() as stream:
         told = await add(wire, "once")
-        assert (await stream.heard()).gist == told
+        assert (await stream.received()).summary == told
     headers = wire.headers | {"Last-Event-ID": event_id}
     with anyio.fail_after(DEADLINE):
         while True:
@@ -82,7 +82,7 @@ async def test_unknown_event_id_repeats_all_notifications(url: str, http: httpx2
                     continue  # it is not noticed yet that the former stream is gone
                 assert response.status_code == 200
                 stream = Stream(response, response.aiter_text())
-                assert (await stream.heard()).gist == told
+                assert (await stream.received()).summary == told
                 break
     await wire.end()
 
@@ -97,11 +97,11 @@ async def test_returning_client_replaces_its_lost_stream(url: str, http: httpx2.
         # Without that id it might be a second stream, of which the SDK allows none.
         assert (await http.get(url, headers=wire.headers)).status_code == 409
         async with wire.stream(last) as stream:
-            assert (await stream.heard()).gist == told
+            assert (await stream.received()).summary == told
             with pytest.raises((httpx2.ReadError, httpx2.RemoteProtocolError)):
                 await read_to_the_end(lost)
             following = await add(wire, "next")
-            assert (await stream.heard()).gist == following
+            assert (await stream.received()).summary == following
     await wire.end()
 
 
@@ -123,7 +123,7 @@ async def test_other_callers_cannot_end_the_stream_of_a_session() -> None:
                 refused = await bob.get(url, headers=wire.headers | {"Last-Event-ID": last})
                 assert refused.status_code == 404
                 told = await add(wire, "still")
-                assert (await stream.heard()).gist == told
+                assert (await stream.received()).summary == told
 
 
 async def test_second_handshake_keeps_the_open_stream(url: str, http: httpx2.AsyncClient) -> None:
@@ -133,7 +133,7 @@ async def test_second_handshake_keeps_the_open_stream(url: str, http: httpx2.Asy
         await wire.shake_hands()
         for key in ("one", "two"):
             told = await add(wire, key)
-            assert (await stream.heard()).gist == told
+            assert (await stream.received()).summary == told
     await wire.end()
 
 

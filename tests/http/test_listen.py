@@ -12,7 +12,7 @@ import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.support.sdk_clients import DEADLINE, KINDS, MODERN, open_ear, serving, serving_all, stdio_server
+from tests.support.sdk_clients import DEADLINE, KINDS, MODERN, open_client, serving, serving_all, stdio_server
 from tests.support.wire_clients import EVERYTHING, LegacyWire, Wire, http, read_answer
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, SUBSCRIPTION_KEY
 
@@ -84,8 +84,8 @@ async def test_acknowledgement_omits_topics_the_server_cannot_send(
         assert acknowledged["notifications"] == {"toolsListChanged": True}
         await wire.change("updated", uri="board://sprint")
         await wire.change("add", feature="tools", key="only")
-        told = await stream.heard()
-        assert told.gist == "tools added only"
+        told = await stream.received()
+        assert told.summary == "tools added only"
         await wire.change("remove", feature="tools", key="only")
 
     capabilities = (read_answer((await wire.post("server/discover")).text))["result"]["capabilities"]
@@ -203,11 +203,11 @@ async def test_each_client_gets_its_own_subscription_id(fronts: dict[str, str]) 
             await stack.enter_async_context(wire.listen(request_id, {"toolsListChanged": True}))
             for wire, request_id in zip(wires, ids, strict=True)
         ]
-        acknowledged = [await stream.heard() for stream in streams]
+        acknowledged = [await stream.received() for stream in streams]
         assert [each.subscription for each in acknowledged] == ids
         await wires[0].change("add", feature="tools", key="id")
-        told = [await stream.heard() for stream in streams]
-        assert [(each.gist, each.subscription) for each in told] == [("tools added id", each) for each in ids]
+        told = [await stream.received() for stream in streams]
+        assert [(each.summary, each.subscription) for each in told] == [("tools added id", each) for each in ids]
         await wires[0].change("remove", feature="tools", key="id")
 
 
@@ -226,15 +226,15 @@ async def test_stream_that_the_server_ends_gets_its_result(kind: str, transport:
         server: Any = stdio_server(kind)
         if transport != "stdio":
             server = stack.enter_context(serving(kind, own=transport == "own"))
-        async with open_ear(server, MODERN) as ear:
-            async with ear.listen("board://sprint") as subscription:
-                await ear.settle()
-                await ear.change("stop")
+        async with open_client(server, MODERN) as client:
+            async with client.listen("board://sprint") as subscription:
+                await client.settle()
+                await client.change("stop")
                 with anyio.fail_after(DEADLINE):
                     # Without the result, the loop would raise SubscriptionLost instead of ending.
                     events = [event async for event in subscription]
             assert len(events) <= 1  # the marker's, which nobody had taken yet
-            await ear.until_state(subscribers=0, streams=0, watched=[])
+            await client.until_state(subscribers=0, streams=0, watched=[])
 
 
 async def test_streams_are_parked_under_uvicorn_with_httptools(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
@@ -254,7 +254,7 @@ async def test_client_that_only_listens_is_not_notified_of_old_items(kind: str, 
         async with wire.listen(1, EVERYTHING) as stream:
             await stream.message()
             await wire.change("add", feature="tools", key="first")
-            assert (await stream.heard()).gist == "tools added first"
+            assert (await stream.received()).summary == "tools added first"
 
 
 # Limits
@@ -285,13 +285,13 @@ async def test_error_names_the_limit_of_streams(fronts: dict[str, str], http: ht
                 stream = await stack.enter_async_context(wire.listen(number, wanted))
                 await stream.message()
             assert f"Policy.{limit} allows {most}" in await refusal(wire, wanted)
-            async with open_ear(fronts[name], MODERN) as ear:
+            async with open_client(fronts[name], MODERN) as client:
                 with pytest.raises(MCPError, match=f"Policy.{limit} allows {most}"):
-                    await ear.listen().__aenter__()
+                    await client.listen().__aenter__()
         # Whoever leaves makes room.
         await until_free(wire)
         async with wire.listen(1, wanted) as stream:
-            assert (await stream.heard()).method == "notifications/subscriptions/acknowledged"
+            assert (await stream.received()).method == "notifications/subscriptions/acknowledged"
         await until_free(wire)
 
 

@@ -124,14 +124,14 @@ async def test_sdk_responds_if_middleware_or_the_caller_may_change_the_list(
 async def test_listen_works_through_the_sdk(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     wire = Wire(urls["middleware"], http)
     async with wire.listen("through", EVERYTHING) as stream:
-        acknowledged = await stream.heard()
+        acknowledged = await stream.received()
         assert (acknowledged.method, acknowledged.subscription) == (
             "notifications/subscriptions/acknowledged",
             "through",
         )
         await wire.change("add", feature="tools", key="through")
-        told = await stream.heard()
-        assert (told.gist, told.subscription) == ("tools added through", "through")
+        told = await stream.received()
+        assert (told.summary, told.subscription) == ("tools added through", "through")
         await wire.change("remove", feature="tools", key="through")
 
 
@@ -149,6 +149,6 @@ async def test_pages_come_from_the_sdk_and_changes_on_any_page_notify(
         await stream.message()
         item = {"name": "third", "inputSchema": {"type": "object"}}
         await wire.change("own_set_and_refresh", feature="tools", key="third", item=item)
-        assert (await stream.heard()).gist == "tools added third"
+        assert (await stream.received()).summary == "tools added third"
         await wire.change("own_set_and_refresh", feature="tools", key="third", item=None)
-        assert (await stream.heard()).gist == "tools removed third"
+        assert (await stream.received()).summary == "tools removed third"

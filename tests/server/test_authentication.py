@@ -17,9 +17,9 @@ from tests.support.sdk_clients import (
     KINDS,
     MARKER,
     MODERN,
-    Ear,
+    RecordingClient,
     listening,
-    open_ear,
+    open_client,
     serving_all,
     stdio_server,
 )
@@ -115,8 +115,8 @@ async def test_legacy_session_and_stream_need_a_token(url: str, http: httpx2.Asy
 
 async def test_clients_with_a_token_are_notified_in_every_era(url: str) -> None:
     async with (
-        open_ear(url, VERSION, token="alice") as legacy,
-        open_ear(url, MODERN, token="alice") as modern,
+        open_client(url, VERSION, token="alice") as legacy,
+        open_client(url, MODERN, token="alice") as modern,
         listening(legacy, "board://sprint"),
         listening(modern, "board://sprint"),
     ):
@@ -130,15 +130,15 @@ async def test_clients_with_a_token_are_notified_in_every_era(url: str) -> None:
 
 
 async def until_left(url: str) -> None:
-    async with open_ear(url, MODERN, token="alice") as ear:
-        await ear.until_state(streams=0, subscribers=0)
+    async with open_client(url, MODERN, token="alice") as client:
+        await client.until_state(streams=0, subscribers=0)
 
 
 async def test_acknowledgement_names_only_authorized_topics(url: str) -> None:
-    async with open_ear(url, MODERN, token="bob") as ear:
-        before = len((await ear.change("state"))["asked"])
-        async with ear.listen("board://secret", "board://sprint", "board://hidden/*") as subscription:
-            asked = (await ear.change("state"))["asked"][before:]
+    async with open_client(url, MODERN, token="bob") as client:
+        before = len((await client.change("state"))["asked"])
+        async with client.listen("board://secret", "board://sprint", "board://hidden/*") as subscription:
+            asked = (await client.change("state"))["asked"][before:]
             wanted = ["tools", "prompts", "resources", "board://secret", "board://sprint", "board://hidden/*", MARKER]
             # An async function can't be asked when a resource changes, so patterns are refused.
             assert [topic for _, topic in asked] in (wanted, [topic for topic in wanted if "*" not in topic])
@@ -147,61 +147,61 @@ async def test_acknowledgement_names_only_authorized_topics(url: str) -> None:
             assert honoured.tools_list_changed is None
             assert honoured.prompts_list_changed is True
             assert honoured.resource_subscriptions == ["board://sprint", MARKER]
-            await check_denied(ear)
+            await check_denied(client)
     await until_left(url)
 
 
 async def test_legacy_session_is_notified_only_of_authorized_topics(url: str) -> None:
-    async with open_ear(url, VERSION, token="bob") as ear, listening(ear, "board://sprint"):
+    async with open_client(url, VERSION, token="bob") as client, listening(client, "board://sprint"):
         # The response does not depend on whether the resource exists.
-        await ear.change("add", feature="resources", key="board://secret")
-        there = await refusal(ear, "board://secret")
-        await ear.change("remove", feature="resources", key="board://secret")
-        gone = await refusal(ear, "board://secret")
+        await client.change("add", feature="resources", key="board://secret")
+        there = await refusal(client, "board://secret")
+        await client.change("remove", feature="resources", key="board://secret")
+        gone = await refusal(client, "board://secret")
         assert there == gone
         assert there.code == types.INVALID_PARAMS
-        await ear.mark()  # the notifications of the list have arrived before it
-        ear.heard.clear()
-        await ear.settle()
-        await check_denied(ear)
+        await client.mark()  # the notifications of the list have arrived before it
+        client.received.clear()
+        await client.settle()
+        await check_denied(client)
     await until_left(url)
 
 
-async def refusal(ear: Ear, uri: str) -> Any:
+async def refusal(client: RecordingClient, uri: str) -> Any:
     with pytest.raises(MCPError) as refused:
-        await ear.subscribe(uri)
+        await client.subscribe(uri)
     return refused.value.error
 
 
-async def check_denied(ear: Ear) -> None:
-    await ear.step("add", feature="tools", key="withheld")
-    await ear.step("remove", feature="tools", key="withheld")
-    await ear.step("updated", uri="board://secret")
-    await ear.step("updated", uri="board://hidden/x")
-    await ear.step("updated", "content updated board://sprint", uri="board://sprint")
-    await ear.step("add", "prompts added shown", feature="prompts", key="shown")
-    await ear.step("remove", "prompts removed shown", feature="prompts", key="shown")
+async def check_denied(client: RecordingClient) -> None:
+    await client.step("add", feature="tools", key="withheld")
+    await client.step("remove", feature="tools", key="withheld")
+    await client.step("updated", uri="board://secret")
+    await client.step("updated", uri="board://hidden/x")
+    await client.step("updated", "content updated board://sprint", uri="board://sprint")
+    await client.step("add", "prompts added shown", feature="prompts", key="shown")
+    await client.step("remove", "prompts removed shown", feature="prompts", key="shown")
 
 
 @pytest.mark.parametrize(("kind", "version"), [("mcpserver", VERSION), ("lowlevel", MODERN)])
 async def test_authorize_gets_no_principal_on_stdio(kind: str, version: str) -> None:
-    async with open_ear(stdio_server(kind, asks=ASKS[kind], deny=DENY), version) as ear:
-        if ear.is_modern:
-            async with ear.listen("board://secret") as subscription:
+    async with open_client(stdio_server(kind, asks=ASKS[kind], deny=DENY), version) as client:
+        if client.is_modern:
+            async with client.listen("board://secret") as subscription:
                 assert subscription.honored.prompts_list_changed is None
                 assert subscription.honored.resource_subscriptions == [MARKER]
-                await check_nobody(ear)
+                await check_nobody(client)
         else:
-            await refusal(ear, "board://secret")
-            await ear.subscribe(MARKER)
-            await check_nobody(ear)
+            await refusal(client, "board://secret")
+            await client.subscribe(MARKER)
+            await check_nobody(client)
 
 
-async def check_nobody(ear: Ear) -> None:
-    assert {who for who, _ in (await ear.change("state"))["asked"]} == {None}
-    await ear.step("add", feature="prompts", key="withheld")
-    await ear.step("updated", uri="board://secret")
-    await ear.step("add", "tools added shown", feature="tools", key="shown")
+async def check_nobody(client: RecordingClient) -> None:
+    assert {who for who, _ in (await client.change("state"))["asked"]} == {None}
+    await client.step("add", feature="prompts", key="withheld")
+    await client.step("updated", uri="board://secret")
+    await client.step("add", "tools added shown", feature="tools", key="shown")
 
 
 async def test_streams_of_one_caller_are_limited_with_an_error(url: str, http: httpx2.AsyncClient) -> None:
@@ -218,5 +218,5 @@ async def test_streams_of_one_caller_are_limited_with_an_error(url: str, http: h
 
         # Another caller is not affected.
         async with Wire(url, http, bearer("bob")).listen(1, wanted) as stream:
-            assert (await stream.heard()).method == "notifications/subscriptions/acknowledged"
+            assert (await stream.received()).method == "notifications/subscriptions/acknowledged"
     await until_left(url)

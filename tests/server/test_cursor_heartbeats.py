@@ -15,7 +15,7 @@ from mcp.client.session import ClientSession
 from mcp.client.stdio import stdio_client
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.support.cursors import SPRINT, WATCHED, gists, position, told
+from tests.support.cursors import SPRINT, WATCHED, change_summaries, position, told
 from tests.support.sdk_clients import DEADLINE, LEGACY, MODERN, serving_all, stdio_server
 from tests.support.wire_clients import LegacyWire, Wire, http
 from tidings.core.frames import BOOKMARK_METHOD, CURSOR_KEY, EXTENSION, FILTER_KEY, RESUME_KEY, SUBSCRIPTION_KEY
@@ -74,7 +74,7 @@ async def test_bookmark_has_no_pending_topics_and_includes_filtered_ones(
 
     async with wire.listen(2, WATCHED, {FILTER_KEY: {"names": ["x*"]}, RESUME_KEY: beat}) as stream:
         await stream.message()
-        assert gists(await told(stream, wire)) == [(["updated " + SPRINT], True)]
+        assert change_summaries(await told(stream, wire)) == [(["updated " + SPRINT], True)]
     await wire.change("remove", feature="tools", key="ruled-out")
 
 

@@ -9,14 +9,14 @@ import anyio
 import httpx2
 import pytest
 
-from tests.support.cursors import LISTS, SPRINT, WATCHED, gists, position, told
+from tests.support.cursors import LISTS, SPRINT, WATCHED, change_summaries, position, told
 from tests.support.sdk_clients import (
     DEADLINE,
     KINDS,
     LEGACY,
     MARKER,
     MODERN,
-    open_ear,
+    open_client,
     serving,
     serving_all,
     stdio_server,
@@ -53,18 +53,18 @@ def urls() -> Iterator[dict[str, str]]:
 async def test_list_and_read_results_carry_a_cursor(
     urls: dict[str, str], kind: str, version: str, transport: str
 ) -> None:
-    async with open_ear(urls[kind] if transport == "http" else stdio_server(kind), version) as ear:
+    async with open_client(urls[kind] if transport == "http" else stdio_server(kind), version) as client:
         for method, feature in (
             *((f"{feature}/list", feature) for feature in ("tools", "prompts", "resources")),
             ("resources/templates/list", "resources"),
         ):
-            cursor = (await ear.request(method))["_meta"][CURSOR_KEY]
+            cursor = (await client.request(method))["_meta"][CURSOR_KEY]
             assert cursor["topics"].keys() == {feature}
             assert cursor["topics"][feature].keys() == {"revision", "digest"}
             assert cursor["epoch"]
-        first = (await ear.request("resources/read", uri=SPRINT))["_meta"][CURSOR_KEY]
-        await ear.change("updated", uri=SPRINT)
-        second = (await ear.request("resources/read", uri=SPRINT))["_meta"][CURSOR_KEY]
+        first = (await client.request("resources/read", uri=SPRINT))["_meta"][CURSOR_KEY]
+        await client.change("updated", uri=SPRINT)
+        second = (await client.request("resources/read", uri=SPRINT))["_meta"][CURSOR_KEY]
 
     assert first.keys() == {"epoch", "uris"}
     assert first["epoch"] == second["epoch"]
@@ -138,7 +138,7 @@ async def test_returning_client_is_notified_exactly_of_what_differs(
         acknowledged = (await stream.message())["params"]["_meta"][CURSOR_KEY]
         found = await told(stream, wire)
         now = await position(wire)
-    assert gists(found) == [(["added new"], True), (["updated " + SPRINT], True)]
+    assert change_summaries(found) == [(["added new"], True), (["updated " + SPRINT], True)]
     assert found[1]["metadata"] == {"by": "me"}
     assert now["topics"]["prompts"] == acknowledged["topics"]["prompts"]
     assert acknowledged["topics"]["tools"] == known["topics"]["tools"], "it has not been told yet: the stream may break"
@@ -160,7 +160,7 @@ async def test_change_between_list_and_listen_is_not_missed(urls: dict[str, str]
 
     async with wire.listen(1, WATCHED, {RESUME_KEY: listed["_meta"][CURSOR_KEY]}) as stream:
         await stream.message()
-        assert gists(await told(stream, wire)) == [(["added in-between"], True)]
+        assert change_summaries(await told(stream, wire)) == [(["added in-between"], True)]
     await wire.change("remove", feature="tools", key="in-between")
 
 
@@ -176,7 +176,7 @@ async def test_client_older_than_the_journal_is_told_to_refetch(urls: dict[str, 
         await stream.message()
         found = await told(stream, wire)
 
-    assert gists(found) == [([], False), (["added p"], True), ([], False)]
+    assert change_summaries(found) == [([], False), (["added p"], True), ([], False)]
 
 
 async def test_truncated_notification_is_not_complete(http: httpx2.AsyncClient) -> None:
@@ -205,7 +205,7 @@ async def test_cursor_of_another_server_causes_a_refetch_unless_the_list_is_equa
     async with wire.listen(1, WATCHED, {RESUME_KEY: theirs}) as stream:
         acknowledged = (await stream.message())["params"]["_meta"][CURSOR_KEY]
         found = await told(stream, wire)
-    assert gists(found) == [([], False), ([], False)]
+    assert change_summaries(found) == [([], False), ([], False)]
     assert "operation" not in found[0]["_meta"][CHANGE_KEY]
     assert found[1]["uri"] == SPRINT
     assert acknowledged["topics"]["tools"] is None, "of this server's tools it knows nothing"
@@ -223,7 +223,7 @@ async def test_cursor_of_another_epoch_or_a_future_revision_causes_a_refetch(
     for epoch in ("ffffffffff", ours["epoch"]):
         async with wire.listen(1, WATCHED, {RESUME_KEY: {"epoch": epoch, "topics": future}}) as stream:
             await stream.message()
-            assert gists(await told(stream, wire)) == [([], False)]
+            assert change_summaries(await told(stream, wire)) == [([], False)]
 
 
 @pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
@@ -272,7 +272,7 @@ async def test_client_can_resume_patterns_and_folders(
 
     async with wire.listen(2, wanted, {RESUME_KEY: known}) as stream:
         acknowledged = (await stream.message())["params"]["_meta"]
-        assert gists(await told(stream, wire)) == [([f"updated {part}"], True)]
+        assert change_summaries(await told(stream, wire)) == [([f"updated {part}"], True)]
     assert REFETCH_KEY not in acknowledged
     assert part in acknowledged[CURSOR_KEY]["uris"], "it has not been told yet: the stream may break"
     async with wire.listen(3, wanted, {RESUME_KEY: acknowledged[CURSOR_KEY]}) as stream:

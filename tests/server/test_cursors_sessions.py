@@ -10,8 +10,8 @@ import httpx2
 import mcp_types as types
 import pytest
 
-from tests.support.cursors import SPRINT, gists, position, told
-from tests.support.sdk_clients import LEGACY, MARKER, MODERN, open_ear, serving_all, stdio_server
+from tests.support.cursors import SPRINT, change_summaries, position, told
+from tests.support.sdk_clients import LEGACY, MARKER, MODERN, open_client, serving_all, stdio_server
 from tests.support.wire_clients import LegacyWire, Wire, http
 from tidings.core.frames import CURSOR_KEY, EXTENSION, REFETCH_KEY, RESUME_KEY
 
@@ -32,16 +32,16 @@ def urls() -> Iterator[dict[str, str]]:
 async def test_sdk_client_resumes_through_extension_settings(urls: dict[str, str], transport: str) -> None:
     server = urls["mcpserver"] if transport == "http" else stdio_server("mcpserver")
     lost = {"resume": {"epoch": "of another life", "topics": {"tools": {"revision": 1, "digest": "x"}}}}
-    async with open_ear(server, MODERN, extended="extensions", settings=lost) as ear, ear.listen():
-        (heard,) = await ear.settle("tools None None")
+    async with open_client(server, MODERN, extended="extensions", settings=lost) as client, client.listen():
+        (heard,) = await client.settle("tools None None")
         assert heard.change["complete"] is False
         assert heard.meta[CURSOR_KEY]["topics"].keys() == {"tools"}
 
 
 async def test_sdk_session_resumes_with_meta_over_stdio() -> None:
-    async with open_ear(stdio_server("mcpserver"), MODERN) as ear:
-        cursor = (await ear.request("tools/list"))["_meta"][CURSOR_KEY]
-        await ear.change("add", feature="tools", key="missed")
+    async with open_client(stdio_server("mcpserver"), MODERN) as client:
+        cursor = (await client.request("tools/list"))["_meta"][CURSOR_KEY]
+        await client.change("add", feature="tools", key="missed")
         wanted: Any = {"toolsListChanged": True, "resourceSubscriptions": [MARKER]}
         listen = types.SubscriptionsListenRequest(
             params=types.SubscriptionsListenRequestParams.model_validate(
@@ -49,12 +49,12 @@ async def test_sdk_session_resumes_with_meta_over_stdio() -> None:
             )
         )
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ear.session.send_request, listen, types.SubscriptionsListenResult)
-            await ear.until(lambda: "tools added missed" in ear.gists, "what it missed")
-            await ear.mark()
+            tasks.start_soon(client.session.send_request, listen, types.SubscriptionsListenResult)
+            await client.until(lambda: "tools added missed" in client.summaries, "what it missed")
+            await client.mark()
             tasks.cancel_scope.cancel()
-    told = [each for each in ear.heard if each.change]
-    assert [each.gist for each in told] == ["tools added missed", f"content updated {MARKER}"]
+    told = [each for each in client.received if each.change]
+    assert [each.summary for each in told] == ["tools added missed", f"content updated {MARKER}"]
     assert told[0].change["complete"] is True
 
 
@@ -76,7 +76,7 @@ async def test_legacy_client_resumes_from_its_cursor(
         found = await told(stream, wire)
     await legacy.end()
 
-    assert gists(found) == [(["added meanwhile"], True), (["updated " + SPRINT], True)]
+    assert change_summaries(found) == [(["added meanwhile"], True), (["updated " + SPRINT], True)]
     assert result["_meta"][CURSOR_KEY]["topics"]["prompts"] == known["topics"]["prompts"]
     await wire.change("remove", feature="prompts", key="meanwhile")
 
@@ -95,7 +95,7 @@ async def test_legacy_client_with_an_invalid_cursor_is_told_to_refetch(
             ]
             found = await told(stream, wire)
         await legacy.end()
-        assert gists(found) == [([], False)] * expected
+        assert change_summaries(found) == [([], False)] * expected
         assert refetch == [None, ["board://*"] if meta else None, None]
         assert (CURSOR_KEY in result.get("_meta", {})) == bool(meta)
 
@@ -116,14 +116,14 @@ async def test_legacy_client_can_resume_a_pattern(urls: dict[str, str], http: ht
         found = await told(stream, wire)
     await legacy.end()
 
-    assert gists(found) == [(["updated parts://2"], True), (["updated parts://1"], True)], "each once"
+    assert change_summaries(found) == [(["updated parts://2"], True), (["updated parts://1"], True)], "each once"
     assert result["_meta"][CURSOR_KEY]["asOf"] == known["asOf"], "it has not come to them yet"
 
 
 @pytest.mark.parametrize("kind", ["mcpserver", "lowlevel"])
 async def test_legacy_client_on_stdio_resumes_from_its_cursor(kind: str) -> None:
     lost = {"resume": {"epoch": "of another life", "topics": {"prompts": {"revision": 1, "digest": "x"}}}}
-    async with open_ear(stdio_server(kind), LEGACY[-1], extended="extensions", settings=lost) as ear:
-        await ear.subscribe(MARKER)
-        (heard,) = await ear.settle("prompts None None")
+    async with open_client(stdio_server(kind), LEGACY[-1], extended="extensions", settings=lost) as client:
+        await client.subscribe(MARKER)
+        (heard,) = await client.settle("prompts None None")
         assert heard.change["complete"] is False

@@ -12,7 +12,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from tests.support.receiver import receiving, verify
-from tests.support.sdk_clients import MODERN, Ear, open_ear, serving_all, stdio_server
+from tests.support.sdk_clients import MODERN, RecordingClient, open_client, serving_all, stdio_server
 from tests.support.wire_clients import Wire, read_answer
 
 pytestmark = pytest.mark.anyio
@@ -41,14 +41,14 @@ def urls() -> Iterator[dict[str, str]]:
         yield urls
 
 
-async def listed(ear: Ear) -> dict[str, dict[str, Any]]:
-    found = (await ear.request(f"{METHOD}/list"))["subscriptions"]
+async def listed(client: RecordingClient) -> dict[str, dict[str, Any]]:
+    found = (await client.request(f"{METHOD}/list"))["subscriptions"]
     return {each["name"]: each for each in found}
 
 
-async def refused(ear: Ear, method: str = "put", **params: Any) -> str:
+async def refused(client: RecordingClient, method: str = "put", **params: Any) -> str:
     with pytest.raises(MCPError) as error:
-        await ear.request(f"{METHOD}/{method}", **params)
+        await client.request(f"{METHOD}/{method}", **params)
     assert error.value.code == -32602
     message: str = error.value.message
     return message
@@ -57,7 +57,7 @@ async def refused(ear: Ear, method: str = "put", **params: Any) -> str:
 @pytest.mark.parametrize("version", [MODERN, LEGACY])
 async def test_caller_lists_and_removes_only_its_own_subscriptions(urls: dict[str, str], version: str) -> None:
     url = urls["guarded"]
-    async with open_ear(url, version, token="alice") as alice, open_ear(url, version, token="bob") as bob:
+    async with open_client(url, version, token="alice") as alice, open_client(url, version, token="bob") as bob:
         watched = {"toolsListChanged": True, "promptsListChanged": True, "resourceSubscriptions": ["board://secret"]}
         hook = {"url": URL}
         put = await alice.request(f"{METHOD}/put", name="mine", notifications=watched, webhook=hook, ttl=60)
@@ -81,7 +81,7 @@ async def test_caller_lists_and_removes_only_its_own_subscriptions(urls: dict[st
 
 
 async def test_put_keeps_omitted_members_and_returns_a_new_secret_once(urls: dict[str, str]) -> None:
-    async with open_ear(urls["guarded"], MODERN, token="alice") as alice:
+    async with open_client(urls["guarded"], MODERN, token="alice") as alice:
         first = await alice.request(
             f"{METHOD}/put", name="kept", notifications=TOOLS, webhook={"url": URL}, filter={"operations": ["added"]}
         )
@@ -96,12 +96,12 @@ async def test_put_keeps_omitted_members_and_returns_a_new_secret_once(urls: dic
 
 
 async def test_webhook_of_a_client_receives_changes(urls: dict[str, str]) -> None:
-    async with receiving() as receiver, open_ear(urls["local"], MODERN, token="alice") as alice:
+    async with receiving() as receiver, open_client(urls["local"], MODERN, token="alice") as alice:
         hook = {"url": receiver.url}
         put = await alice.request(f"{METHOD}/put", name="hook", notifications=TOOLS, webhook=hook)
         await alice.change("add", feature="tools", key="new")
         delivery = await receiver.next()
-        assert delivery.gist == "tools.list_changed added new"
+        assert delivery.summary == "tools.list_changed added new"
         verify(delivery, put["secret"], now=time.time())
         while (webhook := (await listed(alice))["hook"]["webhook"])[
             "state"
@@ -112,7 +112,7 @@ async def test_webhook_of_a_client_receives_changes(urls: dict[str, str]) -> Non
 
 
 async def test_invalid_subscriptions_are_refused_with_the_reason(urls: dict[str, str]) -> None:
-    async with open_ear(urls["guarded"], MODERN, token="alice") as alice:
+    async with open_client(urls["guarded"], MODERN, token="alice") as alice:
         hook = {"url": URL}
         assert "notifications" in await refused(alice, name="new", webhook=hook)
         assert "nothing of that" in await refused(alice, name="new", notifications={}, webhook=hook)
@@ -160,27 +160,27 @@ async def test_lone_surrogate_is_refused_and_the_store_continues(urls: dict[str,
 @pytest.mark.parametrize("where", ["open", "stdio"])
 async def test_anonymous_caller_has_and_sees_no_webhooks(urls: dict[str, str], where: str) -> None:
     server = urls["open"] if where == "open" else stdio_server("mcpserver")
-    async with open_ear(server, MODERN) as ear:
-        said = await refused(ear, name="hook", notifications=TOOLS, webhook={"url": URL})
+    async with open_client(server, MODERN) as client:
+        said = await refused(client, name="hook", notifications=TOOLS, webhook={"url": URL})
         assert "Policy.webhooks" in said
         # A webhook of the server itself can't be listed, changed or removed.
-        await ear.change("hook", name="own", url=URL)
-        assert await listed(ear) == {}
-        assert (await ear.request(f"{METHOD}/remove", name="own"))["removed"] is False
-        assert (await ear.request(f"{METHOD}/put", name="own", notifications=TOOLS))["isNew"]
-        assert "webhook" not in (await listed(ear))["own"]
-        assert (await ear.request(f"{METHOD}/remove", name="own"))["removed"] is True
-        assert await ear.change("hooks") == ["own"]
-        assert (await ear.request(f"{METHOD}/put", name="plain", notifications=TOOLS))["isNew"]
-        assert list(await listed(ear)) == ["plain"]
-        assert (await ear.request(f"{METHOD}/remove", name="plain"))["removed"] is True
+        await client.change("hook", name="own", url=URL)
+        assert await listed(client) == {}
+        assert (await client.request(f"{METHOD}/remove", name="own"))["removed"] is False
+        assert (await client.request(f"{METHOD}/put", name="own", notifications=TOOLS))["isNew"]
+        assert "webhook" not in (await listed(client))["own"]
+        assert (await client.request(f"{METHOD}/remove", name="own"))["removed"] is True
+        assert await client.change("hooks") == ["own"]
+        assert (await client.request(f"{METHOD}/put", name="plain", notifications=TOOLS))["isNew"]
+        assert list(await listed(client)) == ["plain"]
+        assert (await client.request(f"{METHOD}/remove", name="plain"))["removed"] is True
 
 
 async def test_policy_allows_webhooks_for_anyone_or_for_no_client(urls: dict[str, str]) -> None:
-    async with receiving() as receiver, open_ear(urls["anyone"], LEGACY) as ear:
-        await ear.request(f"{METHOD}/put", name="hook", notifications=TOOLS, webhook={"url": receiver.url})
-        await ear.change("add", feature="tools", key="new")
-        assert (await receiver.next()).gist == "tools.list_changed added new"
-        assert list(await listed(ear)) == ["hook"]
-    async with open_ear(urls["none"], MODERN, token="alice") as alice:
+    async with receiving() as receiver, open_client(urls["anyone"], LEGACY) as client:
+        await client.request(f"{METHOD}/put", name="hook", notifications=TOOLS, webhook={"url": receiver.url})
+        await client.change("add", feature="tools", key="new")
+        assert (await receiver.next()).summary == "tools.list_changed added new"
+        assert list(await listed(client)) == ["hook"]
+    async with open_client(urls["none"], MODERN, token="alice") as alice:
         assert "Policy.webhooks" in await refused(alice, name="h", notifications=TOOLS, webhook={"url": URL})

@@ -15,10 +15,10 @@ from mcp.client.stdio import StdioServerParameters
 from tests.support.sdk_clients import (
     DEADLINE,
     MODERN,
-    Ear,
-    Heard,
+    Received,
+    RecordingClient,
     listening,
-    open_ear,
+    open_client,
     serving,
     serving_all,
     stdio_server,
@@ -59,52 +59,52 @@ def version(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=[*SERVERS, "stdio"])
-async def ear(request: pytest.FixtureRequest, version: str, urls: dict[str, str]) -> AsyncIterator[Ear]:
+async def client(request: pytest.FixtureRequest, version: str, urls: dict[str, str]) -> AsyncIterator[RecordingClient]:
     server: str | StdioServerParameters
     server = stdio_server("mcpserver", **PATIENT) if request.param == "stdio" else urls[request.param]
     async with AsyncExitStack() as stack:
-        ear = await stack.enter_async_context(open_ear(server, version))
-        await stack.enter_async_context(listening(ear, SPRINT))
-        yield ear
+        client = await stack.enter_async_context(open_client(server, version))
+        await stack.enter_async_context(listening(client, SPRINT))
+        yield client
 
 
-def told(ear: Ear, method: str, revision: int) -> list[Heard]:
-    return [each for each in ear.heard if each.method == method and each.change.get("revision") == revision]
+def told(client: RecordingClient, method: str, revision: int) -> list[Received]:
+    return [each for each in client.received if each.method == method and each.change.get("revision") == revision]
 
 
-async def test_client_that_fetched_an_intermediate_list_is_notified_of_the_revert(ear: Ear) -> None:
-    await ear.listed("tools")
-    before, version = await ear.listed("tools")  # from the cache, which is renewed in advance
-    await ear.change("add", feature="tools", key="passing")
-    held, _ = await ear.listed("tools")
+async def test_client_that_fetched_an_intermediate_list_is_notified_of_the_revert(client: RecordingClient) -> None:
+    await client.listed("tools")
+    before, version = await client.listed("tools")  # from the cache, which is renewed in advance
+    await client.change("add", feature="tools", key="passing")
+    held, _ = await client.listed("tools")
     assert len(held) == len(before) + 1
-    await ear.change("remove", feature="tools", key="passing")
-    after, version_after = await ear.listed("tools")
+    await client.change("remove", feature="tools", key="passing")
+    after, version_after = await client.listed("tools")
     assert after == before
     assert version_after["digest"] == version["digest"]
     assert version_after["revision"] > version["revision"]
     method, revision = "notifications/tools/list_changed", version_after["revision"]
 
-    await ear.until(lambda: bool(told(ear, method, revision)), "that the list is as it was")
+    await client.until(lambda: bool(told(client, method, revision)), "that the list is as it was")
 
-    assert len(told(ear, method, revision)) == 1
+    assert len(told(client, method, revision)) == 1
 
 
-async def test_client_that_read_an_intermediate_content_is_notified_of_the_revert(ear: Ear) -> None:
-    usual, passing = f"A for {ear.version}", f"B for {ear.version}"
-    await ear.change("updated", uri=SPRINT, etag=usual)
-    await ear.until(lambda: any(each.uri == SPRINT for each in ear.heard), "the first content")
-    await ear.change("updated", uri=SPRINT, etag=passing)
-    held = await ear.request("resources/read", uri=SPRINT)
-    await ear.change("updated", uri=SPRINT, etag=usual)
-    now = await ear.request("resources/read", uri=SPRINT)
+async def test_client_that_read_an_intermediate_content_is_notified_of_the_revert(client: RecordingClient) -> None:
+    usual, passing = f"A for {client.version}", f"B for {client.version}"
+    await client.change("updated", uri=SPRINT, etag=usual)
+    await client.until(lambda: any(each.uri == SPRINT for each in client.received), "the first content")
+    await client.change("updated", uri=SPRINT, etag=passing)
+    held = await client.request("resources/read", uri=SPRINT)
+    await client.change("updated", uri=SPRINT, etag=usual)
+    now = await client.request("resources/read", uri=SPRINT)
     was, version = (each["_meta"][CURSOR_KEY]["uris"][SPRINT] for each in (held, now))
     assert was["digest"] != version["digest"]
     method, revision = "notifications/resources/updated", version["revision"]
 
-    await ear.until(lambda: bool(told(ear, method, revision)), "that the content is as it was")
+    await client.until(lambda: bool(told(client, method, revision)), "that the content is as it was")
 
-    assert len(told(ear, method, revision)) == 1
+    assert len(told(client, method, revision)) == 1
 
 
 async def test_session_that_fetched_without_a_stream_is_notified_of_the_revert() -> None:
@@ -129,7 +129,7 @@ async def test_session_that_fetched_without_a_stream_is_notified_of_the_revert()
         assert "passing" in [tool["name"] for tool in listed["result"]["tools"]]
         (read,) = [line for line in event.splitlines() if line.startswith("id: ")]
         headers = wire.headers | {"Last-Event-ID": read.removeprefix("id: ")}
-        async with open_ear(url, MODERN) as other:
+        async with open_client(url, MODERN) as other:
             await other.until_state(standing=0)  # a session has one stream at a time
         async with http.stream("GET", url, headers=headers) as response:
             assert response.status_code == 200

@@ -62,5 +62,5 @@ async def test_second_handshake_replaces_the_first_subscription(http: httpx2.Asy
                     "arguments": {"what": "add", "args": {"feature": "tools", "key": f"t{number}"}},
                 }
                 await wire.post("tools/call", **call)
-            heard = [await stream.heard(), await stream.heard()]
-        assert [each.gist for each in heard] == ["tools added t1", "tools added t2"]
+            heard = [await stream.received(), await stream.received()]
+        assert [each.summary for each in heard] == ["tools added t1", "tools added t2"]

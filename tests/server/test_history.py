@@ -11,7 +11,7 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import MCPError
 
-from tests.support.sdk_clients import KINDS, MODERN, Ear, open_ear, serving_all, stdio_server
+from tests.support.sdk_clients import KINDS, MODERN, RecordingClient, open_client, serving_all, stdio_server
 from tidings import Change, Feature, Live, Policy, TidingsError, Version
 from tidings.core.cursor import Cursor
 from tidings.core.journal import change_json
@@ -29,7 +29,7 @@ def live_server(**knobs: Any) -> Live:
     return Live(MCPServer("history"), policy=Policy(**knobs))
 
 
-def gists(changes: tuple[Change, ...]) -> list[str]:
+def change_summaries(changes: tuple[Change, ...]) -> list[str]:
     return [f"{change.operation} {change.key}" for change in changes]
 
 
@@ -45,11 +45,11 @@ def test_history_of_one_list_one_content_and_all() -> None:
     live.tools.update("one", description="Another one.")
     live.tools.remove("one")
 
-    assert gists(live.history("tools").changes) == ["added one", "updated one", "removed one"]
-    assert gists(live.history(Feature.PROMPTS).changes) == ["added greet"]
-    assert gists(live.history(uri="board://a").changes) == ["updated board://a"]
+    assert change_summaries(live.history("tools").changes) == ["added one", "updated one", "removed one"]
+    assert change_summaries(live.history(Feature.PROMPTS).changes) == ["added greet"]
+    assert change_summaries(live.history(uri="board://a").changes) == ["updated board://a"]
     everything = live.history()
-    assert gists(everything.changes) == [
+    assert change_summaries(everything.changes) == [
         "added one",
         "added greet",
         "updated board://a",
@@ -68,10 +68,10 @@ def test_history_after_a_revision_and_limited_to_the_newest() -> None:
         live.tools.add(nothing, name=name)
     second = live.history("tools").changes[1]
 
-    assert gists(live.history(since=second.revision).changes) == ["added c", "added d", "added e"]
+    assert change_summaries(live.history(since=second.revision).changes) == ["added c", "added d", "added e"]
     assert live.history(since=second.revision).complete
     newest = live.history(since=second.revision, limit=2)
-    assert gists(newest.changes) == ["added d", "added e"]
+    assert change_summaries(newest.changes) == ["added d", "added e"]
     assert not newest.complete
     assert live.history(since=second.revision, limit=3).complete
     assert live.history(since=live.catalog.revision) == ((), True)
@@ -84,7 +84,7 @@ def test_discarded_changes_make_a_history_incomplete() -> None:
     live.prompts.add(nothing, name="greet")
 
     past = live.history("tools")
-    assert gists(past.changes) == ["added b", "added c"]
+    assert change_summaries(past.changes) == ["added b", "added c"]
     assert not past.complete
     assert live.history("tools", since=past.changes[0].revision - 1).complete
     assert live.history("prompts").complete
@@ -103,9 +103,9 @@ def test_history_since_a_cursor_has_the_topics_of_the_cursor() -> None:
     live.resources.updated("board://b")
 
     past = live.history(since=cursor)
-    assert gists(past.changes) == ["added b", "updated board://a"]
+    assert change_summaries(past.changes) == ["added b", "updated board://a"]
     assert past.complete
-    assert gists(live.history("tools", since=cursor).changes) == ["added b"]
+    assert change_summaries(live.history("tools", since=cursor).changes) == ["added b"]
     assert live.history("prompts", since=cursor) == ((), True)
 
 
@@ -116,12 +116,12 @@ def test_unknown_cursor_makes_a_history_incomplete() -> None:
     tools, content = live.catalog.version(Feature.TOOLS), live.catalog.version("board://a")
 
     elsewhere = live.history(since=Cursor("elsewhere", {Feature.TOOLS: Version(900, "0" * 32), "board://a": content}))
-    assert gists(elsewhere.changes) == ["added a", "updated board://a"]
+    assert change_summaries(elsewhere.changes) == ["added a", "updated board://a"]
     assert not elsewhere.complete
     # The digest of a list is of its content, whoever made it.
     assert live.history(since=Cursor("elsewhere", {Feature.TOOLS: tools})) == ((), True)
     never = live.history(since=Cursor(live.epoch, {Feature.TOOLS: None}))
-    assert (gists(never.changes), never.complete) == (["added a"], False)
+    assert (change_summaries(never.changes), never.complete) == (["added a"], False)
     assert not live.history(since=Cursor(live.epoch, {Feature.TOOLS: Version(tools.revision, "0" * 32)})).complete
 
 
@@ -164,13 +164,13 @@ def urls() -> Iterator[dict[str, str]]:
         yield urls
 
 
-async def pages(ear: Ear, **params: Any) -> tuple[list[list[dict[str, Any]]], bool]:
+async def pages(client: RecordingClient, **params: Any) -> tuple[list[list[dict[str, Any]]], bool]:
     """All pages of a history, and whether each says that it is complete."""
     found: list[list[dict[str, Any]]] = []
     complete = True
     cursor: dict[str, str] = {}
     while True:
-        answer = await ear.request(HISTORY, **params, **cursor)
+        answer = await client.request(HISTORY, **params, **cursor)
         found.append(answer["changes"])
         complete = complete and answer["complete"]
         if "nextCursor" not in answer:
@@ -183,53 +183,53 @@ def joined(found: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def ear_of(where: str, version: str, urls: dict[str, str]) -> AsyncIterator[Ear]:
+async def ear_of(where: str, version: str, urls: dict[str, str]) -> AsyncIterator[RecordingClient]:
     server = stdio_server("mcpserver") if where == "stdio" else urls[where]
-    async with open_ear(server, version) as ear:
-        yield ear
+    async with open_client(server, version) as client:
+        yield client
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("version", [MODERN, LEGACY])
 @pytest.mark.parametrize("where", [*KINDS, "stdio"])
 async def test_client_reads_all_pages_of_the_history(urls: dict[str, str], where: str, version: str) -> None:
-    async with ear_of(where, version, urls) as ear:
+    async with ear_of(where, version, urls) as client:
         name = f"t{version}"
-        await ear.change("add", feature="tools", key=name)
-        await ear.change("update", feature="tools", key=name, fields={"description": "Another."})
-        await ear.change("remove", feature="tools", key=name)
+        await client.change("add", feature="tools", key=name)
+        await client.change("update", feature="tools", key=name, fields={"description": "Another."})
+        await client.change("remove", feature="tools", key=name)
         steps = [{"what": "updated", "args": {"uri": f"board://page/{number}"}} for number in range(450)]
-        await ear.change("many", steps=steps)
+        await client.change("many", steps=steps)
 
-        expected = await ear.change("history")
-        found, complete = await pages(ear)
+        expected = await client.change("history")
+        found, complete = await pages(client)
         assert joined(found) == expected["changes"]
         assert complete == expected["complete"] is True
         assert [len(page) <= 200 for page in found] == [True] * len(found)
         assert len(found) >= 3
 
-        tools, _ = await pages(ear, feature="tools", detail="full")
-        assert joined(tools) == (await ear.change("history", feature="tools", detail="full"))["changes"]
+        tools, _ = await pages(client, feature="tools", detail="full")
+        assert joined(tools) == (await client.change("history", feature="tools", detail="full"))["changes"]
         assert [each["operation"] for each in joined(tools)][-3:] == ["added", "updated", "removed"]
         assert joined(tools)[-1]["item"]["name"] == name
 
         revision = expected["changes"][-300]["revision"]
-        since, _ = await pages(ear, since=revision)
+        since, _ = await pages(client, since=revision)
         assert joined(since) == expected["changes"][-299:]
-        newest, complete = await pages(ear, limit=250)
+        newest, complete = await pages(client, limit=250)
         assert joined(newest) == expected["changes"][-250:]
         assert not complete
-        known, _ = await pages(ear, since={"epoch": "elsewhere", "topics": {"tools": None}})
-        assert joined(known) == (await ear.change("history", feature="tools"))["changes"]
-        cursor = {"epoch": (await ear.request(HISTORY, limit=1))["epoch"], "uris": {}}
+        known, _ = await pages(client, since={"epoch": "elsewhere", "topics": {"tools": None}})
+        assert joined(known) == (await client.change("history", feature="tools"))["changes"]
+        cursor = {"epoch": (await client.request(HISTORY, limit=1))["epoch"], "uris": {}}
         for change in expected["changes"]:
             if "page/" in change.get("uri", ""):
                 cursor["uris"][change["uri"]] = {"revision": change["revision"] - 1, "digest": change["digest"]}
-        resumed, _ = await pages(ear, since=cursor)
+        resumed, _ = await pages(client, since=cursor)
         assert joined(resumed) == expected["changes"][-450:]
-        garbage, complete = await pages(ear, since={"epoch": 7})
+        garbage, complete = await pages(client, since={"epoch": 7})
         assert (joined(garbage), complete) == (expected["changes"], False)
-        content, _ = await pages(ear, uri="board://page/7")
+        content, _ = await pages(client, uri="board://page/7")
         assert {change["uri"] for change in joined(content)} == {"board://page/7"}
 
 
@@ -238,7 +238,7 @@ async def test_client_reads_all_pages_of_the_history(urls: dict[str, str], where
 @pytest.mark.parametrize("asks", ["sync", "async"])
 async def test_caller_sees_only_the_history_of_what_it_may_watch(urls: dict[str, str], asks: str, version: str) -> None:
     url = urls[f"{asks} guarded"]
-    async with open_ear(url, version, token="alice") as alice, open_ear(url, version, token="bob") as bob:
+    async with open_client(url, version, token="alice") as alice, open_client(url, version, token="bob") as bob:
         await alice.change("add", feature="tools", key=f"t{version}")
         await alice.change("add", feature="prompts", key=f"p{version}")
         steps = [{"what": "updated", "args": {"uri": f"board://page/{number}"}} for number in range(450)]
@@ -260,12 +260,12 @@ async def test_caller_sees_only_the_history_of_what_it_may_watch(urls: dict[str,
 
 @pytest.mark.anyio
 async def test_authorization_calls_per_page_are_limited() -> None:
-    async with open_ear(stdio_server("mcpserver", asks="sync"), MODERN) as ear:
+    async with open_client(stdio_server("mcpserver", asks="sync"), MODERN) as client:
         steps = [{"what": "updated", "args": {"uri": f"board://many/{number}"}} for number in range(2_500)]
-        await ear.change("many", steps=steps)
-        before = len((await ear.change("state"))["asked"])
-        answer = await ear.request(HISTORY, limit=2_400)
-        asked = len((await ear.change("state"))["asked"]) - before
+        await client.change("many", steps=steps)
+        before = len((await client.change("state"))["asked"])
+        answer = await client.request(HISTORY, limit=2_400)
+        asked = len((await client.change("state"))["asked"]) - before
         assert asked == 1_000
         assert not answer["complete"]
 
@@ -290,9 +290,9 @@ async def test_authorization_calls_per_page_are_limited() -> None:
 async def test_invalid_params_are_refused_with_the_reason(
     urls: dict[str, str], version: str, params: dict[str, Any], said: str
 ) -> None:
-    async with open_ear(urls["mcpserver"], version) as ear:
+    async with open_client(urls["mcpserver"], version) as client:
         with pytest.raises(MCPError) as refused:
-            await ear.request(HISTORY, **params)
+            await client.request(HISTORY, **params)
         assert refused.value.code == -32602
         assert said in refused.value.message
         assert HISTORY in refused.value.message
@@ -300,7 +300,7 @@ async def test_invalid_params_are_refused_with_the_reason(
 
 @pytest.mark.anyio
 async def test_history_method_is_advertised(urls: dict[str, str]) -> None:
-    async with open_ear(urls["mcpserver"], MODERN) as ear:
-        assert ear.capabilities is not None
-        extensions = ear.capabilities.extensions or {}
+    async with open_client(urls["mcpserver"], MODERN) as client:
+        assert client.capabilities is not None
+        extensions = client.capabilities.extensions or {}
         assert HISTORY in extensions["dev.tidings/changes"]["methods"]

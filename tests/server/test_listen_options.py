@@ -9,8 +9,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.support.cursors import WATCHED, gists, told
-from tests.support.sdk_clients import DEADLINE, LEGACY, MARKER, MODERN, open_ear, serving_all, stdio_server
+from tests.support.cursors import WATCHED, change_summaries, told
+from tests.support.sdk_clients import DEADLINE, LEGACY, MARKER, MODERN, open_client, serving_all, stdio_server
 from tests.support.wire_clients import LegacyWire, Wire, http
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, SUBSCRIPTION_KEY
 
@@ -61,7 +61,7 @@ async def test_client_is_notified_only_of_what_its_filter_passes(
         await wire.change("remove", feature="prompts", key="b")
         for uri in ("x://1", "y://1"):
             await wire.change("add", feature="resources", key=uri)
-        found = [change for changes, _ in gists(await told(stream, wire)) for change in changes]
+        found = [change for changes, _ in change_summaries(await told(stream, wire)) for change in changes]
     await wire.change("remove", feature="tools", key="ac")
     for uri in ("x://1", "y://1"):
         await wire.change("deleted", uri=uri)
@@ -84,7 +84,7 @@ async def test_client_without_options_gets_the_defaults(urls: dict[str, str], ht
         await wire.change("add", feature="tools", key="default")
         await wire.change("remove", feature="tools", key="default")
         found = await told(stream, wire)
-    assert gists(found) == [(["added default"], True), (["removed default"], True)]
+    assert change_summaries(found) == [(["added default"], True), (["removed default"], True)]
     assert found[0]["tool"]["name"] == "default"
 
 
@@ -164,7 +164,7 @@ async def test_changes_within_the_quiet_gap_are_one_notification(
             await stream.message()
             start = time.monotonic()
             is_in_time = await add_in_a_row(wire, *keys) < wait
-            found = gists([(await stream.message())["params"]])
+            found = change_summaries([(await stream.message())["params"]])
         assert time.monotonic() - start >= wait
         await remove_all(wire, *keys)
         assert not is_in_time or found == [([f"added {key}" for key in keys], True)]
@@ -183,7 +183,7 @@ async def test_min_interval_limits_notifications_and_keeps_the_last_change(
             await stream.message()
             start = time.monotonic()
             is_in_time = await add_in_a_row(wire, *keys) < interval
-            first, last = [gists([(await stream.message())["params"]]) for _ in range(2)]
+            first, last = [change_summaries([(await stream.message())["params"]]) for _ in range(2)]
         assert time.monotonic() - start >= interval
         await remove_all(wire, *keys)
         assert first == [(["added often-0"], True)]
@@ -220,8 +220,8 @@ async def test_client_terms_apply_within_the_server_terms(urls: dict[str, str], 
     assert within == {"operations": ["added"], "names": ["*-a"], "detail": "summary"}
     assert set_by_server == {"operations": ["added"], "names": ["public-*"], "detail": "summary"}
     assert unset is None
-    assert gists(found["picky"]) == [(["added public-a"], True)]
-    assert [changes for changes, _ in gists(found["plain"])[:2]] == [["added public-a"], ["added public-b"]]
+    assert change_summaries(found["picky"]) == [(["added public-a"], True)]
+    assert [changes for changes, _ in change_summaries(found["plain"])[:2]] == [["added public-a"], ["added public-b"]]
     assert "tool" not in found["picky"][0]
     assert len(everything) >= 6
 
@@ -231,7 +231,7 @@ async def test_failing_terms_function_has_no_effect(urls: dict[str, str], http: 
     async with wire.listen(1, WATCHED) as stream:
         await stream.message()
         await wire.change("add", feature="tools", key="fine")
-        assert gists(await told(stream, wire)) == [(["added fine"], True)]
+        assert change_summaries(await told(stream, wire)) == [(["added fine"], True)]
 
 
 @pytest.mark.parametrize("where", ["_meta", "extensions"])
@@ -249,22 +249,22 @@ async def test_legacy_client_has_terms(urls: dict[str, str], http: httpx2.AsyncC
     await legacy.end()
 
     assert result["_meta"][FILTER_KEY] == terms
-    assert gists(found) == [(["removed legacy"], True)]
+    assert change_summaries(found) == [(["removed legacy"], True)]
     assert found[0].keys() == {"_meta"}
 
 
 @pytest.mark.parametrize("version", [MODERN, LEGACY[-1]])
 async def test_terms_apply_on_stdio(version: str) -> None:
     settings = {"filter": {"operations": ["removed"]}}
-    async with open_ear(stdio_server("mcpserver"), version, extended="extensions", settings=settings) as ear:
+    async with open_client(stdio_server("mcpserver"), version, extended="extensions", settings=settings) as client:
         if version == MODERN:
-            async with ear.listen():
-                await ear.step("add", feature="tools", key="a")
-                await ear.step("remove", "tools removed steady", feature="tools", key="steady")
+            async with client.listen():
+                await client.step("add", feature="tools", key="a")
+                await client.step("remove", "tools removed steady", feature="tools", key="steady")
             return
-        await ear.subscribe(MARKER)
-        await ear.step("add", feature="tools", key="a")
-        await ear.step("remove", "tools removed steady", feature="tools", key="steady")
+        await client.subscribe(MARKER)
+        await client.step("add", feature="tools", key="a")
+        await client.step("remove", "tools removed steady", feature="tools", key="steady")
 
 
 # Spread
@@ -287,7 +287,7 @@ async def test_spread_delays_streams_by_different_times(urls: dict[str, str], ht
         await wire.change("add", feature="tools", key="herd")
         came: list[float] = []
         for stream in streams:
-            assert gists([(await stream.message())["params"]]) == [(["added herd"], True)]
+            assert change_summaries([(await stream.message())["params"]]) == [(["added herd"], True)]
             came.append(time.monotonic() - start)
         assert max(came) > 0.3, "three places of a spread of 2.5 s lie at least a fifth of it apart"
         assert max(came) < 2.5 + DEADLINE / 2

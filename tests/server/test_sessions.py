@@ -23,9 +23,9 @@ from tests.support.sdk_clients import (
     MARKER,
     MODERN,
     MUTED,
-    Ear,
+    RecordingClient,
     listening,
-    open_ear,
+    open_client,
     serving,
     serving_all,
     stdio_server,
@@ -56,85 +56,85 @@ def url(request: pytest.FixtureRequest, urls: dict[str, str]) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_subscribe_and_unsubscribe_respond_as_specified(kind: str, transport: str, urls: dict[str, str]) -> None:
     server = urls[kind] if transport == "http" else stdio_server(kind)
-    async with open_ear(server, VERSION) as ear:
+    async with open_client(server, VERSION) as client:
         for method in ("resources/subscribe", "resources/unsubscribe"):
             with pytest.raises(MCPError) as missing:
-                await ear.request(method)
+                await client.request(method)
             assert missing.value.error.code == -32602
             for uri in ("board://sprint", "board://sprint", "board://nobody-knows-it", "board://glob/*"):
-                assert await ear.request(method, uri=uri) == {}
-        await ear.until_state(watched=[])
+                assert await client.request(method, uri=uri) == {}
+        await client.until_state(watched=[])
 
-        await listen_and_leave(ear)
+        await listen_and_leave(client)
 
 
-async def listen_and_leave(ear: Ear) -> None:
+async def listen_and_leave(client: RecordingClient) -> None:
     """Check that a double subscription is notified once, and that unsubscribing ends it."""
     for uri in (MARKER, "board://sprint", "board://sprint", "board://glob/*", "board://tpl/{name}"):
-        await ear.subscribe(uri)
-    await ear.step("updated", "content updated board://sprint", uri="board://sprint")
-    await ear.step("updated", "content updated board://glob/x", uri="board://glob/x")
-    await ear.step("updated", "content updated board://tpl/x", uri="board://tpl/x")
+        await client.subscribe(uri)
+    await client.step("updated", "content updated board://sprint", uri="board://sprint")
+    await client.step("updated", "content updated board://glob/x", uri="board://glob/x")
+    await client.step("updated", "content updated board://tpl/x", uri="board://tpl/x")
 
-    await ear.unsubscribe("board://sprint")
-    await ear.step("updated", uri="board://sprint")
-    await ear.step("updated", "content updated board://glob/y", uri="board://glob/y")
+    await client.unsubscribe("board://sprint")
+    await client.step("updated", uri="board://sprint")
+    await client.step("updated", "content updated board://glob/y", uri="board://glob/y")
     for uri in ("board://glob/*", "board://tpl/{name}"):
-        await ear.unsubscribe(uri)
-    await ear.step("updated", uri="board://glob/z")
-    await ear.step("updated", uri="board://tpl/z")
-    await ear.until_state(watched=[MARKER], pending=0)
+        await client.unsubscribe(uri)
+    await client.step("updated", uri="board://glob/z")
+    await client.step("updated", uri="board://tpl/z")
+    await client.until_state(watched=[MARKER], pending=0)
 
 
 async def test_invalid_pattern_is_refused(url: str) -> None:
-    async with open_ear(url, VERSION) as ear:
+    async with open_client(url, VERSION) as client:
         with pytest.raises(MCPError) as refused:
-            await ear.subscribe("board://{unclosed")
+            await client.subscribe("board://{unclosed")
     assert refused.value.error.code == -32602
     assert "board://{unclosed" in str(refused.value)
 
 
 async def test_only_subscribers_of_a_resource_are_notified(url: str) -> None:
     async with (
-        open_ear(url, "2025-06-18") as first,
-        open_ear(url, MUTED) as second,
-        open_ear(url, MODERN) as third,
+        open_client(url, "2025-06-18") as first,
+        open_client(url, MUTED) as second,
+        open_client(url, MODERN) as third,
         listening(first, "board://a", "board://both"),
         listening(second, "board://b", "board://both"),
         listening(third, "board://c"),
     ):
-        ears = (first, second, third)
+        clients = (first, second, third)
         for uri in ("board://a", "board://b", "board://c", "board://both", "board://nobody"):
             await first.change("updated", uri=uri)
         await first.mark()
-        for ear in ears:
-            await ear.until(lambda ear=ear: f"content updated {MARKER}" in ear.gists, "the marker")  # type: ignore[misc]
+        for client in clients:
+            await client.until(lambda client=client: f"content updated {MARKER}" in client.summaries, "the marker")  # type: ignore[misc]
 
-        told = [[gist.removeprefix("content updated board://") for gist in ear.gists] for ear in ears]
+        told = [[gist.removeprefix("content updated board://") for gist in client.summaries] for client in clients]
         assert told == [["a", "both", "marker"], ["b", "both", "marker"], ["c", "marker"]]
 
 
 async def test_one_change_reaches_clients_of_every_version(url: str) -> None:
     async with AsyncExitStack() as stack:
-        ears = [await stack.enter_async_context(open_ear(url, version)) for version in (*LEGACY, MODERN)]
-        for ear in ears:
-            await stack.enter_async_context(listening(ear))
+        clients = [await stack.enter_async_context(open_client(url, version)) for version in (*LEGACY, MODERN)]
+        for client in clients:
+            await stack.enter_async_context(listening(client))
         # A session without a stream would get the net change, which is none.
-        await ears[0].until_state(standing=len(LEGACY))
-        await ears[0].change("add", feature="prompts", key="all")
-        await ears[0].change("remove", feature="prompts", key="all")
-        await ears[0].mark()
-        for ear in ears:
-            await ear.until(lambda ear=ear: f"content updated {MARKER}" in ear.gists, "the marker")  # type: ignore[misc]
-            lists = [] if ear.version == MUTED else ["prompts added all", "prompts removed all"]
-            assert ear.gists == [*lists, f"content updated {MARKER}"]
+        await clients[0].until_state(standing=len(LEGACY))
+        await clients[0].change("add", feature="prompts", key="all")
+        await clients[0].change("remove", feature="prompts", key="all")
+        await clients[0].mark()
+        for client in clients:
+            await client.until(lambda client=client: f"content updated {MARKER}" in client.summaries, "the marker")  # type: ignore[misc]
+            lists = [] if client.version == MUTED else ["prompts added all", "prompts removed all"]
+            assert client.summaries == [*lists, f"content updated {MARKER}"]
 
 
 async def test_end_of_a_session_removes_its_subscriptions(url: str) -> None:
-    async with open_ear(url, MODERN) as witness:
+    async with open_client(url, MODERN) as witness:
         await witness.until_state(subscribers=0)
-        async with open_ear(url, VERSION) as ear, listening(ear, "board://sprint", "board://glob/*"):
-            await ear.settle()
+        async with open_client(url, VERSION) as client, listening(client, "board://sprint", "board://glob/*"):
+            await client.settle()
             state = await witness.change("state")
             assert (state["subscribers"], state["spliced"], state["streams"]) == (1, 1, 1)
             assert state["watched"] == ["board://glob/*", MARKER, "board://sprint"]
@@ -142,8 +142,8 @@ async def test_end_of_a_session_removes_its_subscriptions(url: str) -> None:
 
 
 async def test_remaining_clients_are_notified_after_one_has_left(url: str) -> None:
-    async with open_ear(url, VERSION) as staying, listening(staying, "board://sprint"):
-        async with open_ear(url, "2025-06-18") as leaving, listening(leaving, "board://sprint"):
+    async with open_client(url, VERSION) as staying, listening(staying, "board://sprint"):
+        async with open_client(url, "2025-06-18") as leaving, listening(leaving, "board://sprint"):
             await staying.change("updated", uri="board://sprint")
             await staying.settle("content updated board://sprint", among=[leaving])
         await staying.until_state(subscribers=1, watched=[MARKER, "board://sprint"])
@@ -154,11 +154,11 @@ async def test_remaining_clients_are_notified_after_one_has_left(url: str) -> No
 
 CLIENT = """
 import asyncio, sys
-from tests.support.sdk_clients import listening, open_ear
+from tests.support.sdk_clients import listening, open_client
 
 async def main():
-    async with open_ear(sys.argv[1], sys.argv[2]) as ear, listening(ear, "board://sprint", "board://glob/*"):
-        await ear.settle()
+    async with open_client(sys.argv[1], sys.argv[2]) as client, listening(client, "board://sprint", "board://glob/*"):
+        await client.settle()
         print("ready", flush=True)
         await asyncio.Event().wait()
 
@@ -175,16 +175,16 @@ def impatient(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.parametrize("version", [VERSION, MODERN])
 async def test_killed_client_leaves_no_subscriptions(impatient: str, version: str) -> None:
     url = impatient
-    async with open_ear(url, MODERN) as witness:
+    async with open_client(url, MODERN) as witness:
         await witness.until_state(subscribers=0)
         command = [sys.executable, "-c", CLIENT, url, version]
-        async with await anyio.open_process(command, cwd=BOARD.parents[2], stderr=None) as client:
-            assert client.stdout is not None
+        async with await anyio.open_process(command, cwd=BOARD.parents[2], stderr=None) as process:
+            assert process.stdout is not None
             with anyio.fail_after(DEADLINE):
-                assert (await client.stdout.receive()).startswith(b"ready")
+                assert (await process.stdout.receive()).startswith(b"ready")
             state = await witness.change("state")
             assert (state["subscribers"], state["streams"]) == (1, 1)
-            client.kill()
+            process.kill()
         await witness.until_state(subscribers=0, watched=[], streams=0, spliced=0, pending=0)
 
 
@@ -214,7 +214,7 @@ def test_stdio_server_ends_with_its_client(kind: str) -> None:
 
 
 async def test_session_is_notified_when_its_stream_opens(url: str, http: httpx2.AsyncClient) -> None:
-    async with open_ear(url, MODERN) as other:
+    async with open_client(url, MODERN) as other:
         session = LegacyWire(url, http)
         await session.shake_hands()
         await session.post("resources/subscribe", uri="board://sprint")
@@ -225,50 +225,50 @@ async def test_session_is_notified_when_its_stream_opens(url: str, http: httpx2.
 
         async with session.stream() as stream:
             # One notification for each topic, with all missed changes.
-            assert (await stream.heard()).gist == "tools added late, tools added later"
+            assert (await stream.received()).summary == "tools added late, tools added later"
             updated = (await stream.message())["params"]
             assert (updated["uri"], updated["metadata"]) == ("board://sprint", {"version": 2})
             await other.change("remove", feature="tools", key="late")
-            assert (await stream.heard()).gist == "tools removed late"
+            assert (await stream.received()).summary == "tools removed late"
 
         await other.until_state(standing=0)
         await other.change("remove", feature="tools", key="later")
         async with session.stream() as stream:
-            assert (await stream.heard()).gist == "tools removed later"
+            assert (await stream.received()).summary == "tools removed later"
         await session.end()
 
 
 async def test_reconnected_stream_gets_only_what_it_missed(url: str, http: httpx2.AsyncClient) -> None:
-    async with open_ear(url, MODERN) as other:
+    async with open_client(url, MODERN) as other:
         session = LegacyWire(url, http)
         await session.shake_hands()
         await session.post("resources/subscribe", uri=MARKER)
         async with session.stream() as stream:
             await other.change("add", feature="tools", key="heard")
-            assert (await stream.heard()).gist == "tools added heard"
+            assert (await stream.received()).summary == "tools added heard"
         await other.until_state(standing=0)
         # Without a stream, an item is added and removed, and no client fetches it.
         await other.change("add", feature="prompts", key="passing")
         await other.change("remove", feature="prompts", key="passing")
         await other.change("remove", feature="tools", key="heard")
         async with session.stream() as stream:
-            assert (await stream.heard()).gist == "tools removed heard"
+            assert (await stream.received()).summary == "tools removed heard"
             await other.change("updated", uri=MARKER)
-            assert (await stream.heard()).gist == f"content updated {MARKER}"
+            assert (await stream.received()).summary == f"content updated {MARKER}"
         await session.end()
 
 
 async def test_change_between_handshake_and_stream_is_not_lost(url: str, http: httpx2.AsyncClient) -> None:
-    async with open_ear(url, MODERN) as other:
+    async with open_client(url, MODERN) as other:
         session = LegacyWire(url, http)
         info = {"name": "wire", "version": "1"}
         await session.post("initialize", protocolVersion=VERSION, capabilities={}, clientInfo=info)
         await other.change("add", feature="tools", key="between")
         await session.post("notifications/initialized", None)
         async with session.stream() as stream:
-            assert (await stream.heard()).gist == "tools added between"
+            assert (await stream.received()).summary == "tools added between"
             await other.change("remove", feature="tools", key="between")
-            assert (await stream.heard()).gist == "tools removed between"
+            assert (await stream.received()).summary == "tools removed between"
         await session.end()
 
 
@@ -281,13 +281,13 @@ async def test_announce_notifies_a_new_legacy_session_of_every_list_once(transpo
     with ExitStack() as stack:
         server = stack.enter_context(serving("lowlevel", **options)) if transport == "http" else None
         for version, kinds in [(VERSION, ["prompts", "resources", "tools"]), (MUTED, []), (MODERN, [])]:
-            async with open_ear(server or stdio_server("lowlevel", **options), version) as ear, listening(ear):
-                await ear.until(lambda ear=ear, kinds=kinds: len(ear.heard) >= len(kinds), "the lists")  # type: ignore[misc]
-                announced, ear.heard[:] = sorted(each.method for each in ear.heard), []
+            async with open_client(server or stdio_server("lowlevel", **options), version) as client, listening(client):
+                await client.until(lambda client=client, kinds=kinds: len(client.received) >= len(kinds), "the lists")  # type: ignore[misc]
+                announced, client.received[:] = sorted(each.method for each in client.received), []
                 assert announced == [f"notifications/{kind}/list_changed" for kind in kinds]
                 for feature in ("tools", "prompts", "resources"):
-                    await ear.names(feature)
-                await ear.settle()
+                    await client.names(feature)
+                await client.settle()
 
 
 # The extension
@@ -303,24 +303,26 @@ async def test_extension_adds_items_deltas_and_deletions(
 ) -> None:
     server = urls[kind] if transport == "http" else stdio_server(kind)
     gone = f"board://gone/{version}"
-    async with open_ear(server, version, extended=where) as ear, listening(ear, gone):
-        await check_extension(ear, gone)
+    async with open_client(server, version, extended=where) as client, listening(client, gone):
+        await check_extension(client, gone)
 
 
-async def check_extension(ear: Ear, gone: str) -> None:
-    [added] = await ear.step("add", "tools added ext", feature="tools", key="ext")
-    items, _ = await ear.listed("tools")
+async def check_extension(client: RecordingClient, gone: str) -> None:
+    [added] = await client.step("add", "tools added ext", feature="tools", key="ext")
+    items, _ = await client.listed("tools")
     assert added.change["item"] == next(item for item in items if item["name"] == "ext")
 
     fields = {"description": "Another one."}
-    [updated] = await ear.step("update", "tools updated ext", feature="tools", key="ext", fields=fields)
+    [updated] = await client.step("update", "tools updated ext", feature="tools", key="ext", fields=fields)
     assert updated.change["delta"] == fields
     assert updated.change["before"] != updated.change["after"]
-    [removed] = await ear.step("remove", "tools removed ext", feature="tools", key="ext")
+    [removed] = await client.step("remove", "tools removed ext", feature="tools", key="ext")
     assert "item" not in removed.change
 
-    await ear.step("add", f"resources added {gone}", feature="resources", key=gone)
-    await ear.change("deleted", uri=gone)
-    await ear.until(lambda: len(ear.heard) == 2, "the deletion")
-    assert [(each.method, each.uri) for each in ear.heard if each.uri] == [("notifications/resources/deleted", gone)]
-    assert f"resources removed {gone}" in ear.gists
+    await client.step("add", f"resources added {gone}", feature="resources", key=gone)
+    await client.change("deleted", uri=gone)
+    await client.until(lambda: len(client.received) == 2, "the deletion")
+    assert [(each.method, each.uri) for each in client.received if each.uri] == [
+        ("notifications/resources/deleted", gone)
+    ]
+    assert f"resources removed {gone}" in client.summaries

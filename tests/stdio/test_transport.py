@@ -18,7 +18,7 @@ from typing import IO, Any
 import pytest
 
 from tests.support.faults.wire import Watch
-from tests.support.sdk_clients import BOARD, DEADLINE, ENVIRONMENT, LEGACY, MODERN, listening, open_ear, stdio_server
+from tests.support.sdk_clients import BOARD, DEADLINE, ENVIRONMENT, LEGACY, MODERN, listening, open_client, stdio_server
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY
 
 LONG = 3600.0
@@ -90,7 +90,7 @@ class Pipe:
         """Watch the list of tools and a resource."""
         if self.version == MODERN:
             wanted = {"toolsListChanged": True, "resourceSubscriptions": [uri]}
-            self.send("subscriptions/listen", "ear", notifications=wanted)
+            self.send("subscriptions/listen", "client", notifications=wanted)
             assert self.line()["method"] == "notifications/subscriptions/acknowledged"
             self.told.clear()
         else:
@@ -417,12 +417,12 @@ def test_signal_ends_a_process_whose_client_does_not_read(number: signal.Signals
 @pytest.mark.parametrize("version", ["2025-11-25", MODERN])
 @pytest.mark.anyio
 async def test_client_of_the_sdk_gets_many_changes_in_order(version: str) -> None:
-    async with open_ear(stdio_server("mcpserver"), version) as ear, listening(ear, "board://sprint"):
-        await ear.change("crowd", count=50)
-        await ear.mark()
-        added = [name for heard in ear.heard for name in _added(heard.change)]
+    async with open_client(stdio_server("mcpserver"), version) as client, listening(client, "board://sprint"):
+        await client.change("crowd", count=50)
+        await client.mark()
+        added = [name for heard in client.received for name in _added(heard.change)]
         assert added == [f"tool-{number}" for number in range(50)]
-        assert len(await ear.names("tools")) == 52
+        assert len(await client.names("tools")) == 52
 
 
 def _added(change: dict[str, Any]) -> list[str]:

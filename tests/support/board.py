@@ -2,15 +2,15 @@
 
     python tests/support/board.py KIND TRANSPORT [OPTIONS]
 
-Clients change it through its tool `change`: `what` names a method of the board (those of every kind are in `verbs.py`,
-those of one in `kinds.py`), `args` are its arguments, and `where` says where it runs: in the request, on a worker
-thread of the request, later on the event loop, or on a thread that knows nothing of any request. It answers with JSON:
-what the method returned, or the error by its class and text.
+Clients change it through its tool `change`: `what` names a method of the board (in `board_actions.py` for all kinds, in
+`kinds.py` for one), `args` are its arguments, and `where` says where it runs: in the request, on a worker thread of the
+request, later on the event loop, or on a thread outside any request. The result is JSON: the value that the method
+returned, or the class and text of its error.
 
-OPTIONS is a JSON object: `policy` (knobs), `deny` (topics refused by principal, "*" for nobody in particular),
+OPTIONS is a JSON object: `policy` (settings), `deny` (refused topics by principal, "*" for no authentication),
 `asks` ("sync" or "async": how `authorize` is written), `auth` (tokens are needed, `tokens.py`), `shared_lists`,
 `middleware` (the server has one of its own), `only` (the features of a low-level server), `late` (its tools are listed
-as they were before the next refresh), `terms` (by principal, "*" for nobody in particular), `app` (options of the HTTP
+as they were before the next refresh), `terms` (by principal, "*" for no authentication), `app` (options of the HTTP
 app) and `telemetry` (a mode of `telemetry.py`, or false for none).
 On HTTP the first line of standard output is the port.
 """
@@ -41,16 +41,16 @@ def main() -> None:
         board.live.run("stdio")
         return
     listener = socket.create_server(("127.0.0.1", 0))
-    # A low-level server is given its authentication together with the app.
+    # A low-level server gets its authentication with the app.
     needs = authentication() if options.get("auth") and kind == "lowlevel" else {}
     app = board.live.http_app(**options.get("app", {}), **needs)
-    # On the wire before anything is served: the backlog keeps whoever connects at once.
+    # Before anything is served: the backlog of the socket holds early connections.
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()
     if options.get("own"):
         serve_app(app, sockets=[listener], log_level="warning")
         return
-    # With this parser nothing is parked: as any ASGI server is to us.
+    # With this parser no stream is parked, as with any other ASGI server.
     parser = options.get("parser", "h11")
     config = uvicorn.Config(app, http=parser, log_level="warning", timeout_graceful_shutdown=1)
     uvicorn.Server(config).run(sockets=[listener])

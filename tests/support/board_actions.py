@@ -1,4 +1,4 @@
-"""What can be done with a board of any kind, and what can be asked of it."""
+"""The methods of a board of any kind that clients call through its tool `change`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def card(number: str) -> str:
 
 
 class Board:
-    """What can be changed on every kind of server."""
+    """A server that tests change and query."""
 
     live: Live
 
@@ -77,7 +77,7 @@ class Board:
         )
 
     def _terms(self, principal: Principal | None) -> Terms | None:
-        """What a server's own code would build."""
+        """The `terms` function of the server."""
         knobs = self.options["terms"].get(principal.client_id if principal else "*")
         return None if knobs is None else Terms(**knobs)
 
@@ -88,14 +88,14 @@ class Board:
         return name not in self.options.get("deny", {}).get(who or "*", ())
 
     async def _authorize_later(self, principal: Principal | None, topic: Topic) -> bool:
-        await asyncio.sleep(0)  # a turn of the loop: it is not there at once
+        await asyncio.sleep(0)  # suspend once
         return self._authorize(principal, topic)
 
     def _work(self) -> None:
         while True:
             try:
                 self.outside.get()()
-            except Exception:  # the next one may be fine
+            except Exception:  # the next change may succeed
                 logging.getLogger("board").exception("a change outside any request failed")
 
     async def change(self, what: str, where: str, args: dict[str, Any], ctx: Any) -> str:
@@ -144,30 +144,30 @@ class Board:
         await self.live.refresh()
 
     async def async_flood(self, ctx: Any, uri: str, count: int, size: int) -> None:
-        """Go on updating a content after the answer, as fast as it goes."""
+        """Update a content many times after the response, as fast as possible."""
 
         async def flood() -> None:
             for number in range(count):
                 self.live.resources.updated(uri, number=number, padding="x" * size)
                 if number % 10 == 0:
-                    await asyncio.sleep(0)  # the others' turn
+                    await asyncio.sleep(0)  # let other tasks run
 
         self.flooding = asyncio.create_task(flood())
 
     def crowd(self, count: int) -> None:
-        """Many tools."""
+        """Add many tools."""
         for number in range(count):
             self.add("tools", f"tool-{number}", description=LOREM * 40)
 
     def noise(self) -> str:
-        """What no tool should do, and many do."""
+        """Write to standard output and read standard input, which no tool should do."""
         print("noise")  # noqa: T201  # that is the point
         os.write(1, b"noise\n")
         subprocess.run(["sh", "-c", "echo noise"], check=True)
         return sys.stdin.read() + subprocess.run(["cat"], check=True, capture_output=True, text=True).stdout
 
     async def async_mutter(self, ctx: Any) -> None:
-        """Print something from a thread, so late that the client has left."""
+        """Print from a thread after the client has left."""
 
         def mutter() -> None:
             threading.Event().wait(0.5)
@@ -176,31 +176,31 @@ class Board:
         asyncio.get_running_loop().run_in_executor(None, mutter)
 
     def present(self, **fields: Any) -> None:
-        """Other instructions, other extensions."""
+        """Set other instructions or extensions."""
         for name, value in fields.items():
             setattr(self.live.lowlevel, name, value)
 
     def stop(self) -> None:
-        """What a signal does, with the process left running."""
+        """Stop the server as a signal does, but keep the process."""
         self.live.stop()
 
-    # Asking
+    # Queries
 
-    def history(self, **wanted: Any) -> dict[str, Any]:
+    def history(self, **requested: Any) -> dict[str, Any]:
         """`live.history()`, as clients see it."""
-        is_full = wanted.pop("detail", None) == "full"
-        past = self.live.history(**wanted)
+        is_full = requested.pop("detail", None) == "full"
+        past = self.live.history(**requested)
         return {"changes": [change_json(each, is_full=is_full) for each in past.changes], "complete": past.complete}
 
     def hook(self, name: str, url: str) -> None:
-        """A webhook of the server's own."""
+        """Put a webhook of the server itself."""
         self.live.webhooks.put(name, url, "tools")
 
     def hooks(self) -> list[str]:
         return [each.name for each in self.live.durables.all() if each.webhook is not None]
 
     def state(self) -> dict[str, Any]:
-        """Who listens, and what is kept for them."""
+        """Return the subscribers, and what is kept for them."""
         live = self.live
         subscriptions = live.hub.subscriptions()
         return {
@@ -221,7 +221,7 @@ class Board:
         }
 
     def hear(self, name: str, filter: dict[str, Any] | None = None, policy: dict[str, Any] | None = None) -> None:
-        """Let somebody in this process watch the tools."""
+        """Subscribe a callback in this process to the tools."""
         told: list[Notification] = self.told.setdefault(name, [])
         options: dict[str, Any] = {"filter": Filter(**filter) if filter else None, "policy": Policy(**(policy or {}))}
         self.live.hub.subscribe(partial(told.append), Feature.TOOLS, label=name, **options)
@@ -236,7 +236,7 @@ class Board:
         return self.telemetry.metrics()
 
     def _is_behind(self, subscriber: Any, feature: Feature) -> bool:
-        """Whether a subscriber was last told something else than is true now."""
+        """Return whether a subscriber was last told another version than the present one."""
         told = self.live.hub.told(subscriber, feature)
         return told is None or told.digest != self.live.catalog.version(feature).digest
 

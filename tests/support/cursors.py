@@ -1,4 +1,4 @@
-"""Where a client of the board stands, and what it is told: up to a marker, and in short."""
+"""The cursor of a client of the board, and the notifications that it gets before a marker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WATCHED = {**LISTS, "resourceSubscriptions": [SPRINT, MARKER]}
 
 
 async def position(wire: Wire) -> dict[str, Any]:
-    """The cursor of a client that has just read all lists and the sprint."""
+    """Return the cursor of a client that has just fetched all lists and the sprint."""
     cursor: dict[str, Any] = {"topics": {}, "uris": {}}
     for method, params in (
         *((f"{feature}/list", {}) for feature in ("tools", "prompts", "resources")),
@@ -23,15 +23,15 @@ async def position(wire: Wire) -> dict[str, Any]:
         params = dict(params)
         headers = {"Mcp-Name": params.pop("name")} if "name" in params else {}
         response = await Wire(wire.url, wire.http, headers).post(method, **params)
-        said = read_answer(response.text)["result"]["_meta"][CURSOR_KEY]
-        cursor["epoch"] = said["epoch"]
-        cursor["topics"] |= said.get("topics", {})
-        cursor["uris"] |= said.get("uris", {})
+        known = read_answer(response.text)["result"]["_meta"][CURSOR_KEY]
+        cursor["epoch"] = known["epoch"]
+        cursor["topics"] |= known.get("topics", {})
+        cursor["uris"] |= known.get("uris", {})
     return cursor
 
 
 async def told(stream: Stream, wire: Wire) -> list[dict[str, Any]]:
-    """The params of all that is told before the marker."""
+    """Return the params of all notifications before the marker."""
     await wire.change("updated", uri=MARKER)
     found: list[dict[str, Any]] = []
     while (params := (await stream.message())["params"]).get("uri") != MARKER:
@@ -39,8 +39,8 @@ async def told(stream: Stream, wire: Wire) -> list[dict[str, Any]]:
     return found
 
 
-def gists(told: list[dict[str, Any]]) -> list[tuple[list[str], bool]]:
-    """What changed, and whether that is all."""
+def change_summaries(told: list[dict[str, Any]]) -> list[tuple[list[str], bool]]:
+    """Return the changes of each notification, and whether it is complete."""
     summaries = [params["_meta"][CHANGE_KEY] for params in told]
     return [
         (

@@ -89,5 +89,5 @@ async def gists_until_now(live: Live, receiver: Receiver) -> list[str]:
     live.resources.updated("board://marker")
     gists: list[str] = []
     while not gists or "board://marker" not in gists[-1]:
-        gists.append((await receiver.next()).gist)
+        gists.append((await receiver.next()).summary)
     return gists[:-1]

@@ -40,7 +40,7 @@ class Delivery:
         return envelope
 
     @property
-    def gist(self) -> str:
+    def summary(self) -> str:
         """`tools.list_changed added a, removed b`."""
         change = self.envelope["data"]["_meta"]["dev.tidings/change"]
         changes = change.get("changes", [change])

@@ -1,8 +1,8 @@
-"""Real clients of the board: the SDK's own, which write down what they are told.
+"""Clients of the SDK that record the notifications of a board.
 
-Nothing here sleeps. To show that nothing more is said, a marker is: a change of a resource that every ear watches. What
-is told of it comes after whatever was to be told before, on the same stream. Clients that see the bytes are in
-`wires.py`.
+Nothing here sleeps. To show that no further notification comes, a test changes a marker: a resource that every client
+watches. Its notification comes after all earlier ones on the same stream. Clients that read bytes are in
+`wire_clients.py`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = [
     "MARKER",
     "MODERN",
     "MUTED",
-    "Ear",
-    "Heard",
+    "Received",
+    "RecordingClient",
     "keys",
     "listening",
-    "open_ear",
+    "open_client",
     "serving",
     "serving_all",
     "stdio_server",
@@ -55,13 +55,12 @@ MUTED = "2025-03-26"
 LEGACY = ("2024-11-05", MUTED, "2025-06-18", "2025-11-25")
 MARKER = "board://marker"
 DEADLINE = 60.0
-"""Seconds for one wait, which may be for a process to start: far above the slowest, so that only what never comes meets
-it."""
+"""Seconds for one wait, which may include the start of a process."""
 
 ENVIRONMENT = {
-    # Which sources are tested; the SDK hands a child process next to nothing of the environment.
+    # The SDK passes almost nothing of the environment to a child process.
     "PYTHONPATH": os.pathsep.join(filter(None, [str(BOARD.parents[2]), os.environ.get("PYTHONPATH")])),
-    "FASTMCP_CHECK_FOR_UPDATES": "off",  # no test asks the network
+    "FASTMCP_CHECK_FOR_UPDATES": "off",  # tests do not use the network
     "FASTMCP_SHOW_SERVER_BANNER": "false",
     "FASTMCP_LOG_LEVEL": "WARNING",
 }
@@ -72,14 +71,14 @@ ENVIRONMENT = {
 
 @contextmanager
 def serving(kind: str, **options: Any) -> Iterator[str]:
-    """A board on HTTP, in a process of its own; gives the URL of its endpoint."""
+    """Start a board on HTTP in a process of its own; yield the URL of its endpoint."""
     with serving_all({kind: (kind, options)}) as urls:
         yield urls[kind]
 
 
 @contextmanager
 def serving_all(servers: Mapping[str, tuple[str, dict[str, Any]]]) -> Iterator[dict[str, str]]:
-    """Several boards, started side by side; gives their URLs by the names they have here."""
+    """Start several boards in parallel; yield their URLs by name."""
     with ExitStack() as stack:
         processes = {name: stack.enter_context(_process(kind, options)) for name, (kind, options) in servers.items()}
         yield {name: f"http://127.0.0.1:{_port(process)}/mcp" for name, process in processes.items()}
@@ -98,23 +97,23 @@ def _process(kind: str, options: dict[str, Any]) -> Iterator[subprocess.Popen[st
 def _port(process: subprocess.Popen[str]) -> int:
     assert process.stdout is not None
     line = process.stdout.readline()
-    assert line, "a board did not start; what it said is above"
+    assert line, "a board did not start; its output is above"
     return int(line)
 
 
 def stdio_server(kind: str, **options: Any) -> StdioServerParameters:
-    """How a client starts a board of its own."""
+    """Return the parameters with which a client starts a board on stdio."""
     return StdioServerParameters(
         command=sys.executable, args=[str(BOARD), kind, "stdio", json.dumps(options)], env=ENVIRONMENT
     )
 
 
-# What a client heard
+# Notifications
 
 
 @dataclass(frozen=True)
-class Heard:
-    """One notification, as the client's own handler got it."""
+class Received:
+    """One notification, as the handler of the client got it."""
 
     method: str
     meta: dict[str, Any]
@@ -130,8 +129,8 @@ class Heard:
         return self.meta.get(SUBSCRIPTION_KEY)
 
     @property
-    def gist(self) -> str:
-        """`tools added x`, or `content updated board://x`; several changes with commas between them."""
+    def summary(self) -> str:
+        """`tools added x`, or `content updated board://x`; several changes are separated by commas."""
         topic = self.method.removeprefix("notifications/").removesuffix("/list_changed")
         if topic == "resources/updated":
             topic = "content"
@@ -147,47 +146,47 @@ class _DeletedParams(BaseModel):
 
 
 @dataclass
-class Ear:
-    """A connected client. `heard` is what it was told since the last step."""
+class RecordingClient:
+    """A connected client. `received` has the notifications since the last step."""
 
     version: str
     session: ClientSession = None  # type: ignore[assignment]  # set as soon as there is one
-    client: Client | None = None
-    heard: list[Heard] = field(default_factory=list)
+    sdk_client: Client | None = None
+    received: list[Received] = field(default_factory=list)
     capabilities: types.ServerCapabilities | None = None
-    _news: anyio.Event = field(default_factory=anyio.Event)
-    _rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _arrival: anyio.Event = field(default_factory=anyio.Event)
+    _markers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
     def is_modern(self) -> bool:
         return self.version == MODERN
 
     @property
-    def gists(self) -> list[str]:
-        return [each.gist for each in self.heard]
+    def summaries(self) -> list[str]:
+        return [each.summary for each in self.received]
 
     async def take(self, message: Any) -> None:
         if isinstance(message, Exception):
             raise message
         params = message.params
-        self.note(Heard(message.method, dict(params.meta or {}) if params else {}, getattr(params, "uri", None)))
+        self.note(Received(message.method, dict(params.meta or {}) if params else {}, getattr(params, "uri", None)))
 
     async def take_deleted(self, params: _DeletedParams) -> None:
-        self.note(Heard(DELETED_METHOD, params.meta, params.uri))
+        self.note(Received(DELETED_METHOD, params.meta, params.uri))
 
-    def note(self, heard: Heard) -> None:
-        self.heard.append(heard)
-        self._news.set()
-        self._news = anyio.Event()
+    def note(self, heard: Received) -> None:
+        self.received.append(heard)
+        self._arrival.set()
+        self._arrival = anyio.Event()
 
-    async def until(self, is_so: Callable[[], bool], what: str) -> None:
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
         with anyio.move_on_after(DEADLINE) as scope:
-            while not is_so():
-                await self._news.wait()
-        assert not scope.cancelled_caught, f"{self.version}: {what} did not come; heard {self.gists}"
+            while not condition():
+                await self._arrival.wait()
+        assert not scope.cancelled_caught, f"{self.version}: {what} did not come; received {self.summaries}"
 
     async def change(self, what: str, where: str = "request", **args: Any) -> Any:
-        """Let the board do something; an error of it is returned as `Class: text`."""
+        """Call a method of the board; return its result, or its error as `Class: text`."""
         with anyio.fail_after(DEADLINE):
             result = await self.session.call_tool("change", {"what": what, "where": where, "args": args})
         assert not result.is_error, result
@@ -197,39 +196,40 @@ class Ear:
         return f"{answer['error']}: {answer['text']}" if "error" in answer else answer["result"]
 
     async def mark(self, *, streams: int = 1) -> None:
-        """Wait until all that was to be told has been told."""
-        nonce = f"{id(self)}-{next(self._rounds)}"
-        before = self.gists.count(f"content updated {MARKER}")
+        """Change the marker, and wait for its notification."""
+        nonce = f"{id(self)}-{next(self._markers)}"
+        before = self.summaries.count(f"content updated {MARKER}")
         await self.change("updated", uri=MARKER, metadata={"round": nonce})
         await self.until(
-            lambda: self.gists.count(f"content updated {MARKER}") >= before + streams, "the marker of this step"
+            lambda: self.summaries.count(f"content updated {MARKER}") >= before + streams, "the marker of this step"
         )
 
-    async def settle(self, *expected: str, among: Iterable[Ear] = ()) -> list[Heard]:
-        """Exactly these are told, and then nothing more before the marker."""
-        for ear in (self, *among):
-            await ear.until(lambda ear=ear: len(ear.heard) >= len(expected), ", ".join(expected))  # type: ignore[misc]
+    async def settle(self, *expected: str, among: Iterable[RecordingClient] = ()) -> list[Received]:
+        """Check that exactly these notifications come before the marker."""
+        for client in (self, *among):
+            await client.until(lambda client=client: len(client.received) >= len(expected), ", ".join(expected))  # type: ignore[misc]
         await self.mark()
-        told = self.heard[:]
-        for ear in (self, *among):
-            await ear.until(lambda ear=ear: ear.gists[-1:] == [f"content updated {MARKER}"], "the marker")  # type: ignore[misc]
-            assert ear.gists == [*expected, f"content updated {MARKER}"], f"{ear.version} was told otherwise"
-            ear.heard.clear()
+        told = self.received[:]
+        marker = f"content updated {MARKER}"
+        for client in (self, *among):
+            await client.until(lambda client=client: client.summaries[-1:] == [marker], "the marker")  # type: ignore[misc]
+            assert client.summaries == [*expected, marker], f"{client.version} received others"
+            client.received.clear()
         return told[:-1]
 
-    async def step(self, what: str, *expected: str, where: str = "request", **args: Any) -> list[Heard]:
-        """One change, and exactly what is told of it."""
+    async def step(self, what: str, *expected: str, where: str = "request", **args: Any) -> list[Received]:
+        """Make one change, and check that it causes exactly these notifications."""
         answer = await self.change(what, where, **args)
         assert not isinstance(answer, str) or answer == "later", answer
         return await self.settle(*expected)
 
     async def until_state(self, **expected: Any) -> None:
-        """Ask the board until it is so: what a server notices of a client that left comes when it comes."""
+        """Wait until the board has this state."""
         state: dict[str, Any] = {}
         with anyio.move_on_after(DEADLINE) as scope:
             while any(state.get(name) != value for name, value in expected.items()) or not state:
                 state = await self.change("state")
-        assert not scope.cancelled_caught, f"expected {expected}, and it is {state}"
+        assert not scope.cancelled_caught, f"expected {expected}, got {state}"
 
     async def subscribe(self, uri: str) -> None:
         await self.request("resources/subscribe", uri=uri)
@@ -238,19 +238,19 @@ class Ear:
         await self.request("resources/unsubscribe", uri=uri)
 
     async def request(self, method: str, **params: Any) -> dict[str, Any]:
-        """Any request at all, and its result as it came."""
+        """Send any request; return its result unchanged."""
         request: Any = types.Request[dict[str, Any], str](method=method, params=params)
         with anyio.fail_after(DEADLINE):
             result = await self.session.send_request(request, _Anything)
         return result.model_dump(by_alias=True)
 
     async def names(self, feature: str) -> list[str]:
-        """The keys of a list, as they come."""
+        """Return the keys of a list, in its order."""
         items, _ = await self.listed(feature)
         return keys(items)
 
     async def listed(self, feature: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """A list, and the version of its topic in the cursor that came with it."""
+        """Return a list, and the version of its topic in the cursor of the result."""
         method, member = _LISTS[feature]
         result = await self.request(method)
         topic = "resources" if feature == "templates" else feature
@@ -258,12 +258,12 @@ class Ear:
 
     @asynccontextmanager
     async def listen(self, *uris: str, tools: bool = True, prompts: bool = True, resources: bool = True) -> Any:
-        """A listen stream, with the marker on it."""
-        assert self.client is not None
+        """Open a listen stream that also watches the marker."""
+        assert self.sdk_client is not None
         with anyio.fail_after(DEADLINE):
             stack = AsyncExitStack()
             subscription = await stack.enter_async_context(
-                self.client.listen(
+                self.sdk_client.listen(
                     tools_list_changed=tools,
                     prompts_list_changed=prompts,
                     resources_list_changed=resources,
@@ -287,12 +287,12 @@ class _Anything(BaseModel):
 
 
 def keys(items: list[dict[str, Any]]) -> list[str]:
-    """What tells the items of a list apart, in its order."""
+    """Return the keys of items, in order."""
     return [str(item.get("uri", item.get("uriTemplate", item["name"]))) for item in items]
 
 
 @asynccontextmanager
-async def open_ear(
+async def open_client(
     server: str | StdioServerParameters,
     version: str,
     *,
@@ -300,10 +300,10 @@ async def open_ear(
     settings: dict[str, Any] | None = None,
     token: str | None = None,
     terminate: bool = True,
-) -> AsyncIterator[Ear]:
-    """A client of this version. `extended` says where it declares `dev.tidings/changes`, if at all; `settings` is what
-    it says there."""
-    ear = Ear(version)
+) -> AsyncIterator[RecordingClient]:
+    """Connect a client of this version. `extended` is the capability in which it declares `dev.tidings/changes`, with
+    `settings`."""
+    client = RecordingClient(version)
     async with AsyncExitStack() as stack:
         transport: Any
         if isinstance(server, str):
@@ -313,35 +313,35 @@ async def open_ear(
         else:
             transport = stdio_client(server)
         if version == MODERN:
-            extensions = [_Extension(ear, settings or {})] if extended else None
-            client = Client(transport, mode="auto", message_handler=ear.take, cache=None, extensions=extensions)
-            ear.client = await stack.enter_async_context(client)
-            ear.session = client.session
-            assert client.protocol_version == MODERN
-            ear.capabilities = client.server_capabilities
+            extensions = [_Extension(client, settings or {})] if extended else None
+            sdk_client = Client(transport, mode="auto", message_handler=client.take, cache=None, extensions=extensions)
+            client.sdk_client = await stack.enter_async_context(sdk_client)
+            client.session = sdk_client.session
+            assert sdk_client.protocol_version == MODERN
+            client.capabilities = sdk_client.server_capabilities
         else:
             reader, writer = await stack.enter_async_context(transport)
             bindings = [
-                NotificationBinding(method=DELETED_METHOD, params_type=_DeletedParams, handler=ear.take_deleted)
+                NotificationBinding(method=DELETED_METHOD, params_type=_DeletedParams, handler=client.take_deleted)
             ]
-            ear.session = ClientSession(reader, writer, message_handler=ear.take, notification_bindings=bindings)
-            await stack.enter_async_context(ear.session)
+            client.session = ClientSession(reader, writer, message_handler=client.take, notification_bindings=bindings)
+            await stack.enter_async_context(client.session)
             with anyio.fail_after(DEADLINE):
-                ear.capabilities = await _shake_hands(ear.session, version, extended, settings or {})
-        yield ear
+                client.capabilities = await _shake_hands(client.session, version, extended, settings or {})
+        yield client
 
 
 async def _shake_hands(
     session: ClientSession, version: str, extended: str | None, settings: dict[str, Any]
 ) -> types.ServerCapabilities:
-    """The handshake of a client whose newest version is this one: the SDK's own always offers its newest."""
+    """Do the handshake with this version. The SDK's own handshake always offers the newest."""
     capabilities = types.ClientCapabilities.model_validate({extended: {EXTENSION: settings}} if extended else {})
     result = await session.send_request(
         types.InitializeRequest(
             params=types.InitializeRequestParams(
                 protocol_version=version,
                 capabilities=capabilities,
-                client_info=types.Implementation(name="ear", version="1"),
+                client_info=types.Implementation(name="client", version="1"),
             )
         ),
         types.InitializeResult,
@@ -355,24 +355,26 @@ async def _shake_hands(
 class _Extension(ClientExtension):
     identifier = EXTENSION
 
-    def __init__(self, ear: Ear, settings: dict[str, Any]) -> None:
-        self._ear = ear
+    def __init__(self, client: RecordingClient, settings: dict[str, Any]) -> None:
+        self._client = client
         self._settings = settings
 
     def settings(self) -> dict[str, Any]:
         return self._settings
 
     def notifications(self) -> list[NotificationBinding[Any]]:
-        return [NotificationBinding(method=DELETED_METHOD, params_type=_DeletedParams, handler=self._ear.take_deleted)]
+        return [
+            NotificationBinding(method=DELETED_METHOD, params_type=_DeletedParams, handler=self._client.take_deleted)
+        ]
 
 
 @asynccontextmanager
-async def listening(ear: Ear, *uris: str) -> AsyncIterator[Subscription | None]:
-    """Watch every list, these URIs and the marker, however this era does it."""
-    if ear.is_modern:
-        async with ear.listen(*uris) as subscription:
+async def listening(client: RecordingClient, *uris: str) -> AsyncIterator[Subscription | None]:
+    """Watch every list, these URIs and the marker, in the way of the client's era."""
+    if client.is_modern:
+        async with client.listen(*uris) as subscription:
             yield subscription
         return
     for uri in (*uris, MARKER):
-        await ear.subscribe(uri)
+        await client.subscribe(uri)
     yield None

@@ -1,4 +1,4 @@
-"""Tokens that a server may ask for, and what it needs to do so."""
+"""Tokens, and the authentication of a server that requires them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ TOKENS = {
     "bob": {"client_id": "bob", "scopes": ["read"]},
     "weak": {"client_id": "weak", "scopes": []},
 }
-"""By the token itself; all but the last have the scope that is required."""
+"""By token. All but the last have the required scope."""
 
 
 def authentication() -> dict[str, Any]:
-    """What the SDK's servers need to ask for tokens."""
+    """Return the options of the SDK's servers that require tokens."""
     settings = AuthSettings(
         issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None, required_scopes=["read"]
     )

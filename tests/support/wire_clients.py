@@ -1,4 +1,4 @@
-"""Clients of the board that see the bytes, HTTP by hand: of the modern era, and a legacy session."""
+"""Clients of the board that send and read HTTP without the SDK: a modern one, and a legacy session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import anyio
 import httpx2
 import pytest
 
-from tests.support.sdk_clients import DEADLINE, MODERN, Heard
+from tests.support.sdk_clients import DEADLINE, MODERN, Received
 
 __all__ = ["EVERYTHING", "LegacyWire", "Stream", "Wire", "http", "read_answer"]
 
@@ -22,7 +22,7 @@ EVERYTHING = {
     "resourcesListChanged": True,
     "resourceSubscriptions": ["board://sprint"],
 }
-"""Of what a board tells, to be asked for in a listen."""
+"""The `notifications` of a listen request for all topics of a board."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ async def http() -> AsyncIterator[httpx2.AsyncClient]:
 
 @dataclass
 class Wire:
-    """HTTP by hand, for what a client does not show: headers, raw frames, comments."""
+    """A modern client that shows headers, raw frames and comments."""
 
     url: str
     http: httpx2.AsyncClient
@@ -73,19 +73,21 @@ class Wire:
 
     @asynccontextmanager
     async def listen(
-        self, request_id: str | int, wanted: dict[str, Any], meta: dict[str, Any] | None = None, **capabilities: Any
+        self, request_id: str | int, requested: dict[str, Any], meta: dict[str, Any] | None = None, **capabilities: Any
     ) -> AsyncIterator[Stream]:
         method = "subscriptions/listen"
-        message = self.message(method, request_id, {"notifications": wanted}, meta, **capabilities)
-        body = json.dumps(message)  # in ASCII: half a character can be written only so
+        message = self.message(method, request_id, {"notifications": requested}, meta, **capabilities)
+        body = json.dumps(message)  # in ASCII, which can contain a lone surrogate
         async with self.http.stream("POST", self.url, content=body, headers=self._headers(method, {})) as response:
-            stream = Stream(response, response.aiter_text())  # held here: whoever drops it closes the response
+            stream = Stream(
+                response, response.aiter_text()
+            )  # referenced here, because garbage collection closes the response
             yield stream
 
 
 @dataclass
 class LegacyWire:
-    """A legacy session by hand: its stream is opened, dropped and opened again when the test says so."""
+    """A legacy session whose stream a test opens and closes."""
 
     url: str
     http: httpx2.AsyncClient
@@ -118,11 +120,11 @@ class LegacyWire:
 
     @asynccontextmanager
     async def stream(self, last: str | None = None) -> AsyncIterator[Stream]:
-        """The standing `GET`; `last` is the id of the last event that was read."""
+        """Open the `GET` stream. `last` is the id of the last event that was read."""
         headers = self.headers if last is None else self.headers | {"Last-Event-ID": last}
         async with self.http.stream("GET", self.url, headers=headers) as response:
             assert response.status_code == 200, response.status_code
-            stream = Stream(response, response.aiter_text())  # held here, as above
+            stream = Stream(response, response.aiter_text())  # as above
             yield stream
 
     async def end(self) -> None:
@@ -131,7 +133,7 @@ class LegacyWire:
 
 
 def read_answer(body: str) -> dict[str, Any]:
-    """A JSON-RPC response, whether it came as JSON or as the last event of a stream."""
+    """Return a JSON-RPC response that is JSON, or the last event of a stream."""
     if not body.startswith("{"):
         body = [line[6:] for line in body.splitlines() if line.startswith("data: {")][-1]
     answer: dict[str, Any] = json.loads(body)
@@ -140,14 +142,14 @@ def read_answer(body: str) -> dict[str, Any]:
 
 @dataclass
 class Stream:
-    """A response as it comes."""
+    """The body of a response, event by event."""
 
     response: httpx2.Response
     chunks: AsyncIterator[str]
     _rest: str = ""
 
     async def event(self) -> str:
-        """The next event or comment, whole; empty at the end."""
+        """Return the next event or comment; an empty string at the end."""
         with anyio.fail_after(DEADLINE):
             while "\r\n\r\n" not in self._rest:
                 try:
@@ -158,7 +160,7 @@ class Stream:
         return event
 
     async def message(self) -> dict[str, Any]:
-        """The next JSON-RPC message."""
+        """Return the next JSON-RPC message."""
         while True:
             event = await self.event()
             assert event, "the stream ended"
@@ -167,8 +169,8 @@ class Stream:
                     message: dict[str, Any] = json.loads(line[6:])
                     return message
 
-    async def heard(self) -> Heard:
-        """The next notification."""
+    async def received(self) -> Received:
+        """Return the next notification."""
         message = await self.message()
         params = message["params"]
-        return Heard(message["method"], params.get("_meta") or {}, params.get("uri"))
+        return Received(message["method"], params.get("_meta") or {}, params.get("uri"))

@@ -216,7 +216,7 @@ async def add_tool(url: str, http: httpx2.AsyncClient, board: Path, name: str) -
     await session.shake_hands()
     async with session.stream() as stream:
         replace_file(board / "tools" / f"{name}.py", HELLO.replace("hello()", f"{name}()"))
-        while name not in (await stream.heard()).gist:
+        while name not in (await stream.received()).summary:
             pass
     await session.end()
     return session.session_id

@@ -19,7 +19,7 @@ from tests.support.sdk_clients import (
     MARKER,
     MODERN,
     listening,
-    open_ear,
+    open_client,
     serving,
     serving_all,
     stdio_server,
@@ -77,11 +77,15 @@ async def test_one_trace_leads_from_a_tool_call_to_the_reaction_of_another_clien
     urls: dict[str, str], tracer: trace.Tracer, kind: str, version: str, where: str
 ) -> None:
     name = f"traced_{version}_{where}"
-    async with open_ear(urls[kind], MODERN) as caller, open_ear(urls[kind], version) as watcher, listening(watcher):
+    async with (
+        open_client(urls[kind], MODERN) as caller,
+        open_client(urls[kind], version) as watcher,
+        listening(watcher),
+    ):
         with tracer.start_as_current_span("call") as call:
             await caller.change("add", where, feature="tools", key=name)
-        await watcher.until(lambda: f"tools added {name}" in watcher.gists, name)
-        [told] = [each for each in watcher.heard if each.gist == f"tools added {name}"]
+        await watcher.until(lambda: f"tools added {name}" in watcher.summaries, name)
+        [told] = [each for each in watcher.received if each.summary == f"tools added {name}"]
         params = types.NotificationParams.model_validate({"_meta": told.meta})
         with tracer.start_as_current_span("refresh", context=context_of(params)) as refresh:
             pass
@@ -103,26 +107,26 @@ async def test_one_trace_leads_from_a_tool_call_to_the_reaction_of_another_clien
 async def test_notification_over_stdio_carries_the_trace_of_the_call(
     tracer: trace.Tracer, kind: str, version: str
 ) -> None:
-    async with open_ear(stdio_server(kind, telemetry="memory"), version) as ear, AsyncExitStack() as stack:
+    async with open_client(stdio_server(kind, telemetry="memory"), version) as client, AsyncExitStack() as stack:
         with tracer.start_as_current_span("watch") as watch:
-            await stack.enter_async_context(listening(ear))
+            await stack.enter_async_context(listening(client))
         with tracer.start_as_current_span("call") as call:
-            await ear.change("add", feature="prompts", key="traced")
-        await ear.until(lambda: "prompts added traced" in ear.gists, "traced")
-        context = context_of({"_meta": ear.heard[-1].meta})
+            await client.change("add", feature="prompts", key="traced")
+        await client.until(lambda: "prompts added traced" in client.summaries, "traced")
+        context = context_of({"_meta": client.received[-1].meta})
         assert ids(trace.get_current_span(context))[0] == ids(call)[0]
         if version == MODERN:
-            check_listen_span(await ear.change("spans"), watch)
+            check_listen_span(await client.change("spans"), watch)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_listen_span_is_in_the_trace_of_its_client_and_ends_before_the_stream(
     urls: dict[str, str], tracer: trace.Tracer, kind: str
 ) -> None:
-    async with open_ear(urls[kind], MODERN) as ear, AsyncExitStack() as stack:
+    async with open_client(urls[kind], MODERN) as client, AsyncExitStack() as stack:
         with tracer.start_as_current_span("watch") as watch:
-            await stack.enter_async_context(ear.listen())
-        check_listen_span(await ear.change("spans"), watch)
+            await stack.enter_async_context(client.listen())
+        check_listen_span(await client.change("spans"), watch)
 
 
 def check_listen_span(spans: Spans, watch: trace.Span) -> None:
@@ -142,17 +146,17 @@ async def test_legacy_session_is_in_the_trace_of_its_handshake_and_later_request
     session = LegacyWire(urls[kind], http)
     await session.shake_hands(meta={"traceparent": f"00-{trace_id}-{parent}-01"})
     await session.post("tools/list")
-    async with open_ear(urls[kind], MODERN) as ear:
-        spans = [each for each in await ear.change("spans") if each["trace"] == trace_id]
+    async with open_client(urls[kind], MODERN) as client:
+        spans = [each for each in await client.change("spans") if each["trace"] == trace_id]
     await session.end()
     assert [each["name"].split(" ")[0] for each in spans] == ["initialize", "change_notifier.subscribe"]
     assert {each["parent"] for each in spans} == {parent}
 
 
 async def test_change_without_a_caller_starts_its_own_trace(urls: dict[str, str]) -> None:
-    async with open_ear(urls["mcpserver"], MODERN) as ear, ear.listen():
-        await ear.step("add", "tools added loner", where="outside", feature="tools", key="loner")
-        spans = await ear.change("spans")
+    async with open_client(urls["mcpserver"], MODERN) as client, client.listen():
+        await client.step("add", "tools added loner", where="outside", feature="tools", key="loner")
+        spans = await client.change("spans")
     notify = [each for each in spans if each["name"] == "change_notifier.notify_list_changed"][-1]
     assert notify["parent"] is None
     assert notify["attributes"]["tidings.operation"] == ["added"]
@@ -164,13 +168,13 @@ async def test_late_notification_carries_the_trace_of_its_newest_change(
     """A legacy session without a stream gets its notifications when it opens one."""
     session = LegacyWire(urls["mcpserver"], http)
     await session.shake_hands()
-    async with open_ear(urls["mcpserver"], MODERN) as ear:
-        await ear.change("add", feature="tools", key="late_1")
+    async with open_client(urls["mcpserver"], MODERN) as client:
+        await client.change("add", feature="tools", key="late_1")
         with tracer.start_as_current_span("call") as call:
-            await ear.change("add", feature="tools", key="late_2")
+            await client.change("add", feature="tools", key="late_2")
         async with session.stream() as stream:
-            heard = await stream.heard()
-    assert heard.gist == "tools added late_1, tools added late_2"
+            heard = await stream.received()
+    assert heard.summary == "tools added late_1, tools added late_2"
     assert heard.meta["traceparent"].split("-")[1] == ids(call)[0]
     await session.end()
 
@@ -180,12 +184,12 @@ async def test_server_without_an_sdk_passes_the_trace_on_unless_telemetry_is_off
     tracer: trace.Tracer, is_on: bool
 ) -> None:
     with serving("mcpserver", **({} if is_on else {"telemetry": False})) as url:
-        async with open_ear(url, MODERN) as ear, ear.listen():
+        async with open_client(url, MODERN) as client, client.listen():
             with tracer.start_as_current_span("call") as call:
-                await ear.change("add", feature="tools", key="in_a_trace")
-            await ear.change("add", "outside", feature="tools", key="in_no_trace")
-            await ear.until(lambda: len(ear.heard) == 2, "both")
-    first, second = [each.meta.get("traceparent", "").split("-")[1:3] for each in ear.heard]
+                await client.change("add", feature="tools", key="in_a_trace")
+            await client.change("add", "outside", feature="tools", key="in_no_trace")
+            await client.until(lambda: len(client.received) == 2, "both")
+    first, second = [each.meta.get("traceparent", "").split("-")[1:3] for each in client.received]
     assert first == ([*ids(call)] if is_on else [])
     assert second == []
 
@@ -231,7 +235,7 @@ def test_notification_carries_the_trace_with_every_detail_setting() -> None:
 
 async def test_exporter_gets_every_span_with_its_attributes_and_one_span_per_change(urls: dict[str, str]) -> None:
     url = urls["lowlevel"]
-    async with open_ear(url, MODERN) as caller, open_ear(url, "2025-06-18") as legacy:
+    async with open_client(url, MODERN) as caller, open_client(url, "2025-06-18") as legacy:
         await legacy.subscribe("board://watched")
         async with caller.listen():
             for feature, key in (("tools", "spanned"), ("prompts", "spanned"), ("resources", "board://spanned")):
@@ -278,9 +282,9 @@ async def test_exporter_gets_every_span_with_its_attributes_and_one_span_per_cha
 
 
 async def test_exporter_gets_every_metric(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    async with open_ear(urls["mcpserver"], MODERN) as ear, ear.listen():
-        await ear.step("add", "tools added metered", feature="tools", key="metered")
-        exported = await ear.change("metrics")
+    async with open_client(urls["mcpserver"], MODERN) as client, client.listen():
+        await client.step("add", "tools added metered", feature="tools", key="metered")
+        exported = await client.change("metrics")
         text = (await http.get(urls["mcpserver"].replace("/mcp", "/metrics"))).text
     kinds = {"counter": "Sum", "level": "Sum", "gauge": "Gauge", "histogram": "Histogram"}
     for metric in METRICS:
@@ -304,18 +308,24 @@ def undisturbed() -> dict[str, Any]:
 @pytest.mark.parametrize("part", BROKEN)
 async def test_clients_notice_no_exception_in_opentelemetry(part: str, undisturbed: dict[str, Any]) -> None:
     async def run_clients(url: str) -> list[Any]:
-        async with open_ear(url, MODERN) as modern, open_ear(url, "2025-11-25") as legacy:
+        async with open_client(url, MODERN) as modern, open_client(url, "2025-11-25") as legacy:
             async with listening(modern, "board://x"), listening(legacy, "board://x"):
                 for feature, key in (("tools", "a"), ("prompts", "b"), ("resources", "board://c")):
                     await modern.change("add", feature=feature, key=key)
                 await modern.change("updated", uri="board://x", etag="1")
                 await legacy.unsubscribe("board://x")
                 await modern.change("updated", uri="board://x", etag="2")
-                for ear in (modern, legacy):
-                    await ear.mark()
+                for client in (modern, legacy):
+                    await client.mark()
                 names = await modern.names("tools")
             await legacy.until_state(subscribers=1)
-            return [names, *((ear.gists, [_change_of(each.meta) for each in ear.heard]) for ear in (modern, legacy))]
+            return [
+                names,
+                *(
+                    (client.summaries, [_change_of(each.meta) for each in client.received])
+                    for client in (modern, legacy)
+                ),
+            ]
 
     if not undisturbed:
         with serving("mcpserver", telemetry=False) as url:

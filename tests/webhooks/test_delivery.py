@@ -53,7 +53,7 @@ async def test_delivery_is_signed_and_has_the_params_of_the_notification() -> No
         live.prompts.add(nothing, name="not watched")
         live.resources.updated("board://b")
         live.tools.remove("one")
-        assert (await receiver.next()).gist == "tools.list_changed removed one"
+        assert (await receiver.next()).summary == "tools.list_changed removed one"
 
 
 async def test_changes_during_a_delivery_are_merged_into_one_delivery() -> None:
@@ -61,7 +61,7 @@ async def test_changes_during_a_delivery_are_merged_into_one_delivery() -> None:
         await open_webhook(live, receiver, "tools")
         receiver.gate.clear()
         live.tools.add(nothing, name="first")
-        assert (await receiver.next()).gist == "tools.list_changed added first"
+        assert (await receiver.next()).summary == "tools.list_changed added first"
         for number in range(50):
             live.tools.add(nothing, name=f"t{number:02}")
         live.tools.remove("t00")
@@ -73,7 +73,7 @@ async def test_changes_during_a_delivery_are_merged_into_one_delivery() -> None:
         assert names == [f"t{number:02}" for number in range(1, 50)]
         await until(lambda: webhook_of(live).last_success)
         live.tools.add(nothing, name="last")
-        assert (await receiver.next()).gist == "tools.list_changed added last"
+        assert (await receiver.next()).summary == "tools.list_changed added last"
         assert receiver.connections == 3
 
 
@@ -84,7 +84,7 @@ async def test_hanging_receiver_does_not_delay_others() -> None:
         slow.gate.clear()
         for number in range(5):
             live.tools.add(nothing, name=f"t{number}")
-        while "t4" not in (await quick.next()).gist:
+        while "t4" not in (await quick.next()).summary:
             pass
         await slow.next()
         assert slow.connections == 1
@@ -111,7 +111,7 @@ async def test_delivery_over_one_mebibyte_is_sent_without_the_items() -> None:
                 live.tools.add(nothing, name=f"t{number}", description="x" * 500_000)
         delivery = await receiver.next()
         assert len(delivery.body) < 1 << 20
-        assert delivery.gist == "tools.list_changed added t0, added t1, added t2"
+        assert delivery.summary == "tools.list_changed added t0, added t1, added t2"
 
 
 async def test_webhook_has_filter_and_detail() -> None:
@@ -121,7 +121,7 @@ async def test_webhook_has_filter_and_detail() -> None:
         live.tools.add(nothing, name="two")
         live.tools.remove("one")
         delivery = await receiver.next()
-        assert delivery.gist == "tools.list_changed removed one"
+        assert delivery.summary == "tools.list_changed removed one"
         assert "tool" not in delivery.envelope["data"]
 
 
@@ -164,9 +164,9 @@ async def test_stream_with_the_same_name_replaces_the_webhook_while_it_is_open(
         stream.close()
         await until_open(live)
         # The server does not know whether the client read the notification before the stream closed.
-        assert (await receiver.next()).gist == "tools.list_changed None None"
+        assert (await receiver.next()).summary == "tools.list_changed None None"
         live.tools.add(nothing, name="two")
-        assert (await receiver.next()).gist == "tools.list_changed added two"
+        assert (await receiver.next()).summary == "tools.list_changed added two"
         assert receiver.connections == 2
 
 

@@ -30,14 +30,14 @@ async def test_failed_delivery_is_repeated_with_the_same_id_and_body() -> None:
         live.tools.add(nothing, name="one")
         attempts = [await receiver.next() for _ in range(3)]
         assert len({each.id for each in attempts}) == len({each.body for each in attempts}) == 1
-        assert attempts[0].gist == "tools.list_changed added one"
+        assert attempts[0].summary == "tools.list_changed added one"
         await until(lambda: webhook_of(live).last_success)
         counts = live.hub.counts
         assert (counts.sent["tools"], counts.failures["webhook"], sum(counts.latency.counts)) == (1, 2, 1)
         webhook = webhook_of(live)
         assert (webhook.attempts, webhook.last_error, webhook.next_attempt) == (0, None, None)
         live.tools.add(nothing, name="two")
-        assert (await receiver.next()).gist == "tools.list_changed added two"
+        assert (await receiver.next()).summary == "tools.list_changed added two"
 
 
 async def test_only_an_accepted_delivery_counts_as_told() -> None:
@@ -54,8 +54,8 @@ async def test_only_an_accepted_delivery_counts_as_told() -> None:
         live.resources.updated("board://a")
         receiver.gate.set()
 
-        assert first.gist == "tools.list_changed added one"
-        assert sorted([(await receiver.next()).gist for _ in range(3)]) == [
+        assert first.summary == "tools.list_changed added one"
+        assert sorted([(await receiver.next()).summary for _ in range(3)]) == [
             "prompts.list_changed added greet",
             "resources.updated updated board://a",
             "tools.list_changed added one, added two",
@@ -85,8 +85,8 @@ async def test_topic_accepted_before_a_failure_is_not_delivered_again() -> None:
         first = await receiver.next()
         receiver.gate.set()
         second, third = await receiver.next(), await receiver.next()
-        assert first.gist == "tools.list_changed added one"
-        assert second.gist == third.gist == "prompts.list_changed added greet"
+        assert first.summary == "tools.list_changed added one"
+        assert second.summary == third.summary == "prompts.list_changed added greet"
         assert second.id == third.id
 
 
@@ -124,7 +124,7 @@ async def test_webhook_is_dead_after_too_many_failures_and_can_be_revived() -> N
 
         receiver.answers(200)
         live.webhooks.revive("hook")
-        assert (await receiver.next()).gist == "tools.list_changed added one, added two"
+        assert (await receiver.next()).summary == "tools.list_changed added one, added two"
         await until(lambda: webhook_of(live).last_success)
         assert not webhook_of(live).is_dead
         assert live.webhooks.revive("unknown") is None

@@ -69,7 +69,7 @@ async def test_ttl_starts_only_when_the_webhook_is_dead(path: Path) -> None:
 
 async def test_restart_delivers_the_difference_and_keeps_dead_webhooks_dead(path: Path) -> None:
     async def next_with(receiver: Receiver, text: str) -> Delivery:
-        while text not in (delivery := await receiver.next()).gist:
+        while text not in (delivery := await receiver.next()).summary:
             pass
         return delivery
 
@@ -79,7 +79,7 @@ async def test_restart_delivers_the_difference_and_keeps_dead_webhooks_dead(path
             broken.answers(500)
             await open_webhook(live, broken, "tools", name="broken")
             live.tools.add(nothing, name="one")
-            assert (await receiver.next()).gist == "tools.list_changed added one"
+            assert (await receiver.next()).summary == "tools.list_changed added one"
             await until(lambda: webhook_of(live, "broken").is_dead)
             await until(lambda: webhook_of(live).last_success)
             secret = webhook_of(live).secret
@@ -109,7 +109,7 @@ async def test_failing_webhook_continues_to_count_failures_after_a_restart(path:
         async with live_server(path, webhook_backoff=0.05) as live:
             assert webhook_of(live).attempts == 1
             again = await receiver.next()
-            assert again.gist == first.gist == "resources.updated updated board://a"
+            assert again.summary == first.summary == "resources.updated updated board://a"
             assert again.id == first.id
             await until(lambda: webhook_of(live).is_dead)
 
@@ -143,7 +143,7 @@ async def test_clock_that_was_set_back_does_not_delay_the_next_attempt(path: Pat
             live.durables.change((SERVER, "hook"), webhook=in_the_future)
         receiver.answers(200)
         async with live_server(path):
-            assert (await receiver.next()).gist == "resources.updated updated board://a"
+            assert (await receiver.next()).summary == "resources.updated updated board://a"
 
 
 # A receiver that missed more than the server knows
@@ -154,7 +154,7 @@ async def miss_too_much(path: Path, receiver: Receiver) -> None:
     async with live_server(path) as live:
         await open_webhook(live, receiver, "tools", uris=["board://*", "board://named"])
         live.resources.updated("board://1")
-        assert (await receiver.next()).gist == "resources.updated updated board://1"
+        assert (await receiver.next()).summary == "resources.updated updated board://1"
         await until(lambda: webhook_of(live).last_success)
     forgetful = Live(MCPServer("hooks"), policy=Policy(max_contents=1, journal_changes=1), store=path)
     for number in range(5):
@@ -177,12 +177,12 @@ async def test_receiver_that_missed_too_much_is_told_to_refetch_first(path: Path
             await until_open(live)
 
             live.resources.updated("board://7")
-            assert (await receiver.next()).gist == "resources.updated updated board://7"
+            assert (await receiver.next()).summary == "resources.updated updated board://7"
             await until(lambda: live.hub.counts.sent["contents"])
         async with live_server(path) as live:
             await until_open(live)
             live.tools.add(nothing, name="one")
-            assert (await receiver.next()).gist == "tools.list_changed added one", "no second refetch"
+            assert (await receiver.next()).summary == "tools.list_changed added one", "no second refetch"
 
 
 async def test_pending_refetch_is_listed_until_it_is_delivered(path: Path) -> None:
@@ -263,4 +263,4 @@ async def test_put_during_a_refetch_request_is_not_overwritten(path: Path) -> No
             durable = durable_of(live)
             assert (durable.features, durable.uris, durable.ttl) == ((Feature.PROMPTS,), ("board://*", "other://*"), 9)
             live.resources.updated("other://1")
-            assert (await another.next()).gist == "resources.updated updated other://1"
+            assert (await another.next()).summary == "resources.updated updated other://1"
