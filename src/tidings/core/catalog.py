@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 Sink = Callable[[tuple[Change, ...]], None]
 
 UNKNOWN = Version(0, "")
-"""The version of an unknown content."""
+"""The version of a content that the catalog does not know."""
 
 # Looked up once, because access to an Enum member is slow and contents change often.
 _DELETED, _UPDATED = Operation.DELETED, Operation.UPDATED
@@ -46,15 +46,16 @@ class Catalog:
         origin: str = "local",
         life: str = "",
     ) -> None:
-        """`life` identifies this process among those that continue the same revisions."""
+        """`life` identifies this run of the server: two processes that start with copies of one store use the same
+        revisions for different contents."""
         self.policy = policy or Policy()
         self.origin = origin
         self.life = life
         self.trace: Callable[[], Mapping[str, str] | None] | None = None
-        """Called for each commit to get the trace of its cause. It must not raise."""
+        """Called for each commit to get the trace context of the call that made it. It must not raise."""
         self.publisher: Sink | None = None
-        """Called with each commit after all followers: the hub, or the bridge that calls the hub on the event loop. It
-        may change the catalog in turn, and queues the commits that result from it."""
+        """Called with each commit after all sinks: the hub, or the bridge that calls the hub on the event loop. Unlike
+        a sink, it may change the catalog; it queues the commits that result."""
         self.lock = threading.RLock()
         self.tools = Items(self, Feature.TOOLS)
         self.prompts = Items(self, Feature.PROMPTS)
@@ -106,8 +107,8 @@ class Catalog:
         revision: int,
         forgotten: int = 0,
     ) -> None:
-        """Start with the state before a restart. Call this before any other operation: what the sources then list makes
-        the difference. Revisions continue after `revision`."""
+        """Start with the state before a restart. Call this before any other operation. The sources then list their
+        items, and only the differences become changes. Revisions continue after `revision`."""
         with self.lock:
             for item in items:
                 self.items(item.feature)._restore(item)
@@ -143,8 +144,8 @@ class Catalog:
 
 
 class CatalogBatch:
-    """The context manager of `Catalog.batch()`. There is one object for all batches, because the lock prevents that two
-    overlap, and a nested one is part of the outer one."""
+    """The context manager of `Catalog.batch()`. There is one object for all batches, because the lock prevents
+    two batches from overlapping, and a nested batch is part of the outer one."""
 
     __slots__ = ("_catalog", "_changes", "_depth")
 
@@ -178,10 +179,11 @@ class Items:
         self.feature = feature
         self._catalog = catalog
         self._items: dict[str, Item] = {}
-        self._sum = digest.ListDigest()
+        self._list_digest = digest.ListDigest()
         self._version = Version(0, digest.EMPTY)
         self.was_read = False
-        """Whether these are the present items of the server, and not only those from before a restart."""
+        """Whether the items were read from the server since it started. Until then they are those from before the
+        restart."""
         self.is_touched = False
         """Whether the present batch changed something here."""
         self._touched: dict[str, Item | None] = {}
@@ -292,7 +294,7 @@ class Items:
 
     def _restore(self, item: Item) -> None:
         self._items[item.key] = item
-        self._sum.add(item.hash)
+        self._list_digest.add(item.hash)
 
     def _put(self, key: str, item: Item | None) -> None:
         """Set or remove an item, and keep the item before for the commit."""
@@ -317,7 +319,7 @@ class Items:
         return self._read(text)
 
     def _read(self, text: bytes) -> Item:
-        # Of the text and not of the given object, because clients compute the digest of what they read.
+        # The hash is that of the decoded text and not of the given object, because clients hash what they decode.
         definition = msgspec.json.decode(text)
         key = self._key(definition)
         limit = self._catalog.policy.max_item_bytes
@@ -343,11 +345,11 @@ class Items:
             if before is not None:
                 if after is not None and after.hash == before.hash:
                     continue
-                self._sum.discard(before.hash)
+                self._list_digest.discard(before.hash)
             if after is not None:
-                self._sum.add(after.hash)
+                self._list_digest.add(after.hash)
             self._catalog._revision += 1
-            previous, self._version = self._version, Version(self._catalog._revision, self._sum.hexdigest())
+            previous, self._version = self._version, Version(self._catalog._revision, self._list_digest.hexdigest())
             changes.append(
                 Change(
                     topic=self.feature,
@@ -380,12 +382,14 @@ class Resources(Items):
     def updated(self, uri: str, *, etag: str | None = None, **metadata: Any) -> Sequence[Change]:
         """Publish that the content of a resource changed.
 
-        With an `etag`, only if it differs from the last one; without, always. The resource need not be listed.
+        With an `etag`, publish only if it differs from the last one. Without one, publish always. The resource need not
+        be listed.
         """
         return self._update(uri, None if etag is None else digest.content_digest(str(etag)), metadata or None)
 
     def deleted(self, uri: str) -> Sequence[Change]:
-        """Publish that a resource is gone. Its subscribers are told, their subscriptions end, and it is unlisted."""
+        """Publish that a resource is gone. Its subscribers get a notification, their subscriptions end, and
+        the list no longer contains it."""
         with self._catalog.batch() as changes:
             self._update(uri, digest.DELETED, None)
             if uri in self._items:

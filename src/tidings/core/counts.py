@@ -1,7 +1,7 @@
 """Counters: plain integers that the hub and the transports add to, and that metrics are read from.
 
 Nothing is counted per delivery. Deliveries of one change are counted and timed in batches, so that counting costs
-nothing measurable. This module exports nothing: that is the task of `tidings.telemetry.metrics`.
+nothing measurable. `tidings.telemetry.metrics` exports the counters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ __all__ = ["BOUNDS", "Counts", "Latency", "SuppressionReason", "batches", "topic
 T = TypeVar("T")
 
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
-"""Seconds, the upper ends of the latency buckets: from one stream on an idle machine to an absent client."""
+"""The upper bounds of the latency buckets, in seconds. One stream on an idle machine is in the first buckets, an absent
+client in the last."""
 
 _BATCH_SIZE = 64
 """Deliveries that are timed together. The clock is read after the last one, so no latency is understated. It is
@@ -46,7 +47,7 @@ class Latency:
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS) + 1)
-        """One per bucket, not cumulative. The last bucket has no upper end."""
+        """One per bucket, not cumulative. The last bucket has no upper bound."""
         self.sums = [0.0] * (len(BOUNDS) + 1)
 
     def add(self, seconds: float, count: int = 1) -> None:
@@ -95,9 +96,9 @@ class Counts:
         self.runs: Counter[str] = Counter()
         """Tool calls, by outcome."""
         self.failures: Counter[str] = Counter()
-        """Errors in user code and inside that were caught, by place."""
+        """Errors in user code and in Tidings that were caught, by place."""
         self.skipped = 0
-        """Subscribers of a change that did not get it immediately. A batch subtracts those of its own."""
+        """Subscribers that did not get a change immediately. Delivery compares the values before and after a batch."""
 
     def skip(self, reason: SuppressionReason | None = None) -> None:
         self.skipped += 1

@@ -21,7 +21,7 @@ __all__ = ["Cursor", "cursor_json"]
 
 _FEATURES = {feature.value: feature for feature in Feature}
 _MAX_URIS = 10_000
-"""The most that one subscriber may watch. A client that claims more is told to refetch."""
+"""The most that one subscriber may watch. A cursor with more is invalid, and its client is told to refetch."""
 _MAX_DIGEST = 128
 _MAX_REVISION = 1 << 63
 
@@ -62,7 +62,8 @@ class Cursor:
         return Cursor(known.epoch, {**known.versions, **read}, as_of)
 
     def _carried_over(self, epoch: str) -> Cursor:
-        """Return the same cursor for another epoch. The versions must not be taken for those of that epoch."""
+        """Return the same cursor for another epoch. Revisions are reset, because they are valid in
+        their own epoch only."""
         versions = {
             topic: Version(0, version.digest) if version is not None and isinstance(topic, Feature) else None
             for topic, version in self.versions.items()

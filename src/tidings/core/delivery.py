@@ -1,7 +1,7 @@
 """Delivery of changes to subscribers: publish commits, serve mailboxes, keep timers.
 
 One rule: if the digest of a topic differs from the digest that a subscriber was told, deliver one notification. A
-subscriber that is ready gets it immediately. For any other one it is added to its mailbox and delivered later.
+subscriber that is ready gets it immediately. For any other subscriber, it is added to the mailbox and delivered later.
 
 Delivery never waits. `deliver` returns `BUSY` if it accepts no more, and the transport calls `wake` later. The owner of
 the hub calls `tick` at `next_due()`.
@@ -32,7 +32,7 @@ __all__ = ["Delivery", "Registry"]
 
 
 class Registry(Protocol):
-    """What delivery needs of the hub. The lock is held."""
+    """The part of the hub that delivery uses. Delivery holds the lock when it calls these methods."""
 
     tracer: Tracer
 
@@ -102,7 +102,8 @@ class Delivery:
         self._queue.append(changes)
 
     def publish_queued(self) -> None:
-        """Deliver the queued commits in order. A commit that a callback makes waits until all have been notified."""
+        """Deliver the queued commits in order. A commit that a callback makes is delivered after the
+        present one."""
         with self:
             if self._is_publishing:
                 return
@@ -201,8 +202,8 @@ class Delivery:
             self.serve(subscriber, now)
 
     def serve(self, subscriber: Subscriber, now: float) -> None:
-        """Deliver what is due: immediately, or after the present change, which would deliver the same version again.
-        The caller holds the lock."""
+        """Deliver what is due. While a change is being published, do so afterwards, because the change would deliver
+        the same version again. The caller holds the lock."""
         if self._is_publishing:
             self._woken[subscriber] = None
         else:
@@ -213,7 +214,7 @@ class Delivery:
         lock."""
         for topic, version in told.items():
             if subscriber.mailbox and not subscriber.mailbox.has_room(topic, subscriber.policy):
-                self.serve(subscriber, now)  # otherwise one that missed too much would be closed each time
+                self.serve(subscriber, now)  # otherwise a subscriber that missed much would be closed at each return
             if not self._index.is_watching(subscriber, self._index.keys(topic)):
                 continue
             mailbox = subscriber.mailbox = subscriber.mailbox or Mailbox()
@@ -317,7 +318,7 @@ class Delivery:
             if isinstance(result, Busy):
                 subscriber.pause()
             if not isinstance(result, Busy) or result.is_told:
-                # Not since the change: a returning subscriber gets changes that are older than its return.
+                # Measured from `pending_since`, because a returning subscriber gets changes older than its return.
                 self.counts.add_sent(topic, max(self._clock(), now) - entry.pending_since)
         except BaseException as error:  # as in `_deliver_to_all`
             self._fail(subscriber, notification, error)

@@ -1,15 +1,15 @@
 """Canonical JSON and digests, which decide whether two contents are the same.
 
-*An item's hash* is BLAKE2b-256 over the item's canonical JSON, however it was written: UTF-8 without white space,
-object keys sorted by code points, and in texts nothing escaped but `"`, `\\` and control characters (`\\b`, `\\f`,
-`\\n`, `\\r`, `\\t`, else `\\u001f`). An integer is its digits, and not the same as a number with a point or an
+*An item's hash* is BLAKE2b-256 over the item's canonical JSON, whatever its original format: UTF-8 without white
+space, and object keys sorted by code points. In strings, only `"`, `\\` and control characters are escaped (`\\b`,
+`\\f`, `\\n`, `\\r`, `\\t`, else `\\u001f`). An integer is its digits, and not the same as a number with a point or an
 exponent (`1` is not `1.0`). Such a number has the fewest digits that identify it: with a point (`1.0`, `0.00001`) from
 1e-5 to below 1e16, and otherwise with an exponent without a plus sign or leading zeros (`1e16`, `1.5e-6`). The
 `size` of a resource is ignored: it belongs to the content, and is measured each time a file is listed.
 
 *A list's digest* is over the set of its items' hashes: their sum modulo 2^256 (an additive multiset hash) and their
 number, hashed once more to 128 bits. Adding, removing or replacing one item is one addition or subtraction, whatever
-the length of the list, and the order of the items plays no part.
+the length of the list, and the order of the items does not matter.
 
 *A content's digest* is over the etag that its server gave, or contains the revision if there is none.
 

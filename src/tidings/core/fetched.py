@@ -2,7 +2,7 @@
 
 A topic may change from A to B and back to A. A client that was told A then needs no notification, unless it fetched B
 in between. The protocol is stateless, so the server does not know which client fetched what: a version that one client
-fetched counts for all. This is asked only where equal content would suppress a notification.
+fetched counts for all. Delivery asks only if equal content would suppress a notification.
 
 Not a log: it keeps for each topic the last fetched version, and the last one before it with another digest.
 """
@@ -46,13 +46,13 @@ class FetchedVersions:
         return ((topic, revision) for topic, revisions in self._in_progress.items() for revision in revisions)
 
     def begin_fetch(self, topic: Topic, revision: int) -> None:
-        """A response is being made that will contain a topic."""
+        """Record that the server prepares a response with this topic."""
         with self._lock:
             self._in_progress.setdefault(topic, []).append(revision)
             self._observer.fetch_started(topic, revision)
 
     def end_fetch(self, topic: Topic, revision: int) -> None:
-        """The response is made, or never will be."""
+        """Record that the response is complete, or that there will be none."""
         with self._lock:
             revisions = self._in_progress[topic]
             revisions.remove(revision)
@@ -61,7 +61,7 @@ class FetchedVersions:
             self._observer.fetch_ended(topic, revision)
 
     def record(self, topic: Topic, version: Version) -> None:
-        """A client fetched this version, or, with an empty digest, any version up to its revision."""
+        """Record that a client fetched this version, or, with an empty digest, any version up to its revision."""
         if not version.revision:
             return  # no client was told an earlier version
         with self._lock:

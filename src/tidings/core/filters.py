@@ -1,8 +1,8 @@
-"""What one subscriber gets: which changes, how often, and with how much detail.
+"""Which changes one subscriber gets, how often, and with how much detail.
 
-A `Filter` selects changes of lists. `Terms` are what a client asks for in `_meta["dev.tidings/filter"]`; the
-acknowledgement contains those that are granted. A server may set terms of its own, which limit the client's. A term
-that cannot be granted is left out and is not an error, so the client gets more, never less.
+A `Filter` selects changes of lists. `Terms` are the options that a client requests in `_meta["dev.tidings/filter"]`;
+the acknowledgement contains those that are granted. A server may set terms of its own, which limit the client's. A
+term that cannot be granted is left out and is not an error, so the client gets more, never less.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Filter", "Terms"]
 _MAX_SECONDS = 3600.0
 """A client that wants notifications less often than every hour should poll."""
 _MAX_PATTERNS = 64
-"""Of one kind. Clients choose the patterns, and in the worst case each is tried for every change."""
+"""The most patterns of one kind. Clients choose the patterns, and in the worst case each is tried for every change."""
 
 _Value = TypeVar("_Value")
 _Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
@@ -124,13 +124,13 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
         return written
 
     def within(self, bounds: Terms, policy: Policy | None = None) -> Terms:
-        """Return these terms, limited by those of the server. `Filter.narrowed` combines the filters."""
+        """Return these terms, limited by those of the server. `Filter.narrowed` combines filters."""
         operations = self.operations
         if operations is not None and bounds.operations is not None:
             operations = tuple(operation for operation in operations if operation in bounds.operations)
         priorities = dict(self.priorities or {})
         if bounds.min_interval or bounds.quiet_gap:
-            # An urgent content would not be limited.
+            # The server's times would not apply to an urgent content.
             priorities = {uri: "high" if level == "urgent" else level for uri, level in priorities.items()}
         return Terms(
             operations=_first(operations, bounds.operations),

@@ -127,6 +127,7 @@ def write_alone(notification: Notification, format: FrameFormat) -> bytes:
 
 
 def encode_tag(subscription_id: str | int) -> bytes:
+    """Return the tag of a subscriber: its subscription id as JSON."""
     # Copied, because msgspec's bytes keep the unused 32 bytes of its buffer, and every stream has a tag.
     return b"%b" % _escape(msgspec.json.encode(subscription_id))
 

@@ -121,26 +121,26 @@ class Hub:
     ) -> Subscriber:
         """Subscribe a subscriber, or a callback, to further features, URIs and URI patterns.
 
-        A callback has one subscriber, however often it subscribes. `options` are those of `open()` and count the first
-        time. A bound method does not keep its object alive: the subscription ends with the object.
+        A callback has one subscriber, however often it subscribes. `options` are those of `open()`, and are ignored
+        after the first time. A bound method does not keep its object alive: the subscription ends with the object.
 
         A subscriber is taken to know the present version of what it watches, unless `told` has another version, or None
         for none. After `ttl` seconds, the subscriptions named here end.
         """
-        chosen = [Feature(feature) for feature in features]
-        paths = [uris] if isinstance(uris, str) else list(uris)
+        requested_features = [Feature(feature) for feature in features]
+        requested_uris = [uris] if isinstance(uris, str) else list(uris)
         with self._delivery:
             self.close_collected()
             # Check everything before anything is changed.
-            matches = self._index.compile_patterns(paths)
+            matches = self._index.compile_patterns(requested_uris)
             known = self._find(subscriber)
-            check_limit(known.policy if known else options.get("policy") or self.policy, known, paths)
+            check_limit(known.policy if known else options.get("policy") or self.policy, known, requested_uris)
             if not isinstance(subscriber, Subscriber):
                 subscriber = known or self._open_callback(subscriber, options)
             if subscriber.is_closed:
                 return subscriber
-            topics: list[Topic] = [*chosen, *paths]
-            started = [topic for topic in topics if self._index.add(subscriber, topic, matches)]
+            topics: list[Topic] = [*requested_features, *requested_uris]
+            newly_watched = [topic for topic in topics if self._index.add(subscriber, topic, matches)]
             told = told or {}
             self.observer.subscribed(subscriber, topics, told)
             now = self._clock()
@@ -149,7 +149,7 @@ class Hub:
                 self._delivery.set_timer(subscriber, now + ttl)
             self._delivery.add_missed(subscriber, told, now)
             # Last, because a hook may make changes, and this subscriber gets them like any other.
-            for topic in started:
+            for topic in newly_watched:
                 self._start(topic)
             if told and not subscriber.is_closed:
                 self._delivery.serve(subscriber, now)
@@ -162,12 +162,14 @@ class Hub:
         uris: Iterable[str] = (),
     ) -> None:
         """End the named subscriptions, or all if none is named. Those that do not exist are ignored."""
-        chosen = [Feature(feature) for feature in features]
-        paths = [uris] if isinstance(uris, str) else list(uris)
+        requested_features = [Feature(feature) for feature in features]
+        requested_uris = [uris] if isinstance(uris, str) else list(uris)
         with self._lock:
             known = self._find(subscriber)
             if known is not None:
-                self.end_subscriptions([known], [*chosen, *paths] or known.watched, Reason.UNSUBSCRIBED)
+                self.end_subscriptions(
+                    [known], [*requested_features, *requested_uris] or known.watched, Reason.UNSUBSCRIBED
+                )
 
     def close(
         self, subscriber: Subscriber | Callable[[Notification], object], reason: Reason = Reason.UNSUBSCRIBED

@@ -50,7 +50,7 @@ class WatchIndex:
         }
 
     def keys(self, topic: Topic) -> list[Topic]:
-        """Return what a topic may be watched as: itself, the patterns that match it, and its watched ancestors."""
+        """Return the keys under which a topic may be watched: itself, matching patterns, and watched ancestors."""
         keys: list[Topic] = [topic]
         if not isinstance(topic, str):
             return keys

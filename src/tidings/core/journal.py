@@ -127,7 +127,7 @@ class _TopicJournal:
         """The changes of each content, because a client that reconnects may ask for thousands of URIs. Discarded
         changes may still be at the start of a list."""
         self._indexed = floor
-        """The revision up to which `_by_uri` is filled. It is filled on demand: most changes are never asked for."""
+        """The revision up to which `_by_uri` is filled. It is filled on demand: most clients never ask."""
         self.floor = floor
         """No change after this revision is discarded."""
         self.size = 0
@@ -136,8 +136,8 @@ class _TopicJournal:
         change = self.changes.popleft()
         self.size -= _size(change)
         self.floor = change.revision
-        of_uri = self._by_uri.get(change.key)
-        if of_uri is not None and of_uri[-1] is change:
+        changes_of_uri = self._by_uri.get(change.key)
+        if changes_of_uri is not None and changes_of_uri[-1] is change:
             del self._by_uri[change.key]
 
     def after(self, revision: int, uri: str | None = None) -> list[Change]:
@@ -187,14 +187,14 @@ def changes_since_told(
 
     `current` returns the present version of a topic. A told version of None is unknown.
     """
-    asked = {each: version for each, version in told.items() if topic is None or each == topic}
-    starts = {each: _first_revision(version, current(each)) for each, version in asked.items()}
+    requested = {each: version for each, version in told.items() if topic is None or each == topic}
+    starts = {each: _first_revision(version, current(each)) for each, version in requested.items()}
     changes = tuple(change for change in journal if change.revision > starts.get(change.topic, math.inf))
     # Reversed, so that the first change of each topic remains.
     known = {change.topic: change.previous for change in reversed(changes)}
     complete = all(
         version is not None and version.digest == known.get(each, current(each)).digest
-        for each, version in asked.items()
+        for each, version in requested.items()
     )
     return ChangeHistory(changes, complete)
 

@@ -43,7 +43,7 @@ class Entry:
         """The notification of a resource's content: always the newest change, shared by all subscribers. The
         notification of a list depends on what its subscriber missed, and is built when it is delivered."""
         self.pending_since = NEVER
-        """When the oldest pending change came, or, while it is delivered, when the policy allowed that."""
+        """When the oldest pending change was added. `take` replaces it by `due` if that is later."""
         self.due = NEVER
         """When the topic may be delivered; `NEVER` while there is nothing to tell."""
         self.not_before = 0.0
@@ -126,7 +126,7 @@ class Mailbox:
         entry.due = now if is_urgent else max(now, entry.not_before)
 
     def await_revision(self, topic: Topic, told: Version, revision: int) -> None:
-        """The subscriber knows a version that is not published yet, of at most this revision."""
+        """Wait for a revision, because the subscriber knows a version up to it that is not published yet."""
         self.drop(topic)
         entry = self.entries[topic] = Entry(told, told.revision, told)
         entry.awaited_revision = revision
@@ -138,7 +138,7 @@ class Mailbox:
         self.add_missed(notification, None, policy, now)
 
     def mark_current(self, topic: Topic, version: Version) -> None:
-        """The subscriber says that it has this version."""
+        """Record that the subscriber has this version."""
         entry = self.entries.get(topic)
         if entry is not None:
             entry.told = version
@@ -161,7 +161,7 @@ class Mailbox:
             del self.entries[topic]
 
     def suppress(self, topic: Topic, entry: Entry, now: float) -> None:
-        """Tell nothing of the changes so far. `told` does not move, and the next change is judged by itself."""
+        """Skip the changes so far without a notification. `told` stays the same, and only later changes count."""
         entry.since = entry.latest.revision
         if entry.is_up_to_date and entry.not_before <= now:
             del self.entries[topic]

@@ -1,7 +1,7 @@
 """The value types of Tidings. They do no I/O and read no clock.
 
 A *topic* is either a `Feature` (a list) or the URI of a resource (its content). The two never compare equal, not even
-for a resource whose URI is the text "tools": `Feature` is deliberately no `str`.
+for a resource whose URI is the text "tools": for this reason, `Feature` is not a `str`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Build notifications, and keep the versions of all topics as far as they are published.
+"""Build notifications, and keep the published version of each topic.
 
 The catalog may be ahead of these versions: a callback may change it while an earlier change is being delivered.
 Notifications are built once and shared by all subscribers that missed the same changes.
@@ -65,7 +65,7 @@ class Notifications:
 
     def publish(self, changes: tuple[Change, ...]) -> Notification:
         """Add changes of one topic. Return the notification for subscribers that know the version before."""
-        # One topic at a time: a subscriber of one list must not get the changes of another one before its turn.
+        # One topic at a time: a subscriber of one list must not get the changes of another one too early.
         self.journal.append(changes)
         topic, version, since = changes[0].topic, changes[-1].version, changes[0].previous.revision
         self._revision = version.revision
@@ -137,7 +137,7 @@ class Notifications:
         if is_hidden is None:
             changes = self.journal.since(revision, topic)
             passed = {change.key for change in changes or () if filter.passes(change)}
-            # The notification may be older than what the journal still has; then nothing is known of what it hides.
+            # The notification may be older than what the journal still has; then it is unknown what it hides.
             is_hidden = changes is None or not passed <= {change.key for change in notification.changes}
             if len(cache) < _MAX_CACHED:
                 cache[revision, filter] = is_hidden

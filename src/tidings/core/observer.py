@@ -3,8 +3,8 @@
 The hub calls each observer with its lock held. An observer must not wait and must not raise. There is no event per
 delivery; an observer that needs one adds `Subscriber.before_delivery` when the subscriber is opened.
 
-`EventLog` counts and logs the events, `tidings.telemetry.tracing` makes spans of them, and `tidings.testing` a history.
-Log lines contain clients, lists, items and revisions, but no item definitions and no secrets of URIs.
+`EventLog` counts and logs the events, `tidings.telemetry.tracing` creates spans for them, and `tidings.testing` records
+them. Log lines contain clients, lists, items and revisions, but neither item definitions nor the secret parts of URIs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ SPANS = frozenset(
 
 
 class Observer:
-    """Receives the events of a hub, in order. This one ignores them."""
+    """Receives the events of a hub, in order. This base class ignores them."""
 
     def opened(self, subscriber: Subscriber) -> None: ...
 
@@ -191,8 +191,8 @@ class EventLog(Observer):
             subscribers, topics = distinct(ended)
             only = subscribers[0] if len(subscribers) == 1 else None
             name = _name(only) if only is not None else f"{len(subscribers)} clients"
-            why = "" if reason is Reason.UNSUBSCRIBED else f" ({reason})"
-            text = f"{name} unsubscribed from {_summary(topics)}{why}"
+            suffix = "" if reason is Reason.UNSUBSCRIBED else f" ({reason})"
+            text = f"{name} unsubscribed from {_summary(topics)}{suffix}"
             _log(logging.DEBUG, "unsubscribed", text, only, topics=topics, reason=reason, clients=len(subscribers))
 
     def expired(self, name: str) -> None:
@@ -223,10 +223,10 @@ class EventLog(Observer):
         if logger.isEnabledFor(level):
             named = notification.changes[:_MAX_LOGGED_CHANGES]
             changes = [f"{change.operation} {change_name(change)}" for change in named]
-            what = ", ".join(changes) + (", …" if len(notification.changes) > _MAX_LOGGED_CHANGES else "")
+            summary = ", ".join(changes) + (", …" if len(notification.changes) > _MAX_LOGGED_CHANGES else "")
             clients = "1 client" if subscribers == 1 else f"{subscribers or 'no'} clients"
             revision = notification.version.revision
-            text = f"told {clients}: {topic_kind(notification.topic)} {what} (revision {revision})"
+            text = f"told {clients}: {topic_kind(notification.topic)} {summary} (revision {revision})"
             fields = {"clients": subscribers, "revision": revision, "changes": changes}
             _log(level, "told", text, None, topics=[notification.topic], **fields)
 
@@ -253,8 +253,8 @@ class EventLog(Observer):
             self._counts.suppress(SuppressionReason.UNSUBSCRIBED)
         else:
             self._counts.coalesced += merged
-        what = "closing it" if is_closed else "it will be told to refetch all resources"
-        _log(logging.WARNING, "overflow", f"{_name(subscriber)} has too many topics pending; {what}", subscriber)
+        consequence = "closing it" if is_closed else "it will be told to refetch all resources"
+        _log(logging.WARNING, "overflow", f"{_name(subscriber)} has too many topics pending; {consequence}", subscriber)
 
     def failed(self, subscriber: Subscriber, notification: Notification, error: BaseException) -> None:
         self._counts.failures["delivery"] += 1
@@ -275,7 +275,7 @@ class SpanOutcome:
 
 
 class Tracer:
-    """Makes spans and carries traces from requests to notifications. This one does neither."""
+    """Creates spans and passes traces from requests to notifications. This base class does neither."""
 
     def span(
         self, name: str, *, cause: Mapping[str, str] | None = None, **attributes: Any
@@ -302,7 +302,7 @@ def distinct(ended: list[tuple[Subscriber, Topic]]) -> tuple[list[Subscriber], l
 
 
 def _summary(topics: Iterable[Topic]) -> str:
-    """Name the lists and count the URIs."""
+    """Return a text with the names of the lists and the number of URIs."""
     features = [topic.value for topic in topics if isinstance(topic, Feature)]
     uris = sum(not isinstance(topic, Feature) for topic in topics)
     return ", ".join([*features, *([f"{uris} {'URI' if uris == 1 else 'URIs'}"] if uris else [])]) or "nothing"

@@ -111,7 +111,7 @@ class _Bucket:
         existing = [self.by_length.get(len(text), _EMPTY).get(text, _NO_PATTERNS) for text in texts]
         if any(pattern in patterns for patterns in existing):
             return False
-        # By the text that the fewest patterns have, because a common text does not select.
+        # Use the text that the fewest patterns have, because a common text excludes few patterns.
         text = min(zip(map(len, existing), texts, strict=True), key=lambda pair: (pair[0], -len(pair[1])))[1]
         self.by_length.setdefault(len(text), {}).setdefault(text, {})[pattern] = match
         return True
@@ -129,15 +129,15 @@ class _Bucket:
         return False
 
 
-class _Ends(Generic[_Value]):
-    """Values by the start and the end of a text; by the start first, because most texts fail there."""
+class _PrefixSuffixMap(Generic[_Value]):
+    """Values by prefix and suffix. `find` compares the prefix first, because most texts differ there."""
 
     __slots__ = ("by_start",)
 
     def __init__(self) -> None:
         self.by_start: dict[int, dict[str, dict[int, dict[str, _Value]]]] = {}
 
-    def fitting(self, text: str) -> list[_Value]:
+    def find(self, text: str) -> list[_Value]:
         found: list[_Value] = []
         for length, starts in self.by_start.items():
             by_end = starts.get(text[:length])
@@ -170,9 +170,9 @@ class _Node:
 
     def __init__(self) -> None:
         self.literal: dict[str, _Node] = {}
-        self.wild: _Ends[_Node] | None = None
+        self.wild: _PrefixSuffixMap[_Node] | None = None
         """By the literal start and end of the segment."""
-        self.rest: _Ends[_Bucket] | None = None
+        self.rest: _PrefixSuffixMap[_Bucket] | None = None
         """Patterns that continue over any number of segments, by the literal start and end of the rest."""
         self.ends: _Bucket | None = None
         """Patterns that end here."""
@@ -208,7 +208,7 @@ class PatternIndex:
 
     def _collect(self, node: _Node, parts: list[str], at: int, uri: str, found: list[tuple[str, Match]]) -> None:
         if node.rest is not None:
-            for bucket in node.rest.fitting("/".join(parts[at:])):
+            for bucket in node.rest.find("/".join(parts[at:])):
                 bucket.collect(uri, found)
         if at == len(parts):
             if node.ends is not None:
@@ -219,7 +219,7 @@ class PatternIndex:
         if child is not None:
             self._collect(child, parts, at + 1, uri, found)
         if node.wild is not None:
-            for child in node.wild.fitting(part):
+            for child in node.wild.find(part):
                 self._collect(child, parts, at + 1, uri, found)
 
     def _edit(self, node: _Node, segments: list[str], pattern: str, match: Match | None) -> None:
@@ -241,7 +241,7 @@ class PatternIndex:
                 del node.literal[segment]
         elif not _spans_segments(segment):
             if node.wild is None:
-                node.wild = _Ends()
+                node.wild = _PrefixSuffixMap()
             child = node.wild.setdefault(start, end, _Node())
             self._edit(child, others, pattern, match)
             if child.is_empty():
@@ -253,7 +253,7 @@ class PatternIndex:
             if segment.startswith("**") and not segment.strip("*"):
                 end = end.removeprefix("/")  # `**/x` also matches `x`
             if node.rest is None:
-                node.rest = _Ends()
+                node.rest = _PrefixSuffixMap()
             bucket = node.rest.setdefault(start, end, _Bucket())
             self._put(bucket, pattern, match)
             if not bucket.by_length:

@@ -22,7 +22,7 @@ __all__ = ["Resumed", "contents_changed", "resume", "resume_from_store", "watch_
 
 
 class Resumed(NamedTuple):
-    """What a returning subscriber knows."""
+    """The versions that a returning subscriber knows."""
 
     told: dict[Topic, Version | None]
     """The told versions, for `hub.subscribe(told=…)`."""
@@ -50,8 +50,8 @@ def resume(
     }
     if cursor.as_of is None:
         return Resumed(told)
-    since = contents_changed(hub, uris, cursor.as_of, is_authorized) if cursor.epoch == epoch else None
-    return _combine(since, told, uris)
+    changed = contents_changed(hub, uris, cursor.as_of, is_authorized) if cursor.epoch == epoch else None
+    return _combine(changed, told, uris)
 
 
 def resume_from_store(
@@ -87,14 +87,14 @@ def contents_changed(
 
 
 def _combine(
-    since: Mapping[str, Version | None] | None, told: Mapping[Topic, Version | None], uris: Iterable[str]
+    changed: Mapping[str, Version | None] | None, told: Mapping[Topic, Version | None], uris: Iterable[str]
 ) -> Resumed:
     """Combine the changed contents with the told versions. If the changed contents are unknown, the client must refetch
     all URIs, except those that it gets a notification of."""
-    if since is None:
+    if changed is None:
         return Resumed(dict(told), tuple(uri for uri in uris if is_pattern(uri) or told.get(uri, ...) is not None))
     known: dict[Topic, Version | None] = {}
-    known.update(since.items())
+    known.update(changed.items())
     known.update(told)
     return Resumed(known)
 

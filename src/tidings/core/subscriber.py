@@ -41,6 +41,8 @@ __all__ = [
 
 
 class Busy:
+    """A result of `deliver`: `BUSY` or `PENDING`."""
+
     __slots__ = ("is_told",)
 
     def __init__(self, is_told: bool) -> None:
@@ -301,7 +303,7 @@ class Callbacks:
         return self._subscribers.get(identity(callback))
 
     def reference(self, callback: Deliver) -> Deliver:
-        """Return what to call instead: for a bound method, a reference that does not keep its object alive."""
+        """Return the callable to use instead: for a bound method, a reference that does not keep its object alive."""
         return WeakMethod(callback, self._collected.append) if isinstance(callback, types.MethodType) else callback
 
     def add(self, subscriber: Subscriber) -> None:
