@@ -55,7 +55,7 @@ class State:
 
 
 class Batch:
-    """The changes of the state since the last batch. Of each item it has only the last definition."""
+    """The changes of the state since the last batch. It has only the last definition of each item."""
 
     __slots__ = ("changes", "contents", "durables", "floors", "forgotten", "items", "replaces_items", "versions")
 
@@ -101,7 +101,7 @@ class Batch:
         self.forget(later.floors, later.forgotten)
 
     def forget(self, floors: Mapping[JournalPart, int], forgotten: int) -> None:
-        """Remove what the catalog and its journal have dropped, from the batch and with it from the store."""
+        """Remove what the catalog and its journal have dropped: from this batch now, from the store with its write."""
         self.floors.update(floors)
         if self.changes and any(floor >= self.changes[0].revision for floor in floors.values()):
             self.changes = [each for each in self.changes if each.revision > self.floors.get(journal_part(each), 0)]
@@ -114,7 +114,7 @@ class Batch:
 
 
 class Store(Protocol):
-    """Keeps the state of one server. Each method may raise `StoreError`; what was written before stays."""
+    """Keeps the state of one server. Each method may raise `StoreError`; the store then keeps the batches before."""
 
     def open(self) -> State:
         """Reserve the store for this server, count the run, and return the state."""

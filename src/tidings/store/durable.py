@@ -39,16 +39,16 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     secret: str
     """One secret, or several separated by spaces while one replaces another."""
     scopes: tuple[str, ...] = ()
-    """The scopes of its owner's token when it was created. `authorize` is asked again at every start."""
+    """The scopes of its owner's token when it was created. The server calls `authorize` again at every start."""
     attempts: int = 0
     """Failed attempts in a row."""
     next_attempt: float | None = None
     last_success: float | None = None
     last_error: str | None = None
     is_dead: bool = False
-    """Whether delivery was given up. Nothing is sent until the subscription is put again."""
+    """Whether the server gave up after too many failures. Nothing is sent until the subscription is put again."""
     refetch: tuple[str, ...] = ()
-    """URIs and patterns whose missed changes are unknown. The receiver is still to be told to refetch them."""
+    """URIs and patterns whose missed changes are unknown. The receiver must still be told to refetch them."""
     last_refetch: float | None = None
 
     def revived(self) -> Webhook:

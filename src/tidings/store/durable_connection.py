@@ -1,8 +1,8 @@
-"""One connection of a durable subscription: which versions its client is sure to have received.
+"""One connection of a durable subscription, and the versions that its client has certainly received.
 
 A notification that was written to a connection may be lost with it, without any error. So it counts as received only
-when the connection has lasted long enough afterwards for a lost client to be noticed. A client that returns earlier is
-told to refetch. It may get a notification twice, but never misses one; a client that returns with its cursor avoids
+if the connection then stays open for long enough to detect a lost client. A client that returns earlier is told to
+refetch. It may get a notification twice, but never misses one; a client that returns with its cursor avoids
 both.
 """
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 MAX_CONTENTS = 256
 """Watched URIs whose versions are stored one by one. For the others, `as_of` and the journal are enough; at worst the
-client is told of a content that has become the same again."""
+client gets a notification for a content that has changed back."""
 
 
 class DurableConnection:
@@ -53,7 +53,7 @@ class DurableConnection:
         self.key = record.key
         self.ack = {"name": record.name, "ttl": record.ttl, "isNew": is_new}
         self.end = end
-        """Ends the connection, gracefully where its transport can."""
+        """Ends the connection, gracefully if its transport can."""
         self._hub = hub
         self._records = records
         self._unsaved = unsaved
@@ -70,7 +70,7 @@ class DurableConnection:
 
     @property
     def confirmed_at(self) -> float:
-        """The time at which what the client was told counts as received, if nothing happens before."""
+        """When the versions that the client was told count as received, if the connection stays open until then."""
         return self._period_start + self._confirm_after
 
     def attach(self, subscriber: Subscriber, *, confirms_reads: bool = False) -> None:
@@ -110,8 +110,8 @@ class DurableConnection:
         return {**told, **dict.fromkeys(uri for uri in refetch if not is_pattern(uri))}
 
     def snapshot(self, record: DurableSubscription) -> tuple[DurableSubscription | None, bool]:
-        """Return `record` with what the client is sure to have received (None if that is unchanged or not known), and
-        whether all that it was told is confirmed."""
+        """Return `record` with the versions that the client has certainly received (None if they are unchanged or not
+        known), and whether everything that it was told is confirmed."""
         subscriber, hub = self._subscriber, self._hub
         if subscriber is None:
             return None, True

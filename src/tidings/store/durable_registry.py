@@ -1,7 +1,7 @@
 """The registry of durable subscriptions: which exist, which of them are connected, and when they expire.
 
-A client that returns under the name of its subscription is told what differs from what it was last told. A subscription
-expires after its `ttl` without its client.
+A client that returns under the name of its subscription gets a notification for each topic that differs from the
+version that it was last told. A subscription expires if its client is absent for its `ttl`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class DurableSubscriptions:
         return len(self._records)
 
     def expiry(self, record: DurableSubscription) -> float | None:
-        """Return when a subscription expires whose client disconnects now. An active webhook does not expire."""
+        """Return when a subscription expires if its client disconnects now. An active webhook does not expire."""
         is_active = record.webhook is not None and not record.webhook.is_dead
         return None if is_active else self._now() + record.ttl
 
@@ -110,8 +110,8 @@ class DurableSubscriptions:
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def put(self, record: DurableSubscription) -> DurableSubscription:
-        """Create or replace a subscription. A new one knows everything as of now. A connection that watches something
-        else under this name is ended. Raises `TidingsError` for an invalid record."""
+        """Create or replace a subscription. A new one counts as up to date. If a connection under this name watches
+        something else, end it. Raises `TidingsError` for an invalid record."""
         with self._lock:
             self.expire()
             self._check(record)
@@ -167,7 +167,7 @@ class DurableSubscriptions:
         return True
 
     def expire(self) -> None:
-        """Remove the subscriptions whose time is over."""
+        """Remove the subscriptions that have expired."""
         now = self._now()
         if not self._next_expiry or now < self._next_expiry:
             return
@@ -255,7 +255,7 @@ class DurableSubscriptions:
         connection.detach()
 
     def _on_close(self, connection: DurableConnection) -> None:
-        """The subscriber of a connection is being closed."""
+        """Save the record of a connection whose subscriber is being closed."""
         self.save_told(connection)
         self._detach(connection)
         if self._connections.get(connection.key) is connection:
@@ -282,7 +282,7 @@ class DurableSubscriptions:
     # Records
 
     def _as_of_now(self, record: DurableSubscription) -> DurableSubscription:
-        """Return a record that knows everything as of now."""
+        """Return a record whose client knows the present versions."""
         notifications = self.hub.notifications
         return structs.replace(
             record,
@@ -323,14 +323,15 @@ class DurableSubscriptions:
         return structs.replace(record, lists=lists, contents=contents, expires=self.expiry(record))
 
     def _continued(self, previous: DurableSubscription, record: DurableSubscription) -> DurableSubscription:
-        """Return `record` with what `previous` was told. Topics that are new in it are known as of now."""
+        """Return `record` with what `previous` was told. The client knows the present versions of new
+        topics."""
         notifications = self.hub.notifications
         lists = {feature: previous.lists.get(feature, notifications.version(feature)) for feature in record.features}
         as_of, contents = previous.as_of, previous.contents
         if not set(record.uris) <= set(previous.uris):
-            since = contents_changed(self.hub, previous.uris, as_of)
-            if since is not None:  # otherwise the client has to refetch in any case
-                as_of, contents = notifications.revision, {**since, **contents}
+            changed = contents_changed(self.hub, previous.uris, as_of)
+            if changed is not None:  # otherwise the client has to refetch in any case
+                as_of, contents = notifications.revision, {**changed, **contents}
         is_watched = watch_predicate(record.uris, self.hub)
         contents = {uri: version for uri, version in contents.items() if is_watched(uri)}
         return structs.replace(record, as_of=as_of, lists=lists, contents=contents, created=previous.created)

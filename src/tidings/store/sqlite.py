@@ -3,8 +3,8 @@
 Each batch adds a row per part of the journal. The tables of items, contents and versions are updated only after many
 changes; until then, the newer changes in the journal count. So a write costs little more than the bytes of its changes.
 
-With WAL and synchronous=NORMAL, a committed batch survives the death of the process at any moment. The death of the
-machine may cost the last batches, but never damages earlier ones. The number of runs is forced to the disk, because a
+With WAL and synchronous=NORMAL, a committed batch survives a crash of the process at any moment. A crash of the
+machine may lose the last batches, but never damages earlier ones. The number of runs is forced to the disk, because a
 revision must never be used twice.
 """
 
@@ -43,7 +43,7 @@ _APPLICATION_ID = 0x54494447
 """In the header of the file, to recognize databases of other programs."""
 
 _MAX_UNAPPLIED = 8192
-"""Changes after which the tables are updated. At most so many are replayed at a start, in hundredths of a second."""
+"""Changes after which the tables are updated. A start replays at most this many, in hundredths of a second."""
 
 _BUSY_TIMEOUT = 2.0
 """Seconds to wait while another program, such as a backup, reads the file."""
@@ -98,7 +98,7 @@ class SQLiteStore:
         self._applied = 0
         """The revision up to which the tables are up to date."""
         self._wal_size = _MAX_WAL_SIZE
-        """An upper estimate. The size of what an earlier run left is unknown."""
+        """An upper estimate. The size of the log of an earlier run is unknown."""
 
     def __repr__(self) -> str:
         return str(self.path)
@@ -134,12 +134,12 @@ class SQLiteStore:
         newest = max(self._newest, *(version.revision for version in _versions(batch)), 0)
         rows, durables = _journal_rows(batch.changes), _durable_rows(batch)
         size = _COMMIT_SIZE + sum(len(row[-1]) for row in rows)
-        is_due = (
+        is_apply_due = (
             count >= _MAX_UNAPPLIED
             or batch.replaces_items
             or any(floor > self._applied for floor in batch.floors.values())
         )
-        if is_due:
+        if is_apply_due:
             size += _apply_size(self._unapplied, batch)
         with translate_file_errors(self.path), self._unknown_wal_size_on_error():
             if not self._is_in_place():
@@ -152,16 +152,16 @@ class SQLiteStore:
             with _transaction(db):
                 _forget(db, batch)  # first, so that its space can be reused
                 db.executemany("INSERT INTO journal (history, last, changes) VALUES (?, ?, ?)", rows)
-                if is_due:
+                if is_apply_due:
                     _apply(db, self._unapplied, newest)
                     _apply(db, batch, newest)
                 if batch.forgotten:
                     db.execute("DELETE FROM contents WHERE revision <= ?", (batch.forgotten,))
                     db.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten', ?)", (batch.forgotten,))
                 _write_durables(db, durables)
-        # Only now: a batch that could not be written is passed again.
+        # After the write, because the caller passes a batch again that could not be written.
         self._newest = newest
-        if is_due:
+        if is_apply_due:
             self._unapplied, self._unapplied_count, self._applied = Batch(), 0, newest
         else:
             self._unapplied_count = count
@@ -169,7 +169,7 @@ class SQLiteStore:
             self._unapplied.contents |= batch.contents
             self._unapplied.versions |= batch.versions
         with suppress(sqlite3.Error, OSError):  # the batch is written and must not be written again
-            if is_due:
+            if is_apply_due:
                 _vacuum(db)
             if size > _MAX_WAL_SIZE:
                 self._limit_wal(0, "TRUNCATE")
@@ -342,12 +342,12 @@ def _read(db: sqlite3.Connection) -> tuple[State, int]:
 
 def _verify(state: State) -> None:
     """Compare the items with the digests of their lists."""
-    sums = {feature: ListDigest() for feature in Feature}
+    digests = {feature: ListDigest() for feature in Feature}
     for item in state.items:
-        sums[item.feature].add(item.hash)
-    for feature, found in sums.items():
+        digests[item.feature].add(item.hash)
+    for feature, digest in digests.items():
         version = state.versions.get(feature)
-        if found.hexdigest() != (version.digest if version else EMPTY):
+        if digest.hexdigest() != (version.digest if version else EMPTY):
             raise sqlite3.DatabaseError(f"the {feature.value} do not match their digest")
 
 

@@ -1,4 +1,4 @@
-"""Which durable subscriptions the store has not written yet.
+"""The durable subscriptions that the store has not written yet.
 
 The registry and its connections mark what changed. The store's writer collects the records, writes them, and confirms
 that with `written`. A record that changes while it is being written is collected again.
@@ -30,7 +30,7 @@ class UnconfirmedConnection(Protocol):
 
     @property
     def confirmed_at(self) -> float:
-        """The time at which what it was told counts as received, if nothing happens before."""
+        """When the versions that the client was told count as received, if the connection stays open until then."""
 
 
 class UnsavedSubscriptions:
@@ -50,7 +50,7 @@ class UnsavedSubscriptions:
         changed: Iterable[Key],
     ) -> None:
         """`wake` tells the writer that there is something to collect; it returns whether the writer will. `saved` are
-        the keys that the store has; the records of those in `changed` are others by now."""
+        the keys that the store has; the records of those in `changed` differ from the stored ones."""
         self._lock = lock
         self._now = now
         self._wake = wake
@@ -85,12 +85,12 @@ class UnsavedSubscriptions:
             self._marked.setdefault(key, False)
 
     def confirm(self, key: Key) -> None:
-        """Nothing of this record is unconfirmed any more."""
+        """Wait no longer for a confirmation of this record."""
         self._unconfirmed.pop(key, None)
 
     def remove(self, key: Key) -> None:
-        """The record was removed. If the store never had it, nothing needs to be written: names that come and go while
-        the store is unavailable must not fill the memory."""
+        """Write the removal of a record, unless the store never had it: names that are created and removed while the
+        store is unavailable must not fill the memory."""
         if key in self._saved:
             self.mark(key)
         else:

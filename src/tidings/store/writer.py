@@ -1,6 +1,6 @@
 """The background writer: one thread that writes the changes of a server's state to its store, in batches.
 
-No caller waits for a disk: a change is only queued. While the disk is slow, full or gone, the queue takes no more
+No caller waits for a disk: a change is only queued. While the disk is slow, full or removed, the queue takes no more
 memory than the state itself, because it is compacted and drops what the journal drops. If the store cannot be opened,
 the server keeps its state in memory only. If a write fails later, the writer tries again.
 """
@@ -43,7 +43,7 @@ _MAX_REMOVED_ITEMS = 10_000
 """Removed items that are queued. If there are more, the batch replaces all items instead."""
 
 _RECHECK_INTERVAL = 2.0
-"""Seconds between two looks at durable subscriptions that are not confirmed yet."""
+"""Seconds between two checks of durable subscriptions that are not confirmed yet."""
 
 _LOCK_PAUSE = 0.0005
 """Seconds for which the catalog's lock is free between two slices of durable subscriptions."""
@@ -56,8 +56,8 @@ class StoreWriter:
     """Writes the state of one server to its store."""
 
     def __init__(self, store: Store | None, *, is_explicit: bool = True) -> None:
-        """`is_explicit` says that the user chose this store. If a default store is in use by another server, that is
-        not worth a warning."""
+        """`is_explicit` says that the user chose this store. If another server uses a default store, the
+        writer logs no warning."""
         self.store = store
         self.state: State | None = None
         """The state of the store at the start; None without a store."""
