@@ -1,9 +1,9 @@
 """Webhooks: durable subscriptions that are delivered to a URL, for receivers that can't keep a stream open.
 
 Each webhook has at most one request in progress; topics that change meanwhile wait in its mailbox. A topic counts as
-told when the receiver answered 2xx. After a failure, the subscriber is closed and its pending topics are dropped. It is
-opened again after a delay and told what differs then, as after a restart. After too many failures in a row it is
-dead: nothing is sent until the subscription is put again.
+told when the receiver answered 2xx. After a failure, the subscriber is closed and its pending topics are dropped. After
+a delay, the subscriber is opened again and gets what differs then, as after a restart. After too many failures in a row
+the webhook is dead: nothing is sent until the subscription is put again.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Webhooks:
         return self._durables.put(durable)
 
     def revive(self, name: str, owner: Owner = SERVER) -> DurableSubscription | None:
-        """Try a webhook again now, also if it is dead. Return None if there is none."""
+        """Try a webhook again now, even if it is dead. Return None if there is none."""
         durable = self._durables.get((owner, name))
         if durable is None or durable.webhook is None:
             return None
@@ -252,7 +252,7 @@ class _WebhookDelivery:
         if not await self._send_refetch(durable):
             return
         with self._lock:
-            # A put until here counts, and may need another authorization.
+            # Another subscription that was put meanwhile may need another authorization.
             if self._durables.is_connected(self._key) or self._current(durable) is None:
                 self._reopen()
                 return
@@ -309,7 +309,7 @@ class _WebhookDelivery:
         self._schedule_open(_RECHECK_DELAY if self._durables.is_connected(self._key) else 0.0)
 
     def _on_replaced(self) -> None:
-        """A stream connects under the same name."""
+        """Stop sending, because a stream connected under the same name."""
         if not self._is_closed:
             self._cancel_request()
             self._close_subscriber(Reason.DISCONNECTED)
@@ -379,8 +379,8 @@ class _WebhookDelivery:
     def _succeed(self, notification: Notification) -> None:
         self._task = None
         # A delay by its own rate limit does not count as latency.
-        is_paced = self._subscriber is not None and self._subscriber.policy.has_delays
-        start = self._delivered_at if is_paced or not notification.changes else notification.changes[-1].time
+        has_delays = self._subscriber is not None and self._subscriber.policy.has_delays
+        start = self._delivered_at if has_delays or not notification.changes else notification.changes[-1].time
         self._hub.counts.add_sent(notification.topic, self._hub.catalog.now() - start)
         self._save_success()
         if self._subscriber is None:
@@ -417,14 +417,14 @@ class _WebhookDelivery:
         self._save(attempts=0, next_attempt=None, last_error=None, last_success=self._webhooks.clock(), **fields)
 
     def _save(self, **fields: Any) -> None:
-        """Save fields of the webhook, unless it has another URL or secret now: that one has its own delivery soon."""
-        ours = self._webhook
-        self._webhook = structs.replace(ours, **fields)
+        """Save fields of the webhook, unless it has another URL or secret now: a new delivery replaces this one."""
+        previous = self._webhook
+        self._webhook = structs.replace(previous, **fields)
         with self._lock:
             durable = self._durables.get(self._key)
             if durable is None or (saved := durable.webhook) is None:
                 return
-            if (saved.url, saved.secret) == (ours.url, ours.secret):
+            if (saved.url, saved.secret) == (previous.url, previous.secret):
                 saved = structs.replace(saved, **fields)
                 expires = self._durables.expiry(structs.replace(durable, webhook=saved))
                 self._durables.change(self._key, webhook=saved, expires=expires)
