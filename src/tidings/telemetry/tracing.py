@@ -24,7 +24,7 @@ from tidings.core.counts import Counts, topic_kind
 from tidings.core.model import Feature, Notification, Reason, Topic, Version
 from tidings.core.observer import CUT_OFF, Observer, SpanOutcome, Tracer, distinct
 from tidings.core.redact import MAX_LABEL, one_line, redact_uri
-from tidings.server import internals as seams
+from tidings.server import internals
 from tidings.telemetry.instruments import instruments_of
 from tidings.telemetry.metrics import MeasuredServer
 
@@ -114,7 +114,7 @@ def _inject(context: Context | None = None) -> dict[str, str] | None:
     return carrier
 
 
-def _guarded(method: Callable[P, R]) -> Callable[P, R | None]:
+def _suppress_errors(method: Callable[P, R]) -> Callable[P, R | None]:
     """Make a method of `TracingObserver` return None instead of raising."""
 
     @wraps(method)
@@ -144,7 +144,7 @@ class TracingObserver(Observer, Tracer):
         self._fan_out: _FanOut | None = None
         """The spans of the change that is being delivered."""
 
-    @_guarded
+    @_suppress_errors
     def set_providers(
         self, server: MeasuredServer, tracers: TracerProvider | None, meters: MeterProvider | None
     ) -> None:
@@ -164,7 +164,7 @@ class TracingObserver(Observer, Tracer):
 
     @contextmanager
     def span(self, name: str, *, cause: Mapping[str, str] | None = None, **attributes: Any) -> Iterator[SpanOutcome]:
-        """Make a span current for the block. An exception of the block passes through."""
+        """Make a span current for the block. An exception in the block sets the outcome and is raised again."""
         outcome = SpanOutcome()
         started = self._start(name, cause, attributes)
         try:
@@ -176,7 +176,7 @@ class TracingObserver(Observer, Tracer):
             if started is not None:
                 self._end(*started, outcome)
 
-    @_guarded
+    @_suppress_errors
     def _start(self, name: str, cause: Mapping[str, str] | None, attributes: dict[str, Any]) -> tuple[Span, Any]:
         context = _extract(cause) if cause is not None else None
         span = self._tracer.start_span(name, context)
@@ -187,7 +187,7 @@ class TracingObserver(Observer, Tracer):
             self.fail(error)
         return span, contexts.attach(trace.set_span_in_context(span, context))
 
-    @_guarded
+    @_suppress_errors
     def _end(self, span: Span, token: Any, outcome: SpanOutcome) -> None:
         contexts.detach(token)
         try:
@@ -197,14 +197,14 @@ class TracingObserver(Observer, Tracer):
         finally:
             span.end()
 
-    @_guarded
+    @_suppress_errors
     def continue_trace(self, meta: Any) -> None:
         context = _extract(meta) if isinstance(meta, Mapping) else None
         if context is not None:
             contexts.attach(context)
 
     def current_trace(self) -> dict[str, str] | None:
-        # Called for each change, so without the cost of `_guarded`.
+        # Called for each change, so without the cost of `_suppress_errors`.
         try:
             return _inject() if self._has_current_span() else None
         except Exception as error:
@@ -216,7 +216,7 @@ class TracingObserver(Observer, Tracer):
     def subscribed(self, subscriber: Subscriber, topics: list[Topic], told: Mapping[Topic, Version | None]) -> None:
         self._record(spans.SUBSCRIBE, [subscriber], topics, {})
 
-    @_guarded
+    @_suppress_errors
     def unsubscribed(
         self, ended: list[tuple[Subscriber, Topic]], reason: Reason, cause: Notification | None = None
     ) -> None:
@@ -241,7 +241,7 @@ class TracingObserver(Observer, Tracer):
         attributes = {OUTCOME: reason.value, CLEANED: cleaned, PENDING: subscriber.pending}
         self._record(spans.CLEANUP, [subscriber], [*subscriber.features], attributes, is_error=reason in CUT_OFF)
 
-    @_guarded
+    @_suppress_errors
     def _record(
         self,
         name: str,
@@ -269,7 +269,7 @@ class TracingObserver(Observer, Tracer):
     def enter(self, notification: Notification) -> object:
         return self._continue_trace(notification) if notification.trace else None
 
-    @_guarded
+    @_suppress_errors
     def _continue_trace(self, notification: Notification) -> object:
         context = _extract(notification.trace or {})
         return None if context is None else contexts.attach(context)
@@ -289,12 +289,12 @@ class TracingObserver(Observer, Tracer):
         return False
 
     def publishing(self, notification: Notification, subscribers: int) -> None:
-        # Called for each change, so without the cost of `_guarded`.
+        # Called for each change, so without the cost of `_suppress_errors`.
         try:
             if (
                 self._uses_global_tracer
                 and notification.trace is None
-                and not seams.has_tracer()
+                and not internals.has_tracer()
                 and not self._has_current_span()
             ):
                 return  # the process does no tracing
@@ -328,7 +328,7 @@ class TracingObserver(Observer, Tracer):
         if fan_out is not None:
             self._end_fan_out(fan_out, notification, subscribers)
 
-    @_guarded
+    @_suppress_errors
     def _end_fan_out(self, fan_out: _FanOut, notification: Notification, subscribers: int) -> None:
         started, token, sent_before = fan_out
         contexts.detach(token)
