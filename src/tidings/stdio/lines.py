@@ -115,7 +115,7 @@ class LineWriter:
             await self._empty
 
     def set_read_timeout(self, seconds: float) -> None:
-        """Close from now on if the other side reads nothing for this time."""
+        """From now on, close if the other side reads nothing for this time."""
         self._read_timeout = seconds
         self._reset_deadline()
 
@@ -140,7 +140,7 @@ class LineWriter:
         self._reset_deadline()
         self._schedule_flush()
 
-    def _lose(self) -> None:
+    def _close_lost(self) -> None:
         self.close()
         self._on_lost()
 
@@ -149,7 +149,7 @@ class LineWriter:
             self._deadline.cancel()
             self._deadline = None
         if self._read_timeout is not None and self._size:
-            self._deadline = self._loop.call_later(self._read_timeout, self._lose)
+            self._deadline = self._loop.call_later(self._read_timeout, self._close_lost)
 
     def _schedule_flush(self, delay: float = 0.0) -> None:
         if self._is_blocked or self._is_flush_scheduled:
@@ -179,7 +179,7 @@ class LineWriter:
                 return
             except OSError as error:
                 logger.debug("can't write to standard output: %r", error)
-                self._lose()
+                self._close_lost()
                 return
             self._unwritten = self._unwritten[written:]
             self._size -= written

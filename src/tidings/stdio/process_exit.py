@@ -1,4 +1,4 @@
-"""Ends a process whose threads can't be interrupted.
+"""End a process whose threads can't be interrupted.
 
 The functions registered with `atexit` and `run_at_exit` still run, for a short time: the store is written, log files
 are flushed, telemetry is sent. This is not the normal way to end: return from the main function if that is possible.
@@ -17,7 +17,7 @@ from typing import NoReturn
 __all__ = ["exit_process", "run_at_exit"]
 
 EXIT_TIMEOUT = 0.5
-"""Seconds. A client that ends its server waits about two seconds, and most of them are over by then."""
+"""Seconds. A client that ends its server waits about two seconds, and most of that time has passed by then."""
 
 _functions: list[Callable[[], object]] = []
 

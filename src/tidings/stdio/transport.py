@@ -113,8 +113,8 @@ def _claim_descriptors(server: Any) -> Iterator[tuple[int, int] | None]:
     reach the client.
     """
     run = getattr(type(server), "run_stdio_async", None)
-    is_ours = run in (None, MCPServer.run_stdio_async)
-    if is_ours and _can_be_polled(sys.stdin, 0) and _can_be_polled(sys.stdout, 1):
+    uses_sdk_stdio = run in (None, MCPServer.run_stdio_async)
+    if uses_sdk_stdio and _can_be_polled(sys.stdin, 0) and _can_be_polled(sys.stdout, 1):
         with internals.claimed_stdio() as (stdin, stdout), _non_blocking(stdin, stdout):
             yield stdin, stdout
     else:
@@ -196,7 +196,7 @@ class StdioConnection(NotificationStream):
         self._pending.clear()
 
     def _on_request(self, request_id: str | int, line: bytes) -> None:
-        """A request goes to the SDK: its response must not be taken for that of a list request with the same id."""
+        """Forget a pending list request with the same id, because the SDK now gets another request with this id."""
         pending = self._pending.get(request_id)
         if pending is not None and pending.line is not line:
             del self._pending[request_id]
