@@ -14,7 +14,7 @@ from tests.support.lists import listed, sdk_requests
 from tests.support.sdk_clients import LEGACY
 from tests.support.tokens import authentication
 from tests.support.waiting import DEADLINE
-from tidings.server import internals as seams
+from tidings.server import internals
 
 pytestmark = pytest.mark.anyio
 
@@ -127,7 +127,7 @@ async def test_cached_response_postpones_the_idle_timeout() -> None:
         named = await client.initialize(LEGACY[-1])
         for _ in range(2):
             await client.send(listed(**named)(client))
-        transport = seams.session_of(local.live.server.session_manager, named["Mcp_Session_Id"] or "", None)
+        transport = internals.session_of(local.live.server.session_manager, named["Mcp_Session_Id"] or "", None)
         assert transport is not None
         assert transport.idle_scope is not None
         transport.idle_scope.deadline = before = anyio.current_time() + 30

@@ -65,7 +65,7 @@ async def test_write_stream_gets_all_messages_of_a_connection() -> None:
     async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
         return ListToolsResult(tools=[])
 
-    server: Server[Any] = Server("seams", on_call_tool=call, on_list_tools=list_tools)
+    server: Server[Any] = Server("board", on_call_tool=call, on_list_tools=list_tools)
     meta = {
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
         "io.modelcontextprotocol/clientInfo": {"name": "x", "version": "1"},
@@ -93,7 +93,7 @@ def test_stdio_is_claimed_and_released() -> None:
     program = """
 import os, subprocess, sys
 from tidings.server import internals
-with internals.claimed_stdio() as (stdin, stdout):
+with internals.claim_stdio() as (stdin, stdout):
     print("stray", flush=True)
     subprocess.run(["sh", "-c", "echo stray; cat"], check=True)
     os.write(stdout, os.read(stdin, 100).upper())
@@ -116,7 +116,7 @@ print("after", input(), flush=True)
 
 
 def test_registries_of_an_mcpserver_are_watched_and_used() -> None:
-    server = MCPServer("seams")
+    server = MCPServer("board")
     woken: list[str] = []
     internals.watch_mcpserver(server, lambda name, key: woken.append(name), threading.RLock())
 
@@ -151,7 +151,7 @@ async def test_item_in_a_registry_of_an_mcpserver_is_listed() -> None:
 
 
 def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
-    server = FastMCP("seams")
+    server = FastMCP("board")
     woken: list[None] = []
     internals.watch_fastmcp(server, lambda: woken.append(None), threading.RLock())
     added: list[Any] = [
@@ -197,7 +197,7 @@ def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
 )
 def test_watched_dict_reports_every_kind_of_change(change: Any) -> None:
     calls: list[str | None] = []
-    watched = internals.Watched({"a": 1}, calls.append, threading.RLock())
+    watched = internals.WatchedDict({"a": 1}, calls.append, threading.RLock())
     plain = {"a": 1}
 
     change(watched)
@@ -205,7 +205,7 @@ def test_watched_dict_reports_every_kind_of_change(change: Any) -> None:
 
     assert calls
     assert watched == plain
-    assert not [name for name in vars(dict) if name in MUTATORS and name not in vars(internals.Watched)]
+    assert not [name for name in vars(dict) if name in MUTATORS and name not in vars(internals.WatchedDict)]
 
 
 MUTATORS = {"__setitem__", "__delitem__", "__ior__", "pop", "popitem", "clear", "update", "setdefault"}
@@ -216,7 +216,7 @@ MUTATORS = {"__setitem__", "__delitem__", "__ior__", "pop", "popitem", "clear", 
 
 @pytest.mark.anyio
 async def test_ctx_notify_publishes_to_the_bus() -> None:
-    server = MCPServer("seams")
+    server = MCPServer("board")
     events: list[ServerEvent] = []
     internals.bus_of(server).subscribe(events.append)
 
@@ -247,7 +247,7 @@ async def test_connection_has_state_and_an_exit_stack(mode: str) -> None:
             connection.exit_stack.callback(ended.append, params.name)
         return CallToolResult(content=[TextContent(type="text", text="")])
 
-    server: Server[Any] = Server("seams", on_list_tools=list_tools, on_call_tool=call_tool)
+    server: Server[Any] = Server("board", on_list_tools=list_tools, on_call_tool=call_tool)
     async with Client(server, mode=mode) as client:
         await client.call_tool("first", {})
         await client.call_tool("second", {})
@@ -259,7 +259,7 @@ async def test_connection_has_state_and_an_exit_stack(mode: str) -> None:
 
 
 def test_lowlevel_server_handles_the_requests() -> None:
-    for server in (MCPServer("seams"), FastMCP("seams")):
+    for server in (MCPServer("board"), FastMCP("board")):
         lowlevel = internals.lowlevel_of(server)
         assert isinstance(lowlevel, Server)
         assert lowlevel.get_request_handler("tools/list") is not None
@@ -281,15 +281,15 @@ async def test_replaced_list_methods_of_an_mcpserver_are_detected() -> None:
 
     names = ["list_tools", "list_prompts", "list_resources", "list_resource_templates"]
     every = [*names, *(f"_handle_{name}" for name in names)]
-    assert internals.lists_registries(MCPServer("seams"))
+    assert internals.lists_registries(MCPServer("board"))
     for name in every:
         overridden: Any = type("Overridden", (MCPServer,), {name: noting(name)})
-        assert not internals.lists_registries(overridden("seams")), name
-        assert internals.lists_registries(type("Other", (MCPServer,), {"hello": hello})("seams"))
-        set_on_it: Any = MCPServer("seams")
+        assert not internals.lists_registries(overridden("board")), name
+        assert internals.lists_registries(type("Other", (MCPServer,), {"hello": hello})("board"))
+        set_on_it: Any = MCPServer("board")
         setattr(set_on_it, name, hello)
         assert not internals.lists_registries(set_on_it), name
-        async with Client(overridden("seams")) as client:
+        async with Client(overridden("board")) as client:
             for ask in names:
                 await getattr(client, ask)()
         assert called == [name], "the SDK no longer lists by this method"
@@ -298,14 +298,14 @@ async def test_replaced_list_methods_of_an_mcpserver_are_detected() -> None:
     async def own(ctx: Any, params: Any) -> ListToolsResult:
         return ListToolsResult(tools=[])
 
-    server = MCPServer("seams")
+    server = MCPServer("board")
     internals.lowlevel_of(server).add_request_handler("tools/list", PaginatedRequestParams, own)
     assert not internals.lists_registries(server)
 
 
 @pytest.mark.anyio
 async def test_session_manager_has_the_lifespan_state() -> None:
-    server: Server[Any] = Server("seams")
+    server: Server[Any] = Server("board")
     server.streamable_http_app()
     assert internals.lifespan_state_of(server.session_manager) is None
     async with server.session_manager.run():
@@ -317,7 +317,7 @@ async def test_legacy_session_is_found_for_its_owner_and_its_idle_timeout_restar
     def user(name: str) -> AuthenticatedUser:
         return AuthenticatedUser(AccessToken(token=name, client_id=name, scopes=[]))
 
-    server: Server[Any] = Server("seams")
+    server: Server[Any] = Server("board")
     server.streamable_http_app(session_idle_timeout=60)
     manager = server.session_manager
     async with manager.run():
@@ -329,11 +329,11 @@ async def test_legacy_session_is_found_for_its_owner_and_its_idle_timeout_restar
             assert internals.session_of(manager, "another", owner) is None
 
             # Not while a request is in progress.
-            internals.put_off_idle_end(transport)
+            internals.restart_idle_timeout(transport)
             assert transport.idle_scope is not None
             assert idle_end < transport.idle_scope.deadline <= anyio.current_time() + 60
             transport._requests_in_flight, transport.idle_scope.deadline = 1, math.inf
-            internals.put_off_idle_end(transport)
+            internals.restart_idle_timeout(transport)
             assert transport.idle_scope.deadline == math.inf
 
             await transport.terminate()
@@ -342,7 +342,7 @@ async def test_legacy_session_is_found_for_its_owner_and_its_idle_timeout_restar
 
 async def open_session(manager: StreamableHTTPSessionManager, user: Any) -> tuple[str, float]:
     """Return the id of a new legacy session, and the time of its idle timeout."""
-    info = {"name": "seams", "version": "1"}
+    info = {"name": "board", "version": "1"}
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}).encode()
     accept = (b"accept", b"application/json, text/event-stream")
@@ -372,7 +372,7 @@ async def open_session(manager: StreamableHTTPSessionManager, user: Any) -> tupl
 @pytest.mark.anyio
 @pytest.mark.parametrize("auth", [None, StaticTokenVerifier({"t": {"client_id": "c"}})])
 async def test_fastmcp_endpoint_is_found_inside_its_authentication(auth: Any) -> None:
-    app = FastMCP("seams", auth=auth).http_app()
+    app = FastMCP("board", auth=auth).http_app()
     endpoint = internals.fastmcp_endpoint(app)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(app.router.lifespan_context(app))
@@ -383,7 +383,7 @@ async def test_fastmcp_endpoint_is_found_inside_its_authentication(auth: Any) ->
 
 def test_app_without_a_fastmcp_endpoint_raises() -> None:
     with pytest.raises(LookupError, match="no streamable HTTP endpoint"):
-        internals.fastmcp_endpoint(FastMCP("seams").http_app(transport="sse"))
+        internals.fastmcp_endpoint(FastMCP("board").http_app(transport="sse"))
 
 
 def test_set_auth_makes_an_mcpserver_require_a_token() -> None:
@@ -391,7 +391,7 @@ def test_set_auth_makes_an_mcpserver_require_a_token() -> None:
         async def verify_token(self, token: str) -> AccessToken | None:
             return None
 
-    server = MCPServer("seams")
+    server = MCPServer("board")
     settings = AuthSettings(issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None)
     internals.set_auth(server, settings, Verifier())
 

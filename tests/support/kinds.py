@@ -13,7 +13,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from tests.support.board_actions import CHANGE_SCHEMA, LOREM, Board, card, greet, sprint, steady
 from tests.support.tokens import TOKENS, authentication
 from tidings import Feature
-from tidings.server import internals as seams
+from tidings.server import internals
 
 
 class HighLevelBoard(Board):
@@ -93,12 +93,12 @@ class MCPServerBoard(HighLevelBoard):
 
     async def async_quietly_then_notify(self, ctx: Context[Any, Any], key: str) -> None:
         """A change that nothing notices but `ctx.notify_tools_changed()`."""
-        seams.registries_of(self.server)["tools"][key].description = "Changed in place."
+        internals.registries_of(self.server)["tools"][key].description = "Changed in place."
         await ctx.notify_tools_changed()
 
     def quietly(self, key: str, feature: str = "tools") -> None:
         """A change that nothing notices but `live.refresh()`."""
-        seams.registries_of(self.server)[feature][key].description = "Changed without a word."
+        internals.registries_of(self.server)[feature][key].description = "Changed without a word."
 
 
 class FastMCPBoard(HighLevelBoard):
@@ -163,7 +163,7 @@ class FastMCPBoard(HighLevelBoard):
 
     def quietly(self, key: str) -> None:
         """A change that nothing notices but `live.refresh()`."""
-        registry = seams.fastmcp_registry(self.server)
+        registry = internals.fastmcp_registry(self.server)
         component = next(each for each in registry.values() if each.name == key)
         component.description = "Changed without a word."
 

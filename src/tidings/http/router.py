@@ -109,7 +109,7 @@ class Router:
         transport = internals.session_of(self._manager, session_id.decode("latin-1"), scope.get("user"))
         if transport is None:
             return False
-        internals.put_off_idle_end(transport)
+        internals.restart_idle_timeout(transport)
         return True
 
     async def _listen(self, checked: CheckedHeaders, scope: Scope, receive: Receive, send: Send) -> ListenStream | None:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from mcp.server.subscriptions import SubscriptionBus
 
 __all__ = [
-    "Watched",
+    "WatchedDict",
     "add_to_fastmcp",
     "bus_of",
-    "claimed_stdio",
+    "claim_stdio",
     "connection_of",
     "fastmcp_endpoint",
     "fastmcp_registry",
@@ -43,9 +43,9 @@ __all__ = [
     "lifespan_state_of",
     "lists_registries",
     "lowlevel_of",
-    "put_off_idle_end",
     "registries_of",
     "registry_of",
+    "restart_idle_timeout",
     "session_of",
     "set_auth",
     "watch_fastmcp",
@@ -74,7 +74,7 @@ def write_stream_of(connection: Connection) -> object:
 
 
 @contextmanager
-def claimed_stdio() -> Iterator[tuple[int, int]]:
+def claim_stdio() -> Iterator[tuple[int, int]]:
     """Yield the descriptors of standard input and output, and divert both for the rest of the process, as the SDK's
     own transport does: reads find nothing, and output goes to standard error."""
     from mcp.server import stdio
@@ -132,7 +132,7 @@ def session_of(
     return None if is_ending else transport
 
 
-def put_off_idle_end(transport: StreamableHTTPServerTransport) -> None:
+def restart_idle_timeout(transport: StreamableHTTPServerTransport) -> None:
     """Restart the idle timeout of a session, as its transport does after a request."""
     if transport.idle_scope is None or transport._idle_timeout is None or transport._requests_in_flight:
         return
@@ -185,15 +185,15 @@ def watch_mcpserver(
 
     From now on, each change of a registry holds the lock."""
     tools, prompts, resources = server._tool_manager, server._prompt_manager, server._resource_manager
-    tools._tools = Watched(tools._tools, partial(wake, "tools"), lock)
-    prompts._prompts = Watched(prompts._prompts, partial(wake, "prompts"), lock)
-    resources._resources = Watched(resources._resources, partial(wake, "resources"), lock)
-    resources._templates = Watched(resources._templates, partial(wake, "resources"), lock)
+    tools._tools = WatchedDict(tools._tools, partial(wake, "tools"), lock)
+    prompts._prompts = WatchedDict(prompts._prompts, partial(wake, "prompts"), lock)
+    resources._resources = WatchedDict(resources._resources, partial(wake, "resources"), lock)
+    resources._templates = WatchedDict(resources._templates, partial(wake, "resources"), lock)
 
 
 def watch_fastmcp(server: FastMCP[Any], wake: Callable[[], None], lock: AbstractContextManager[Any]) -> None:
     provider = server.local_provider
-    provider._components = Watched(provider._components, lambda key: wake(), lock)
+    provider._components = WatchedDict(provider._components, lambda key: wake(), lock)
 
 
 def fastmcp_endpoint(app: Any) -> Any:
@@ -209,7 +209,7 @@ def fastmcp_endpoint(app: Any) -> Any:
     raise LookupError("this version of FastMCP has no streamable HTTP endpoint where Tidings looks for it")
 
 
-class Watched(dict[str, Any]):
+class WatchedDict(dict[str, Any]):
     """A dict that calls a function after each change, with the key or None.
 
     The change and the call hold one lock, so that a holder of the lock never sees a change before its call."""
@@ -231,7 +231,7 @@ class Watched(dict[str, Any]):
             super().__delitem__(key)
             self._changed(key)
 
-    def __ior__(self, other: Any) -> Watched:  # type: ignore[override, misc]  # dict's own is an overload for pairs
+    def __ior__(self, other: Any) -> WatchedDict:  # type: ignore[override, misc]  # dict's own is an overload for pairs
         self.update(other)
         return self
 

@@ -115,7 +115,7 @@ def _claim_descriptors(server: Any) -> Iterator[tuple[int, int] | None]:
     run = getattr(type(server), "run_stdio_async", None)
     uses_sdk_stdio = run in (None, MCPServer.run_stdio_async)
     if uses_sdk_stdio and _can_be_polled(sys.stdin, 0) and _can_be_polled(sys.stdout, 1):
-        with internals.claimed_stdio() as (stdin, stdout), _non_blocking(stdin, stdout):
+        with internals.claim_stdio() as (stdin, stdout), _non_blocking(stdin, stdout):
             yield stdin, stdout
     else:
         yield None

@@ -96,12 +96,6 @@ class DurableSubscriptions:
             record = self._records.get(key) or DurableSubscription(name=key[1])
             return resume_from_store(self.hub, record.told, record.uris, record.as_of)
 
-    def terms(self, requested: Any, owner: Owner) -> dict[str, Any]:
-        """Return the options of the requested subscription, for a client that names none this time."""
-        name = requested.get("name") if isinstance(requested, Mapping) else None
-        record = self.get((owner, name)) if isinstance(name, str) else None
-        return record.terms if record else {}
-
     # Changes
 
     def follow(self, listener: Listener) -> Callable[[], None]:
