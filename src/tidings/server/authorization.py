@@ -1,4 +1,5 @@
-"""Who may watch which topics, and how many streams may be open. Both are checked before anything is acknowledged.
+"""Authorization of callers to watch topics, and limits for the number of open streams. Both are checked before anything
+is acknowledged.
 
 A refusal never says whether a topic exists.
 """
@@ -92,12 +93,12 @@ Authorize: TypeAlias = Callable[[Principal | None, Topic], bool | Awaitable[bool
 
 
 class Authorization:
-    """Asks the user's `authorize` function, if there is one."""
+    """Calls the user's `authorize` function, if there is one."""
 
     def __init__(self, authorize: Authorize | None = None) -> None:
         self._authorize = authorize
         self.allows_patterns = authorize is None or not inspect.iscoroutinefunction(authorize)
-        """Whether patterns can be watched: `authorize` is asked for each URI that matches when it changes, and the hub
+        """Whether patterns can be watched: the hub calls `authorize` for each URI that matches when it changes, and
         does not await."""
         self._synchronous = authorize if self.allows_patterns else None
         self._anonymous = _MayWatch(self._synchronous, None)
@@ -111,8 +112,8 @@ class Authorization:
             try:
                 answer = self._authorize(principal, topic)
                 if not isinstance(answer, bool) and inspect.isawaitable(answer):
-                    # A function that returns an awaitable, without being declared `async`, can't be asked for the
-                    # URIs that a pattern matches either.
+                    # A function that returns an awaitable, without being declared `async`, can't be called for
+                    # the URIs that a pattern matches either.
                     answer = await answer and not (isinstance(topic, str) and is_pattern(topic))
                 if answer:
                     allowed.append(topic)

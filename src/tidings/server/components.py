@@ -104,8 +104,8 @@ def copy_component(
     if not changed.keys() <= (known := _changeable_fields(type(component))):
         unknown = ", ".join(sorted(changed.keys() - known))
         raise InvalidItem(f"{feature.value}: {key!r} has no field {unknown} that can be changed")
-    copy = component.model_copy(update=changed)  # which checks nothing
-    if changed.get("arguments"):  # of a class of the server; the protocol has mappings
+    copy = component.model_copy(update=changed)  # this validates nothing
+    if changed.get("arguments"):  # the server has a class for them, the protocol has mappings
         try:
             copy.__pydantic_validator__.validate_assignment(copy, "arguments", changed["arguments"])
         except ValueError as error:

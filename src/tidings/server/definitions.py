@@ -84,7 +84,7 @@ def dump(model: BaseModel) -> dict[str, Any]:
 
 
 def encode(model: BaseModel) -> bytes:
-    """Return the same as JSON."""
+    """Return the definition as JSON."""
     return to_json(model, by_alias=True, exclude_none=True)
 
 

@@ -42,9 +42,9 @@ _PAGE = 200
 """Changes in one response."""
 _PAGE_BYTES = 1 << 20
 """Bytes of items in one response. One item may be as large by itself."""
-_MAX_ASKED = 1_000
-"""Resources that `authorize` is asked about for one response. A caller that may see none of 10,000 must not keep the
-server busy."""
+_MAX_AUTHORIZE_CALLS = 1_000
+"""Calls of `authorize` for one response. A caller that may see none of 10,000 resources must not keep the server
+busy."""
 
 _MAX_DIGITS = 20
 """Digits of a revision."""
@@ -79,7 +79,7 @@ def find_changes(
 
 
 class _AnyParams(types.RequestParams):
-    """Any members. They are checked by `_convert`, which words the error."""
+    """Accepts any members. `_convert` checks them and writes the error message."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -235,7 +235,7 @@ def _owner(principal: Principal | None) -> Owner:
 
 
 class _Visibility:
-    """The topics that one caller may see. `authorize` is asked once for each topic."""
+    """The topics that one caller may see. It calls `authorize` once for each topic."""
 
     def __init__(self, authorization: Authorization, principal: Principal | None) -> None:
         self._authorization = authorization
@@ -243,8 +243,8 @@ class _Visibility:
         self._known: dict[Topic, bool] = {}
 
     def is_exhausted(self, change: Change) -> bool:
-        """Return whether `authorize` would have to be asked about too many topics."""
-        return change.topic not in self._known and len(self._known) >= _MAX_ASKED
+        """Return whether `authorize` would have to be called for too many topics."""
+        return change.topic not in self._known and len(self._known) >= _MAX_AUTHORIZE_CALLS
 
     async def includes(self, change: Change) -> bool:
         topic = change.topic

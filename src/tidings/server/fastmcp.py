@@ -1,4 +1,5 @@
-"""FastMCP 4 as a source. Its lists depend on providers, transforms and the session, so it is asked as a client asks."""
+"""FastMCP 4 as a source. Its lists depend on providers, transforms and the session, so it is read with list
+requests."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ _THRESHOLDS = (20_000, 20, 50)
 def spare() -> None:
     """Exclude the present objects from collection, and collect less often.
 
-    The collector visits all objects again and again while streams open and changes come, so that a stream costs more
-    the more there are. The objects of the start stay until the end. Neither a stream nor a change leaves reference
-    cycles; only requests do."""
+    While streams open and changes arrive, the collector visits all objects repeatedly, so the cost of a stream grows
+    with their number. The objects that exist at the start are used until the end. Neither a stream nor a change leaves
+    reference cycles; only requests do."""
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
 

@@ -1,8 +1,8 @@
 """All private parts of the SDK, FastMCP and OpenTelemetry that Tidings uses.
 
 None of them has a public equivalent in the supported versions. `tests/server/test_internals.py` fails when one of them
-moves. The parts of uvicorn that Tidings relies on are
-named in `http/parking.py` and `http/disconnects.py`, and checked by `tests/http/test_internals_uvicorn.py`.
+changes. The parts of uvicorn that Tidings relies on are named in `http/parking.py` and `http/disconnects.py`, and
+checked by `tests/http/test_internals_uvicorn.py`.
 """
 
 from __future__ import annotations

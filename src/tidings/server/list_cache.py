@@ -2,11 +2,11 @@
 
 The main cost of a notification is the requests that it causes. The SDK makes the first response after a change, for
 each version of the protocol. All other clients get the same bytes with their own request id. If several clients used a
-response, the cache has it made again as soon as the list changes, before the first of them asks.
+response, the cache requests it again as soon as the list changes, before these clients do.
 
-Only for servers whose lists are the same for every caller, and for requests of the whole list. The SDK is asked again
-after `Policy.list_memory`, and later if its response took much CPU. If the response differs although no change was
-noticed, the list is read again and clients are notified.
+Only for servers whose lists are the same for every caller, and for requests of the whole list. The cache asks the SDK
+again after `Policy.list_memory`, and later if its response took much CPU. If the response differs although no change
+was noticed, the list is read again and clients are notified.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Key = tuple[str, str]
 Headers = list[tuple[bytes, bytes]]
 
 Settle = Callable[[bool | None], None]
-"""Says how a request to the SDK ended: whether the response is cached now; None if there was none."""
+"""Reports the end of a request to the SDK: whether the response is cached now, or None if there was no response."""
 
 
 class _PendingRequest(NamedTuple):
@@ -119,7 +119,7 @@ class ListCache:
         return method == DISCOVER or self._reader.is_current(LIST_METHODS[method].feature)
 
     def find(self, method: str, version: str) -> CachedResponse | None:
-        """Return the present response, if it is cached. One that has expired is used until its successor is there."""
+        """Return the present response, if it is cached. An expired one is used while its replacement is requested."""
         key = (method, version)
         response = self._responses.get(key)
         if response is None or not self.is_state_known(method) or response.state != self.state_of(method):
@@ -140,7 +140,7 @@ class ListCache:
         return pending.future if pending is not None and pending.state == self.state_of(method) else None
 
     def begin(self, method: str, version: str) -> Settle:
-        """Note that the SDK is being asked. The caller calls the function returned with the result."""
+        """Record that a request to the SDK starts. The caller passes its result to the returned function."""
         key, state = (method, version), self.state_of(method)
         pending = _PendingRequest(state, asyncio.get_running_loop().create_future(), time.thread_time())
         self._pending[key] = pending
@@ -177,7 +177,7 @@ class ListCache:
         self._responses.clear()
 
     def _renew_used(self) -> None:
-        """After a change: make the responses again that clients used, before they ask."""
+        """Request the responses again that clients used, after a change and before clients ask for them."""
         if not self._responses or not self.is_usable:
             return
         for key, response in list(self._responses.items()):

@@ -1,8 +1,8 @@
 """Reads what a server lists, and keeps the catalog equal to it.
 
 A source only says that a list may have changed. Some sources can be read immediately and from any thread; the others
-are asked as a client asks: through the server's own middleware and handlers, page by page, on the event loop. An error
-here never fails a request or a call of the user.
+get list requests as from a client: through the server's own middleware and handlers, page by page, on the event loop.
+An error here never fails a request or a call of the user.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["UNKNOWN", "ListReader"]
 logger = logging.getLogger(__name__)
 
 UNKNOWN: Final = object()
-"""In place of the state of the server's lifespan, before a client has come through it."""
+"""The state of the server's lifespan before it is known."""
 
 _RETRY_DELAY = 1.0
 """Seconds until a list that could not be read is read again."""
@@ -103,12 +103,12 @@ class ListReader:
         return sorted(feature.value for feature in self._unread | slow)
 
     async def ensure_loaded(self, lifespan: Any = UNKNOWN) -> None:
-        """Bind to the running event loop, and read the lists that are stale. Wait for that only for a moment."""
+        """Bind to the running event loop, and read the lists that are stale. Wait for at most `request_timeout`."""
         self._bridge.bind()
         if lifespan is not UNKNOWN:
             self._lifespan = lifespan
         if (self._stale or self._started) and not self._is_late:
-            reading = self._bridge.start_task(self._read_guarded())
+            reading = self._bridge.start_task(self._read_and_log_errors())
             done, _ = await asyncio.wait({reading}, timeout=self.request_timeout)
             if not done:
                 logger.warning("the server's lists were not read in %s s; going on without them", self.request_timeout)
@@ -163,9 +163,9 @@ class ListReader:
 
     def _read_soon(self) -> None:
         if self._stale:
-            self._bridge.start_task(self._read_guarded())
+            self._bridge.start_task(self._read_and_log_errors())
 
-    async def _read_guarded(self) -> None:
+    async def _read_and_log_errors(self) -> None:
         try:
             await self._read_stale()
         except Exception:  # the next wake-up or client tries again
@@ -266,7 +266,7 @@ class ListReader:
         self._unread.discard(feature)
 
     def _report(self, error: InvalidItem) -> None:
-        """Log an item that can't be taken, once. The others are taken."""
+        """Log an invalid item, once. It is left out of the catalog."""
         if str(error) not in self._reported:
             self._reported.add(str(error))
             self._hub.counts.failures["items left out"] += 1
@@ -274,7 +274,7 @@ class ListReader:
 
 
 class _RequestContext:
-    """The SDK's `DispatchContext` of a request without a client: there is no way back to one."""
+    """The SDK's `DispatchContext` of a request without a client: nothing can be sent back."""
 
     def __init__(self, request_id: str) -> None:
         self.transport = TransportContext(kind="tidings", can_send_request=False)

@@ -66,7 +66,7 @@ class ListenOptions:
 
     @property
     def uses_extension(self) -> bool:
-        """Whether the client gave any option, and so reads the answer to it."""
+        """Whether the client gave any option, and so reads the options in the acknowledgement."""
         return self.is_extended or self.has_terms or self.resume is not ABSENT or self.durable is not ABSENT
 
     def frame_format(self, epoch: str, *, is_sse: bool = False, is_tagged: bool = False) -> FrameFormat:

@@ -1,4 +1,4 @@
-"""The way from any thread to the event loop of a server.
+"""Run work from any thread on the event loop of a server.
 
 The hub and all transports work on the thread of one event loop. Sources change the catalog on any thread. The bridge
 makes each commit, each due time of the hub and each call from elsewhere run on that thread. Before there is an event
@@ -34,8 +34,8 @@ class LoopBridge:
         self._thread = 0
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._bound: list[Callable[[], None]] = []
-        self._followers: list[Callable[[], None]] = []
+        self._bind_callbacks: list[Callable[[], None]] = []
+        self._list_callbacks: list[Callable[[], None]] = []
         self._has_list_change = False
         self._context = contextvars.copy_context()
         """The context of background work. It must not be that of a request, which may have a caller in it."""
@@ -53,18 +53,18 @@ class LoopBridge:
 
     def on_bind(self, function: Callable[[], None]) -> None:
         """Call `function` each time the bridge is bound to an event loop."""
-        self._bound.append(function)
+        self._bind_callbacks.append(function)
 
     def follow_lists(self, function: Callable[[], None]) -> None:
         """Call `function` on the event loop after changes of a list were published."""
-        self._followers.append(function)
+        self._list_callbacks.append(function)
 
     def bind(self) -> None:
         """Bind to the running event loop, if that is another one than before."""
         if self._loop is not (loop := asyncio.get_running_loop()):
             self._loop, self._thread = loop, threading.get_ident()
             self._publish_queued()
-            for function in self._bound:
+            for function in self._bind_callbacks:
                 function()
 
     def unbind(self) -> None:
@@ -120,7 +120,7 @@ class LoopBridge:
         self._hub.publish_queued()
         if self._has_list_change and self._loop is not None and self._loop.is_running():
             self._has_list_change = False
-            for function in self._followers:
+            for function in self._list_callbacks:
                 function()
 
     def _set_timer(self, when: float) -> None:

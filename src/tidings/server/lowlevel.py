@@ -54,7 +54,7 @@ class LowLevelSource:
         """Removed items that the user's handlers do not list. The catalog has them until the list is read again."""
         self._deleted: set[str] = set()
         """Deleted resources, until the user's handlers have left them out once."""
-        self._walks: dict[str, tuple[str, set[str]]] = {}
+        self._paginations: dict[str, tuple[str, set[str]]] = {}
         """By method: the next page of the last list request, and the keys on the pages before it."""
         self._installed: set[Feature] = set()
         self._wake: Callable[[Feature], None] = lambda feature: None
@@ -130,8 +130,8 @@ class LowLevelSource:
             self._added[feature][key] = merged
         else:
             self._install(feature)
-            taken = {name: merged.get(name) for name in fields}
-            self._changed[feature][key] = (self._changed[feature].get(key) or {}) | taken
+            changes = {name: merged.get(name) for name in fields}
+            self._changed[feature][key] = (self._changed[feature].get(key) or {}) | changes
         self._wake(feature)
 
     def delete(self, uri: str) -> None:
@@ -143,8 +143,8 @@ class LowLevelSource:
             self._wake(Feature.RESOURCES)
 
     def _check_listed(self, feature: Feature, key: str) -> None:
-        is_gone = self._changed[feature].get(key, key) is None
-        if is_gone or not self._may_be_listed(feature, key):
+        is_hidden = self._changed[feature].get(key, key) is None
+        if is_hidden or not self._may_be_listed(feature, key):
             raise NotFound(f"{feature.value}: there is no {key!r}")
 
     def _may_be_listed(self, feature: Feature, key: str) -> bool:
@@ -178,7 +178,7 @@ class LowLevelSource:
             for key in list(self._dropped[feature]):
                 if not self._is_listed(feature, key):
                     self._dropped[feature].discard(key)
-            listed = [self._overlaid(feature, item) for item in result.get(member, [])]
+            listed = [self._with_changes(feature, item) for item in result.get(member, [])]
             items = [item for item in listed if item is not None]
             if not result.get("nextCursor"):
                 added = self._added[feature].values()
@@ -193,16 +193,17 @@ class LowLevelSource:
         """Return the keys of this page and of those before it, if it is the last page.
 
         None if it is not, or if another client requested a page in between."""
-        expected, keys = self._walks.pop(method, ("", set())) if cursor else (cursor, set())
+        expected, keys = self._paginations.pop(method, ("", set())) if cursor else (cursor, set())
         if expected != cursor:
             return None
         keys = keys | {_key(feature, item) for item in items}
         if not following:
             return keys
-        self._walks[method] = following, keys
+        self._paginations[method] = following, keys
         return None
 
-    def _overlaid(self, feature: Feature, item: dict[str, Any]) -> dict[str, Any] | None:
+    def _with_changes(self, feature: Feature, item: dict[str, Any]) -> dict[str, Any] | None:
+        """Return an item of the user's handlers with its changes; None if it is hidden, deleted or replaced."""
         key = _key(feature, item)
         self._dropped[feature].discard(key)
         if key in self._added[feature]:
@@ -214,7 +215,7 @@ class LowLevelSource:
         return None if changed is None else _merged(item, changed)
 
     def _install_call(self, feature: Feature) -> None:
-        method, params_type, member, answer = _CALLS[feature]
+        method, params_type, member, to_result = _CALLS[feature]
         inner = self.lowlevel.get_request_handler(method)
 
         async def handle(ctx: ServerRequestContext[Any, Any], params: Any) -> Any:
@@ -223,7 +224,7 @@ class LowLevelSource:
             if found is not None:
                 handler, arguments = found
                 value = handler(**(arguments or getattr(params, "arguments", None) or {}))
-                return answer(key, await value if inspect.isawaitable(value) else value)
+                return to_result(key, await value if inspect.isawaitable(value) else value)
             if inner is None or self._changed[feature].get(key, key) is None:
                 raise MCPError(types.INVALID_PARAMS, f"Unknown {feature.singular}: {key}")
             return await inner.handler(ctx, params)

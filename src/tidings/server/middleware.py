@@ -1,4 +1,4 @@
-"""The MCP middleware: makes capabilities true, and puts cursors on lists and contents.
+"""The MCP middleware: advertises the capabilities that are served, and adds cursors to lists and contents.
 
 It also reads lists that are stale before a request is handled, opens the subscription of a legacy session during the
 handshake, and passes listen requests to `sessions`. An error here never fails a request.
@@ -105,7 +105,7 @@ class NotificationMiddleware:
         _, member, key, _ = LIST_METHODS[ctx.method]
         result = result | {"_meta": {**(result.get("_meta") or {}), CURSOR_KEY: cursor}}
         if not result.get("nextCursor") and not (ctx.params or {}).get("cursor"):
-            # In one order, however the list came about: clients use its text as a cache key.
+            # Always in the same order, because clients use the text of the list as a cache key.
             result[member] = sorted(result.get(member, []), key=lambda item: str(item.get(key)))
         if (ttl := self._policy.ttl_ms(result.get("ttlMs"))) and ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
             result["ttlMs"] = ttl
@@ -113,7 +113,7 @@ class NotificationMiddleware:
 
 
 def _listen_params(ctx: Ctx) -> types.SubscriptionsListenRequestParams | None:
-    """Return the params of a listen request; None if they are invalid, and the SDK has to make the error."""
+    """Return the params of a listen request; None if they are invalid: the SDK then responds with the error."""
     if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
         return None
     try:

@@ -15,4 +15,4 @@ class NotificationStream(ABC):
 
     @abstractmethod
     def on_handshake(self) -> None:
-        """The client starts a session. Its protocol version can differ from the one before."""
+        """Handle the start of a session. Its protocol version can differ from the one before."""

@@ -3,7 +3,7 @@
 A version that is too new would hide a change from the reader. One that is too old would hide that a change was
 reverted: a reader that has B, and says that it knows A, gets no notification when the topic is A again. So a response
 during which the topic changed has no version, and a client that returns with it is told to refetch. For the same reason
-the hub is told which versions clients may have fetched, from the start of each response.
+the hub records which versions clients may have fetched, from the start of each response.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Subscriptions on connections that the SDK serves: legacy sessions, and listen streams without a transport of ours.
+"""Subscriptions on connections that the SDK serves: legacy sessions, and listen streams that the SDK writes.
 
 A legacy session is subscribed to all lists at the handshake, and to URIs by `resources/subscribe`. The handler of a
 listen request returns when its stream ends.
@@ -53,12 +53,12 @@ class LegacySession(Protocol):
         """Open the subscriber at the handshake."""
 
     def start(self) -> None:
-        """The client has ended the handshake and may be notified."""
+        """Start to notify the client, which has ended the handshake."""
 
     def send_bookmark(self) -> None: ...
 
     async def end_uri(self, uri: str) -> None:
-        """The client has unsubscribed from a URI: return when no notification of it can follow."""
+        """Return when no notification of a URI can follow, after the client has unsubscribed from it."""
 
 
 class LegacySessions(Protocol):
@@ -138,7 +138,7 @@ class Sessions:
         return meta
 
     def start(self, ctx: Ctx) -> None:
-        """The client has ended the handshake."""
+        """Start to notify a legacy session, whose client has ended the handshake."""
         opened = internals.connection_of(ctx.session).state.get(_SESSION)
         if opened is not None:
             opened.session.start()

@@ -1,8 +1,8 @@
 """A source: the server that the user has, as Tidings reads and changes it.
 
-There is one implementation for each kind of server, and a workspace is one too. A source notices changes only as
-wake-ups; what the server lists is the truth. The lists of an `MCPServer` can be read immediately and from any thread.
-Other servers can only be asked as a client asks, on an event loop.
+There is one implementation for each kind of server, and a workspace is one too. A source reports changes only as
+wake-ups; the list that the server returns decides. The lists of an `MCPServer` can be read immediately and from any
+thread. Other servers can only be asked as a client asks, on an event loop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Source(Protocol):
         """Call `wake` when a list may have changed, and update the catalog when the server says that a content did."""
 
     async def run(self) -> None:
-        """Do what has to be done while the server runs, until cancelled."""
+        """Do the background work of the source while the server runs, until cancelled."""
 
     def list_now(self, feature: Feature, on_invalid: OnInvalid) -> list[dict[str, Any]] | None:
         """Return the items that the server lists; None if it can only be asked as a client asks.

@@ -102,17 +102,17 @@ class Subscriptions:
     async def prepare_webhook(self, durable: DurableSubscription) -> PreparedSubscription:
         """Prepare the subscription of a webhook, which is not a stream and has no limit of its own."""
         topics: list[Topic] = [*durable.features, *durable.uris]
-        asked: dict[str, Any] = {DURABLE_KEY: {"name": durable.name, "ttl": durable.ttl}}
+        meta: dict[str, Any] = {DURABLE_KEY: {"name": durable.name, "ttl": durable.ttl}}
         if durable.terms:
-            asked[FILTER_KEY] = durable.terms
+            meta[FILTER_KEY] = durable.terms
         owner = durable.owner
         if owner == SERVER:
-            options = self._read_options(asked, None, None, owner)
+            options = self._read_options(meta, None, None, owner)
             return PreparedSubscription(self, options, GrantedTopics(topics), owner, None, None)
         scopes = durable.webhook.scopes if durable.webhook is not None else ()
         principal = Principal(*owner, scopes) if owner is not None else None
         granted = GrantedTopics(await self.authorization.filter(principal, topics))
-        options = self._read_options(asked, None, principal, owner)
+        options = self._read_options(meta, None, principal, owner)
         return PreparedSubscription(self, options, granted, owner, self.authorization.predicate(principal), None)
 
     async def grant(self, requested: RequestedTopics, principal: Principal | None) -> GrantedTopics:
@@ -258,7 +258,7 @@ class PreparedSubscription:
         self._is_acknowledged = True
         topics = self.granted.topics
         told, refetch = self._resume(topics)
-        # The client does not know yet what it is about to be told: its stream may break before.
+        # The cursor has the versions before the notifications that follow, because the stream may break before them.
         cursor = self._subscriptions.cursor(topics, told, self._as_of(topics, is_session))
         meta: dict[str, Any] = {CURSOR_KEY: cursor}
         if refetch:
@@ -343,11 +343,11 @@ class PreparedSubscription:
         """Return the versions that the client was told last, if it returns."""
         if self._connection is not None and not self._is_acknowledged:
             return self._connection.told()
-        returns = self.options.resume is not ABSENT or self._connection is not None
-        return self._resume(topics).told if returns else None
+        is_returning = self.options.resume is not ABSENT or self._connection is not None
+        return self._resume(topics).told if is_returning else None
 
     def _resume(self, topics: list[Topic]) -> Resumed:
-        """Return where the client stands, by its cursor and by what its durable subscription remembers."""
+        """Return the versions that the client knows, from its cursor and from its durable subscription."""
         by_cursor = self._resume_by_cursor(topics)
         if self._connection is None:
             return by_cursor
@@ -362,8 +362,8 @@ class PreparedSubscription:
         return resume(self.options.resume, subscriptions.epoch, subscriptions.hub, topics, self.is_authorized)
 
     def _resume_uri(self, subscriber: Subscriber, uri: str) -> Resumed:
-        """Return where a session stands that subscribes to a URI after the handshake. The hub already knows this of the
-        URIs that the session watches."""
+        """Return what a session knows of a URI that it subscribes to after the handshake. Leave out the resources that
+        it already watches: the hub has their versions."""
         told, refetch = self._resume_by_cursor([uri])
         is_watched = watch_predicate(subscriber.uris or (), self._subscriptions.hub, self.is_authorized)
         known = self._resumed_uris
