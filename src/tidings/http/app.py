@@ -38,7 +38,7 @@ def build_app(
     start: Callable[[], None],
     stop: Callable[[], None],
 ) -> Any:
-    """Return the Starlette app of a server, with our router in place of the SDK's session manager.
+    """Return the Starlette app of a server, with the router of Tidings in place of the SDK's session manager.
 
     `make_router` returns the router for a session manager. `start` and `stop` are called with the app."""
     if hasattr(server, "streamable_http_app"):
@@ -61,7 +61,7 @@ def build_app(
     inner = app.router.lifespan_context
 
     @asynccontextmanager
-    async def lifespan(started: Any) -> AsyncIterator[Any]:  # the app, or another one that it is mounted in
+    async def lifespan(started: Any) -> AsyncIterator[Any]:  # `started` is the app, or one that it is mounted in
         _add_request_reference(app)
         async with inner(started) as state:
             start()
@@ -149,5 +149,5 @@ def serve_app(
         timeout_graceful_shutdown=1,  # the streams have ended; a request that hangs must not keep the process
         **options,
     )
-    with sparing(), suppress(KeyboardInterrupt):  # which uvicorn raises again after the shutdown
+    with sparing(), suppress(KeyboardInterrupt):  # uvicorn raises it again after the shutdown
         Server(config).run(sockets=sockets)

@@ -68,7 +68,8 @@ def _has_token(request: Request, token: str) -> bool:
 
 
 def _is_local(request: Request) -> bool:
-    """Return whether a process of this machine asks, and not a web page through the browser, by another host name."""
+    """Return whether a process of this machine asks. A web page in its browser uses another host name, and is
+    refused."""
     if request.client is None or not _LOCAL_HOST.fullmatch(request.headers.get("host", "")):
         return False
     if any(name in _PROXY_HEADERS or name.startswith("x-forwarded-") for name in request.headers):

@@ -114,8 +114,8 @@ class HttpSession:
             told, ended_uris = self._sent.missed(read)
             try:
                 # The client may have fetched other versions since then.
-                held = self._hub.notifications.without_outdated(told)
-                self._hub.subscribe(self.subscriber, uris=ended_uris, told=held)
+                known = self._hub.notifications.without_outdated(told)
+                self._hub.subscribe(self.subscriber, uris=ended_uris, told=known)
             except LimitReached as error:  # the client has subscribed to other URIs since then
                 logger.warning("a legacy session can't be told of what it missed: %s", error)
         self._wake(was_absent=True)
@@ -190,7 +190,7 @@ class LegacyStreams:
         end, ended = asyncio.Event(), asyncio.Event()
         is_open = False
         event_id = next((value for name, value in scope["headers"] if name == b"last-event-id"), b"")
-        # The ids of an event store may look like ours.
+        # The ids of an event store may look like those of `SentEvents`.
         read = session.find_event(event_id) if event_id and not self.has_event_store else None
         is_resumed = bool(event_id) and read is None and self.has_event_store
         if event_id and not is_resumed:
@@ -220,7 +220,7 @@ class LegacyStreams:
                 response.watch_connection(scope, receive, lambda reason: end.set())
 
         async def receive_until_end() -> Message:
-            # The SDK's response lasts until the client disconnects. To end it, pretend that.
+            # The SDK's response lasts until the client disconnects. To end it, report a disconnect.
             waiting = [asyncio.ensure_future(receive()), asyncio.ensure_future(end.wait())]
             try:
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

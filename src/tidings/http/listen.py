@@ -313,7 +313,7 @@ class ListenStream:
         self._close(Reason.SLOW)
 
     def on_disconnect(self) -> None:
-        """Clean up after the connection or the request has ended, without work for the garbage collector."""
+        """Clean up after the connection or the request has ended, and leave no reference cycles."""
         self._streams.remove(self)
         self._close(Reason.DISCONNECTED)
         self._release_slot()

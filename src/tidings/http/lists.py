@@ -1,6 +1,6 @@
 """Responses to list requests over HTTP, from the cache of `tidings.server.list_cache`.
 
-The first request after a change goes to the SDK, and its response is stored. Neither an error nor a page of a list is.
+The first request after a change goes to the SDK, and its response is stored. Errors and single pages of a list are not.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ A stream is parked only if the connection got exactly what the app sent. It stay
 or delays what is sent, if another request waits behind this one, and on other servers.
 
 A legacy stream remains a response of the SDK. If uvicorn serves the app itself and the app has no middleware,
-`DirectWriter` writes our events to the connection, which takes a third less CPU than `send()`.
+`DirectWriter` writes the events of Tidings to the connection, which takes a third less CPU than `send()`.
 
 `tests/http/test_internals_uvicorn.py` checks every part of uvicorn that this module uses.
 """
@@ -164,7 +164,7 @@ class ParkedStream(asyncio.Protocol):
 class BufferedTransport:
     """Takes the place of the transport in uvicorn's request, and buffers the beginning of its response.
 
-    So it is known to be complete, and is written at once.
+    So `park` can compare it with what the app sent, and `flush` writes it in one call.
     """
 
     __slots__ = ("_protocol", "_request", "_transport", "_written")

@@ -2,7 +2,7 @@
 
 The same bytes always get the same result, so each distinct request is checked once. Nothing that depends on time, on
 the caller or on the connection is cached. A result only says that Tidings may serve the request. Requests that fail a
-check go to the SDK, which words the error.
+check go to the SDK, which responds with the error.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _LEGACY = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
 _METHODS = frozenset(method.encode() for method in (*SHARED_RESPONSES, LISTEN))
 
 _MAX_CACHED = 1024
-"""Entries of each cache. Clients of one make send the same bytes, so a few dozen are used. A client that varies its
-bytes evicts the oldest entries."""
+"""Entries of each cache. Clients with the same SDK send the same bytes, so a few dozen are used. A client that varies
+its bytes evicts the oldest entries."""
 _MAX_BYTES = 4096
 """Size of headers and of params that are cached. They contain only the client's description of itself."""
 
@@ -172,7 +172,7 @@ class RequestChecks:
         tag, requested = bytes(envelope.id), envelope.method
         if (requested != method if method else requested not in SHARED_RESPONSES) or _PLAIN_ID.fullmatch(tag) is None:
             return None
-        handler = self._manager.app.get_request_handler(requested)  # which may be added and removed
+        handler = self._manager.app.get_request_handler(requested)  # the user may add and remove it
         params = bytes(envelope.params)
         if handler is None or len(params) > _MAX_BYTES:
             return None
@@ -195,7 +195,7 @@ class RequestChecks:
             decoded = self._listen_params.get((version, params))
             if decoded is None:
                 decoded = _decode_listen_params(version, params)
-                # Traced clients send other bytes each time, which would only evict the entries of others.
+                # Traced clients send different bytes each time. These would only evict the entries of other clients.
                 if len(params) <= _MAX_BYTES and b'"traceparent"' not in params:
                     _cache(self._listen_params, (version, params), decoded)
         except UNREADABLE:

@@ -1,7 +1,8 @@
 """The ASGI router: which requests Tidings serves, and which the SDK.
 
 It replaces the SDK's session manager inside the server's authentication. It decides by the routing headers and, for
-legacy clients, by the session. In doubt it replays the request into the SDK, so that the SDK words the error.
+legacy clients, by the session. A request that it does not serve itself is passed to the SDK unchanged, which responds
+or returns the error.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Router:
                         return
                     stream = await self._listen(checked, scope, receive, send)
                     if stream is not None:
-                        # Here, where no frame keeps parts of the request any more.
+                        # Wait here, because no stack frame keeps parts of the request any more.
                         del headers, checked
                         await stream.wait_for_end(receive)
                     return
@@ -123,7 +124,7 @@ class Router:
             return None
         request = self._checks.listen_request(checked.version, body)
         if request is None:
-            # The SDK words the error, or accepts what we do not, and then writes a stream.
+            # The SDK responds with the error, or accepts what Tidings does not, and then writes a stream.
             await streams.relay(self._app, _stripped(scope), receive, send, _replay(messages, receive))
             return None
         if not self._reader.is_loaded:

@@ -14,10 +14,10 @@ from tidings.core.model import Notification, Operation, Topic, Version
 __all__ = ["SentEvents"]
 
 _PREFIX = b"tidings-"
-"""The prefix of our event ids. Others belong to the event store of the server, if it has one."""
+"""The prefix of the event ids of Tidings. Others belong to the event store of the server, if it has one."""
 
 _MAX_TOPICS = 1_000
-"""Topics of one session. The topic that is unchanged for longest is removed first, and then counts as read. Only a
+"""Topics of one session. The topic unchanged for longest is removed first, and then counts as read. Only a
 subscription to a pattern can reach this limit."""
 
 _MAX_EVENTS_PER_TOPIC = 4

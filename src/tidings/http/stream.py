@@ -46,7 +46,8 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 _SHUTDOWN_GRACE = 0.8
-"""Seconds that clients have to read the end of their streams when the server stops. The process must end within two."""
+"""Seconds that clients have to read the end of their streams when the server stops. The process must end within two
+seconds."""
 
 
 class StreamCallbacks(Protocol):
@@ -292,7 +293,7 @@ def set_tcp_user_timeout(transport: asyncio.Transport, policy: Policy) -> None:
 
     Nothing else detects a machine that disappeared, while the kernel's send buffer is not full.
     """
-    # Longer than our own deadline, which logs the reason. Each keep-alive is data to be acknowledged.
+    # Longer than the write deadline, which logs the reason. Each keep-alive is data to be acknowledged.
     seconds = policy.write_deadline + policy.keep_alive
     connection = transport.get_extra_info("socket")
     option = getattr(socket, "TCP_USER_TIMEOUT", None)  # only on Linux
