@@ -26,7 +26,7 @@ _MAX_TTL = 100 * 365 * 24 * 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What is sent, how often, and how much is kept. A subscriber may have its own policy."""
+    """The settings of what is sent, how often, and how much is kept. A subscriber may have its own policy."""
 
     detail: Detail = "full"
     """How much a notification says: `"full"`, `"delta"`, `"summary"` or `"none"`. Full, because every client that was
@@ -192,7 +192,7 @@ class Policy:
         return self.quiet_gap > 0 or self.min_interval > 0 or self.spread > 0
 
     def ttl_ms(self, own: int | None = None) -> int:
-        """Return the `ttlMs` of list results. `own` is that of the server, or None.
+        """Return the `ttlMs` of list results. `own` is the value that the server set, or None.
 
         It is at least the spread: a client that asked again earlier would get the same list, together with all others.
         """
@@ -222,12 +222,12 @@ def _matcher(pattern: str) -> Match:
 def _priority_pairs(given: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> tuple[tuple[str, Priority], ...]:
     pairs = given.items() if isinstance(given, Mapping) else given
     try:
-        chosen = tuple(
+        parsed = tuple(
             (uri, Priority[value.upper()] if isinstance(value, str) else Priority(value)) for uri, value in pairs
         )
-        for uri, _ in chosen:
+        for uri, _ in parsed:
             _matcher(uri)
-        return chosen
+        return parsed
     except (KeyError, ValueError, TypeError) as error:
         names = ", ".join(priority.name.lower() for priority in Priority)
         raise InvalidPolicy(f"priorities must map URIs or patterns to one of {names}: {error}") from None
