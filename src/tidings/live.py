@@ -1,7 +1,7 @@
-"""`Live(server)`: makes the server that the user has notify its clients of every change.
+"""`Live(server)`: make the user's server notify its clients of every change.
 
-This module builds the parts and connects them. It has no logic of its own: `docs/architecture.md` says which module has
-which part of it. The server is never replaced, and an error of Tidings never fails a request or a tool call.
+This module builds the parts and connects them. It has no logic of its own: `docs/architecture.md` describes the
+modules. The server is never replaced, and an error of Tidings never fails a request or a tool call.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Live:
         terms: TermsOf | None = None,
         store: StoreWriter | Store | str | os.PathLike[str] | None = None,
     ) -> None:
-        """`shared_lists` says whether every caller sees the same lists, so that they can be encoded once for all. An
-        `MCPServer` tells this itself; a low-level server and FastMCP may list other items for each caller. `terms`
+        """`shared_lists` says whether every caller sees the same lists, so that they can be encoded once for all.
+        Tidings detects it for an `MCPServer`. Other servers may list other items for each caller. `terms`
         returns the terms that the server sets for a caller; the caller's own options apply within them. `store` is the
         path of a file, or a store, in which the state survives a restart. `telemetry` is a bool, or has other
         providers. `first` and `last` are called with a topic that gets its first subscriber, or loses its last."""
@@ -82,12 +82,12 @@ class Live:
         self.lowlevel = self.source.lowlevel
         if EXTENSION in self.lowlevel.extensions:
             raise TidingsError(f"{self.lowlevel.name!r} is live already; keep the first Live() and use that")
-        # Only now: a server that is refused must not keep a store open that another one needs.
+        # After the checks: a server that is refused must not keep a store open that another one needs.
         self.writer = create_writer(store)
         """Writes the state to the store. `writer.problem` says why, if it does not."""
         state = self.writer.state or State(secrets.token_hex(4), 0)
         self.epoch = state.epoch
-        """Identifies the revisions: those of the store, or of this process. A cursor of another epoch has none here."""
+        """Identifies the revisions: those of the store, or of this process. Those of another epoch are unknown here."""
         self._build_core(state, first, last)
         self.durables = DurableSubscriptions(self.hub, state.durables.values(), wake=self.writer.wake)
         """Subscriptions that outlive their connections."""
@@ -104,7 +104,7 @@ class Live:
         self, state: State, first: Callable[[Topic], None] | None, last: Callable[[Topic], None] | None
     ) -> None:
         self.catalog = Catalog(self.policy, life=secrets.token_hex(4))
-        # Each process has its own revisions. A client may know some of one that was killed and could not save them.
+        # Each process has its own revisions, because a client may know some that a killed process could not save.
         self.catalog.restore(state.items, state.versions, state.contents, state.run << 32, state.forgotten)
         journal = Journal(self.policy)
         journal.restore(state.journal, state.floors)
@@ -112,7 +112,7 @@ class Live:
             self.catalog, policy=self.policy, journal=journal, templates=read_template, first=first, last=last
         )
         self.failures: Counter[str] = self.hub.counts.failures
-        """The number of errors inside Tidings, by kind. Each was logged and survived."""
+        """The number of errors inside Tidings, by kind. Each was logged and did not stop the server."""
 
     def _build_server(self, authorize: Authorize | None, terms: TermsOf | None, shared_lists: bool | None) -> None:
         source, hub, lowlevel = self.source, self.hub, self.lowlevel
@@ -204,24 +204,24 @@ class Live:
     def stop(self) -> None:
         """End every stream with its graceful result. Can be called from a signal handler's callback, and twice."""
         if not self.subscriptions.is_stopping:
-            self._log("stopping", f"stopping {self.lowlevel.name}: {len(self.hub)} subscribers are let go")
+            self._log("stopping", f"stopping {self.lowlevel.name}: closing {len(self.hub)} subscribers")
         self.subscriptions.is_stopping = True
         self.listen_streams.stop()
         self.legacy_streams.stop()
         self._sessions.stop()
         self.webhooks.stop()
         self.bridge.cancel_tasks()
-        self.writer.wake()  # to write what the streams were told last
+        self.writer.wake()  # to write the versions that the streams were told last
 
     def close(self) -> None:
         """Stop, write what is left to the store, and release it for another server in this process.
 
-        This waits for the disk. At the end of the process it happens by itself."""
+        This waits for the disk. At the end of the process, the store is written without this call."""
         self.stop()
         self.writer.close()
 
     def waits_for(self) -> list[str]:
-        """Return what is missing before the server is ready; nothing if it is."""
+        """Return what is missing before the server is ready; an empty list if it is ready."""
         if self.subscriptions.is_stopping or not self.bridge.is_bound:
             return ["the server"]
         return self.list_reader.find_missing() + ([] if getattr(self.source, "is_answering", True) else ["its source"])
@@ -255,5 +255,5 @@ class Live:
     ) -> ChangeHistory:
         """Return the changes after a revision that the journal has: of one list, of one resource's content, or of all.
 
-        Since a cursor, only of the topics in it. With a limit, only the newest."""
+        With a cursor as `since`, only changes of the topics in it. With a limit, only the newest changes."""
         return find_changes(self.hub, self.epoch, feature, uri, since, limit)
