@@ -42,7 +42,7 @@ _COST_FACTOR = 50
 """A response is used for this multiple of the CPU time that the SDK took for it: asking again takes 2 % of a core."""
 
 _MAX_MEMORY = 60.0
-"""Seconds after which the SDK is asked again in any case, unless `Policy.list_memory` is longer."""
+"""Seconds after which the cache asks the SDK again in any case, unless `Policy.list_memory` is longer."""
 
 Key = tuple[str, str]
 """The method, and the version of the protocol or the form of the request."""

@@ -42,7 +42,7 @@ _RETRY_DELAY = 1.0
 """Seconds until a list that could not be read is read again."""
 
 _MAX_PAGES = 10_000
-"""Pages of one list. A paginator that never ends must not keep the reader busy for ever."""
+"""Pages of one list. A paginator that never ends must not keep the reader busy forever."""
 
 
 class ListReader:

@@ -38,7 +38,7 @@ class MCPServerSource:
     def __init__(self, server: MCPServer[Any]) -> None:
         self.server = server
         self.lowlevel = internals.lowlevel_of(server)
-        # A method or handler of the user may return another list for each caller. Such a server is asked as a client
+        # A method or handler of the user may return another list for each caller. Such a server gets list requests
         # without authentication, and clients are not notified of items that only some callers see.
         self.lists_are_shared = internals.lists_registries(server)
         self._encoded: tuple[BaseModel | None, bytes] = _NOTHING

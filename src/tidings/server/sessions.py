@@ -326,7 +326,7 @@ class _ListenStream:
         self._subscriber: Subscriber | None = None
 
     def open(self, prepared: PreparedSubscription) -> dict[str, Any]:
-        """Subscribe; return the `_meta` of the acknowledgement. What changes while that is written is sent after it."""
+        """Subscribe; return the `_meta` of the acknowledgement. Later changes are sent after it."""
         if prepared.granted:
             prepared.connect(self.close)
         acknowledgement = prepared.acknowledgement()

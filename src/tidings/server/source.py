@@ -2,7 +2,7 @@
 
 There is one implementation for each kind of server, and a workspace is one too. A source reports changes only as
 wake-ups; the list that the server returns decides. The lists of an `MCPServer` can be read immediately and from any
-thread. Other servers can only be asked as a client asks, on an event loop.
+thread. Other servers can only be read with list requests, on an event loop.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Source(Protocol):
         """Do the background work of the source while the server runs, until cancelled."""
 
     def list_now(self, feature: Feature, on_invalid: OnInvalid) -> list[dict[str, Any]] | None:
-        """Return the items that the server lists; None if it can only be asked as a client asks.
+        """Return the items that the server lists; None if it can only be read with list requests.
 
         Items without a JSON form are left out."""
 
