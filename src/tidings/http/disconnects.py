@@ -3,10 +3,10 @@
 uvicorn has three gaps for a response that continues as a stream:
 
 * It reports a disconnect only to the newest request of a connection.
-* A request behind the stream waits for ever, and nothing more is read.
+* A request behind the stream waits forever, and nothing more is read.
 * A server that stops without a signal waits until every response ends by itself.
 
-So `ConnectionWatcher` stands between the connection and uvicorn's protocol while the stream is open. It forwards every
+So `ConnectionWatcher` is between the connection and uvicorn's protocol while the stream is open. It forwards every
 call, reports the disconnect to the stream's own request, and ends the stream for another request or for a shutdown.
 
 A request is found by its `receive`, by its task, or by the reference that `RequestReference` puts into the scope before
@@ -97,7 +97,7 @@ class ConnectionWatcher(asyncio.Protocol):
         self._transport.set_protocol(self)
 
     def check_next_request(self) -> None:
-        """End the stream if another request came in behind it, which would wait for ever."""
+        """End the stream if another request came in behind it, which would wait forever."""
         if self._end is not None and has_next_request(self._protocol, self._request):
             logger.debug("a request came in behind a stream; ending the stream")
             self._end(Reason.REPLACED)

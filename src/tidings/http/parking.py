@@ -116,7 +116,7 @@ class ParkedStream(asyncio.Protocol):
     # Called by the transport
 
     def data_received(self, data: bytes) -> None:
-        # Some clients send a line break after a body. Anything else is a request that would wait for ever.
+        # Some clients send a line break after a body. Anything else is a request that would wait forever.
         if data.strip(b"\r\n") and not self.is_closed:
             logger.debug("a request came in behind a listen stream; ending the stream")
             self._callbacks.end(Reason.REPLACED)
