@@ -56,7 +56,7 @@ _MAX_PENDING = 64
 """List requests whose response is awaited. A cancelled request never gets one."""
 
 _MAX_TRIES = 3
-"""Times that the SDK is asked for one list while it changes. After that, the client gets the last response."""
+"""Requests to the SDK for one list while it changes. After that, the client gets the last response."""
 
 
 def run_stdio(
