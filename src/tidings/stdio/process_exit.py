@@ -40,9 +40,14 @@ def exit_process(status: int) -> NoReturn:
     threads = [
         threading.Thread(target=function, name="exit", daemon=True) for function in (atexit._run_exitfuncs, *_functions)
     ]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + EXIT_TIMEOUT
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError:
+        # Python 3.12 starts no thread once the main thread has ended. All blocks of `run_at_exit` have ended then too.
+        atexit._run_exitfuncs()
+    else:
+        end = time.monotonic() + EXIT_TIMEOUT
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
     os._exit(status)
