@@ -127,7 +127,7 @@ class _TopicJournal:
         """The changes of each content, because a client that reconnects may ask for thousands of URIs. Discarded
         changes may still be at the start of a list."""
         self._indexed = floor
-        """The revision up to which `_by_uri` is filled. It is filled on demand: most clients never ask."""
+        """The revision up to which `_by_uri` is filled. It is filled on demand: most changes are never requested."""
         self.floor = floor
         """No change after this revision is discarded."""
         self.size = 0
