@@ -39,7 +39,7 @@ _LEGACY = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
 _METHODS = frozenset(method.encode() for method in (*SHARED_RESPONSES, LISTEN))
 
 _MAX_CACHED = 1024
-"""Entries of each cache. Clients with the same SDK send the same bytes, so a few dozen are used. A client that varies
+"""Entries of each cache. Clients of the same program send the same bytes, so a few dozen are used. A client that varies
 its bytes evicts the oldest entries."""
 _MAX_BYTES = 4096
 """Size of headers and of params that are cached. They contain only the client's description of itself."""

@@ -1,8 +1,8 @@
 """The ASGI router: which requests Tidings serves, and which the SDK.
 
 It replaces the SDK's session manager inside the server's authentication. It decides by the routing headers and, for
-legacy clients, by the session. A request that it does not serve itself is passed to the SDK unchanged, which responds
-or returns the error.
+legacy clients, by the session. The SDK gets every request that Tidings does not serve, and returns the error
+for an invalid one.
 """
 
 from __future__ import annotations
