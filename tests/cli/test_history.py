@@ -172,8 +172,8 @@ async def test_follow_continues_after_a_restart_of_the_server(board: Path) -> No
 
 
 async def test_follow_waits_for_a_state_file_that_was_deleted(tmp_path: Path) -> None:
-    path, spare = tmp_path / "state.db", tmp_path / "spare.db"
-    for file, name in ((path, "first"), (spare, "second")):
+    path, freeze_objects = tmp_path / "state.db", tmp_path / "spare.db"
+    for file, name in ((path, "first"), (freeze_objects, "second")):
         server = StoredServer(file)
         server.catalog.tools.add({"name": name})
         server.write()
@@ -183,7 +183,7 @@ async def test_follow_waits_for_a_state_file_that_was_deleted(tmp_path: Path) ->
         await follower.wait_for("first")
         path.unlink()
         await line_with(errors, "there is no such file")
-        spare.rename(path)
+        freeze_objects.rename(path)
         assert (await follower.wait_for("second"))["operation"] == "added"
         path.unlink()
         # Each message once, and nothing between them.

@@ -281,14 +281,14 @@ async def test_replaced_list_methods_of_an_mcpserver_are_detected() -> None:
 
     names = ["list_tools", "list_prompts", "list_resources", "list_resource_templates"]
     every = [*names, *(f"_handle_{name}" for name in names)]
-    assert internals.lists_registries(MCPServer("board"))
+    assert internals.has_standard_lists(MCPServer("board"))
     for name in every:
         overridden: Any = type("Overridden", (MCPServer,), {name: noting(name)})
-        assert not internals.lists_registries(overridden("board")), name
-        assert internals.lists_registries(type("Other", (MCPServer,), {"hello": hello})("board"))
+        assert not internals.has_standard_lists(overridden("board")), name
+        assert internals.has_standard_lists(type("Other", (MCPServer,), {"hello": hello})("board"))
         set_on_it: Any = MCPServer("board")
         setattr(set_on_it, name, hello)
-        assert not internals.lists_registries(set_on_it), name
+        assert not internals.has_standard_lists(set_on_it), name
         async with Client(overridden("board")) as client:
             for ask in names:
                 await getattr(client, ask)()
@@ -300,7 +300,7 @@ async def test_replaced_list_methods_of_an_mcpserver_are_detected() -> None:
 
     server = MCPServer("board")
     internals.lowlevel_of(server).add_request_handler("tools/list", PaginatedRequestParams, own)
-    assert not internals.lists_registries(server)
+    assert not internals.has_standard_lists(server)
 
 
 @pytest.mark.anyio

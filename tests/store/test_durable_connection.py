@@ -129,7 +129,7 @@ def test_notification_that_a_transport_knows_to_be_unread_is_repeated_unchanged(
     """A webhook closes its subscriber until its next attempt."""
     server.catalog.resources.updated("a://b")
     for attempt in range(3):
-        client = Client(server, TOOLS, uris="a://b", confirms_reads=True, result=BUSY)
+        client = Client(server, TOOLS, uris="a://b", confirms_receipt=True, result=BUSY)
         expected = [("added", "a"), ("deleted", "a://b")]
         if attempt == 0:
             server.add_tools("a")
@@ -143,7 +143,7 @@ def test_notification_that_a_transport_knows_to_be_unread_is_repeated_unchanged(
 
 
 def test_notification_that_a_transport_knows_to_be_read_is_not_repeated(server: StoredServer) -> None:
-    client = Client(server, confirms_reads=True)
+    client = Client(server, confirms_receipt=True)
     server.add_tools("a")
     client.disconnect()
 

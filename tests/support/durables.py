@@ -35,7 +35,7 @@ class Client:
         owner: Owner = None,
         ttl: Any = None,
         resume: dict[Any, Version | None] | None = None,
-        confirms_reads: bool = False,
+        confirms_receipt: bool = False,
         result: object = None,
         **options: Any,
     ) -> None:
@@ -50,7 +50,7 @@ class Client:
         self.subscriber = server.hub.open(self._receive, **options)
         told: dict[Any, Version | None] = {}
         if self._connection is not None:
-            self._connection.attach(self.subscriber, confirms_reads=confirms_reads)
+            self._connection.attach(self.subscriber, confirms_receipt=confirms_receipt)
             told = self._connection.told()
         server.hub.subscribe(self.subscriber, *features, uris=uris, told={**told, **(resume or {})})
 

@@ -58,7 +58,7 @@ def script(description: str, body: str = "echo ok") -> str:
 
 
 def list_names(workspace: Workspace, feature: Feature = Feature.TOOLS) -> list[str]:
-    return sorted(definition["name"] for definition in workspace.list_now(feature))
+    return sorted(definition["name"] for definition in workspace.read_items(feature))
 
 
 def get_problems(root: Path) -> list[str]:

@@ -198,7 +198,7 @@ def test_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     )
     workspace = Workspace(tmp_path)
     assert (workspace.problems, workspace.settings.name) == ((), "marked")
-    [prompt], [tool] = workspace.list_now(Feature.PROMPTS), workspace.list_now(Feature.TOOLS)
+    [prompt], [tool] = workspace.read_items(Feature.PROMPTS), workspace.read_items(Feature.TOOLS)
     assert prompt["description"] == tool["description"] == "Marked"
 
 
@@ -219,7 +219,7 @@ def test_other_files_beside_a_tool_are_ignored(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path / "tools") + b"/z\xff.sh")).touch(0o755)  # not valid UTF-8
     workspace = Workspace(tmp_path)
     assert workspace.problems == ()
-    [tool] = workspace.list_now(Feature.TOOLS)
+    [tool] = workspace.read_items(Feature.TOOLS)
     assert tool["description"] == "own"
     assert tool["inputSchema"] == {"type": "object", "properties": {"x": {"type": "string"}}}
     assert list_names(workspace, Feature.RESOURCES) == ["a.txt", "errors"]

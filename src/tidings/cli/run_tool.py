@@ -50,7 +50,7 @@ def run_tool(
 
     from tidings.core.model import Feature
 
-    tools = {str(tool["name"]): tool for tool in workspace.list_now(Feature.TOOLS)}
+    tools = {str(tool["name"]): tool for tool in workspace.read_items(Feature.TOOLS)}
     if name not in tools:
         _fail_unknown(workspace, name, sorted(tools))
     arguments |= _parse_pairs(arg or [], tools[name].get("inputSchema", {}))

@@ -54,7 +54,7 @@ def _count_items(workspace: Workspace) -> dict[str, int]:
     from tidings.core.model import Feature
     from tidings.workspace.source import ERRORS
 
-    lists = {feature.value: workspace.list_now(feature) for feature in Feature}
+    lists = {feature.value: workspace.read_items(feature) for feature in Feature}
     return {name: sum(item.get("uri") != ERRORS for item in items) for name, items in lists.items()}
 
 

@@ -223,7 +223,7 @@ class Delivery:
                 return
             published, current = self._notifications.version(topic), self._catalog.version(topic)
             if version is not None and version.revision > published.revision and current != published:
-                mailbox.await_revision(topic, version, current.revision)
+                mailbox.wait_for_revision(topic, version, current.revision)
             elif version is not None and version.digest == published.digest:
                 mailbox.mark_current(topic, published)
             else:

@@ -35,10 +35,10 @@ __all__ = [
     "acknowledgement",
     "bookmark",
     "encode_tag",
+    "encode_uncached",
     "listen_result",
     "render",
     "write",
-    "write_alone",
 ]
 
 SUBSCRIPTION_KEY = "io.modelcontextprotocol/subscriptionId"
@@ -121,7 +121,7 @@ def write(notification: Notification, format: FrameFormat, tag: bytes = b"") -> 
     return head + tag + tail
 
 
-def write_alone(notification: Notification, format: FrameFormat) -> bytes:
+def encode_uncached(notification: Notification, format: FrameFormat) -> bytes:
     """Return the frame without a tag, for the only subscriber with this format: it is not cached."""
     return _render(notification, format)[0]
 

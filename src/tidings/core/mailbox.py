@@ -125,7 +125,7 @@ class Mailbox:
         is_urgent = self._queue(topic, entry, policy, now) is Priority.URGENT
         entry.due = now if is_urgent else max(now, entry.not_before)
 
-    def await_revision(self, topic: Topic, told: Version, revision: int) -> None:
+    def wait_for_revision(self, topic: Topic, told: Version, revision: int) -> None:
         """Wait for a revision, because the subscriber knows a version up to it that is not published yet."""
         self.drop(topic)
         entry = self.entries[topic] = Entry(told, told.revision, told)

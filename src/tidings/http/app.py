@@ -19,7 +19,7 @@ from typing import Any
 
 from tidings.http.disconnects import RequestReference
 from tidings.server import internals
-from tidings.server.garbage_collection import spare, sparing
+from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_reader import ListReader
 
 __all__ = ["build_app", "serve_app", "uvicorn_options"]
@@ -137,7 +137,7 @@ def serve_app(
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             gc.collect()
-            spare()
+            freeze_objects()
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             if on_signal is not None:
@@ -149,5 +149,5 @@ def serve_app(
         timeout_graceful_shutdown=1,  # the streams have ended; a request that hangs must not keep the process
         **options,
     )
-    with sparing(), suppress(KeyboardInterrupt):  # uvicorn raises it again after the shutdown
+    with restored_gc_settings(), suppress(KeyboardInterrupt):  # uvicorn raises it again after the shutdown
         Server(config).run(sockets=sockets)

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from tidings.server.granted_topics import RequestedTopics
-from tidings.server.methods import LISTEN, SHARED_RESPONSES, UNREADABLE
+from tidings.server.methods import DECODE_ERRORS, LISTEN, SHARED_RESPONSES
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -167,7 +167,7 @@ class RequestChecks:
         response."""
         try:
             envelope = _decoder.decode(body)
-        except UNREADABLE:
+        except DECODE_ERRORS:
             return None
         tag, requested = bytes(envelope.id), envelope.method
         if (requested != method if method else requested not in SHARED_RESPONSES) or _PLAIN_ID.fullmatch(tag) is None:
@@ -198,7 +198,7 @@ class RequestChecks:
                 # Traced clients send different bytes each time. These would only evict the entries of other clients.
                 if len(params) <= _MAX_BYTES and b'"traceparent"' not in params:
                     _cache(self._listen_params, (version, params), decoded)
-        except UNREADABLE:
+        except DECODE_ERRORS:
             return None
         return ListenRequest(request.id, *decoded)
 
@@ -235,7 +235,7 @@ def _without_trace(params: bytes) -> Hashable:
     """Return the params without a valid trace context."""
     try:
         meta = _params_decoder.decode(params).meta
-    except UNREADABLE:
+    except DECODE_ERRORS:
         return params
     return tuple(
         [

@@ -18,7 +18,7 @@ from tidings.errors import AlreadyExists, InvalidItem
 from tidings.server.definitions import KEYS, encode, key_of
 
 __all__ = [
-    "NOT_JSON",
+    "ENCODE_ERRORS",
     "ComponentKinds",
     "already_exists",
     "check_component",
@@ -27,7 +27,7 @@ __all__ = [
     "make_component",
 ]
 
-NOT_JSON = (PydanticSerializationError, UnicodeError)
+ENCODE_ERRORS = (PydanticSerializationError, UnicodeError)
 """The errors of pydantic for a value without a JSON form."""
 
 _FIELDS = {"inputSchema": "parameters", "outputSchema": "output_schema", "mimeType": "mime_type", "_meta": "meta"}

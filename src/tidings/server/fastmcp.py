@@ -51,10 +51,10 @@ class FastMCPSource:
     async def run(self) -> None:
         return None
 
-    def list_now(self, feature: Feature, on_invalid: OnInvalid) -> None:
+    def read_items(self, feature: Feature, on_invalid: OnInvalid) -> None:
         return None
 
-    def list_one(self, feature: Feature, key: str) -> None:
+    def read_item(self, feature: Feature, key: str) -> None:
         return None
 
     def has_user_middleware(self) -> bool:
@@ -63,7 +63,7 @@ class FastMCPSource:
         has_own = any(not isinstance(each, DereferenceRefsMiddleware) for each in self.server.middleware)
         return has_own or has_user_middleware(self.lowlevel)
 
-    def listed_uri(self, uri: str) -> str:
+    def normalize_uri(self, uri: str) -> str:
         normal = _normalize(uri)
         return normal if self._is_listed(normal) and not self._is_listed(uri) else uri
 

@@ -6,13 +6,13 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["spare", "sparing"]
+__all__ = ["freeze_objects", "restored_gc_settings"]
 
 _THRESHOLDS = (20_000, 20, 50)
 """Python's defaults are 700, 10 and 10. 20,000 objects are a few MB."""
 
 
-def spare() -> None:
+def freeze_objects() -> None:
     """Exclude the present objects from collection, and collect less often.
 
     While streams open and changes arrive, the collector visits all objects repeatedly, so the cost of a stream grows
@@ -23,7 +23,7 @@ def spare() -> None:
 
 
 @contextmanager
-def sparing() -> Iterator[None]:
+def restored_gc_settings() -> Iterator[None]:
     """Restore the former settings at the end of the block. Objects that were frozen before stay frozen."""
     thresholds, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     try:

@@ -39,9 +39,9 @@ __all__ = [
     "connection_of",
     "fastmcp_endpoint",
     "fastmcp_registry",
+    "has_standard_lists",
     "has_tracer",
     "lifespan_state_of",
-    "lists_registries",
     "lowlevel_of",
     "registries_of",
     "registry_of",
@@ -98,7 +98,7 @@ def lowlevel_of(server: MCPServer[Any] | FastMCP[Any]) -> Server[Any]:
     return lowlevel
 
 
-def lists_registries(server: MCPServer[Any]) -> bool:
+def has_standard_lists(server: MCPServer[Any]) -> bool:
     """Return whether the lists of a server come from the SDK's own methods and handlers, the same for every caller."""
     from mcp.server.mcpserver import MCPServer
 

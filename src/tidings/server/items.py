@@ -60,14 +60,14 @@ class LiveResources(LiveItems):
         """Notify the subscribers of `uri` that its content has changed.
 
         With an `etag`, only if it differs from the last one."""
-        return self._catalog.resources.updated(self._source.listed_uri(uri), etag=etag, **metadata)
+        return self._catalog.resources.updated(self._source.normalize_uri(uri), etag=etag, **metadata)
 
     def deleted(self, uri: str) -> Sequence[Change]:
         """Notify the subscribers of `uri` that the resource is deleted, and remove it from the list.
 
         A resource that a low-level server's own handler lists comes back when the handler has left it out once and then
         lists it again."""
-        uri = self._source.listed_uri(uri)
+        uri = self._source.normalize_uri(uri)
         with self._catalog.batch() as changes:
             if uri in self:
                 self._source.delete(uri)

@@ -132,7 +132,7 @@ class ListReader:
                 if key is not None and (is_early or feature not in self._stale):
                     self._read_item(feature, key)
                     return
-                listed = self._source.list_now(feature, self._report)
+                listed = self._source.read_items(feature, self._report)
                 if listed is not None:
                     self._stale -= set() if is_early else {feature}
                     self._replace(feature, listed, keep=is_early)
@@ -186,7 +186,7 @@ class ListReader:
 
     async def _read_feature(self, feature: Feature) -> None:
         with self._catalog.lock:
-            if (listed := self._source.list_now(feature, self._report)) is not None:
+            if (listed := self._source.read_items(feature, self._report)) is not None:
                 self._stale.discard(feature)
                 self._replace(feature, listed)
                 return
@@ -253,7 +253,7 @@ class ListReader:
     def _read_item(self, feature: Feature, key: str) -> None:
         items = self._catalog.items(feature)
         try:
-            if (listed := self._source.list_one(feature, key)) is not None:
+            if (listed := self._source.read_item(feature, key)) is not None:
                 items.put(listed)
                 return
         except InvalidItem as error:

@@ -70,16 +70,16 @@ class LowLevelSource:
     async def run(self) -> None:
         return None
 
-    def list_now(self, feature: Feature, on_invalid: OnInvalid) -> None:
+    def read_items(self, feature: Feature, on_invalid: OnInvalid) -> None:
         return None
 
-    def list_one(self, feature: Feature, key: str) -> None:
+    def read_item(self, feature: Feature, key: str) -> None:
         return None
 
     def has_user_middleware(self) -> bool:
         return has_user_middleware(self.lowlevel)
 
-    def listed_uri(self, uri: str) -> str:
+    def normalize_uri(self, uri: str) -> str:
         return uri
 
     def add(

@@ -15,7 +15,7 @@ from tidings.core.model import Feature
 from tidings.errors import NotFound, TidingsError
 from tidings.server import internals
 from tidings.server.components import (
-    NOT_JSON,
+    ENCODE_ERRORS,
     ComponentKinds,
     already_exists,
     check_component,
@@ -40,7 +40,7 @@ class MCPServerSource:
         self.lowlevel = internals.lowlevel_of(server)
         # A method or handler of the user may return another list for each caller. Such a server gets list requests
         # without authentication, and clients are not notified of items that only some callers see.
-        self.lists_are_shared = internals.lists_registries(server)
+        self.lists_are_shared = internals.has_standard_lists(server)
         self._encoded: tuple[BaseModel | None, bytes] = _NOTHING
         """The item that is being put into a registry, and its JSON, which was made to check it. The read that follows
         uses it; a later read must not, because the user may have changed the item in place. Needs the catalog's
@@ -67,7 +67,7 @@ class MCPServerSource:
     async def run(self) -> None:
         return None
 
-    def list_now(self, feature: Feature, on_invalid: OnInvalid) -> list[dict[str, Any]] | None:
+    def read_items(self, feature: Feature, on_invalid: OnInvalid) -> list[dict[str, Any]] | None:
         if not self.lists_are_shared:
             return None
         self._encoded = _NOTHING
@@ -81,7 +81,7 @@ class MCPServerSource:
                 listed = _run(self.server.list_resources()) + _run(self.server.list_resource_templates())
         return _dump_all(feature, listed, on_invalid)
 
-    def list_one(self, feature: Feature, key: str) -> bytes | None:
+    def read_item(self, feature: Feature, key: str) -> bytes | None:
         component = self._registry(feature, key).get(key)
         if component is None:
             return None
@@ -91,13 +91,13 @@ class MCPServerSource:
             return text
         try:
             return encode(to_definition(component))
-        except NOT_JSON as error:
+        except ENCODE_ERRORS as error:
             raise invalid_json(feature, key, error) from None
 
     def has_user_middleware(self) -> bool:
         return has_user_middleware(self.lowlevel)
 
-    def listed_uri(self, uri: str) -> str:
+    def normalize_uri(self, uri: str) -> str:
         return uri
 
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
@@ -160,12 +160,12 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 def _dump_all(feature: Feature, models: list[BaseModel], on_invalid: OnInvalid) -> list[dict[str, Any]]:
     try:
         return [dump(model) for model in models]
-    except NOT_JSON:
+    except ENCODE_ERRORS:
         pass  # rare: only now find out which one
     listed = []
     for model in models:
         try:
             listed.append(dump(model))
-        except NOT_JSON as error:
+        except ENCODE_ERRORS as error:
             on_invalid(invalid_json(feature, key_of(model), error))
     return listed

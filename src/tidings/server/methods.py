@@ -8,7 +8,7 @@ import msgspec
 
 from tidings.core.model import Feature
 
-__all__ = ["DISCOVER", "LISTEN", "LIST_METHODS", "SHARED_RESPONSES", "UNREADABLE", "ListMethod", "list_methods"]
+__all__ = ["DECODE_ERRORS", "DISCOVER", "LISTEN", "LIST_METHODS", "SHARED_RESPONSES", "ListMethod", "list_methods"]
 
 
 class ListMethod(NamedTuple):
@@ -35,7 +35,7 @@ LISTEN: Final = "subscriptions/listen"
 SHARED_RESPONSES: Final = frozenset({*LIST_METHODS, DISCOVER})
 """Methods whose response can be the same for every client."""
 
-UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The errors of msgspec for a request that can't be decoded. Text that is not UTF-8 has no error of its own kind."""
 
 

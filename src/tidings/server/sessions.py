@@ -16,7 +16,7 @@ from mcp.server import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
-from tidings.core.frames import BOOKMARK_METHOD, CURSOR_KEY, SUBSCRIPTION_KEY, encode_tag, write, write_alone
+from tidings.core.frames import BOOKMARK_METHOD, CURSOR_KEY, SUBSCRIPTION_KEY, encode_tag, encode_uncached, write
 from tidings.core.mailbox import IsMuted
 from tidings.core.model import Feature, Notification, Reason, Topic, is_unicode
 from tidings.core.redact import short_id
@@ -280,7 +280,7 @@ class _PipeSession:
             self._start_write(BOOKMARK_METHOD, {"_meta": {CURSOR_KEY: cursor}})
 
     def _deliver(self, notification: Notification) -> object:
-        frame = write_alone(notification, self._format)
+        frame = encode_uncached(notification, self._format)
         self._subscriptions.hub.counts.bytes += len(frame)
         if self._writer is not None:
             return None if self._writer.write_notification(frame, self.start) else BUSY

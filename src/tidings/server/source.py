@@ -39,18 +39,18 @@ class Source(Protocol):
     async def run(self) -> None:
         """Do the background work of the source while the server runs, until cancelled."""
 
-    def list_now(self, feature: Feature, on_invalid: OnInvalid) -> list[dict[str, Any]] | None:
+    def read_items(self, feature: Feature, on_invalid: OnInvalid) -> list[dict[str, Any]] | None:
         """Return the items that the server lists; None if it can only be read with list requests.
 
         Items without a JSON form are left out."""
 
-    def list_one(self, feature: Feature, key: str) -> bytes | None:
-        """Return the JSON of one item of `list_now`; None if there is none with this key."""
+    def read_item(self, feature: Feature, key: str) -> bytes | None:
+        """Return the JSON of one item of `read_items`; None if there is none with this key."""
 
     def has_user_middleware(self) -> bool:
         """Return whether the user added middleware, which has to see every request."""
 
-    def listed_uri(self, uri: str) -> str:
+    def normalize_uri(self, uri: str) -> str:
         """Return a URI as the server lists it."""
 
     # The following are called with the lock of the catalog.

@@ -301,7 +301,7 @@ class PreparedSubscription:
         if not is_ready:
             subscriber.pause()
         if self._connection is not None:
-            self._connection.attach(subscriber, confirms_reads=confirms)
+            self._connection.attach(subscriber, confirms_receipt=confirms)
         return subscriber
 
     def subscribe(self, subscriber: Subscriber, *, announces: bool = False) -> None:

@@ -31,9 +31,9 @@ from mcp.shared.message import SessionMessage
 
 from tidings.core.frames import encode_tag
 from tidings.server import internals
-from tidings.server.garbage_collection import spare, sparing
+from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_cache import RESPONSE_HEAD, ListCache
-from tidings.server.methods import UNREADABLE
+from tidings.server.methods import DECODE_ERRORS
 from tidings.server.notification_stream import NotificationStream
 from tidings.stdio.lines import LineReader, LineWriter
 from tidings.stdio.process_exit import exit_process
@@ -63,8 +63,8 @@ def run_stdio(
     server: Any, lowlevel: Server[Any], lists: ListCache, write_deadline: float, stop: Callable[[], None]
 ) -> None:
     """Serve one client on standard input and output. `stop` is called on SIGTERM and SIGINT."""
-    with _claim_descriptors(server) as descriptors, sparing():
-        spare()
+    with _claim_descriptors(server) as descriptors, restored_gc_settings():
+        freeze_objects()
 
         async def serve() -> None:
             if descriptors is not None:
@@ -231,7 +231,7 @@ class StdioConnection(NotificationStream):
             return False
         try:
             request = msgspec.json.decode(line, type=_Request)
-        except UNREADABLE:
+        except DECODE_ERRORS:
             return False
         if not self._lists.can_serve(request.method):
             return False
@@ -285,7 +285,7 @@ def _has_only_meta(params: msgspec.Raw) -> bool:
         return True
     try:
         return set(msgspec.json.decode(params, type=dict[str, msgspec.Raw])) <= {"_meta"}
-    except UNREADABLE:
+    except DECODE_ERRORS:
         return False
 
 

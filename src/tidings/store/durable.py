@@ -14,7 +14,16 @@ from msgspec import structs
 from tidings.core.journal import iso_time
 from tidings.core.model import Feature, Topic, Version
 
-__all__ = ["MAX_NAME_LENGTH", "SERVER", "DurableSubscription", "Key", "Owner", "Webhook", "as_json", "why_not_storable"]
+__all__ = [
+    "MAX_NAME_LENGTH",
+    "SERVER",
+    "DurableSubscription",
+    "Key",
+    "Owner",
+    "Webhook",
+    "as_json",
+    "reason_not_storable",
+]
 
 Owner: TypeAlias = tuple[str, str | None] | None
 """The principal that a subscription belongs to (`Principal.who`); None for callers without authentication."""
@@ -89,7 +98,7 @@ class DurableSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
         return (self.owner, self.name)
 
 
-def why_not_storable(record: DurableSubscription) -> str | None:
+def reason_not_storable(record: DurableSubscription) -> str | None:
     """Return why a store could not write a record, or None if it could. Clients choose its contents."""
     try:
         size = len(msgspec.json.encode(record))

@@ -73,11 +73,11 @@ class DurableConnection:
         """When the versions that the client was told count as received, if the connection stays open until then."""
         return self._period_start + self._confirm_after
 
-    def attach(self, subscriber: Subscriber, *, confirms_reads: bool = False) -> None:
+    def attach(self, subscriber: Subscriber, *, confirms_receipt: bool = False) -> None:
         """Record from now on what this subscriber is told. Call it before the subscriber subscribes. With
-        `confirms_reads`, its transport is busy until the client has confirmed a notification."""
+        `confirms_receipt`, its transport is busy until the client has confirmed a notification."""
         self._subscriber = subscriber
-        self._confirms_reads = confirms_reads
+        self._confirms_reads = confirms_receipt
         subscriber.before_close = self._before_close
         subscriber.before_delivery(self._before_delivery)
 

@@ -19,7 +19,7 @@ from tidings.core.model import Feature, Version
 from tidings.core.patterns import compile_pattern, is_pattern
 from tidings.core.resume import Resumed, contents_changed, resume_from_store, watch_predicate
 from tidings.errors import LimitReached, TidingsError
-from tidings.store.durable import MAX_NAME_LENGTH, DurableSubscription, Key, Owner, why_not_storable
+from tidings.store.durable import MAX_NAME_LENGTH, DurableSubscription, Key, Owner, reason_not_storable
 from tidings.store.durable_connection import DurableConnection
 from tidings.store.unsaved import UnsavedSubscriptions
 
@@ -137,7 +137,7 @@ class DurableSubscriptions:
             self.unsaved.mark(key)
             return record
 
-    def refetched(self, key: Key, as_of: int) -> None:
+    def mark_refetch_sent(self, key: Key, as_of: int) -> None:
         """Record that the client was told, as of a revision, what to refetch. Other changes may still be pending."""
         with self._lock:
             record = self._records.get(key)
@@ -199,7 +199,7 @@ class DurableSubscriptions:
             "expires": None,
         }
         key = (owner, name)
-        if (reason := why_not_storable(DurableSubscription(name=name, owner=owner, **fields))) is not None:
+        if (reason := reason_not_storable(DurableSubscription(name=name, owner=owner, **fields))) is not None:
             logger.warning("%r is not made durable: %s", name, reason)
             return None
         with self._lock:
@@ -351,7 +351,7 @@ class DurableSubscriptions:
         check_limit(self.hub.policy, None, list(record.uris))
         for uri in filter(is_pattern, record.uris):
             compile_pattern(uri, self.hub.templates)
-        if (reason := why_not_storable(record)) is not None:
+        if (reason := reason_not_storable(record)) is not None:
             raise TidingsError(f"the subscription {record.name!r:.80} can't be kept: {reason}")
 
     def _check_limits(self, owner: Owner) -> None:

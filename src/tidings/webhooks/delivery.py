@@ -295,7 +295,7 @@ class _WebhookDelivery:
                 return False
             with self._lock:
                 if self._current(durable) is not None:
-                    self._durables.refetched(self._key, as_of)
+                    self._durables.mark_refetch_sent(self._key, as_of)
                     self._save_success(refetch=(), last_refetch=self._webhooks.clock())
         self._schedule_open(max(self._policy.min_interval, self._policy.webhook_backoff))
         return False

@@ -143,15 +143,15 @@ class Workspace:
             if self._problems or resources.content(ERRORS).revision:
                 resources.updated(ERRORS, etag=digest_problems(self._problems))
 
-    def list_now(self, feature: Feature, on_invalid: object = None) -> list[dict[str, Any]]:
+    def read_items(self, feature: Feature, on_invalid: object = None) -> list[dict[str, Any]]:
         # Taking `_lock` could deadlock here: loading takes the catalog's lock while it holds `_lock`, and the caller of
         # this method may already hold the catalog's lock.
         with self._catalog.lock if self._catalog is not None else nullcontext():
             definitions = [item.definition for (of, _), item in self._served.items() if of is feature]
         return definitions + ([self._errors.definition] if feature is Feature.RESOURCES else [])
 
-    def list_one(self, feature: Feature, key: str) -> bytes | None:
-        for definition in self.list_now(feature):
+    def read_item(self, feature: Feature, key: str) -> bytes | None:
+        for definition in self.read_items(feature):
             if key in (definition.get("name"), definition.get("uri")):
                 return msgspec.json.encode(definition)
         return None
@@ -159,7 +159,7 @@ class Workspace:
     def has_user_middleware(self) -> bool:
         return False
 
-    def listed_uri(self, uri: str) -> str:
+    def normalize_uri(self, uri: str) -> str:
         return uri
 
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
