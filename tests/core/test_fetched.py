@@ -10,8 +10,8 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from tests.support.promises.draws import URIS, topics
 from tests.support.promises.machine import Machine
+from tests.support.promises.strategies import URIS, topics
 from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Topic, Version
 from tidings.core import fetched as fetched_module

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.support.promises.draws import PATTERNS, URIS
 from tests.support.promises.machine import Machine, assert_nothing_is_left
+from tests.support.promises.strategies import PATTERNS, URIS
 from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Reason, Subscriber, Topic
 

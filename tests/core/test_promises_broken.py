@@ -10,8 +10,8 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.support.promises.draws import ALIEN
 from tests.support.promises.machine import Machine
+from tests.support.promises.strategies import OTHER_EPOCH
 from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Change, Feature, Filter, Hub, Notification, Policy, Subscriber, Topic, Version
 from tidings.core.delivery import Delivery
@@ -73,7 +73,7 @@ def play() -> History:
     catalog.tools.remove("p1")
     catalog.tools.update("q1", title="Q")
     hub.subscribe(lambda _: None, "tools", uris=["b://**"], told=known, label="back")
-    hub.subscribe(lambda _: None, "tools", told={Feature.TOOLS: Version(9, ALIEN)}, label="lost")
+    hub.subscribe(lambda _: None, "tools", told={Feature.TOOLS: Version(9, OTHER_EPOCH)}, label="lost")
     for _ in range(10):
         for subscriber in (changer, filtered, silent, slow, paced):
             hub.wake(subscriber)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.faults.crowd import (
+from tests.support.faults.many_clients import (
     fill_sdk_streams,
     many,
     open_and_close,
@@ -31,7 +31,7 @@ from tests.support.faults.crowd import (
 from tests.support.faults.wire import (
     ALL,
     HTTP,
-    PATIENCE,
+    TIMEOUT,
     How,
     Process,
     Settings,
@@ -131,7 +131,7 @@ async def test_legacy_session_is_notified_again_after_its_stream_was_aborted(how
             assert await is_cut(silent)
             await server.until(lambda state: state["spliced"] == 0)
         stream = await Stream.open(server.port, get_request(session_id))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             event = await stream.event()
         assert event is not None
         assert event["params"]["_meta"]["dev.tidings/change"]["revision"] == await revision(server)
@@ -152,7 +152,7 @@ async def test_legacy_session_gets_the_notifications_it_did_not_read() -> None:
             await server.until(lambda state: state["spliced"] == 0)
         *_, last = re.findall(rb"\nid: (\S+)\r\n", read)
         stream = await Stream.open(server.port, get_request(session_id, last.decode()))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             told = [await stream.event(), await stream.event()]
             assert sorted(event["method"] for event in told if event) == [
                 "notifications/prompts/list_changed",
@@ -199,7 +199,7 @@ async def test_unread_stream_of_the_sdk_is_aborted_and_cannot_keep_the_process(
         resting = asyncio.ensure_future(stream.rest())
         with sockets(await fill_sdk_streams(server, 10, wanted)):
             server.send_signal(signal.SIGTERM)
-            assert await server.wait_for_exit(within=PATIENCE) < 2
+            assert await server.wait_for_exit(within=TIMEOUT) < 2
             assert (await resting)[-1]["id"] == 1
             assert stream.is_terminated
 
@@ -220,7 +220,7 @@ async def test_half_closed_connection_ends_the_stream(how: How) -> None:
         for stream in streams:
             stream.half_close()
         for stream in streams:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 assert await stream.event() is None
         # The legacy sessions themselves live on: their clients may open another stream.
         await server.until(lambda state: (state["listening"], state["spliced"], state["subscribers"]) == (0, 0, 5))

@@ -34,9 +34,9 @@ from tests.end_to_end.test_promises import URIS, Changes, Server, Subscription
 from tests.support.faults.wire import (
     MODERN,
     OPERATIONS,
-    PATIENCE,
     RECORD,
     STATE,
+    TIMEOUT,
     How,
     Process,
     Settings,
@@ -108,7 +108,7 @@ class Mortal(Place):
         """Now, whatever it is doing."""
         self.is_up.clear()
         self.process.send_signal(signal.SIGKILL)
-        await self.process.wait_for_exit(PATIENCE)
+        await self.process.wait_for_exit(TIMEOUT)
         await server.catch_up()
         kept = peek(self._folder / STATE)
         for _, change in server.rows:

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from tests.support.faults.crowd import many, open_legacy, open_unread_streams, sockets, update
-from tests.support.faults.wire import ALL, HTTP, PATIENCE, START, How, Settings, envelope, listen, serve
+from tests.support.faults.many_clients import many, open_legacy, open_unread_streams, sockets, update
+from tests.support.faults.wire import ALL, HTTP, START, TIMEOUT, How, Settings, envelope, listen, serve
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ async def test_signal_ends_five_hundred_streams_gracefully(
         resting = [asyncio.ensure_future(stream.rest()) for stream in listening + legacy]
         await server.until(lambda state: (state["listening"], state["spliced"]) == (500, 50))
         server.send_signal(number)
-        seconds = await server.wait_for_exit(within=PATIENCE)
+        seconds = await server.wait_for_exit(within=TIMEOUT)
         rests = await asyncio.gather(*resting)
     for request_id, (stream, events) in enumerate(zip(listening, rests, strict=False)):
         told, result = events
@@ -57,7 +57,7 @@ async def test_unread_streams_cannot_keep_the_process(how: How, number: signal.S
         resting = [asyncio.ensure_future(stream.rest()) for stream in streams]
         with sockets(await open_unread_streams(server, listening=10, sessions=5)):
             server.send_signal(number)
-            assert await server.wait_for_exit(within=PATIENCE) < 2
+            assert await server.wait_for_exit(within=TIMEOUT) < 2
             for request_id, events in enumerate(await asyncio.gather(*resting)):
                 assert events[-1]["id"] == request_id
                 assert "result" in events[-1]
@@ -78,8 +78,8 @@ async def test_signal_ends_a_listen_on_stdio_gracefully(number: signal.Signals) 
             acknowledged = json.loads(await child.stdout.readline())
         assert acknowledged["method"] == "notifications/subscriptions/acknowledged"
         server.send_signal(number)
-        seconds = await server.wait_for_exit(within=PATIENCE)
-        async with asyncio.timeout(PATIENCE):
+        seconds = await server.wait_for_exit(within=TIMEOUT)
+        async with asyncio.timeout(TIMEOUT):
             rest = [json.loads(line) async for line in child.stdout]
         (result,) = rest
         assert result["id"] == "mine"

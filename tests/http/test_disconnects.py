@@ -86,7 +86,7 @@ async def test_disconnect_with_an_unread_stream_and_a_waiting_request_is_detecte
             versions = itertools.count(1)
             await until(
                 lambda: response.is_busy or server.live.listen_streams.slow,
-                doing=lambda: server.change(f"{next(versions)}" * 100_000),
+                action=lambda: server.change(f"{next(versions)}" * 100_000),
             )
             writer.write(NEXT_REQUEST)
             await writer.drain()

@@ -124,7 +124,7 @@ async def test_used_response_is_made_again_before_clients_ask() -> None:
             with sdk_requests(local, 0), local.live.catalog.batch():  # many changes are one
                 local.live.tools.add(lambda: "", name=f"new{number}", description="100 % — grüße")
                 local.live.tools.add(lambda: "", name=f"other{number}", description="")
-                local.live.resources.add(lambda: "", uri=f"door://new{number}", name="new", description=None)
+                local.live.resources.add(lambda: "", uri=f"local://new{number}", name="new", description=None)
             for method in LISTS:
                 with sdk_requests(local, 0):
                     told = await local.send(lambda client, method=method: client.modern(method))

@@ -28,7 +28,7 @@ __all__ = ["anyio_backend"]
 pytestmark = pytest.mark.anyio
 
 TOOLS = {"toolsListChanged": True}
-EVERYTHING = {**TOOLS, "promptsListChanged": True, "resourcesListChanged": True, "resourceSubscriptions": ["door://r"]}
+EVERYTHING = {**TOOLS, "promptsListChanged": True, "resourcesListChanged": True, "resourceSubscriptions": ["local://r"]}
 
 
 def listen_request(
@@ -57,7 +57,7 @@ def stream_types(local: LocalServer) -> list[type]:
 ACCEPTED: dict[str, dict[str, Any]] = {
     "a list": {},
     "all there is": {"wanted": EVERYTHING},
-    "a pattern": {"wanted": {"resourceSubscriptions": ["door://*"]}},
+    "a pattern": {"wanted": {"resourceSubscriptions": ["local://*"]}},
     "a text as id": {"request_id": "mine"},
     "an id to be escaped": {"request_id": 'ä"\u2028'},
     "a large id": {"request_id": 2**70},
@@ -94,7 +94,7 @@ async def test_disconnect_does_not_affect_a_stream_with_the_same_request() -> No
             await response(client, listen_request(client, request_id, EVERYTHING))
         first.writer.close()
         await until(lambda: len(stream_types(local)) == 1)
-        local.live.resources.updated("door://r")
+        local.live.resources.updated("local://r")
         with anyio.fail_after(DEADLINE):
             told = await Stream(second.reader, second.writer).event()
         assert told is not None
@@ -117,8 +117,8 @@ async def test_stream_whose_request_arrives_in_two_parts_is_parked() -> None:
 REFUSED: dict[str, tuple[bytes, dict[str, Any]]] = {
     "nothing wanted": (b"200", {"wanted": {}}),
     "nothing allowed": (b"200", {"wanted": {"promptsListChanged": True}}),
-    "too many URIs": (b"400", {"wanted": {"resourceSubscriptions": ["door://r", "door://s"]}}),
-    "no list of URIs": (b"400", {"wanted": {"resourceSubscriptions": "door://r"}}),
+    "too many URIs": (b"400", {"wanted": {"resourceSubscriptions": ["local://r", "local://s"]}}),
+    "no list of URIs": (b"400", {"wanted": {"resourceSubscriptions": "local://r"}}),
     "no object": (b"400", {"wanted": []}),
     "an id that is none": (b"400", {"request_id": True}),
     "another version in the body": (b"400", {"meta": {"io.modelcontextprotocol/protocolVersion": "2025-11-25"}}),

@@ -227,7 +227,7 @@ async def test_connection_whose_client_does_not_read_the_end_is_aborted() -> Non
         def write() -> None:
             assert stream.response.write(b"x" * 10_000)
 
-        await until(transport.get_write_buffer_size, doing=write)  # the kernel's buffer is full
+        await until(transport.get_write_buffer_size, action=write)  # the kernel's buffer is full
         assert not stream.response.is_busy
         stream.response.write(b"", is_last=True)
         await stream.callbacks.wait_for("write timeout")

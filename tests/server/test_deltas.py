@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.faults.wire import PATIENCE, Process, Stream, envelope, listen_request, request, serve
+from tests.support.faults.wire import TIMEOUT, Process, Stream, envelope, listen_request, request, serve
 from tidings.core.delta import Copy
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, FILTER_KEY
 
@@ -63,7 +63,7 @@ async def listen(process: Process, detail: str) -> Counted:
 
 
 async def message(stream: Stream) -> dict[str, Any]:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         event = await stream.event()
     assert event is not None
     return event

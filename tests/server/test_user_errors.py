@@ -17,14 +17,14 @@ from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
 
-from tests.support.faults.crowd import open_legacy, update
+from tests.support.faults.many_clients import open_legacy, update
 from tests.support.faults.wire import (
     COMMANDS,
     HTTP,
     LEGACY,
     MODERN,
-    PATIENCE,
     ROOT,
+    TIMEOUT,
     WATCHED,
     How,
     Process,
@@ -90,7 +90,7 @@ async def test_failing_user_function_fails_no_request_or_tool_call(how: How, mod
         changes = [update(1), {"do": "updated", "of": "resources", "key": WATCHED, "text": "etag"}]
         changed = await client.call_tool("change", {"operations": changes})
         assert not changed.is_error
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             heard = {(await told.get()).method, (await told.get()).method}
         assert heard == {"notifications/tools/list_changed", "notifications/resources/updated"}
         assert [tool.description for tool in (await client.list_tools()).tools if tool.name == "echo"] == ["1 "]
@@ -114,7 +114,7 @@ async def test_failing_list_handler_fails_no_other_request(how: How) -> None:
         await server.logged("RuntimeError: the user's list handler is broken")
         await server.change({"do": "fail", "of": "tools", "key": ""}, {"do": "add", "of": "tools", "key": "seen"})
         for each in (stream, legacy):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 event = await each.event()
             assert event is not None
             assert event["method"] == "notifications/tools/list_changed"
@@ -156,7 +156,7 @@ async def ask_for_everything_else(server: Process) -> None:
 
 async def ask(server: Process, method: str, params: dict[str, Any]) -> bytes:
     """Send a modern request; the response is JSON, or the only event of a stream."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         try:
             writer.write(modern_request(method, 1, params).replace(b"\r\n", b"\r\nconnection: close\r\n", 1))

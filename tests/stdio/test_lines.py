@@ -84,10 +84,10 @@ async def test_lines_arrive_whole_and_in_order(ends: Ends, batched: float) -> No
         assert has_room is not writer.is_full
         if not has_room:
             waits += 1
-            await until(free.is_set, doing=read)
+            await until(free.is_set, action=read)
         if dice.random() < 0.2:
             await asyncio.sleep(0)
-    await until(lambda: len(found) == sum(map(len, lines)), doing=read)
+    await until(lambda: len(found) == sum(map(len, lines)), action=read)
     assert bytes(found) == b"".join(lines)
     assert waits, "the writer was never full"
 
@@ -157,10 +157,10 @@ async def test_writer_is_full_if_the_other_side_does_not_read_and_calls_back_lat
     assert not freed
 
     found = bytearray()
-    await until(lambda: len(freed) == 2, doing=lambda: found.extend(read_now(reading, 500)))
+    await until(lambda: len(freed) == 2, action=lambda: found.extend(read_now(reading, 500)))
     assert freed == ["first", "second"]
     assert not writer.is_full
-    await until(lambda: len(found) == (count + 2) * len(line), doing=lambda: found.extend(read_now(reading)))
+    await until(lambda: len(found) == (count + 2) * len(line), action=lambda: found.extend(read_now(reading)))
     assert bytes(found) == line * (count + 2)
 
 
@@ -183,10 +183,10 @@ async def test_each_read_of_the_other_side_restarts_the_read_timeout(
     for _ in range(size // 10_000 + 1):
         writer.write(b"d" * 9_999 + b"\n")
     writer.set_read_timeout(timeout)
-    await until(lambda: not writer.is_full, doing=lambda: read_now(reading, 5_000))
+    await until(lambda: not writer.is_full, action=lambda: read_now(reading, 5_000))
     assert len(timers) > 10
     assert [timer.cancelled() for timer in timers[:-1]] == [True] * (len(timers) - 1)
-    await until(lambda: all(timer.cancelled() for timer in timers), doing=lambda: read_now(reading))
+    await until(lambda: all(timer.cancelled() for timer in timers), action=lambda: read_now(reading))
 
 
 # Reading
@@ -279,7 +279,7 @@ async def test_reader_answers_nothing_while_the_writer_is_full(ends: Ends) -> No
 
     count = written // (len(request) + 1)
     found = bytearray()
-    await until(lambda: len(found) == count * (len(request) + 1), doing=lambda: found.extend(read_now(unread)))
+    await until(lambda: len(found) == count * (len(request) + 1), action=lambda: found.extend(read_now(unread)))
     assert len(server.answered) == count
     os.close(writing)
     os.close(unread)

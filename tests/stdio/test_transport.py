@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import pytest
 
-from tests.support.faults.wire import Watch
+from tests.support.faults.wire import WaitMeter
 from tests.support.sdk_clients import BOARD, DEADLINE, ENVIRONMENT, LEGACY, MODERN, listening, open_client, stdio_server
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY
 
@@ -306,7 +306,7 @@ def test_tool_can_not_write_to_or_read_from_the_client(kind: str) -> None:
 
 def test_output_at_exit_does_not_reach_the_client() -> None:
     with piped("2025-11-25") as pipe:
-        pipe.do("mutter")
+        pipe.do("print_later")
         assert pipe.process.stdin is not None
         assert pipe.process.stdout is not None
         pipe.process.stdin.close()
@@ -357,7 +357,7 @@ def test_client_that_does_not_read_costs_little_memory_and_gets_the_last_version
 @pytest.mark.slow
 def test_client_that_sends_without_reading_costs_bounded_memory_and_gets_every_response() -> None:
     with piped("2025-11-25") as pipe:
-        pipe.do("crowd", count=100)
+        pipe.do("add_many", count=100)
         size = len(json.dumps(pipe.ask("tools/list")))
         before = pipe.memory
         count = 3_000
@@ -399,12 +399,12 @@ def test_signal_ends_a_process_whose_client_does_not_read(number: signal.Signals
         pipe.watch("board://sprint")
         pipe.change("flood", uri="board://sprint", count=1_000, size=50_000)
         pipe.settle()
-        watch = Watch(pipe.process.pid)
+        watch = WaitMeter(pipe.process.pid)
         pipe.process.send_signal(number)
         deadline = time.monotonic() + DEADLINE
         while pipe.process.returncode is None:
             assert time.monotonic() < deadline, "the process does not end"
-            watch.look()
+            watch.sample()
             with suppress(subprocess.TimeoutExpired):
                 pipe.process.wait(0.02)
         assert watch.waited() < 2
@@ -418,7 +418,7 @@ def test_signal_ends_a_process_whose_client_does_not_read(number: signal.Signals
 @pytest.mark.anyio
 async def test_client_of_the_sdk_gets_many_changes_in_order(version: str) -> None:
     async with open_client(stdio_server("mcpserver"), version) as client, listening(client, "board://sprint"):
-        await client.change("crowd", count=50)
+        await client.change("add_many", count=50)
         await client.mark()
         added = [name for heard in client.received for name in _added(heard.change)]
         assert added == [f"tool-{number}" for number in range(50)]

@@ -135,7 +135,7 @@ class Board:
         return len(self.live.resources.deleted(uri))
 
     def many(self, steps: list[dict[str, Any]]) -> None:
-        """Several changes as one publication."""
+        """Make several changes as one publication."""
         with self.live.catalog.batch():
             for step in steps:
                 getattr(self, step["what"])(**step["args"])
@@ -154,7 +154,7 @@ class Board:
 
         self.flooding = asyncio.create_task(flood())
 
-    def crowd(self, count: int) -> None:
+    def add_many(self, count: int) -> None:
         """Add many tools."""
         for number in range(count):
             self.add("tools", f"tool-{number}", description=LOREM * 40)
@@ -166,14 +166,14 @@ class Board:
         subprocess.run(["sh", "-c", "echo noise"], check=True)
         return sys.stdin.read() + subprocess.run(["cat"], check=True, capture_output=True, text=True).stdout
 
-    async def async_mutter(self, ctx: Any) -> None:
+    async def async_print_later(self, ctx: Any) -> None:
         """Print from a thread after the client has left."""
 
-        def mutter() -> None:
+        def print_later() -> None:
             threading.Event().wait(0.5)
             print("noise", flush=True)  # noqa: T201  # that is the point
 
-        asyncio.get_running_loop().run_in_executor(None, mutter)
+        asyncio.get_running_loop().run_in_executor(None, print_later)
 
     def present(self, **fields: Any) -> None:
         """Set other instructions or extensions."""
@@ -187,7 +187,7 @@ class Board:
     # Queries
 
     def history(self, **requested: Any) -> dict[str, Any]:
-        """`live.history()`, as clients see it."""
+        """Return `live.history()` as clients see it."""
         is_full = requested.pop("detail", None) == "full"
         past = self.live.history(**requested)
         return {"changes": [change_json(each, is_full=is_full) for each in past.changes], "complete": past.complete}
@@ -220,13 +220,15 @@ class Board:
             "asked": self.asked,
         }
 
-    def hear(self, name: str, filter: dict[str, Any] | None = None, policy: dict[str, Any] | None = None) -> None:
+    def subscribe_callback(
+        self, name: str, filter: dict[str, Any] | None = None, policy: dict[str, Any] | None = None
+    ) -> None:
         """Subscribe a callback in this process to the tools."""
         told: list[Notification] = self.told.setdefault(name, [])
         options: dict[str, Any] = {"filter": Filter(**filter) if filter else None, "policy": Policy(**(policy or {}))}
         self.live.hub.subscribe(partial(told.append), Feature.TOOLS, label=name, **options)
 
-    def heard(self) -> dict[str, int]:
+    def callback_counts(self) -> dict[str, int]:
         return {name: len(told) for name, told in self.told.items()}
 
     def spans(self) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ def record_of(server: StoredServer) -> DurableSubscription:
 
 
 class Client:
-    """One connection of a client, and what it received over it."""
+    """One connection of a client, and the notifications that it received over it."""
 
     subscriber: Subscriber
 

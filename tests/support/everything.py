@@ -1,4 +1,4 @@
-"""The example that has everything, in a process of its own."""
+"""Run `examples/everything.py` in its own process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVERYTHING = Path(__file__).parent.parent.parent / "examples" / "everything.py"
 
 @contextmanager
 def serving(*options: str) -> Iterator[str]:
-    """Gives the URL of its endpoint, by the name `localhost`: any other one must be refused, and the suite tries it."""
+    """Yield the URL of its endpoint on `localhost`. The server must refuse other hosts, and the suite checks that."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

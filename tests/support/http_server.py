@@ -1,6 +1,6 @@
-"""A live server on a real socket in the test's own event loop, and a client that writes and reads bare bytes.
+"""A live server on a real socket in the event loop of the test, and a client that writes and reads bytes.
 
-It counts the requests that reach the SDK.
+The server counts the requests that reach the SDK.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ META = {
 class HttpResponse(NamedTuple):
     status: bytes
     headers: list[tuple[bytes, bytes]]
-    """In their order, but for the date."""
+    """In the order of the response, without the date."""
     body: bytes
 
 
 def example_server(**options: Any) -> MCPServer[Any]:
-    """One of everything that can be listed."""
+    """Return a server with items of every kind."""
     server: MCPServer[Any] = MCPServer("local", log_level="CRITICAL", **options)
 
     @server.tool()
     def weather(city: str, days: int = 3) -> str:
-        """Of a city: 100 % — grüße."""
+        """Weather of a city: 100 % — grüße."""
         return city
 
     @server.tool()
@@ -52,13 +52,13 @@ def example_server(**options: Any) -> MCPServer[Any]:
         return "12"
 
     server.add_prompt(Prompt.from_function(weather, name="greet"))
-    server.resource("door://r")(clock)
-    server.resource("door://t/{city}", name="detail")(lambda city: city)
+    server.resource("local://r")(clock)
+    server.resource("local://t/{city}", name="detail")(lambda city: city)
     return server
 
 
 def modern_body(method: str, request_id: Any = 1, *, params: Any = None, **envelope: Any) -> bytes:
-    """The body of a modern request."""
+    """Return the body of a modern request."""
     message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": {"_meta": META, **(params or {})}}
     return json.dumps({**message, **envelope}).encode()
 
@@ -83,19 +83,19 @@ class RawClient:
         return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
     def request(self, body: bytes, /, **headers: str | None) -> bytes:
-        """The bytes of a request; `_` in the name of a header stands for `-`, and `start` is its first line."""
+        """Return the bytes of a request; `_` in the name of a header stands for `-`, and `start` is its first line."""
         start = headers.pop("start", None) or "POST /mcp HTTP/1.1"
         return self.head(body, {name.replace("_", "-"): value for name, value in headers.items()}, start) + body
 
     def modern(self, method: str, request_id: Any = 1, params: Any = None, /, **headers: str | None) -> bytes:
-        """The bytes of a modern request."""
+        """Return the bytes of a modern request."""
         named = {"MCP_Protocol_Version": MODERN, "Mcp_Method": method, **headers}
         if params and "name" in params:
             named["Mcp_Name"] = params["name"]
         return self.request(modern_body(method, request_id, params=params), **named)
 
     def listen_request(self, request_id: Any = 1, wanted: Any = None, **headers: str | None) -> bytes:
-        """The bytes of a listen request, by default for the list of tools."""
+        """Return the bytes of a listen request, by default for the list of tools."""
         params = {"notifications": {"toolsListChanged": True} if wanted is None else wanted}
         return self.modern("subscriptions/listen", request_id, params, **headers)
 
@@ -109,7 +109,7 @@ class RawClient:
     async def answer(self) -> HttpResponse:
         with anyio.fail_after(DEADLINE):
             status, *lines = (await self.reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
-            headers = [(name, value) for name, _, value in (client.partition(b": ") for client in lines)]
+            headers = [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
             fields = dict(headers)
             body = b""
             if fields.get(b"transfer-encoding") == b"chunked":
@@ -121,12 +121,12 @@ class RawClient:
         return HttpResponse(status, [header for header in headers if header[0] != b"date"], body)
 
     async def ended(self) -> bool:
-        """Whether the server closes the connection, and says nothing more."""
+        """Return whether the server closes the connection without sending more."""
         with anyio.fail_after(DEADLINE):
             return await self.reader.read() == b""
 
     async def initialize(self, version: str, **headers: str | None) -> dict[str, str | None]:
-        """Open a legacy session; the headers that name it."""
+        """Open a legacy session; return the headers that name it."""
         params = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "client", "version": "1"}}
         body = json.dumps({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}).encode()
         answer = await self.send(self.request(body, **headers))
@@ -163,12 +163,12 @@ class LocalServer:
             writer.close()
 
     async def send(self, raw: Any) -> HttpResponse:
-        """On a connection of its own; `raw` is bytes, or makes them of the line."""
+        """Send a request on a new connection. `raw` is its bytes, or a function that returns them for a client."""
         async with self.client() as client:
             return await client.send(raw(client) if callable(raw) else raw)
 
     async def sdk_response(self, raw: Any) -> HttpResponse:
-        """What the SDK answers, when it is the only one to be asked."""
+        """Return the response of the SDK, without the list cache."""
         shared, self.live.list_cache.are_lists_shared = self.live.list_cache.are_lists_shared, False
         try:
             return await self.send(raw)
@@ -187,7 +187,7 @@ async def serving(
     prepare: Any = None,
     **config: Any,
 ) -> AsyncIterator[LocalServer]:
-    """`app` are the options of the app, `config` those of uvicorn; `prepare` is called with the app before it runs."""
+    """Serve on a free port. `app` are options of the app, `config` those of uvicorn; `prepare` gets the app first."""
     live = Live(server, policy=policy or Policy(list_memory=3600), shared_lists=shared_lists, authorize=authorize)
     built = live.http_app(**(app or {}))
     if prepare is not None:

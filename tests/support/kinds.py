@@ -17,14 +17,14 @@ from tidings.server import internals
 
 
 class HighLevelBoard(Board):
-    """What `MCPServer` and `FastMCP` have in common."""
+    """The methods that `MCPServer` and `FastMCP` share."""
 
     server: Any
 
     def add(self, feature: str, key: str, description: str = LOREM, replace: bool = False) -> None:
         if feature in ("resources", "templates"):
             function: Callable[..., Any] = card if feature == "templates" else sprint
-            # A new name each time would be a change of its own.
+            # A new name each time would be another change.
             self.live.resources.add(function, uri=key, name="added", description=description, replace=replace)
         else:
             function = greet if feature == "prompts" else steady
@@ -85,20 +85,20 @@ class MCPServerBoard(HighLevelBoard):
         self.server.add_resource(TextResource(uri=key, name=key, text=LOREM))
 
     async def async_notify(self, ctx: Context[Any, Any], kind: str, uri: str = "") -> None:
-        """`ctx.notify_*()`, as the SDK's users call it."""
+        """Call `ctx.notify_*()`, as users of the SDK do."""
         if kind == "resource":
             await ctx.notify_resource_updated(uri)
         else:
             await getattr(ctx, f"notify_{kind}_changed")()
 
     async def async_quietly_then_notify(self, ctx: Context[Any, Any], key: str) -> None:
-        """A change that nothing notices but `ctx.notify_tools_changed()`."""
+        """Make a change that only `ctx.notify_tools_changed()` detects."""
         internals.registries_of(self.server)["tools"][key].description = "Changed in place."
         await ctx.notify_tools_changed()
 
     def quietly(self, key: str, feature: str = "tools") -> None:
-        """A change that nothing notices but `live.refresh()`."""
-        internals.registries_of(self.server)[feature][key].description = "Changed without a word."
+        """Make a change that only `live.refresh()` detects."""
+        internals.registries_of(self.server)[feature][key].description = "Changed without a notification."
 
 
 class FastMCPBoard(HighLevelBoard):
@@ -162,14 +162,14 @@ class FastMCPBoard(HighLevelBoard):
         self.server.local_provider.remove_template(key)
 
     def quietly(self, key: str) -> None:
-        """A change that nothing notices but `live.refresh()`."""
+        """Make a change that only `live.refresh()` detects."""
         registry = internals.fastmcp_registry(self.server)
         component = next(each for each in registry.values() if each.name == key)
-        component.description = "Changed without a word."
+        component.description = "Changed without a notification."
 
 
 class LowLevelBoard(Board):
-    """Its handlers list `own`; what is done through Live lies over it."""
+    """A board whose handlers list `own`. Changes through Live are applied on top of it."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
@@ -248,7 +248,7 @@ class LowLevelBoard(Board):
             self.live.tools.add({"name": key, "description": description}, handler=steady, replace=replace)
 
     def own_set(self, feature: str, key: str, item: dict[str, Any] | None) -> None:
-        """What the handlers list changes, and nobody is told so."""
+        """Change the lists of the handlers without a notification."""
         if item is None:
             del self.own[feature][key]
         else:
@@ -261,7 +261,7 @@ class LowLevelBoard(Board):
 
 
 class Own:
-    """Middleware of the user's, which wants to see every message."""
+    """Middleware of the user, which must get every message."""
 
     async def __call__(self, ctx: Any, call_next: Any) -> Any:
         return await call_next(ctx)

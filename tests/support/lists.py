@@ -1,4 +1,4 @@
-"""Lists asked for at a door: the requests, in all their forms, and who has answered them."""
+"""List requests in all their forms, and a count of those that reach the SDK."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sdk_requests(local: LocalServer, number: int) -> Iterator[None]:
 
 
 async def fill_cache(local: LocalServer) -> None:
-    """Let the bytes be made, and the request be seen."""
+    """Send each list request often enough that its response is cached."""
     for method in (*LISTS, "server/discover"):
         for _ in range(3):
             answer = await local.send(lambda client, method=method: client.modern(method))
@@ -38,16 +38,16 @@ async def fill_cache(local: LocalServer) -> None:
 
 
 def changed(**headers: str | None) -> Raw:
-    """A modern request, with other headers."""
+    """Return a modern request with other headers."""
     return lambda client: client.modern("tools/list", **headers)
 
 
 def posted(body: bytes) -> Raw:
-    """A modern request, with another body."""
+    """Return a modern request with another body."""
     return lambda client: client.request(body, MCP_Protocol_Version=MODERN, Mcp_Method="tools/list")
 
 
 def listed(**named: str | None) -> Raw:
-    """A request in the legacy session that these headers name."""
+    """Return a request in the legacy session that these headers name."""
     body = b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}'
     return lambda client: client.request(body, **named)

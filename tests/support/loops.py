@@ -1,4 +1,4 @@
-"""Each test twice, on asyncio's own event loop and on uvloop: `from tests.support.loops import anyio_backend`."""
+"""Run each test on the event loop of asyncio and on uvloop: `from tests.support.loops import anyio_backend`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ __all__ = ["anyio_backend"]
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
-    """Their transports have nothing in common."""
+    """Run on both loops, because their transports share no code."""
     return "asyncio", {"use_uvloop": request.param == "uvloop"}

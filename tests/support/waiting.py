@@ -1,7 +1,7 @@
-"""Waiting for what nobody announces, always with a deadline.
+"""Poll for a condition, always with a deadline.
 
-What sets an event, writes a line or sends a message is waited for by that. What is only to be seen somewhere, as a flag
-of uvicorn's or the port of another process, is looked at again and again: here, and nowhere else in the tests.
+A test that can wait for an event, a line of output or a message waits for that. Only state that is never announced,
+such as a flag of uvicorn or the port of another process, is polled. All polling of the tests is here.
 """
 
 from __future__ import annotations
@@ -13,26 +13,29 @@ from collections.abc import Callable
 __all__ = ["DEADLINE", "until", "until_served"]
 
 DEADLINE = 60.0
-"""Seconds for one wait: far above the slowest, so that only what never comes meets it."""
-PAUSE = 0.002
-"""Seconds between two looks: short beside anything that is waited for, and whoever is awaited has the machine."""
+"""Seconds for one wait: far above the slowest, so that only a condition that never becomes true reaches it."""
+POLL_INTERVAL = 0.002
+"""Seconds between two checks: short compared with any wait, but long enough to leave the CPU to other processes."""
 
 
 async def until(
-    is_so: Callable[[], object], deadline: float | None = DEADLINE, *, doing: Callable[[], object] | None = None
+    condition: Callable[[], object], deadline: float | None = DEADLINE, *, action: Callable[[], object] | None = None
 ) -> None:
-    """Wait until it is so; `doing` is done after each look in vain. What is not so in time is a `TimeoutError`."""
+    """Wait until the condition is true, and call `action` after each check before that.
+
+    Raise `TimeoutError` at the deadline.
+    """
     async with asyncio.timeout(deadline):
-        while not is_so():
-            if doing is None:
-                await asyncio.sleep(PAUSE)
+        while not condition():
+            if action is None:
+                await asyncio.sleep(POLL_INTERVAL)
             else:
-                doing()
-                await asyncio.sleep(0)  # the others' turn
+                action()
+                await asyncio.sleep(0)  # let other tasks run
 
 
 async def until_served(port: int) -> None:
-    """Wait until connections to a local port are taken."""
+    """Wait until a local port accepts connections."""
 
     def is_taken() -> bool:
         with socket.socket() as client:

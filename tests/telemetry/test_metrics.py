@@ -114,8 +114,8 @@ async def test_counters_match_what_fifty_clients_received(url: str, http: httpx2
         absent = [LegacyWire(url, http) for _ in range(ABSENT)]
         for session in absent:
             await session.shake_hands()
-        await wire.change("hear", name="filtered", filter={"operations": ["removed"]})
-        await wire.change("hear", name="paced", policy={"min_interval": 3600})
+        await wire.change("subscribe_callback", name="filtered", filter={"operations": ["removed"]})
+        await wire.change("subscribe_callback", name="paced", policy={"min_interval": 3600})
 
         for number in range(CHANGES // 2):
             await wire.change("add", feature="tools", key=f"t{number}")
@@ -147,7 +147,7 @@ async def test_counters_match_what_fifty_clients_received(url: str, http: httpx2
             while all_methods() != expected:
                 await received.wait()
                 received.clear()
-        inside = await wire.change("heard")
+        inside = await wire.change("callback_counts")
         # The filter passes only removals. A tool that was added and removed again is no net change.
         assert inside == {"filtered": 1, "paced": 1}
 

@@ -166,7 +166,7 @@ async def test_tools_of_a_folder_share_their_modules(tmp_path: Path, is_event: b
 
         assert await get_results() == [1, [1, 1], "of the folder"]
         # Repeat until the time differs: the clock of a file system may be coarse.
-        await until(lambda: path.stat().st_ctime_ns != ctime, doing=lambda: path.write_text("value = 1000\n"))
+        await until(lambda: path.stat().st_ctime_ns != ctime, action=lambda: path.write_text("value = 1000\n"))
         workspace.rescan([path] if is_event else None)
         assert await get_results() == [1, [1, 1000], "of the folder"]
         # An edit of a tool loads no module again.

@@ -43,13 +43,13 @@ class Board:
         self.lists_fail = settings.lists_fail
         self._broken: set[str] = set()
         self.changed: list[tuple[int, Change]] = []
-        """What the catalog committed, each with the machine's monotonic time, before anybody was told."""
+        """The committed changes, each with its monotonic time, before any notification was sent."""
         self._file: FileIO | None = None
         if settings.is_lowlevel:
             self.server: Any = Server("board", on_list_tools=self._list_tools, on_call_tool=self._call_tool)
             settings.options["custom_starlette_routes"] = self._routes()
         else:
-            self.server = MCPServer("board", **(_guard() if settings.is_guarded else {}))
+            self.server = MCPServer("board", **(_authentication() if settings.is_guarded else {}))
             self.server.add_tool(_echo, name="echo")
             self.server.add_tool(self.change, name="change")
             self.server.add_tool(self.record, name="record")
@@ -57,7 +57,7 @@ class Board:
                 self.server.custom_route(route.path, methods=["GET", "POST"])(route.endpoint)
         if settings.has_middleware:
             lowlevel = self.server if settings.is_lowlevel else self.server._lowlevel_server
-            lowlevel.middleware.append(_let_through)
+            lowlevel.middleware.append(_middleware)
         self.live = Live(
             self.server,
             policy=Policy(**settings.policy),
@@ -74,9 +74,9 @@ class Board:
         self.live.catalog._sinks = (self._note, *self.live.catalog._sinks)
         if settings.folder:
             self._file = FileIO(Path(settings.folder, RECORD), "ab")
-            self._go_on(Path(settings.folder, OPERATIONS))
+            self._restore_items(Path(settings.folder, OPERATIONS))
 
-    # What may be changed
+    # Changes
 
     def change(self, operations: list[dict[str, Any]]) -> int:
         """Carry out operations such as `{"do": "update", "of": "tools", "key": "echo", "text": "…"}`."""
@@ -85,11 +85,11 @@ class Board:
         return self.live.catalog.revision
 
     def record(self, start: int = 0) -> list[Any]:
-        """The changes from the nth on: time, and what `Changed` takes."""
+        """Return the changes from the nth on: the time, and the fields of `Changed`."""
         return [_row(at, change) for at, change in self.changed[start:]]
 
-    def _go_on(self, path: Path) -> None:
-        """Have what earlier processes had, as any server has its items before its clients come."""
+    def _restore_items(self, path: Path) -> None:
+        """Restore the items and contents of earlier processes, before clients connect."""
         items: dict[tuple[str, str], dict[str, Any]] = {}
         contents: dict[str, dict[str, Any]] = {}
         for each in msgspec.json.decode(path.read_bytes()) if path.exists() else ():
@@ -105,7 +105,7 @@ class Board:
         for each in items.values():
             self._change(**each)
         for each in contents.values():
-            # Of a content without an etag nobody knows what it was.
+            # A content without an etag has no digest to restore.
             if each["text"] or each["do"] == "deleted":
                 self._change(**each)
 
@@ -132,13 +132,16 @@ class Board:
             getattr(live, of).add(_nothing, description=text, **options)
 
     def _cut(self, number: int | None) -> None:
-        """End a legacy stream, or all of them. Its connection breaks, and whatever is written from now on is lost; the
-        next time the stream just ends, because the SDK's client gives up after two that break in a row."""
+        """End a legacy stream, or all of them.
+
+        The connection breaks, and everything written later is lost. The next time, the stream ends normally, because
+        the client of the SDK gives up after two broken connections in a row.
+        """
         splice = self.live.legacy_streams
         found = [(key, each) for key, each in splice._sessions.items() if each.response is not None]
         for session_id, session in found if number is None else found[number % (len(found) or 1) :][:1]:
             assert session.response is not None
-            # A client that has read no event can't say which one was the last.
+            # A client that has read no event has no last event id.
             if session_id in self._broken or session._sent.count < 5:
                 self._broken.discard(session_id)
                 splice._ends[session.response][0].set()
@@ -155,7 +158,7 @@ class Board:
         if self._file is not None:
             self._file.write(b"".join(msgspec.json.encode(_row(now, change)) + b"\n" for change in changes))
 
-    # The low-level server's own handlers
+    # Handlers of the low-level server
 
     async def _list_tools(
         self, ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams | None
@@ -172,7 +175,7 @@ class Board:
         text = str((params.arguments or {}).get("text"))
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)])
 
-    # Looking inside
+    # Internal state
 
     def _routes(self) -> list[Route]:
         return [
@@ -206,7 +209,7 @@ class Board:
 
     @staticmethod
     def objects() -> dict[str, Any]:
-        """What is kept for each client, counted one by one: nothing can hide here as it can in a process's size."""
+        """Count the objects that are kept per client. This finds leaks that the memory size of the process hides."""
         gc.collect()
         kinds = Counter(type(each).__name__ for each in gc.get_objects())
         return {"objects": {kind: kinds[kind] for kind in _COUNTED}}
@@ -250,7 +253,7 @@ class _AnyToken:
         return AccessToken(token=token, client_id=f"client of {token}", scopes=["read"], claims=claims)
 
 
-def _guard() -> dict[str, Any]:
+def _authentication() -> dict[str, Any]:
     issuer = AnyHttpUrl("https://issuer.example")
     settings = AuthSettings(issuer_url=issuer, resource_server_url=None, required_scopes=["read"])
     return {"auth": settings, "token_verifier": _AnyToken()}
@@ -278,11 +281,11 @@ def _broken_callback(notification: Notification) -> None:
     raise RuntimeError("the user's callback is broken")
 
 
-async def _let_through(ctx: Any, call_next: Any) -> Any:
+async def _middleware(ctx: Any, call_next: Any) -> Any:
     return await call_next(ctx)
 
 
-async def _pass_on(request: Request, call_next: Any) -> Response:
+async def _dispatch(request: Request, call_next: Any) -> Response:
     response: Response = await call_next(request)
     return response
 
@@ -291,7 +294,7 @@ board = Board(msgspec.json.decode(os.environ.get(ENVIRONMENT, "{}"), type=Settin
 if __name__ != "__main__":
     app = board.live.http_app(**board.settings.options)
     if board.settings.is_wrapped:
-        app.add_middleware(BaseHTTPMiddleware, dispatch=_pass_on)
+        app.add_middleware(BaseHTTPMiddleware, dispatch=_dispatch)
 elif sys.argv[1] == "stdio":
     board.live.run("stdio")
 else:

@@ -1,4 +1,4 @@
-"""Server processes, and clients that speak HTTP by hand: what a well-behaved client never does, these can."""
+"""Server processes, and clients that write HTTP themselves, so that they can misbehave."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ WATCHED = "board://watched"
 """The only URI that a broken `authorize` lets through."""
 MODERN = "2026-07-28"
 LEGACY = "2025-11-25"
-PATIENCE = DEADLINE
-"""Seconds that anything may take which is expected to happen soon: only a failure meets it."""
+TIMEOUT = DEADLINE
+"""Seconds for one wait. Only a failure reaches it."""
 START = 100.0
-"""Seconds that a process may take to start, which on a busy machine is no failure."""
+"""Seconds for the start of a process, which may be slow on a busy machine."""
 
 
 class Settings(msgspec.Struct):
     policy: dict[str, Any] = {}
     options: dict[str, Any] = {}
-    """Of the server's own app."""
+    """Options of the HTTP app."""
     is_lowlevel: bool = False
     lists_fail: str = ""
-    """"hang", or anything else to raise: what the low-level server does when it is asked for its tools."""
+    """The behaviour of `tools/list` of the low-level server: "hang", or any other text to raise."""
     is_broken: bool = False
-    """Everything of the user's that Tidings calls raises: authorize, hooks, callbacks, sinks, and lists on demand."""
+    """Everything that the user passes to Tidings raises: authorize, hooks, callbacks and sinks."""
     has_middleware: bool = False
-    """A middleware of the user's own in the SDK's chain, so that every request has to go through it."""
+    """The user has a middleware in the SDK, so that every request must pass it."""
     is_guarded: bool = False
-    """Every token is somebody else's, and `authorize` is asked for each of their topics."""
+    """Each token is a different principal, and `authorize` is called for each topic."""
     is_wrapped: bool = False
-    """Behind a middleware that gives the app a `receive` of its own, as Starlette's `BaseHTTPMiddleware` does."""
+    """The app is behind a middleware that replaces `receive`, as Starlette's `BaseHTTPMiddleware` does."""
     folder: str = ""
-    """Where it keeps its state, and finds the `OPERATIONS` that earlier processes carried out. Each change is in the
-    `RECORD` there before anybody is told."""
+    """The folder of its state and of the `OPERATIONS` of earlier processes. Each change is written to `RECORD` there
+    before any notification is sent."""
 
 
 OPERATIONS, RECORD, STATE = "operations.json", "record.jsonl", "state.db"
@@ -60,9 +60,9 @@ OPERATIONS, RECORD, STATE = "operations.json", "record.jsonl", "state.db"
 
 
 How = Literal["asgi", "uvicorn", "run", "stdio"]
-"""`asgi` is uvicorn with another parser, under which nothing is parked: as any ASGI server is to us."""
+"""`asgi` is uvicorn with a parser under which no stream is parked, as with any other ASGI server."""
 HTTP: tuple[How, ...] = ("asgi", "run")
-"""The two fronts that the same tests run over."""
+"""The two ways to serve that the same tests run on."""
 COMMANDS: dict[How, list[str]] = {
     "asgi": ["-m", "uvicorn", "--http", "h11", "--port", "0", "tests.support.faults.app:app"],
     "uvicorn": ["-m", "uvicorn", "--port", "0", "tests.support.faults.app:app"],
@@ -72,7 +72,7 @@ COMMANDS: dict[How, list[str]] = {
 
 
 class Process:
-    """A server in a process of its own, with what it wrote to standard error."""
+    """A server in its own process, and its output on standard error."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -90,8 +90,8 @@ class Process:
         async with self._grew:
             self._grew.notify_all()
 
-    async def logged(self, pattern: str, times: int = 1, within: float = PATIENCE) -> list[re.Match[str]]:
-        """Wait until so many lines of the log match."""
+    async def logged(self, pattern: str, times: int = 1, within: float = TIMEOUT) -> list[re.Match[str]]:
+        """Wait until the log has this many lines that match."""
 
         def found() -> list[re.Match[str]]:
             return [match for line in self.log if (match := re.search(pattern, line))]
@@ -113,15 +113,15 @@ class Process:
         status, _, body = await request(self.port, "POST", "/change", body=list(operations))
         assert status == 200, body
 
-    async def until(self, is_so: Callable[[dict[str, Any]], bool], *, is_deep: bool = False) -> dict[str, Any]:
-        """Look inside until it is as it should be. Each look is a request, so this never spins."""
-        deadline = time.monotonic() + PATIENCE
-        while not is_so(state := await self.state(is_deep=is_deep)):
-            assert time.monotonic() < deadline, f"still after {PATIENCE} s: {state}\n" + "\n".join(self.log[-20:])
+    async def until(self, condition: Callable[[dict[str, Any]], bool], *, is_deep: bool = False) -> dict[str, Any]:
+        """Request the state until it meets the condition. Each check is a request, so this loop does not spin."""
+        deadline = time.monotonic() + TIMEOUT
+        while not condition(state := await self.state(is_deep=is_deep)):
+            assert time.monotonic() < deadline, f"still after {TIMEOUT} s: {state}\n" + "\n".join(self.log[-20:])
         return state
 
     def rss(self) -> int:
-        """Bytes of the process that are in memory now."""
+        """Return the resident memory of the process in bytes."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def fds(self) -> int:
@@ -131,30 +131,34 @@ class Process:
         self.process.send_signal(number)
 
     async def wait_for_exit(self, within: float) -> float:
-        """Seconds that the process waited for anything, until it is gone. To compute in the meantime takes it less
-        than all that it has done before, on whatever machine."""
-        watch, before = Watch(self.pid), computed(self.pid)
+        """Wait for the exit; return the seconds that the process waited without computing.
+
+        Check also that the exit took less CPU time than everything before it, which holds on any machine.
+        """
+        watch, before = WaitMeter(self.pid), computed(self.pid)
         total = before
         async with asyncio.timeout(within):
             ending = asyncio.ensure_future(self.process.wait())
             while not (await asyncio.wait([ending], timeout=0.02))[0]:
-                watch.look()
+                watch.sample()
                 total = max(total, computed(self.pid))
         assert total - before <= before, f"it computed for {total - before:.2f} s, after {before:.2f} s until then"
         return watch.waited()
 
 
-class Watch:
-    """Tells how long a process waits, from now on: for a timer, a peer, a lock. The time in which it computes is not in
-    it, nor that in which it has no core: both are the machine's."""
+class WaitMeter:
+    """Measures how long a process waits for timers, peers and locks from now on.
+
+    The time in which it computes, or is ready but has no core, does not count: both depend on the machine.
+    """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._began = time.monotonic()
         self._before = self._busy = busy(pid)
 
-    def look(self) -> None:
-        """Again and again: what a process has done is no longer known when it is gone."""
+    def sample(self) -> None:
+        """Measure again. Call this repeatedly, because the times are lost when the process is gone."""
         self._busy = max(self._busy, busy(self._pid))
 
     def waited(self) -> float:
@@ -162,8 +166,10 @@ class Watch:
 
 
 def busy(pid: int) -> float:
-    """Seconds that the first thread of a process, where our event loops are, has computed or was ready to and had no
-    core, as far as the system knows it; 0 once it is gone."""
+    """Return the seconds in which the main thread of a process computed, or was ready but had no core.
+
+    The event loop runs on the main thread. Return 0 if the process is gone.
+    """
     seconds = computed(pid)
     with suppress(OSError, IndexError):
         seconds += int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
@@ -171,7 +177,7 @@ def busy(pid: int) -> float:
 
 
 def computed(pid: int) -> float:
-    """Seconds of CPU that this thread has taken; 0 once it is gone."""
+    """Return the CPU seconds of the main thread of a process, or 0 if it is gone."""
     with suppress(OSError, IndexError):
         fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -179,7 +185,7 @@ def computed(pid: int) -> float:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    # Rich, which the SDK logs with, would break lines at the width of a terminal.
+    # The SDK logs with Rich, which breaks lines at the width of the terminal.
     return {**os.environ, "COLUMNS": "1000", ENVIRONMENT: msgspec.json.encode(settings).decode()}
 
 
@@ -228,8 +234,8 @@ def encode(method: str, path: str, headers: Mapping[str, str], body: Any = None)
 async def request(
     port: int, method: str, path: str, headers: Mapping[str, str] | None = None, body: Any = None
 ) -> tuple[int, dict[str, str], bytes]:
-    """One request on a connection of its own."""
-    async with asyncio.timeout(PATIENCE):
+    """Send one request on a new connection."""
+    async with asyncio.timeout(TIMEOUT):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             writer.write(encode(method, path, {"connection": "close", **(headers or {})}, body))
@@ -252,7 +258,7 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
 def envelope(
     method: str, request_id: int | str, params: dict[str, Any] | None = None, meta: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A request of the modern protocol."""
+    """Return a request of the modern protocol."""
     meta = {
         **(meta or {}),
         "io.modelcontextprotocol/protocolVersion": MODERN,
@@ -291,7 +297,7 @@ def modern_request(
 
 
 async def open_session(port: int) -> str:
-    """The handshake of a legacy client; returns the id of its session."""
+    """Do the handshake of a legacy client; return the id of its session."""
     opening = {
         "jsonrpc": "2.0",
         "id": 0,
@@ -327,7 +333,7 @@ def get_request(session_id: str, last_event_id: str | None = None) -> bytes:
 
 
 _opened: dict[int, list[asyncio.StreamWriter]] = {}
-"""Connections of streams, by the server's port: whatever a test did, they are closed with its server."""
+"""The connections of streams, by the port of the server. They are closed with the server."""
 
 
 class Stream:
@@ -339,7 +345,7 @@ class Stream:
         self._text = b""
         self.status = 0
         self.is_terminated = False
-        """Whether the last chunk came: the response ended as HTTP says it must."""
+        """Whether the last chunk came, so that the response is complete."""
 
     @classmethod
     async def open(cls, port: int, sent: bytes) -> Stream:
@@ -351,7 +357,7 @@ class Stream:
         return stream
 
     async def event(self) -> dict[str, Any] | None:
-        """The next message, or None at the end of the stream. Comments are passed over."""
+        """Return the next message, or None at the end of the stream. Skip comments."""
         while True:
             while b"\r\n\r\n" in self._text:
                 block, self._text = self._text.split(b"\r\n\r\n", 1)
@@ -382,7 +388,7 @@ class Stream:
 
 
 async def listen(port: int, request_id: int | str, wanted: Mapping[str, Any] = ALL) -> Stream:
-    """A listen stream whose acknowledgement was read."""
+    """Open a listen stream, and read its acknowledgement."""
     stream = await Stream.open(port, listen_request(request_id, wanted))
     assert stream.status == 200, stream.status
     acknowledged = await stream.event()
@@ -395,7 +401,7 @@ async def listen(port: int, request_id: int | str, wanted: Mapping[str, Any] = A
 
 
 def connect_unread(port: int, sent: bytes) -> socket.socket:
-    """A client that never reads, with a small buffer, so that little has to be sent until it is full."""
+    """Connect a client that never reads. Its buffer is small, so that it is soon full."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect(("127.0.0.1", port))
@@ -409,17 +415,17 @@ _DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
 
 
 def drop_packets(client: socket.socket) -> None:
-    """From now on the client's machine does not answer at all, not even with an acknowledgement: a cut cable."""
+    """Drop all packets to the client, so that it does not even acknowledge them, as with a cut cable."""
     program = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL))
     client.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 async def is_cut(client: socket.socket) -> bool:
-    """Read what is left, and wait for the end or the reset. False if the connection is still open after a while."""
+    """Read the rest, and return whether the connection ends or is reset before the deadline."""
     loop = asyncio.get_running_loop()
     client.setblocking(False)
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while await loop.sock_recv(client, 1 << 20):
                 pass
     except TimeoutError:
@@ -430,7 +436,7 @@ async def is_cut(client: socket.socket) -> bool:
 
 
 def changed(row: list[Any]) -> tuple[int, Changed]:
-    """A change as the server's record has it, and when it was made."""
+    """Return the time and the change of a row of the record."""
     at, feature, key, version, previous, operation, before, after = row
     topic = Feature(feature) if feature else key
     return at, Changed(topic, Version(*version), Version(*previous), Operation(operation), key, before, after)

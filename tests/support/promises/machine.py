@@ -1,7 +1,7 @@
 """A state machine that drives a catalog and a hub through random steps, checked by the promise checkers.
 
-Beside the validators stand a few oracles that look inside: a copy of each list, kept up to date with nothing but what
-was told; the subscriptions as they should be; and that no trace is left of anyone.
+Further checks look inside. The machine keeps a copy of each list from the notifications alone, and the expected
+subscriptions. At the end, the hub must keep nothing of a closed subscriber.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from tests.support.promises.draws import (
+from tests.support.promises.machine_base import MachineBase, Reader, digest_of
+from tests.support.promises.strategies import (
     MAX_URIS,
     PATTERNS,
     URIS,
@@ -28,7 +29,6 @@ from tests.support.promises.draws import (
     subscriptions,
     topics,
 )
-from tests.support.promises.world import Reader, World, digest_of
 from tidings import Feature, Filter, Hub, LimitReached, Policy, Subscriber, Topic, Version
 from tidings.core.cursor import Cursor
 from tidings.core.index import WatchIndex
@@ -37,7 +37,7 @@ from tidings.testing import Changed, Closed, History, check_all, check_reliable
 from tidings.testing.checks import changes_since, is_excluded
 
 
-class Machine(World):
+class Machine(MachineBase):
     """The rules and the invariants."""
 
     # Rules
@@ -47,14 +47,14 @@ class Machine(World):
         step.do(self.catalog)
 
     @rule(several=st.lists(steps, min_size=2, max_size=6))
-    def change_at_once(self, several: list[Step]) -> None:
+    def change_in_batch(self, several: list[Step]) -> None:
         with self.catalog.batch():
             for step in several:
                 step.do(self.catalog)
 
     @precondition(lambda self: self.backlog)
     @rule(most=st.integers(1, 3))
-    def catch_up(self, most: int) -> None:
+    def publish_backlog(self, most: int) -> None:
         self.publish(most)
 
     @precondition(lambda self: len(self.readers) < 8)
@@ -64,33 +64,33 @@ class Machine(World):
         filter=filters,
         subscription=subscriptions,
     )
-    def come(self, kind: str, policy: Policy, filter: Filter | None, subscription: Subscription) -> None:
+    def open_reader(self, kind: str, policy: Policy, filter: Filter | None, subscription: Subscription) -> None:
         reader = Reader(self, kind, policy, filter)
         self.readers.append(reader)
         self.subscribe(reader, subscription)
 
     @precondition(lambda self: self.readers)
     @rule(number=st.integers(0, 9), subscription=subscriptions)
-    def ask_for_more(self, number: int, subscription: Subscription) -> None:
+    def subscribe_more(self, number: int, subscription: Subscription) -> None:
         self.subscribe(self.reader(number), subscription)
 
     @precondition(lambda self: self.readers)
     @rule(number=st.integers(0, 9), topics=st.lists(st.sampled_from((*Feature, *URIS, *PATTERNS)), max_size=3))
-    def ask_for_less(self, number: int, topics: list[Topic]) -> None:
+    def unsubscribe_some(self, number: int, topics: list[Topic]) -> None:
         self.unsubscribe(self.reader(number), tuple(topics))
 
     @rule(number=st.integers(0, 9))
-    def ask_for_too_much(self, number: int) -> None:
+    def exceed_uri_limit(self, number: int) -> None:
         before = len(self.hub)
         reader = self.reader(number) if self.readers else None
-        who = reader.subscriber if reader else None
+        subscriber = reader.subscriber if reader else None
         too_many = [f"c://{each}" for each in range(MAX_URIS + 1)]
-        if who is None or who.is_closed:
-            ask = partial(self.hub.subscribe, lambda _: None, policy=Policy(max_uris=MAX_URIS))
+        if subscriber is None or subscriber.is_closed:
+            subscribe = partial(self.hub.subscribe, lambda _: None, policy=Policy(max_uris=MAX_URIS))
         else:
-            ask = partial(self.hub.subscribe, who)
+            subscribe = partial(self.hub.subscribe, subscriber)
         with pytest.raises(LimitReached):
-            ask(uris=too_many)
+            subscribe(uris=too_many)
         assert len(self.hub) == before
 
     @precondition(lambda self: self.readers)
@@ -100,7 +100,7 @@ class Machine(World):
 
     @precondition(lambda self: self.readers)
     @rule(number=st.integers(0, 9))
-    def read_on(self, number: int) -> None:
+    def wake_reader(self, number: int) -> None:
         self.wake(self.reader(number))
 
     @precondition(lambda self: self.readers)
@@ -125,7 +125,7 @@ class Machine(World):
 
     @precondition(lambda self: self.readers)
     @rule(number=st.integers(0, 9))
-    def leave(self, number: int) -> None:
+    def close_reader(self, number: int) -> None:
         self.close(self.reader(number))
 
     @precondition(lambda self: self.readers)
@@ -134,13 +134,13 @@ class Machine(World):
         epoch=st.sampled_from(("here", "here", "elsewhere")),
         meanwhile=st.lists(steps, max_size=3),
     )
-    def come_back(self, number: int, epoch: str, meanwhile: list[Step]) -> None:
-        """A reader loses its connection and resumes from a bookmark, in the same epoch or in another."""
+    def reconnect(self, number: int, epoch: str, meanwhile: list[Step]) -> None:
+        """A reader loses its connection and resumes from a cursor, in the same epoch or in another."""
         reader = self.reader(number)
         if reader.subscriber is None or reader.closed is not None:
             return
         known = self.hub.known_versions(reader.subscriber)
-        self.a_bookmark_is_what_its_reader_knows(reader, known)
+        self.check_known_versions(reader, known)
         cursor = Cursor("here", known, self.hub.notifications.revision)
         assert Cursor.parse(cursor.as_json()) == cursor
         held = {uri: known.get(uri, self.hub.notifications.version(uri)) for uri in URIS}
@@ -149,29 +149,29 @@ class Machine(World):
         for step in meanwhile:
             step.do(self.catalog)
         told, refetch = resume(cursor.as_json(), epoch, self.hub, paths)
-        self.nothing_is_missed(paths, held, told, refetch if epoch == "here" else URIS)
+        self.check_nothing_is_missed(paths, held, told, refetch if epoch == "here" else URIS)
         successor = Reader(self, "open", reader.policy, reader.filter)
         self.readers.append(successor)
         self.subscribe(successor, Subscription(paths, None, ()), told)
 
-    def nothing_is_missed(
+    def check_nothing_is_missed(
         self,
         paths: tuple[Topic, ...],
         held: Mapping[str, Version | None],
         told: Mapping[Topic, Version | None],
         refetch: tuple[str, ...],
     ) -> None:
-        """Everything that the reader watches and that changed is told, or must be refetched."""
-        index, anyone = WatchIndex(None, self.hub.policy.subresources), Subscriber(self.hub, print, self.hub.policy)
+        """Check that each watched topic that changed is told, or must be refetched."""
+        index, subscriber = WatchIndex(None, self.hub.policy.subresources), Subscriber(self.hub, print, self.hub.policy)
         for path in paths:
-            index.add(anyone, path, index.compile_patterns([path] if isinstance(path, str) else []))
+            index.add(subscriber, path, index.compile_patterns([path] if isinstance(path, str) else []))
         for uri, version in held.items():
             differs = version is None or version.digest != self.hub.notifications.version(uri).digest
-            if differs and not refetch and index.is_watching(anyone, index.keys(uri)):
+            if differs and not refetch and index.is_watching(subscriber, index.keys(uri)):
                 assert uri in told, f"{uri} changed, and it is not told"
                 assert told[uri] is None or version is None or told[uri].digest == version.digest  # type: ignore[union-attr]
 
-    def a_bookmark_is_what_its_reader_knows(self, reader: Reader, known: Mapping[Topic, Version | None]) -> None:
+    def check_known_versions(self, reader: Reader, known: Mapping[Topic, Version | None]) -> None:
         assert reader.subscriber is not None
         assert known.keys() >= {path for path in reader.subscriber.watched if path not in PATTERNS}
         for feature in reader.subscriber.features:
@@ -188,7 +188,7 @@ class Machine(World):
 
     @precondition(lambda self: any(reader.owner for reader in self.readers))
     @rule()
-    def lose(self) -> None:
+    def collect_owner(self) -> None:
         reader = next(reader for reader in self.readers if reader.owner)
         reader.owner = None
         assert reader.subscriber is not None
@@ -197,7 +197,7 @@ class Machine(World):
 
     @precondition(lambda self: any(reader.closed for reader in self.readers))
     @rule()
-    def make_room(self) -> None:
+    def forget_closed_readers(self) -> None:
         self.readers = [reader for reader in self.readers if reader.closed is None]
 
     @rule(seconds=seconds, ticks=st.booleans())
@@ -213,17 +213,17 @@ class Machine(World):
     # Invariants
 
     @invariant()
-    def all_is_well(self) -> None:
-        self.nothing_odd_was_seen()
-        self.the_subscriptions_are_those_asked_for()
-        self.nobody_is_kept_who_left()
-        self.nothing_is_overdue()
-        self.who_keeps_up_is_told_at_once()
+    def check_state(self) -> None:
+        self.check_no_faults()
+        self.check_subscriptions()
+        self.check_closed_are_removed()
+        self.check_nothing_is_overdue()
+        self.check_ready_readers_are_notified()
 
-    def nothing_odd_was_seen(self) -> None:
+    def check_no_faults(self) -> None:
         assert not self.faults, self.faults
 
-    def the_subscriptions_are_those_asked_for(self) -> None:
+    def check_subscriptions(self) -> None:
         for reader, topic in self.ended:
             reader.paths.pop(topic, None)
         self.ended.clear()
@@ -241,18 +241,18 @@ class Machine(World):
         assert self.watched == set().union(*(reader.paths for reader in self.readers))
         assert self.watched == {topic for topic, _ in self.hub.subscriptions()}
 
-    def nobody_is_kept_who_left(self) -> None:
+    def check_closed_are_removed(self) -> None:
         assert not any(subscriber.is_closed for subscriber in self.hub._subscribers)
         assert not any(subscriber.is_closed for _, watchers in self.hub.subscriptions() for subscriber in watchers)
         assert len(self.hub) == sum(reader.closed is None for reader in self.readers)
         assert len(self.hub._delivery._timers) <= len(self.hub)
 
-    def nothing_is_overdue(self) -> None:
+    def check_nothing_is_overdue(self) -> None:
         due = self.hub.next_due()
         assert due is None or due > self.clock.now or self.is_late
 
-    def who_keeps_up_is_told_at_once(self) -> None:
-        """A reader without delays gets everything, however slow, muted or broken the others are."""
+    def check_ready_readers_are_notified(self) -> None:
+        """Check that slow, muted or failing readers delay no notification of the others."""
         self.recorder.look()
         if self.backlog:
             return
@@ -268,7 +268,7 @@ class Machine(World):
     def teardown(self) -> None:
         if not hasattr(self, "hub"):
             return
-        self.nothing_odd_was_seen()
+        self.check_no_faults()
         for reader in self.readers:
             reader.plans.clear()
             reader.muted.clear()
@@ -283,7 +283,7 @@ class Machine(World):
             self.clock.now = due
             self.hub.tick()
         assert self.hub.next_due() is None
-        self.nothing_odd_was_seen()
+        self.check_no_faults()
         self.recorder.look()
         check_all(self.recorder.history)
         for reader in self.readers:

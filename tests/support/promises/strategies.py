@@ -15,7 +15,7 @@ NAMES = ("p", "pq", "q")
 NAME_FILTERS = (None, ("p",), ("p*",), ("*q", "x"))
 URI_FILTERS = (None, ("a://p",), ("a://**",))
 MAX_URIS = len(URIS) + len(PATTERNS)
-ALIEN = "of another epoch"
+OTHER_EPOCH = "of another epoch"
 """The digest in the cursor of a client from before a restart."""
 
 
@@ -73,7 +73,7 @@ class Subscription:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a reader does during a delivery."""
+    """The action of a reader during a delivery."""
 
     kind: str
     step: Step
@@ -99,7 +99,7 @@ subscriptions = st.builds(
     topics=st.lists(st.sampled_from((*Feature, *URIS, *PATTERNS)), min_size=1, max_size=4, unique=True).map(tuple),
     ttl=st.none() | seconds,
     cursors=st.lists(
-        st.tuples(topics, st.sampled_from(("none", "past", "present", "alien")), st.integers(0, 9)),
+        st.tuples(topics, st.sampled_from(("none", "past", "present", "other epoch")), st.integers(0, 9)),
         max_size=3,
         unique_by=lambda cursor: cursor[0],
     ).map(tuple),

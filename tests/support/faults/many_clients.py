@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.support.faults.wire import (
     ALL,
-    PATIENCE,
+    TIMEOUT,
     Process,
     Stream,
     close_session,
@@ -23,7 +23,7 @@ from tests.support.faults.wire import (
     open_session,
 )
 
-AT_ONCE = 25
+MAX_CONCURRENT = 25
 """Connections that are opened at the same time. More would only wait in the server."""
 
 
@@ -33,10 +33,10 @@ def update(number: int, size: int = 0) -> dict[str, Any]:
 
 
 async def many(count: int, open_one: Any) -> list[Any]:
-    gate = asyncio.Semaphore(AT_ONCE)
+    gate = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def one(number: int) -> Any:
-        async with gate, asyncio.timeout(PATIENCE):
+        async with gate, asyncio.timeout(TIMEOUT):
             return await open_one(number)
 
     return list(await asyncio.gather(*map(one, range(count))))
@@ -59,7 +59,7 @@ def sockets(opened: list[socket.socket]) -> Iterator[list[socket.socket]]:
 async def open_unread_streams(
     server: Process, listening: int, sessions: int, size: int = 60_000
 ) -> list[socket.socket]:
-    """Open streams that nobody reads, and send until every one of them is full, or has been cut off for it."""
+    """Open streams without reading them, and make changes until each is full or the server has closed it."""
     ids = await many(sessions, lambda _: open_session(server.port))
     before = await server.state()
     opened = [connect_unread(server.port, listen_request(number)) for number in range(listening)]
@@ -90,7 +90,7 @@ class Readers:
         start = time.perf_counter()
         waiting = [asyncio.ensure_future(self._wait_for(stream, f"{self._number} ")) for stream in self._streams]
         await self._server.change(update(self._number, size))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             times = await asyncio.gather(*waiting)
         return max(times) - start
 
@@ -113,7 +113,7 @@ async def readers(server: Process, count: int) -> AsyncIterator[Readers]:
 
 
 async def fill_sdk_streams(server: Process, count: int, wanted: Mapping[str, Any] = ALL) -> list[socket.socket]:
-    """Do the same for streams of the SDK, whose subscribers are busy for a moment after each change."""
+    """Open streams of the SDK without reading them, and fill them. Their subscribers are busy after each change."""
     before = await server.state()
     opened = [connect_unread(server.port, listen_request(number, wanted)) for number in range(count)]
     await server.until(lambda state: state["subscribers"] == before["subscribers"] + count)
@@ -126,7 +126,7 @@ async def fill_sdk_streams(server: Process, count: int, wanted: Mapping[str, Any
 async def read_until(client: socket.socket, text: bytes) -> bytes:
     client.setblocking(False)
     read = b""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while text not in read or not read.endswith(b"\r\n\r\n\r\n"):
             read += await asyncio.get_running_loop().sock_recv(client, 1 << 16)
     return read
@@ -142,11 +142,11 @@ async def wait_until_idle(server: Process) -> dict[str, Any]:
 async def open_and_close(server: Process, streams: int, sessions: int) -> None:
     reset = struct.pack("ii", 1, 0)
 
-    async def open_and_leave(number: int) -> None:
+    async def open_and_disconnect(number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         sent = listen_request(number, ALL | {"resourceSubscriptions": [f"board://{number}", "board://all/**"]})
         way = number % 20
-        writer.write(sent if way else sent[: number % len(sent)])  # some leave before they have sent the request
+        writer.write(sent if way else sent[: number % len(sent)])  # some disconnect before they have sent the request
         if way > 1:  # and some before the response
             await reader.readuntil(b"acknowledged")
         if way % 2:
@@ -163,5 +163,5 @@ async def open_and_close(server: Process, streams: int, sessions: int) -> None:
         await close_session(server.port, session_id)
         stream.close()
 
-    await many(streams, open_and_leave)
+    await many(streams, open_and_disconnect)
     await many(sessions, open_and_close_session)

@@ -1,7 +1,7 @@
-"""A catalog, a hub, and readers who do as planned while they are told and know what they should know by now.
+"""A catalog, a hub, and readers that act during deliveries and track the state that they should know.
 
-Time is a number that is moved. What callbacks do while they are told is drawn beforehand, since nothing can be drawn in
-the middle of a step.
+Time is a number that the rules advance. The actions of callbacks are drawn in advance as plans, because Hypothesis
+cannot draw in the middle of a step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
-from tests.support.promises.draws import ALIEN, URIS, Plan, Subscription
+from tests.support.promises.strategies import OTHER_EPOCH, URIS, Plan, Subscription
 from tests.support.readers import Clock
 from tidings import (
     BUSY,
@@ -36,7 +36,7 @@ from tidings.testing import Recorder
 
 
 class Owner:
-    """Has a method whose subscription must not keep this object alive."""
+    """An object with a method whose subscription must not keep this object alive."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -46,10 +46,10 @@ class Owner:
 
 
 class Reader:
-    """One subscriber, its plans, and what it should know."""
+    """One subscriber, its plans, and the state that it should know."""
 
-    def __init__(self, world: World, kind: str, policy: Policy, filter: Filter | None) -> None:
-        self.world = world
+    def __init__(self, machine: MachineBase, kind: str, policy: Policy, filter: Filter | None) -> None:
+        self.machine = machine
         self.policy = policy
         self.filter = filter
         self.owner: Owner | None = Owner(self) if kind == "method" else None
@@ -65,11 +65,11 @@ class Reader:
         """The copy of each list from its notifications; None if it is unknown."""
         self.closed: Reason | None = None
         options: dict[str, Any] = {"label": kind, "policy": policy, "filter": filter, "on_close": self.on_close}
-        if filter is not None or policy.has_delays or kind == "method":  # the others are as plain as can be
+        if filter is not None or policy.has_delays or kind == "method":  # the others have no options
             options["is_muted"] = self.is_muted
         self.options = options
         if kind == "open":
-            self.subscriber = world.hub.open(self.deliver, **options)
+            self.subscriber = machine.hub.open(self.deliver, **options)
 
     @property
     def can_be_muted(self) -> bool:
@@ -81,23 +81,23 @@ class Reader:
         return topic in self.muted
 
     def deliver(self, notification: Notification) -> object:
-        world = self.world
+        machine = self.machine
         if self.closed is not None:
-            world.faults.append(f"a closed one was told {notification}")
+            machine.faults.append(f"a closed reader was told {notification}")
         if self.is_busy:
-            world.faults.append(f"{self.subscriber} is busy, and was told {notification}")
+            machine.faults.append(f"{self.subscriber} is busy, and was told {notification}")
         if isinstance(notification.topic, Feature) and self.filter is None:
-            self.keep_up(notification.topic, notification)
+            self.apply(notification.topic, notification)
         if any(change.operation is Operation.DELETED for change in notification.changes):
-            world.ended.append((self, notification.topic))
-        return world.act(self, self.plans.popleft()) if self.plans else None
+            machine.ended.append((self, notification.topic))
+        return machine.act(self, self.plans.popleft()) if self.plans else None
 
-    def keep_up(self, feature: Feature, notification: Notification) -> None:
+    def apply(self, feature: Feature, notification: Notification) -> None:
         held = self.lists.get(feature)
         if not notification.complete:
-            self.lists[feature] = dict(self.world.snapshots[notification.version.digest])
+            self.lists[feature] = dict(self.machine.snapshots[notification.version.digest])
         elif held is None:
-            self.world.faults.append(f"{self.subscriber} knew nothing, and {notification} calls itself complete")
+            self.machine.faults.append(f"{self.subscriber} had no list, but {notification} is marked complete")
         else:
             for change in notification.changes:
                 if change.item is None:
@@ -105,7 +105,7 @@ class Reader:
                 else:
                     held[change.key] = change.item.hash
             if digest_of(held) != notification.version.digest:
-                self.world.faults.append(f"{self.subscriber} holds another list after {notification}")
+                self.machine.faults.append(f"{self.subscriber} holds another list after {notification}")
 
     def on_close(self, reason: Reason) -> None:
         self.closed = reason
@@ -120,8 +120,8 @@ def digest_of(items: Mapping[str, bytes]) -> str:
     return total.hexdigest()
 
 
-class World(RuleBasedStateMachine):
-    """A catalog, a hub and readers, what happened to them, and the steps of the rules."""
+class MachineBase(RuleBasedStateMachine):
+    """A catalog, a hub and readers, a record of the events, and the actions of the rules."""
 
     clock: Clock
     catalog: Catalog
@@ -133,9 +133,9 @@ class World(RuleBasedStateMachine):
         age=st.sampled_from((0.5, 1000.0)),
         subresources=st.booleans(),
         follows=st.booleans(),
-        is_curious=st.booleans(),
+        has_updating_hook=st.booleans(),
     )
-    def begin(self, journal: int, age: float, subresources: bool, follows: bool, is_curious: bool) -> None:
+    def begin(self, journal: int, age: float, subresources: bool, follows: bool, has_updating_hook: bool) -> None:
         self.clock = Clock()
         policy = Policy(journal_changes=journal, journal_age=age, subresources=subresources)
         self.catalog = Catalog(policy, clock=self.clock)
@@ -146,7 +146,7 @@ class World(RuleBasedStateMachine):
         self.backlog: deque[tuple[Change, ...]] = deque()
         """The commits that are not published yet, if the hub does not publish them itself."""
         self.follows = follows
-        self.is_curious = is_curious
+        self.has_updating_hook = has_updating_hook
         self.items: dict[Feature, dict[str, bytes]] = {feature: {} for feature in Feature}
         self.snapshots: dict[str, dict[str, bytes]] = {EMPTY: {}}
         self.versions: dict[Topic, list[Version]] = {feature: [self.catalog.version(feature)] for feature in Feature}
@@ -181,8 +181,8 @@ class World(RuleBasedStateMachine):
         if topic in self.watched:
             self.faults.append(f"first({topic!r}) twice")
         self.watched.add(topic)
-        # As a source does that reads a file for the first time.
-        if self.is_curious and topic in URIS:
+        # A source that reads a file for the first time does the same.
+        if self.has_updating_hook and topic in URIS:
             self.catalog.resources.updated(str(topic), etag="1")
 
     def last(self, topic: Topic) -> None:
@@ -190,7 +190,7 @@ class World(RuleBasedStateMachine):
             self.faults.append(f"last({topic!r}) without a first")
         self.watched.discard(topic)
 
-    # Steps
+    # Actions
 
     def act(self, reader: Reader, plan: Plan) -> object:
         other = self.readers[plan.other % len(self.readers)]
@@ -255,8 +255,8 @@ class World(RuleBasedStateMachine):
 
     def cursor(self, topic: Topic, kind: str, number: int) -> Version | None:
         versions = self.versions.get(topic, [])
-        if kind == "alien":
-            return Version(number, ALIEN)
+        if kind == "other epoch":
+            return Version(number, OTHER_EPOCH)
         if kind == "none" or not versions:
             return None
         return versions[-1] if kind == "present" else versions[number % len(versions)]
