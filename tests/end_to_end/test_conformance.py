@@ -1,7 +1,7 @@
-"""The MCP conformance suite against `examples/everything.py`, plain and live: what the server passes on the SDK alone,
-it passes in `Live` too, check by check.
+"""Run the MCP conformance suite on `examples/everything.py`, with and without `Live`.
 
-The suite looks at neither `resources/updated` nor legacy list_changed; the other Live tests do.
+Every check that the server passes with the SDK alone must pass with `Live`. The suite checks neither
+`resources/updated` nor legacy list_changed; the other Live tests do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Verdicts: TypeAlias = dict[Check, bool]
 
 
 def run_suite(*arguments: str) -> str:
-    """What the suite printed. Its exit code counts scenarios that nobody has to pass."""
+    """Return the output of the suite. Its exit code also counts optional scenarios."""
     program = node()
     assert program is not None
     command = [program, str(SUITE), *arguments]
@@ -37,7 +37,7 @@ def run_suite(*arguments: str) -> str:
 
 
 def judge(url: str, revision: str, directory: Path) -> Verdicts:
-    """Whether each check passed. What is only reported, or skipped, is neither."""
+    """Return whether each check passed. Omit checks that are skipped or only informative."""
     printed = run_suite("server", "--url", url, "--requirements", revision, "--output-dir", str(directory))
     verdicts: dict[Check, list[bool]] = defaultdict(list)
     for file in directory.glob("*/checks.json"):
@@ -51,7 +51,7 @@ def judge(url: str, revision: str, directory: Path) -> Verdicts:
 
 
 def scored(revision: str) -> set[str]:
-    """The scenarios that a server must pass."""
+    """Return the scenarios that a server must pass."""
     listed = run_suite("list", "--server", "--requirements", revision)
     _, _, servers = listed.partition("Server scenarios")
     section, _, _ = servers.partition("\n\n")
@@ -60,7 +60,7 @@ def scored(revision: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Verdicts]:
-    """By `plain` or `live`, and the revision."""
+    """Return the results by mode (`plain` or `live`) and revision."""
     output = tmp_path_factory.mktemp("conformance")
 
     def judge_all(mode: str) -> dict[tuple[str, str], Verdicts]:
@@ -84,7 +84,7 @@ def test_live_passes_every_scored_check(revision: str, verdicts: dict[tuple[str,
 
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_live_passes_every_check_that_the_sdk_passes(revision: str, verdicts: dict[tuple[str, str], Verdicts]) -> None:
-    """The checks that are not scored as well: sessions, resumed streams, headers, and what there is of tasks."""
+    """This includes checks that are not scored: sessions, resumed streams, headers and tasks."""
     plain, live = verdicts["plain", revision], verdicts["live", revision]
     passed = {check for check, has_passed in plain.items() if has_passed}
 
@@ -93,7 +93,7 @@ def test_live_passes_every_check_that_the_sdk_passes(revision: str, verdicts: di
 
 
 def test_listen_checks_saw_real_changes(verdicts: dict[tuple[str, str], Verdicts]) -> None:
-    """A server without the tools that these checks call would have them reported as impossible to try."""
+    """The suite skips these checks on a server without the tools that they call."""
     live = verdicts["live", "2026-07-28"]
 
     for topic in ("tools", "prompts"):
@@ -101,5 +101,5 @@ def test_listen_checks_saw_real_changes(verdicts: dict[tuple[str, str], Verdicts
 
 
 def test_live_accepts_whitespace_after_a_header_value(verdicts: dict[tuple[str, str], Verdicts]) -> None:
-    """Not scored, and not so on the SDK alone where httptools is installed, as it is with Tidings."""
+    """This check is not scored. The SDK alone fails it if httptools is installed, as it is with Tidings."""
     assert verdicts["live", "2026-07-28"]["http-header-validation", "sep-2243-server-accepts-whitespace-header-value"]

@@ -1,7 +1,7 @@
-"""What clients do to a server: never read, half-close, vanish, come and go by the thousand.
+"""Clients that never read, half-close, vanish, or connect and disconnect by the thousand.
 
-Every server here is a process of its own, and every client a real socket. A reader that stops reading costs one
-mailbox and delays nobody; whoever is gone leaves nothing behind.
+Every server is its own process, and every client a real socket. A client that stops reading costs one mailbox and does
+not delay the others. The server keeps nothing of a client that has disconnected.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ UNMET = 3600.0
 """Seconds between keep-alives where a client must be noticed without one."""
 
 
-# Readers that don't read
+# Clients that do not read
 
 
 @pytest.mark.alone
@@ -63,7 +63,7 @@ UNMET = 3600.0
 async def test_two_hundred_unread_streams_delay_no_other_and_cost_one_mailbox_each(
     how: How, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two servers side by side, one of them with 200 readers that are full; rounds take turns."""
+    """Compare two servers, one of them with 200 full streams, in alternating rounds."""
     settings = Settings(policy={"write_deadline": 100.0, "journal_changes": 20})
     async with serve(how, settings) as alone, serve(how, settings) as crowded, readers(alone, 50) as few:
         silent = await open_unread_streams(crowded, listening=160, sessions=40)
@@ -118,7 +118,7 @@ async def test_unread_streams_are_aborted_after_the_write_deadline(how: How) -> 
 
 @pytest.mark.parametrize("how", HTTP)
 async def test_legacy_session_is_notified_again_after_its_stream_was_aborted(how: How) -> None:
-    """What was cut off with its stream was never read: it must not count as told."""
+    """Notifications that were lost with a closed stream must not count as told."""
     async with serve(how, Settings(policy={"write_deadline": 0.5, "journal_changes": 20})) as server:
         session_id = await open_session(server.port)
         with sockets([connect_unread(server.port, get_request(session_id))]) as (silent,):
@@ -138,8 +138,8 @@ async def test_legacy_session_is_notified_again_after_its_stream_was_aborted(how
 
 
 async def test_legacy_session_gets_the_notifications_it_did_not_read() -> None:
-    """A cut cable: the server writes on for a while, and nothing of it arrives. The client comes back with the id of
-    the last event that it read, as the SDKs' clients do."""
+    """After a cable is cut, the server continues to write, and nothing arrives. The client reconnects with the id of
+    the last event that it read, as clients of the SDKs do."""
     settings = Settings(policy={"write_deadline": 1.0, "keep_alive": 0.2})
     async with serve("uvicorn", settings) as server:
         session_id = await open_session(server.port)
@@ -158,7 +158,7 @@ async def test_legacy_session_gets_the_notifications_it_did_not_read() -> None:
                 "notifications/prompts/list_changed",
                 "notifications/tools/list_changed",
             ]
-            # And nothing but that: what comes next is the next change.
+            # Nothing else is sent: the next event is the next change.
             await server.change(update(3))
             event = await stream.event()
         assert event is not None
@@ -166,7 +166,7 @@ async def test_legacy_session_gets_the_notifications_it_did_not_read() -> None:
 
 
 async def test_unread_stream_behind_middleware_is_aborted() -> None:
-    """`BaseHTTPMiddleware` gives the app a `receive` of its own: only the request's end is in our hands."""
+    """`BaseHTTPMiddleware` replaces `receive`, so that Tidings can only end the request."""
     settings = Settings(policy={"write_deadline": 0.5, "journal_changes": 20}, is_wrapped=True)
     async with serve("uvicorn", settings) as server:
         with sockets(await open_unread_streams(server, listening=5, sessions=0)) as silent:
@@ -184,8 +184,8 @@ async def test_unread_stream_behind_middleware_is_aborted() -> None:
 async def test_unread_stream_of_the_sdk_is_aborted_and_cannot_keep_the_process(
     options: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
-    """Where the user's own middleware must see every request, and where only the SDK takes it for a request: the SDK
-    writes to the stream then, and waits for a reader."""
+    """If the user has a middleware, or only the SDK accepts the request, the SDK writes to the stream and waits for
+    the client to read."""
     settings = Settings(policy={"write_deadline": 1.0, "journal_changes": 20}, **options)
     async with serve("uvicorn", settings) as server:
         base, fds = await server.state(is_deep=True), server.fds()
@@ -209,7 +209,7 @@ async def revision(server: Process) -> int:
     return int(body)
 
 
-# Clients that are gone, and clients that only seem to be there
+# Clients that disconnect, and clients that vanish without a disconnect
 
 
 @pytest.mark.parametrize("how", HTTP)
@@ -222,7 +222,7 @@ async def test_half_closed_connection_ends_the_stream(how: How) -> None:
         for stream in streams:
             async with asyncio.timeout(TIMEOUT):
                 assert await stream.event() is None
-        # The legacy sessions themselves live on: their clients may open another stream.
+        # The legacy sessions stay open: their clients may open another stream.
         await server.until(lambda state: (state["listening"], state["spliced"], state["subscribers"]) == (0, 0, 5))
         kept = {
             "Subscriber": 5,
@@ -239,7 +239,7 @@ async def test_half_closed_connection_ends_the_stream(how: How) -> None:
 
 @pytest.mark.parametrize("how", HTTP)
 async def test_client_that_vanishes_without_closing_is_detected(how: How) -> None:
-    """Nobody acknowledges what is sent, and nobody closes the connection. A keep-alive is enough to notice."""
+    """The client acknowledges no packet, and does not close the connection. A keep-alive is enough to detect this."""
     settings = Settings(policy={"write_deadline": 1.0, "keep_alive": 0.2}, options={"session_idle_timeout": IDLE})
     async with serve(how, settings) as server:
         base, fds = await server.state(is_deep=True), server.fds()

@@ -1,8 +1,8 @@
-"""The promises, held against what fifty real clients saw during two thousand changes.
+"""Check the promises with fifty real clients during two thousand changes.
 
-Clients of both eras, over HTTP and stdio, come, go, break and change their minds at random; so does the server's
-catalog. What each client was told is taken from the wire, what changed from the server, and both are put in order by
-the machine's monotonic clock, which all processes share. `TIDINGS_SEED` repeats a run as far as processes allow.
+Clients of both eras, over HTTP and stdio, connect, disconnect and change their subscriptions at random while the
+catalog changes. The notifications are read from the wire, and the changes from the server. Both are ordered by the
+monotonic clock, which all processes share. `TIDINGS_SEED` repeats a run as far as processes allow.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tidings.testing import (
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:(resources/.*subscribe|ping) is removed")]
 
 EPOCHS = 4
-"""Between them nothing changes, until everybody was told: a loss can't hide behind the next change."""
+"""After each epoch, changes stop until every client was told, so that the next change hides no loss."""
 URIS = [f"board://{folder}/{number}" for folder in ("sprint", "notes") for number in range(6)]
 SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
 QUIET_WITHIN = 60.0
@@ -57,7 +57,7 @@ Connection: TypeAlias = AbstractAsyncContextManager[Client]
 
 
 def covered(path: Topic) -> list[Topic]:
-    """What of all that there is a subscription to a path is told of."""
+    """Return the topics that a subscription to a path covers."""
     if isinstance(path, Feature) or path in URIS:
         return [path]
     return [uri for uri in URIS if uri.startswith(path.removesuffix("*"))]
@@ -70,30 +70,30 @@ class Subscription:
     name: str
     server: Server
     label: str | None = None
-    """By which the server knows it, where the client knows that."""
+    """Its label on the server, if the client knows it."""
     paths: dict[Topic, int] = field(default_factory=dict)
-    """The features, URIs and patterns that it watches, and since when for sure."""
+    """The features, URIs and patterns that it watches, each with a time at which it is surely subscribed."""
     told: dict[Topic, Version] = field(default_factory=dict)
     events: list[tuple[int, Event]] = field(default_factory=list)
     lost: frozenset[tuple[Topic, Version]] = frozenset()
-    """What no longer was when it came, because a server was killed before it had written that down."""
+    """The versions that a killed server had not written, and that no longer existed when it connected."""
     is_closed: bool = False
     asked: Topic | None = None
-    """What it is about to be subscribed to."""
+    """The topic of a subscribe request without a response yet."""
     is_in_doubt: bool = False
-    """Whether nobody knows if a deletion that it heard of meanwhile came before the subscription, or ended it."""
+    """Whether a deletion came during that request: it may have been before the subscription, or have ended it."""
 
     def record(self, event: Event, at: int | None = None) -> None:
         self.events.append((time.monotonic_ns() if at is None else at, event))
 
     def granted(self, paths: Sequence[Topic]) -> None:
         self.record(Acknowledged(self.name))
-        heard = {topic for path in self.paths for topic in covered(path)}
-        for topic in {topic for path in paths for topic in covered(path)} - heard:
-            self.told.pop(topic, None)  # it is taken to know what is there now
+        watched = {topic for path in self.paths for topic in covered(path)}
+        for topic in {topic for path in paths for topic in covered(path)} - watched:
+            self.told.pop(topic, None)  # it counts as told the present version
         self.paths = dict.fromkeys(paths, time.monotonic_ns()) | self.paths
 
-    def hear(self, message: dict[str, Any], at: int) -> None:
+    def receive(self, message: dict[str, Any], at: int) -> None:
         told = Told.from_message(self.name, message)
         if told is None or self.is_closed:
             return
@@ -105,47 +105,50 @@ class Subscription:
             if told.topic == self.asked:
                 self.is_in_doubt = True
                 self.record(Subscribed(self.name, (told.topic,)), at)
-        self.server.heard.set()
+        self.server.received.set()
 
     def close(self) -> None:
         self.is_closed = True
         self.record(Closed(self.name))
 
     def is_owed(self) -> bool:
-        """Whether there is news that it has not been told. Only to know when to stop waiting: the checks judge."""
+        """Return whether it has not been told the present versions. Used only to wait; the checks decide."""
         return any(self._is_owed(topic, since) for path, since in self.paths.items() for topic in covered(path))
 
     def _is_owed(self, topic: Topic, since: int) -> bool:
-        rows = self._still_true(self.server.changed.get(topic, []))
+        rows = self._without_lost(self.server.changed.get(topic, []))
         known = self.told.get(topic) or next((change.previous for at, change in rows if at > since), None)
         return known is not None and bool(rows) and known.digest != rows[-1][1].version.digest
 
-    def _still_true(self, changes: list[tuple[int, Changed]]) -> list[tuple[int, Changed]]:
+    def _without_lost(self, changes: list[tuple[int, Changed]]) -> list[tuple[int, Changed]]:
         return [(at, change) for at, change in changes if (change.topic, change.version) not in self.lost]
 
     def history(self, changes: list[tuple[int, Changed]]) -> History:
-        """Its own events among all changes. Over HTTP an end is answered on another connection than the stream's: what
-        was changed before that may still be under way, and counts as told in time."""
-        changes = self._still_true(changes)
+        """Return its events and all changes, in order.
+
+        Over HTTP, the response to an unsubscribe request comes on another connection than the stream. Notifications of
+        earlier changes may still be in transit, and count as told in time.
+        """
+        changes = self._without_lost(changes)
         made = {(change.topic, change.version): at for at, change in changes}
         events = list(self.events)
         for index, (at, event) in enumerate(self.events):
             if isinstance(event, Unsubscribed) and self.server.has_streams:
-                under_way = [
+                in_transit = [
                     when
                     for when, each in self.events[index:]
                     if isinstance(each, Told) and each.version is not None
                     if any(each.topic in covered(path) for path in event.topics)
                     if made.get((each.topic, each.version), at) < at
                 ]
-                events[index] = (max([at, *(when + 1 for when in under_way)]), event)
+                events[index] = (max([at, *(when + 1 for when in in_transit)]), event)
         merged: list[tuple[int, int, Event]] = [(at, 0, change) for at, change in changes]
         merged += [(at, 1, event) for at, event in sorted(events, key=lambda each: each[0])]
         return History(event for _, _, event in sorted(merged, key=lambda each: each[:2]))
 
 
 class Server:
-    """What is changed, and what its clients made of it."""
+    """A server, its recorded changes, and the subscriptions of its clients."""
 
     def __init__(
         self,
@@ -162,7 +165,7 @@ class Server:
         self.subscriptions: list[Subscription] = []
         self.rows: list[tuple[int, Changed]] = []
         self.changed: dict[Topic, list[tuple[int, Changed]]] = {}
-        self.heard = asyncio.Event()
+        self.received = asyncio.Event()
         self.lost: set[tuple[Topic, Version]] = set()
 
     def open(self, name: str) -> Subscription:
@@ -177,23 +180,23 @@ class Server:
             self.changed.setdefault(change.topic, []).append((at, change))
         return len(self.rows)
 
-    async def look(self) -> None:
-        """Note what waits for whom."""
+    async def record_mailboxes(self) -> None:
+        """Record the mailbox size of each subscriber."""
         pending = await self._pending() if self._pending is not None else {}
         for each in self.subscriptions:
             if each.label in pending and not each.is_closed:
                 each.record(MailboxSize(each.name, pending[each.label]))
 
     async def wait_until_idle(self) -> None:
-        """Nothing changes any more: wait until everybody was told, or had every chance."""
+        """Wait until every client is told the present versions, or until the timeout. No change is made meanwhile."""
         await self.catch_up()
         try:
             async with asyncio.timeout(QUIET_WITHIN):
                 while any(each.is_owed() for each in self.subscriptions if not each.is_closed):
-                    self.heard.clear()
-                    await self.heard.wait()
+                    self.received.clear()
+                    await self.received.wait()
         except TimeoutError:
-            pass  # the checks say who, and what
+            pass  # the checks report the details
 
     def check(self, *promises: str) -> None:
         for subscription in self.subscriptions:
@@ -204,11 +207,11 @@ class Server:
                 PROMISES[promise](history)
 
 
-# What happens to the catalog
+# Changes of the catalog
 
 
 class Changes:
-    """Random operations on a server's catalog, all of them possible."""
+    """Random valid operations on the catalog of a server."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -219,7 +222,7 @@ class Changes:
         dice = self._dice
         self._count += 1
         if dice.random() < 0.65:
-            # Few etags, so that a content often becomes what it was.
+            # With few etags, a content often returns to an earlier version.
             uri, text = dice.choice(URIS), dice.choice(["a", "b", "c", ""])
             do = "deleted" if dice.random() < 0.03 else "updated"
             if do == "deleted" and uri in self._items["resources"]:
@@ -241,8 +244,8 @@ class Changes:
 # Clients
 
 
-class Player:
-    """A client that does as it is told, one thing after another, and notes what it hears."""
+class RandomClient:
+    """A client that runs commands one after another, and records its notifications."""
 
     def __init__(
         self,
@@ -262,54 +265,53 @@ class Player:
         self._session: Subscription | None = None
         self._streams: dict[str, Subscription] = {}
         self._early: list[tuple[str, dict[str, Any], int]] = []
-        """What came on a stream before we knew its id."""
-        self._wishes: asyncio.Queue[str | None] = asyncio.Queue()
-        self._is_fulfilling = True
-        self._wishes.put_nowait("drop")
+        """The messages of a stream that came before its id was known."""
+        self._commands: asyncio.Queue[str | None] = asyncio.Queue()
+        self._commands.put_nowait("drop")
 
-    def wish(self, what: str | None) -> None:
-        """To "drop" (and come back), to "change" one's mind, or None to leave for good."""
-        self._wishes.put_nowait(what)
+    def command(self, what: str | None) -> None:
+        """Queue a command: "drop" (reconnect), "change" (the subscriptions), or None (disconnect for good)."""
+        self._commands.put_nowait(what)
 
     async def settled(self) -> None:
-        """Until all wishes are fulfilled: at first, until it is here."""
-        await self._wishes.join()
+        """Wait until all commands are done. The first command is to connect."""
+        await self._commands.join()
 
-    async def play(self) -> None:
-        assert await self._wishes.get() == "drop"
-        wish: str | None = "drop"
-        while wish is not None:
+    async def run(self) -> None:
+        assert await self._commands.get() == "drop"
+        command: str | None = "drop"
+        while command is not None:
             self._lives += 1
-            wish = await (self._be_legacy() if self.kind == "legacy" else self._be_modern())
-        self._wishes.task_done()
+            command = await (self._run_legacy() if self.kind == "legacy" else self._run_modern())
+        self._commands.task_done()
 
-    async def _next_wish(self) -> str | None:
-        self._wishes.task_done()
-        return await self._wishes.get()
+    async def _next_command(self) -> str | None:
+        self._commands.task_done()
+        return await self._commands.get()
 
     async def _note(self, message: Any) -> None:
         at = time.monotonic_ns()
         if not isinstance(message, BaseModel):
-            return  # the transport's trouble: it connects again
+            return  # an error of the transport, which reconnects
         content = message.model_dump(by_alias=True, mode="json", exclude_none=True)
         if self._session is not None:
-            self._session.hear(content, at)
+            self._session.receive(content, at)
             return
         stream_id = content["params"].get("_meta", {}).get(SUBSCRIPTION_ID)
         if stream_id in self._streams:
-            self._streams[stream_id].hear(content, at)
+            self._streams[stream_id].receive(content, at)
         else:
             self._early.append((stream_id, content, at))
 
-    async def _be_legacy(self) -> str | None:
+    async def _run_legacy(self) -> str | None:
         self._session = session = self._server.open(f"{self.name}.{self._lives}")
         session.record(Subscribed(session.name, tuple(Feature)))
         async with self._connect(self._note) as self.client:
-            # Answered after the end of the handshake. No list: what one is shown, others may be told of again.
+            # The response comes after the handshake. A list request would be a fetch, which affects notifications.
             await self.client.send_ping()
             session.granted(list(Feature))
-            wish: str | None = "change"
-            while wish == "change":
+            command: str | None = "change"
+            while command == "change":
                 watched = [topic for topic in session.paths if not isinstance(topic, Feature)]
                 for uri in self._dice.sample(watched, self._dice.randrange(len(watched) + 1)):
                     session.paths.pop(uri, None)  # a deletion may have ended it meanwhile
@@ -325,14 +327,14 @@ class Player:
                         session.record(Unsubscribed(session.name, (uri,)))
                     else:
                         session.granted([uri])
-                wish = await self._next_wish()
+                command = await self._next_command()
             session.close()
-        return wish
+        return command
 
-    async def _be_modern(self) -> str | None:
+    async def _run_modern(self) -> str | None:
         async with self._connect(self._note) as self.client:
-            wish: str | None = "change"
-            while wish == "change":
+            command: str | None = "change"
+            while command == "change":
                 stream = self._server.open(f"{self.name}.{self._lives}.{len(self._streams)}")
                 features = self._dice.sample(list(Feature), self._dice.randrange(1, 3))
                 uris = self._some_uris()
@@ -344,11 +346,11 @@ class Player:
                     self._streams[str(listening.subscription_id)] = stream
                     for stream_id, content, at in self._early:
                         if stream_id == listening.subscription_id:
-                            stream.hear(content, at)
+                            stream.receive(content, at)
                     self._early.clear()
-                    wish = await self._next_wish()
+                    command = await self._next_command()
                     stream.close()
-        return wish
+        return command
 
     def _some_uris(self) -> list[str]:
         chosen: list[str] = self._dice.sample(URIS, self._dice.randrange(4))
@@ -357,11 +359,10 @@ class Player:
 
 @asynccontextmanager
 async def over_http(url: str, mode: str, dice: random.Random, note: Note) -> AsyncIterator[Client]:
-    is_polite = dice.random() < 0.5
-    """Whether it ends its session when it goes."""
+    ends_session = dice.random() < 0.5
     # Without certificates: reading them takes longer than everything else here.
     async with httpx2.AsyncClient(verify=False, trust_env=False, timeout=httpx2.Timeout(30, read=300)) as http:
-        transport = streamable_http_client(url, http_client=http, terminate_on_close=is_polite)
+        transport = streamable_http_client(url, http_client=http, terminate_on_close=ends_session)
         async with Client(transport, mode=mode, message_handler=note, cache=None) as client:
             yield client
 
@@ -373,19 +374,21 @@ async def over_stdio(mode: str, note: Note) -> AsyncIterator[Client]:
     )
     with TemporaryFile("w") as log:
         async with Client(stdio_client(parameters, errlog=log), mode=mode, message_handler=note, cache=None) as client:
-            # While nothing has changed yet. A call of a tool that it has not seen would let it look later, and what is
-            # shown then counts.
+            # Fetch the list before the first change. Otherwise the client fetches it before its first tool call, and
+            # the fetched version may cause more notifications.
             await client.list_tools()
             yield client
 
 
-# The play
+# The run
 
 
-async def drive(server: Server, players: list[Player], dice: random.Random, least: int, at_once: int) -> None:
-    """Change the catalog until it has changed so often, while the players come and go; and let everybody be told."""
+async def drive(
+    server: Server, random_clients: list[RandomClient], dice: random.Random, least: int, at_once: int
+) -> None:
+    """Make at least this many changes while clients reconnect, and wait until every client is told."""
     changes = Changes(dice)
-    await asyncio.gather(*(player.settled() for player in players))
+    await asyncio.gather(*(random_client.settled() for random_client in random_clients))
     for epoch in range(1, EPOCHS + 1):
         while await server.catch_up() < least * epoch // EPOCHS:
             for _ in range(25 // at_once):
@@ -394,17 +397,19 @@ async def drive(server: Server, players: list[Player], dice: random.Random, leas
                     operations.insert(0, {"do": "cut", "of": "", "key": "", "text": str(dice.randrange(1_000))})
                 await server.change(operations)
                 if dice.random() < 0.15:
-                    dice.choice(players).wish(dice.choice(["drop", "change"]) if server.has_streams else "change")
-            await server.look()
-        await asyncio.gather(*(player.settled() for player in players))
+                    dice.choice(random_clients).command(
+                        dice.choice(["drop", "change"]) if server.has_streams else "change"
+                    )
+            await server.record_mailboxes()
+        await asyncio.gather(*(random_client.settled() for random_client in random_clients))
         if server.has_streams:
-            # The last word is lost on the way to many, and no later one makes up for it.
+            # Many clients lose the last notification, and no later change replaces it.
             await server.wait_until_idle()
             await server.change([{"do": "cut", "of": "", "key": ""}, *(changes.next() for _ in range(10))])
         await server.wait_until_idle()
         server.check("Reliable")
-    for player in players:
-        player.wish(None)
+    for random_client in random_clients:
+        random_client.command(None)
 
 
 @pytest.mark.parametrize("changes", [200, pytest.param(2_000, marks=pytest.mark.slow)])
@@ -413,10 +418,10 @@ async def test_all_promises_hold_for_fifty_clients_during_random_changes(
 ) -> None:
     start = time.monotonic()
     async with serve("uvicorn") as process, asyncio.TaskGroup() as tasks:
-        servers = [play_over_http(process, random.Random(seed), changes, tasks)]
+        servers = [run_over_http(process, random.Random(seed), changes, tasks)]
         for number in range(1, 5):
             kind: ConnectionKind = "modern" if number % 2 else "legacy"
-            servers.append(play_over_stdio(kind, number, random.Random(seed + number), changes, tasks))
+            servers.append(run_over_stdio(kind, number, random.Random(seed + number), changes, tasks))
     for server in servers:
         server.check()
     told = sum(isinstance(event, Told) for each in servers for one in each.subscriptions for _, event in one.events)
@@ -429,7 +434,7 @@ async def test_all_promises_hold_for_fifty_clients_during_random_changes(
     assert all(len(server.rows) >= changes for server in servers)
 
 
-def play_over_http(process: Process, dice: random.Random, least: int, tasks: asyncio.TaskGroup) -> Server:
+def run_over_http(process: Process, dice: random.Random, least: int, tasks: asyncio.TaskGroup) -> Server:
     url = f"http://127.0.0.1:{process.port}/mcp"
 
     async def record(start: int) -> list[Any]:
@@ -442,32 +447,34 @@ def play_over_http(process: Process, dice: random.Random, least: int, tasks: asy
         return found
 
     server = Server(lambda operations: process.change(*operations), record, pending, has_streams=True)
-    players: list[Player] = []
+    random_clients: list[RandomClient] = []
     for number in range(46):
         kind: ConnectionKind = "modern" if number % 3 else "legacy"
-        player = Player(f"http-{kind}-{number}", kind, server, partial(over_http, url, MODES[kind], dice), dice)
-        players.append(player)
-        tasks.create_task(player.play())
-    tasks.create_task(drive(server, players, dice, least, at_once=1))
+        random_client = RandomClient(
+            f"http-{kind}-{number}", kind, server, partial(over_http, url, MODES[kind], dice), dice
+        )
+        random_clients.append(random_client)
+        tasks.create_task(random_client.run())
+    tasks.create_task(drive(server, random_clients, dice, least, at_once=1))
     return server
 
 
-def play_over_stdio(
+def run_over_stdio(
     kind: ConnectionKind, number: int, dice: random.Random, least: int, tasks: asyncio.TaskGroup
 ) -> Server:
     async def change(operations: list[dict[str, Any]]) -> None:
-        assert player.client is not None
-        result = await player.client.call_tool("change", {"operations": operations})
+        assert random_client.client is not None
+        result = await random_client.client.call_tool("change", {"operations": operations})
         assert not result.is_error, result
 
     async def record(start: int) -> list[Any]:
-        assert player.client is not None
-        result = await player.client.call_tool("record", {"start": start})
+        assert random_client.client is not None
+        result = await random_client.client.call_tool("record", {"start": start})
         rows: list[Any] = (result.structured_content or {})["result"]
         return rows
 
     server = Server(change, record, has_streams=False)
-    player = Player(f"stdio-{kind}-{number}", kind, server, partial(over_stdio, MODES[kind]), dice)
-    tasks.create_task(player.play())
-    tasks.create_task(drive(server, [player], dice, least, at_once=5))
+    random_client = RandomClient(f"stdio-{kind}-{number}", kind, server, partial(over_stdio, MODES[kind]), dice)
+    tasks.create_task(random_client.run())
+    tasks.create_task(drive(server, [random_client], dice, least, at_once=5))
     return server

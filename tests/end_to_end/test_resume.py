@@ -1,12 +1,12 @@
-"""Resumable, shown with clients that lose their connection at random points of two thousand changes.
+"""Check resumption with clients that lose their connection at random points of two thousand changes.
 
-Each client keeps a cursor and, by nothing but deltas, a copy of every list that it watches. It drops its connection
-whenever chance says so (before the acknowledgement, between two notifications, with some unread), comes back with the
-cursor it holds, or an older one, or one that nobody knows, and must be told exactly what differs, or to refetch. What
-the server changed and what each client saw is judged as in `test_live_history`; in the end each copy is the list.
+Each client keeps a cursor, and a copy of every list that it watches, which it updates by deltas alone. It disconnects
+at random: before the acknowledgement, between two notifications, or with some unread. It reconnects with its cursor, an
+older one or an unknown one, and must be told exactly what differs, or to refetch. The checks are those of
+`test_promises.py`; in the end, each copy must equal the list.
 
-In the last test the server has a store, and is killed in between: before, while and after it is written down what the
-clients were told. `TIDINGS_SEED` repeats a run as far as processes allow.
+In the last test the server has a store, and is killed before, during and after the write of the told versions.
+`TIDINGS_SEED` repeats a run as far as processes allow.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from tidings.store.sqlite import peek
 from tidings.testing import Acknowledged, Subscribed, Told, check_resumable
 
 KILLED_CHANGES = int(os.environ.get("TIDINGS_CHANGES", "250"))
-"""Of the plays in which servers are killed; 2,000 take over a minute."""
+"""The number of changes in runs with killed servers; 2,000 take over a minute."""
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +63,7 @@ SDK_CLIENTS = 4
 
 
 class Place:
-    """Where the server is; it may move."""
+    """The running server process, which may be replaced."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -71,13 +71,13 @@ class Place:
         self.is_up.set()
 
     async def record(self, start: int) -> list[Any]:
-        """What changed, from the nth change on."""
+        """Return the changes from the nth on."""
         _, _, body = await request(self.process.port, "GET", f"/record?start={start}")
         rows: list[Any] = msgspec.json.decode(body)
         return rows
 
     async def fetch(self, feature: Feature) -> dict[str, Any]:
-        """A list, with the templates if it is that of resources."""
+        """Fetch a list."""
         method = f"{feature.value}/list"
         headers = {
             "accept": "application/json, text/event-stream",
@@ -90,22 +90,22 @@ class Place:
         return result
 
 
-class Mortal(Place):
-    """A server with a store, that is killed and takes up where it was."""
+class KilledServer(Place):
+    """A server with a store, which is killed and restarted."""
 
     def __init__(self, process: Process, start: Callable[[], Awaitable[Process]], folder: Path) -> None:
         super().__init__(process)
-        self.lives = 1
+        self.starts = 1
         self._start = start
         self._folder = folder
 
     async def record(self, start: int) -> list[Any]:
-        """Of all processes."""
+        """Return the changes of all processes, from the nth on."""
         lines = (self._folder / RECORD).read_bytes().splitlines()
         return [msgspec.json.decode(line) for line in lines[start:]]
 
-    async def die(self, server: Server) -> None:
-        """Now, whatever it is doing."""
+    async def kill(self, server: Server) -> None:
+        """Kill the process, and record the versions that it had not written."""
         self.is_up.clear()
         self.process.send_signal(signal.SIGKILL)
         await self.process.wait_for_exit(TIMEOUT)
@@ -117,20 +117,20 @@ class Mortal(Place):
             if known is None or change.version.revision > known.revision:
                 server.lost.add((topic, change.version))
 
-    async def come_back(self, operations: list[dict[str, Any]]) -> None:
-        """With all that was done to the one before, or was meant to be."""
+    async def restart(self, operations: list[dict[str, Any]]) -> None:
+        """Start a new process with all operations that were sent to earlier ones."""
         (self._folder / OPERATIONS).write_bytes(msgspec.json.encode(operations))
         self.process = await self._start()
-        self.lives += 1
+        self.starts += 1
         self.is_up.set()
 
 
 class Reader:
-    """One client, in however many lives."""
+    """One client, over several connections."""
 
     def __init__(self, name: str, server: Server, place: Place, dice: random.Random, *, uses_sdk: bool) -> None:
         self.name = name
-        self.lives = self.refetches = 0
+        self.connections = self.refetches = 0
         self.subscription: Subscription | None = None
         self.copies: dict[Feature, Copy] = {}
         self._server = server
@@ -141,23 +141,23 @@ class Reader:
         self._uris: list[str] = dice.sample(URIS, dice.randrange(4))
         self._cursor: Cursor | None = None
         self._cursors: list[Cursor] = []
-        """Those that speak of all its lists: of a list that a cursor is silent about, nothing would be told."""
+        """The cursors that contain all its lists. A list that a cursor does not contain would not be told."""
         self._stays = self._leaves = False
-        self._heard: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        """What came on the connection; None at its end."""
+        self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        """The messages of the connection; None at its end."""
         self.is_settled = asyncio.Event()
 
     def stay(self) -> None:
-        """Lose no connection from now on."""
+        """Keep the connection from now on."""
         self._stays = True
 
     def leave(self) -> None:
         self._leaves = True
-        self._heard.put_nowait(None)
+        self._messages.put_nowait(None)
 
     def drop(self) -> None:
-        """Its server is gone."""
-        self._heard.put_nowait(None)
+        """End the connection, because the server was killed."""
+        self._messages.put_nowait(None)
 
     async def live(self) -> None:
         while not self._leaves:
@@ -168,14 +168,14 @@ class Reader:
                 await self._be_connected()
             except OSError:
                 pass
-            except Exception:  # whatever the SDK's client makes of a server that is killed
+            except Exception:  # the SDK raises various errors when the server is killed
                 if process is self._place.process and self._place.is_up.is_set():
                     raise
 
     async def _be_connected(self) -> None:
-        self.lives += 1
-        self._heard = asyncio.Queue()
-        self.subscription = subscription = self._server.open(f"{self.name}.{self.lives}")
+        self.connections += 1
+        self._messages = asyncio.Queue()
+        self.subscription = subscription = self._server.open(f"{self.name}.{self.connections}")
         resume, known = self._resume()
         topics: list[Topic] = [*self._features, *self._uris]
         subscription.record(Subscribed(subscription.name, tuple(topics), known))
@@ -192,7 +192,7 @@ class Reader:
                         if self._stays:
                             self.is_settled.set()
                     else:
-                        subscription.hear(message, time.monotonic_ns())
+                        subscription.receive(message, time.monotonic_ns())
                         await self._take(message)
                     if self._is_cut(0.03):
                         return
@@ -204,20 +204,20 @@ class Reader:
         return not self._stays and self._dice.random() < chance
 
     async def _next(self) -> dict[str, Any] | None:
-        """The next message, unless the connection ends, or is quiet for longer than chance allows."""
+        """Return the next message, or None if the connection ends, or at random after a pause without messages."""
         while not self._stays:
             try:
                 async with asyncio.timeout(self._dice.choice([0.2, 1.0])):
-                    return await self._heard.get()
+                    return await self._messages.get()
             except TimeoutError:
                 if self._is_cut(0.3):
                     return None
         if self.subscription is not None and self.subscription.paths:
             self.is_settled.set()
-        return await self._heard.get()
+        return await self._messages.get()
 
     def _resume(self) -> tuple[Any, dict[Topic, Version | None]]:
-        """The cursor to come with, and what it says of what is watched."""
+        """Return the cursor to resume from, and its versions of the watched topics."""
         cursor = self._cursors[-1]
         chance = self._dice.random()
         if chance < 0.1:
@@ -225,7 +225,7 @@ class Reader:
         elif chance < 0.13:
             return "garbage", dict.fromkeys([*self._features, *self._uris])
         elif chance < 0.16:
-            versions: dict[Topic, Version | None] = {topic: Version(3, "of another life") for topic in self._features}
+            versions: dict[Topic, Version | None] = {topic: Version(3, "of another epoch") for topic in self._features}
             return Cursor("elsewhere", versions).as_json(), versions
         watched = {*self._features, *self._uris}
         return cursor.as_json(), {topic: version for topic, version in cursor.versions.items() if topic in watched}
@@ -260,16 +260,16 @@ class Reader:
     async def _by_hand(self, resume: Any) -> AsyncIterator[None]:
         wanted: dict[str, Any] = {f"{feature.value}ListChanged": True for feature in self._features}
         meta = {RESUME_KEY: resume, FILTER_KEY: {"detail": "delta"}}
-        sent = listen_request(self.lives, wanted | {"resourceSubscriptions": self._uris}, meta)
+        sent = listen_request(self.connections, wanted | {"resourceSubscriptions": self._uris}, meta)
         stream = await Stream.open(self._place.process.port, sent)
 
-        async def read(heard: asyncio.Queue[dict[str, Any] | None]) -> None:
+        async def read(messages: asyncio.Queue[dict[str, Any] | None]) -> None:
             with suppress(OSError, asyncio.IncompleteReadError):
                 while (event := await stream.event()) is not None:
-                    heard.put_nowait(event)
-            heard.put_nowait(None)
+                    messages.put_nowait(event)
+            messages.put_nowait(None)
 
-        reading = asyncio.create_task(read(self._heard))
+        reading = asyncio.create_task(read(self._messages))
         try:
             yield
         finally:
@@ -278,14 +278,14 @@ class Reader:
 
     @asynccontextmanager
     async def _by_sdk(self, resume: Any) -> AsyncIterator[None]:
-        """The SDK's client, which can say where it stands only in its settings, and does not show acknowledgements."""
-        heard, early = self._heard, list[dict[str, Any]]()
+        """Connect the client of the SDK. It sends the cursor in its settings, and does not show acknowledgements."""
+        messages, early = self._messages, list[dict[str, Any]]()
         is_granted = False
 
         async def note(message: Any) -> None:
             if isinstance(message, BaseModel):
                 content = message.model_dump(by_alias=True, mode="json", exclude_none=True)
-                heard.put_nowait(content) if is_granted else early.append(content)
+                messages.put_nowait(content) if is_granted else early.append(content)
 
         url = f"http://127.0.0.1:{self._place.process.port}/mcp"
 
@@ -299,9 +299,9 @@ class Reader:
                 wanted: dict[str, Any] = {f"{feature.value}_list_changed": True for feature in self._features}
                 async with client.listen(**wanted, resource_subscriptions=self._uris):
                     known = self._cursors[-1].as_json()
-                    heard.put_nowait({"method": "…/acknowledged", "params": {"_meta": {CURSOR_KEY: known}}})
+                    messages.put_nowait({"method": "…/acknowledged", "params": {"_meta": {CURSOR_KEY: known}}})
                     for content in early:
-                        heard.put_nowait(content)
+                        messages.put_nowait(content)
                     is_granted = True
                     yield
 
@@ -317,7 +317,7 @@ class _Message(BaseModel):
 
 
 class _Extension(ClientExtension):
-    """What a client that declares the extension has to know of."""
+    """The extension, as a client declares it."""
 
     identifier = EXTENSION
 
@@ -332,16 +332,15 @@ class _Extension(ClientExtension):
         return [NotificationBinding(method=DELETED_METHOD, params_type=_DeletedParams, handler=self._note_deleted)]
 
 
-Judgement: TypeAlias = Callable[[Server, list[Reader]], bool]
+Condition: TypeAlias = Callable[[Server, list[Reader]], bool]
 
 
-async def play(
-    place: Place, dice: random.Random, is_eventful: Judgement, least: int, clients: int = CLIENTS
+async def run(
+    place: Place, dice: random.Random, is_eventful: Condition, least: int, clients: int = CLIENTS
 ) -> tuple[Server, list[Reader]]:
-    """Change the catalog until it has changed so often and enough has happened, while the clients, and the server if it
-    may, come and go; then let all be told.
+    """Make changes while clients reconnect and the server restarts, and then wait until every client is told.
 
-    How much happens meanwhile is chance's, and the machine's: a slow one needs more changes for it.
+    The changes end after `least` of them, as soon as `is_eventful` returns true. A slow machine may need more changes.
     """
     done: list[dict[str, Any]] = []
 
@@ -349,7 +348,7 @@ async def play(
         done.extend(operations)
         await place.process.change(*operations)
 
-    async def doomed(operations: Iterable[dict[str, Any]]) -> None:
+    async def change_while_killed(operations: Iterable[dict[str, Any]]) -> None:
         with suppress(OSError, EOFError):
             await change(list(operations))
 
@@ -363,22 +362,22 @@ async def play(
         living = [tasks.create_task(reader.live()) for reader in readers]
         rounds = 0
         while (count := await server.catch_up()) < least or not is_eventful(server, readers):
-            assert count < 5 * least, "hardly anything happens in this play"
+            assert count < 5 * least, "too few reconnections or restarts in this run"
             rounds += 1
             for _ in range(10):
                 await server.change([changes.next() for _ in range(dice.choice([1, 1, 1, 5]))])
-            if isinstance(place, Mortal) and rounds % 4 == 0:
-                server.heard.clear()
+            if isinstance(place, KilledServer) and rounds % 4 == 0:
+                server.received.clear()
                 async with asyncio.TaskGroup() as last:
-                    last.create_task(doomed(changes.next() for _ in range(5)))
+                    last.create_task(change_while_killed(changes.next() for _ in range(5)))
                     if dice.random() < 0.7:
                         with suppress(TimeoutError):
                             async with asyncio.timeout(0.2):
-                                await server.heard.wait()
-                    await place.die(server)
+                                await server.received.wait()
+                    await place.kill(server)
                 for reader in readers:
                     reader.drop()
-                await place.come_back(done)
+                await place.restart(done)
             assert not any(task.done() for task in living), f"a client ended after {count} changes"
         for reader in readers:
             reader.stay()
@@ -389,8 +388,8 @@ async def play(
     return server, readers
 
 
-async def judge(place: Place, server: Server, readers: list[Reader], journal: int) -> None:
-    """Hold what the clients were told, and what they have, against what there was."""
+async def check_clients(place: Place, server: Server, readers: list[Reader], journal: int) -> None:
+    """Check the notifications and the copies of the clients against the changes and the lists."""
     current = {feature: Copy(feature, (await place.fetch(feature))[feature.value]) for feature in Feature}
     for subscription in server.subscriptions:
         check_resumable(subscription.history(server.rows), journal=journal)
@@ -400,8 +399,8 @@ async def judge(place: Place, server: Server, readers: list[Reader], journal: in
             assert copy.items == current[feature].items, f"{reader.name} holds other {feature.value}"
 
 
-def tellings(server: Server) -> list[Told]:
-    """All that the clients were told."""
+def notifications(server: Server) -> list[Told]:
+    """Return all notifications that the clients received."""
     return [event for one in server.subscriptions for _, event in one.events if isinstance(event, Told)]
 
 
@@ -417,14 +416,16 @@ async def test_clients_that_return_with_a_cursor_get_exactly_what_differs(
     capsys: pytest.CaptureFixture[str], journal: int, changes: int, seed: int
 ) -> None:
     def is_eventful(server: Server, readers: list[Reader]) -> bool:
-        return all(reader.lives > 3 for reader in readers) and not all(each.is_complete for each in tellings(server))
+        return all(reader.connections > 3 for reader in readers) and not all(
+            each.is_complete for each in notifications(server)
+        )
 
     start = time.monotonic()
     async with serve("uvicorn", Settings(policy={"journal_changes": journal})) as process:
         place = Place(process)
-        server, readers = await play(place, random.Random(seed), is_eventful, changes)
-        await judge(place, server, readers, journal)
-    told = tellings(server)
+        server, readers = await run(place, random.Random(seed), is_eventful, changes)
+        await check_clients(place, server, readers, journal)
+    told = notifications(server)
     with capsys.disabled():
         sys.stdout.write(
             f"\n{len(server.rows)} changes, {len(server.subscriptions)} connections of {CLIENTS} clients, "
@@ -437,16 +438,20 @@ async def test_clients_that_return_with_a_cursor_get_exactly_what_differs(
 async def test_clients_of_killed_servers_get_exactly_what_differs(
     tmp_path: Path, how: How, journal: int, seed: int
 ) -> None:
-    """Although what a killed server said last is forgotten: then, and only then, its clients are told to refetch."""
+    """A client is told to refetch if, and only if, the killed server had not written what it told last."""
     settings = Settings(policy={"journal_changes": journal}, folder=str(tmp_path))
     async with AsyncExitStack() as processes:
 
         def start() -> Awaitable[Process]:
             return processes.enter_async_context(serve(how, settings))
 
-        place = Mortal(await start(), start, tmp_path)
+        place = KilledServer(await start(), start, tmp_path)
         clients = 20 if KILLED_CHANGES > 250 else 10
-        server, readers = await play(
-            place, random.Random(seed), lambda server, _: place.lives > 2 and bool(server.lost), KILLED_CHANGES, clients
+        server, readers = await run(
+            place,
+            random.Random(seed),
+            lambda server, _: place.starts > 2 and bool(server.lost),
+            KILLED_CHANGES,
+            clients,
         )
-        await judge(place, server, readers, journal)
+        await check_clients(place, server, readers, journal)

@@ -1,4 +1,4 @@
-"""A signal ends every stream as the protocol says, and then the process, whoever still reads or does not."""
+"""A signal ends every stream as the protocol requires, and then the process, even if clients do not read."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Clients that know nothing but the wire, written from the documentation alone: whatever happens, they end up with the
-truth.
+"""Clients written from the documentation alone end up with the current list, after any sequence of events.
 
-They have a filter and a pace, fall behind, look for themselves, leave and come back with what they kept. Digests and
-patches are done here anew, in a few lines. Every play is a number, and the same each time.
+They have filters and intervals, become busy, fetch lists, disconnect and resume with their cursor. This module has its
+own short implementation of digests and patches. Each run has a seed, and is reproducible.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Server:
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.clock = Clock()
-        self.lives = 0
+        self.restarts = 0
         self.policy = Policy(
             journal_changes=chance.choice([1, 3, 1000]),
             max_changes_per_frame=chance.choice([1, 2, 64]),
@@ -69,11 +68,11 @@ class Server:
 
     @property
     def epoch(self) -> str:
-        return f"life {self.lives}"
+        return f"epoch {self.restarts}"
 
     def restart(self) -> None:
-        """With what there was, or with one more tool."""
-        self.lives += 1
+        """Restart with the same tools, or with one more change."""
+        self.restarts += 1
         items = list(self.catalog.tools)
         self.catalog = Catalog(self.policy)
         self.catalog.tools.replace(items)
@@ -103,7 +102,7 @@ class Server:
 
 
 class Client:
-    """Keeps a copy of the tools that its filter lets pass, by deltas, and fetches it when it has to."""
+    """A client that updates a copy of the tools that match its filter by deltas, and refetches if it must."""
 
     def __init__(self, server: Server) -> None:
         chance = server.chance
@@ -117,7 +116,7 @@ class Client:
         self.cursor = Cursor(server.epoch)
         self.copy: dict[str, Any] = {}
         self.is_busy = False
-        self.has_looked = self.has_to_fetch = False
+        self.has_fetched = self.has_to_fetch = False
         self.fetch()
 
     def sees(self, name: str) -> bool:
@@ -129,9 +128,9 @@ class Client:
         server.hub.notifications.fetched.record(TOOLS, version)
         self.copy = {item["name"]: item for item in server.catalog.tools if self.sees(item["name"])}
         self.cursor = self.cursor.then(Cursor(server.epoch, {TOOLS: version}))
-        self.has_to_fetch, self.has_looked = False, True
+        self.has_to_fetch, self.has_fetched = False, True
 
-    def come(self) -> None:
+    def connect(self) -> None:
         if self.subscriber is None:
             server = self.server
             known = json.loads(json.dumps(self.cursor.as_json()))
@@ -140,7 +139,7 @@ class Client:
             self.subscriber = server.hub.open(self.deliver, policy=policy, filter=self.terms.filter)
             server.hub.subscribe(self.subscriber, TOOLS, told=told)
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         if self.subscriber is not None:
             self.subscriber.close()
             self.subscriber = None
@@ -163,18 +162,18 @@ class Client:
         assert cursor is not None
         known = self.cursor.versions.get(TOOLS) if self.cursor.epoch == cursor.epoch else None
         if not self.has_to_fetch and (known is None or said["revision"] > known.revision):
-            if not said["complete"] or not self.takes(said):
-                assert self.has_looked or not said["complete"], f"{said} does not lead on from {self.copy}"
+            if not said["complete"] or not self.apply(said):
+                assert self.has_fetched or not said["complete"], f"{said} does not fit {self.copy}"
                 self.has_to_fetch = True
             if not self.has_to_fetch:
-                self.cursor, self.has_looked = self.cursor.then(cursor), False
+                self.cursor, self.has_fetched = self.cursor.then(cursor), False
         return BUSY if self.is_busy else None
 
-    def takes(self, said: dict[str, Any]) -> bool:
-        """Whether it leads on from what is here, and to what it should."""
+    def apply(self, said: dict[str, Any]) -> bool:
+        """Apply the changes to the copy; return whether they fit the copy and lead to the announced digest."""
         for change in said.get("changes", [said]):
             name = change["name"]
-            assert self.sees(name), f"nobody asked for {name}"
+            assert self.sees(name), f"the filter excludes {name}"
             if "delta" in change:
                 if item_digest(self.copy.get(name))[:16].hex() != change["before"]:
                     return False
@@ -202,7 +201,19 @@ def test_copy_updated_by_deltas_equals_the_list(first: int) -> None:
         for _ in range(STEPS):
             client = chance.choice(clients)
             match chance.choices(
-                ["change", "several", "wait", "leave", "come", "stop", "read", "bookmark", "fetch", "restart", "check"],
+                [
+                    "change",
+                    "several",
+                    "wait",
+                    "disconnect",
+                    "connect",
+                    "stop",
+                    "read",
+                    "bookmark",
+                    "fetch",
+                    "restart",
+                    "check",
+                ],
                 [35, 5, 10, 8, 12, 6, 8, 6, 4, 1, 5],
             )[0]:
                 case "change":
@@ -215,38 +226,38 @@ def test_copy_updated_by_deltas_equals_the_list(first: int) -> None:
                     client.is_busy = True
                 case "restart":
                     for each in clients:
-                        each.leave()
+                        each.disconnect()
                     server.restart()
                 case "check":
                     for each in clients:
-                        each.come()
+                        each.connect()
                         each.read()
                     server.wait(100)
                     for each in clients:
                         each.check()
                 case what:
                     getattr(client, what)()
-            assert not server.hub.counts.failures, f"play {number}"
+            assert not server.hub.counts.failures, f"run {number}"
 
 
-@pytest.mark.parametrize("looks", [False, True])
-def test_filtered_client_that_fetched_an_undone_change_must_refetch(looks: bool) -> None:
-    """What is left of the changes leads on from what it was told, but not from what it has seen; and of a part of the
-    list, no digest says so."""
+@pytest.mark.parametrize("is_fetched", [False, True])
+def test_filtered_client_that_fetched_an_undone_change_must_refetch(is_fetched: bool) -> None:
+    """The net changes fit the version that it was told, but not the version that it fetched. With a filter, it has no
+    digest to detect that."""
     catalog = Catalog()
     hub = Hub(catalog)
-    heard: list[Notification] = []
-    reader = hub.open(heard.append, filter=Filter(names=["a*"]))
+    received: list[Notification] = []
+    reader = hub.open(received.append, filter=Filter(names=["a*"]))
     reader.subscribe("tools")
     reader.pause()
     catalog.tools.add({"name": "a1"})
-    if looks:
+    if is_fetched:
         hub.notifications.fetched.record(TOOLS, catalog.version(TOOLS))
     catalog.tools.add({"name": "a2"})
     catalog.tools.remove("a1")
     hub.wake(reader)
 
-    assert [(each.complete, [change.key for change in each.changes]) for each in heard] == (
-        [(False, [])] if looks else [(True, ["a2"])]
+    assert [(each.complete, [change.key for change in each.changes]) for each in received] == (
+        [(False, [])] if is_fetched else [(True, ["a2"])]
     )
-    assert heard[0].version == Version(3, catalog.tools.version.digest)
+    assert received[0].version == Version(3, catalog.tools.version.digest)
