@@ -233,7 +233,7 @@ async def test_stream_that_the_server_ends_gets_its_result(kind: str, transport:
                 with anyio.fail_after(DEADLINE):
                     # Without the result, the loop would raise SubscriptionLost instead of ending.
                     events = [event async for event in subscription]
-            assert len(events) <= 1  # the marker's, which nobody had taken yet
+            assert len(events) <= 1  # that of the marker, which was not read yet
             await client.until_state(subscribers=0, streams=0, watched=[])
 
 
@@ -288,7 +288,7 @@ async def test_error_names_the_limit_of_streams(fronts: dict[str, str], http: ht
             async with open_client(fronts[name], MODERN) as client:
                 with pytest.raises(MCPError, match=f"Policy.{limit} allows {most}"):
                     await client.listen().__aenter__()
-        # Whoever leaves makes room.
+        # A closed stream no longer counts.
         await until_free(wire)
         async with wire.listen(1, wanted) as stream:
             assert (await stream.received()).method == "notifications/subscriptions/acknowledged"

@@ -1,4 +1,4 @@
-"""The herd that asks for a list after a change: one asks the SDK, nobody waits for anybody but that one."""
+"""Many clients request a list after a change: one request reaches the SDK, and the others wait for it alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Slow:
         self.server: Server[Any] = Server("slow", on_list_tools=self._list)
 
     async def _list(self, ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:
-        if ctx.request is not None:  # and not Live, which reads it as nobody
+        if ctx.request is not None:  # not the request of Live, which has no principal
             self.asked += 1
             self.begun.set()
             await self.may.wait()
@@ -204,7 +204,7 @@ async def test_old_list_is_not_sent_while_the_server_is_read() -> None:
         slow.read.clear()
         slow.description = "anew"
         local.live.list_reader.wake(Feature.TOOLS)
-        for _ in range(3):  # the first waits for the reading, as long as anybody does
+        for _ in range(3):  # the first waits until the list is read
             assert b"anew" in (await local.send(modern)).body
         slow.read.set()
         await until(lambda: local.live.list_reader.is_loaded)

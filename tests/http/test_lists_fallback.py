@@ -191,7 +191,7 @@ async def test_overridden_list_method_is_called_for_every_request() -> None:
             assert names(await local.send(changed(Authorization=f"Bearer {who}"))) == shown
             assert names(await local.send(listed(**sessions[who]))) == shown
 
-        # And nobody is told of what only she is shown.
+        # Other clients get no notification of an item that only alice may see.
         client.writer.write(client.listen_request(1, Authorization="Bearer bob"))
         with anyio.fail_after(DEADLINE):
             await client.reader.readuntil(b"acknowledged")
