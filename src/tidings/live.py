@@ -204,7 +204,7 @@ class Live:
     def stop(self) -> None:
         """End every stream with its graceful result. Can be called from a signal handler's callback, and twice."""
         if not self.subscriptions.is_stopping:
-            self._log("stopping", f"stopping {self.lowlevel.name}: closing {len(self.hub)} subscribers")
+            self._log("stopping", f"stopping {self.lowlevel.name}: subscribers to close: {len(self.hub)}")
         self.subscriptions.is_stopping = True
         self.listen_streams.stop()
         self.legacy_streams.stop()

@@ -282,8 +282,8 @@ async def test_authorization_calls_per_page_are_limited() -> None:
         ({"limit": 0}, "limit"),
         ({"limit": "ten"}, "limit"),
         ({"detail": "everything"}, "everything"),
-        ({"cursor": "garbage"}, "not of this server's life"),
-        ({"cursor": "0000.5"}, "not of this server's life"),
+        ({"cursor": "garbage"}, "belongs to another epoch"),
+        ({"cursor": "0000.5"}, "belongs to another epoch"),
         ({"sinse": 5}, "sinse"),
     ],
 )

@@ -209,7 +209,7 @@ class EventLog(Observer):
         level = logging.INFO if reason in CUT_OFF else logging.DEBUG
         if logger.isEnabledFor(level):
             watched = len(subscriber.features) + len(subscriber.uris or ())
-            text = f"{_name(subscriber)} is gone ({reason}): cleaned {watched} subscriptions and {pending} pending"
+            text = f"{_name(subscriber)} is closed ({reason}); subscriptions: {watched}, pending topics: {pending}"
             _log(level, "gone", text, subscriber, reason=reason, cleaned=watched, pending=pending)
 
     def publishing(self, notification: Notification, subscribers: int) -> None:

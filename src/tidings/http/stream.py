@@ -280,7 +280,7 @@ def abort_unfinished(streams: Iterable[ResponseStream], loop: asyncio.AbstractEv
         remaining = [stream for stream in ending if not stream.is_released]
         unread = sum(not stream.is_flushed for stream in remaining)
         if unread:
-            logger.warning("aborting %d streams whose clients did not read while the server was stopping", unread)
+            logger.warning("aborting streams whose clients did not read while the server was stopping: %d", unread)
         for stream in remaining:
             stream.abort()
 
