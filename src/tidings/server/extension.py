@@ -174,7 +174,7 @@ class ExtensionMethods:
     def _start_of_page(self, cursor: str) -> int:
         epoch, _, revision = cursor.rpartition(".")
         if epoch != self._epoch or not revision.isdecimal() or len(revision) > _MAX_DIGITS:
-            raise TidingsError(f"the cursor {cursor!r:.80} belongs to another epoch of this server; ask again without it")
+            raise TidingsError(f"the cursor {cursor!r:.80} belongs to another epoch; ask again without it")
         return int(revision)
 
     # Subscriptions
