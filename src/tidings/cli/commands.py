@@ -27,6 +27,8 @@ app = typer.Typer(
     help="Serve a folder as a live MCP server: add a file, and every connected client gets a new tool.",
     epilog="Start with `tidings new my-server`, then `tidings serve my-server`.",
     no_args_is_help=True,
+    # Typer's own layout shows a flag as `<bool>`, and needs Rich, which takes longer to import than all commands.
+    rich_markup_mode=None,
     # A traceback with local variables would show tokens.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

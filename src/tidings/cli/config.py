@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import typer
 from tidings.cli.command_line import absolute_command
 from tidings.cli.folder import check_folder
 from tidings.cli.options import TOKEN_VARIABLE, Folder
-from tidings.cli.output import fail, print_json, print_stderr, print_stdout
+from tidings.cli.output import fail, print_json, print_stderr, print_stdout, toml_value
 
 __all__ = ["CLIENTS", "Client", "config"]
 
@@ -135,15 +134,16 @@ def config(
         bool, typer.Option("--auth", help="The server requires a token. The token itself is not printed.")
     ] = False,
     name: Annotated[
-        str | None, typer.Option(help="The name of the server in the client.", show_default="its own name")
+        str | None,
+        typer.Option(help="The name of the server in the client.", metavar="NAME", show_default="its own name"),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the settings as JSON for every client, and the file they belong to.")
     ] = False,
 ) -> None:
-    """Print the settings that connect a client to this workspace, in the client's own format.
+    """Print the settings that connect a client to a workspace.
 
-    The file that they belong to is printed on standard error.
+    They have the client's own format. The file that they belong to is printed on standard error.
     """
     check_folder(folder)
     if auth and http is None:
@@ -162,7 +162,7 @@ def config(
         print_json({"client": client, "where": chosen.where, "settings": settings})
         return
     if client is Client.CODEX:
-        print_stdout(_format_toml(f"{chosen.member}.{_format_toml_key(key)}", entry))
+        print_stdout(_format_toml(chosen.member, key, entry))
     else:
         print_json(settings)
     print_stderr(f"For {chosen.where}")
@@ -188,11 +188,7 @@ def _get_server_name(folder: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "workspace"
 
 
-def _format_toml(table: str, values: dict[str, Any]) -> str:
-    # Strings and lists of strings have the same syntax in JSON and TOML, except for escaped non-ASCII characters.
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
-    return "\n".join([f"[{table}]", *lines])
-
-
-def _format_toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
+def _format_toml(table: str, key: str, values: dict[str, Any]) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
+        key = toml_value(key)
+    return "\n".join([f"[{table}.{key}]", *(f"{name} = {toml_value(value)}" for name, value in values.items())])

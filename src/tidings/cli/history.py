@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +21,6 @@ from tidings.core.redact import one_line
 
 if TYPE_CHECKING:
     from tidings.cli.remote import Remote
-    from tidings.core.journal import ChangeHistory
     from tidings.store import State
 
 __all__ = ["history"]
@@ -35,45 +33,48 @@ _STYLES = {"added": "green", "removed": "red", "deleted": "red", "": "yellow"}
 _SinceType: Any = Annotated[int, msgspec.Meta(ge=0)] | dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Query:
-    feature: Feature | None = None
-    uri: str | None = None
-    since: int | dict[str, Any] | None = None
-    limit: int | None = None
-    is_full: bool = False
-
-    def params(self) -> dict[str, Any]:
-        params = {
-            "feature": self.feature and self.feature.value,
-            "uri": self.uri,
-            "since": self.since,
-            "limit": self.limit,
-            "detail": "full" if self.is_full else None,
-        }
-        return {name: value for name, value in params.items() if value is not None}
-
-    def after(self, changes: list[dict[str, Any]]) -> _Query:
-        """Return the query for the changes that follow these."""
-        return replace(self, since=changes[-1]["revision"] if changes else self.since, limit=None)
-
-    def warn_if_incomplete(self, is_complete: bool) -> None:
-        if not is_complete and self.limit is None:
-            print_stderr("The history is incomplete: older changes are forgotten.")
-
-
 _Printer = Callable[[list[dict[str, Any]]], None]
+
+
+class _Pages:
+    """Prints the pages of a history, and keeps the params of the request for the next page."""
+
+    def __init__(self, params: dict[str, Any], show: _Printer) -> None:
+        self.params = {name: value for name, value in params.items() if value is not None}
+        self.epoch: str | None = None
+        self._show = show
+
+    def print(self, changes: list[dict[str, Any]], is_complete: bool, epoch: str, new_epoch: str) -> bool:
+        """Print a page. If it is of another epoch, print `new_epoch` instead, and return False: its history has to be
+        requested from the start."""
+        if self.epoch not in (None, epoch):
+            self.epoch = epoch
+            self.params.pop("since", None)
+            print_stderr(f"{new_epoch} now; its history starts here.")
+            return False
+        self.epoch = epoch
+        self._show(changes)
+        if not is_complete and "limit" not in self.params:
+            print_stderr("The history is incomplete: older changes are forgotten.")
+        self.params.pop("limit", None)
+        if changes:
+            self.params["since"] = changes[-1]["revision"]
+        return True
 
 
 def history(
     target: Target = ".",
     feature: Annotated[Feature | None, typer.Option(help="Only changes of this list.")] = None,
-    uri: Annotated[str | None, typer.Option(help="Only changes of the content of this resource.")] = None,
+    uri: Annotated[
+        str | None, typer.Option(help="Only changes of the content of this resource.", metavar="URI")
+    ] = None,
     since: Annotated[
         str | None,
         typer.Option(help="Only changes after this revision, or since this cursor.", metavar="REVISION|JSON"),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="The number of newest changes; 0 for all.", min=0)] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", help="The number of newest changes; 0 for all.", metavar="NUMBER", min=0)
+    ] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new changes until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line, with the items.")] = False,
     auth_token: Token = None,
@@ -86,14 +87,16 @@ def history(
     """
     if feature is not None and uri is not None:
         fail("--feature and --uri exclude each other; give one of them")
-    query = _Query(feature, uri, _parse_since(since), limit or None, as_json)
+    detail = "full" if as_json else "summary"
+    params = {"feature": feature, "uri": uri, "since": _parse_since(since), "limit": limit or None, "detail": detail}
     show: _Printer = print_json_lines if as_json else _print_lines
     if not as_json and not follow and sys.stdout.isatty():
         show = _print_table
+    pages = _Pages(params, show)
     if is_url(target):
-        run(_print_from_server(target, read_token(auth_token, auth_token_file), query, follow, show))
+        run(_print_from_server(target, read_token(auth_token, auth_token_file), pages, follow))
     else:
-        _print_from_file(Path(target), query, follow, show)
+        _print_from_file(Path(target), pages, follow)
 
 
 def _parse_since(text: str | None) -> int | dict[str, Any] | None:
@@ -106,66 +109,57 @@ def _parse_since(text: str | None) -> int | dict[str, Any] | None:
     return since
 
 
-async def _request_pages(remote: Remote, query: _Query) -> tuple[list[dict[str, Any]], bool, str]:
-    """Return the changes of all pages, whether they are complete, and the server's epoch."""
-    params = query.params()
-    changes: list[dict[str, Any]] = []
-    is_complete = True
-    while True:
-        page = await remote.request("dev.tidings/history", **params)
-        changes += page["changes"]
-        is_complete = is_complete and page["complete"]
-        if "nextCursor" not in page:
-            return changes, is_complete, page["epoch"]
-        params["cursor"] = page["nextCursor"]
-
-
-async def _print_from_server(url: str, token: str | None, query: _Query, follow: bool, show: _Printer) -> None:
+async def _print_from_server(url: str, token: str | None, pages: _Pages, follow: bool) -> None:
     """Print the history of a server. With `follow`, continue until Ctrl-C, also after the server restarts."""
     import asyncio
 
-    epoch: str | None = None
     while True:
         try:
             async with connect(url, token) as remote, AsyncExitStack() as stack:
                 if follow:
-                    await stack.enter_async_context(remote.watch([query.uri or "**"]))
+                    await stack.enter_async_context(remote.watch([pages.params.get("uri", "**")]))
                 while not remote.is_lost:
                     remote.changed.clear()
-                    changes, is_complete, current_epoch = await _request_pages(remote, query)
-                    is_other_server, epoch = epoch not in (None, current_epoch), current_epoch
-                    if is_other_server:
-                        print_stderr("Another server answers at this URL now; its history starts here.")
-                        query = replace(query, since=None)
+                    found = await _request_changes(remote, pages.params)
+                    if not pages.print(*found, "Another server answers at this URL"):
                         continue
-                    show(changes)
-                    query.warn_if_incomplete(is_complete)
                     if not follow:
                         return
-                    query = query.after(changes)
                     await remote.wait()
             print_stderr(f"{url} has stopped; waiting for it to restart.")
         except Unreachable as error:
-            if epoch is None:
+            if pages.epoch is None:
                 raise
             print_stderr(f"{error}; trying again.")
         await asyncio.sleep(_POLL)
 
 
-def _print_from_file(folder: Path, query: _Query, follow: bool, show: _Printer) -> None:
+async def _request_changes(remote: Remote, params: dict[str, Any]) -> tuple[list[dict[str, Any]], bool, str]:
+    """Return the changes of all pages of a response, whether they are complete, and the server's epoch."""
+    changes: list[dict[str, Any]] = []
+    is_complete = True
+    cursor: dict[str, str] = {}
+    while True:
+        page = await remote.request("dev.tidings/history", **params, **cursor)
+        changes += page["changes"]
+        is_complete = is_complete and page["complete"]
+        if "nextCursor" not in page:
+            return changes, is_complete, page["epoch"]
+        cursor["cursor"] = page["nextCursor"]
+
+
+def _print_from_file(folder: Path, pages: _Pages, follow: bool) -> None:
     from tidings.cli.state import find_state, read_state
-    from tidings.core.journal import change_json
     from tidings.store import StoreBroken, StoreError
 
     path = find_state(folder)
-    epoch: str | None = None
     is_waiting = False
     while True:
         file_versions = _read_file_versions(path)
         try:
             state = read_state(path)
         except StoreError as error:
-            if epoch is None or isinstance(error, StoreBroken):
+            if pages.epoch is None or isinstance(error, StoreBroken):
                 raise
             if not is_waiting:
                 print_stderr(f"{error}. Waiting for it.")
@@ -173,17 +167,10 @@ def _print_from_file(folder: Path, query: _Query, follow: bool, show: _Printer) 
             threading.Event().wait(_POLL)
             continue
         is_waiting = False
-        if epoch not in (None, state.epoch):
-            print_stderr("Another state is in this file now; its history starts here.")
-            query = replace(query, since=None)
-        epoch = state.epoch
-        past = _select_changes(state, query)
-        changes = [change_json(change, is_full=query.is_full) for change in past.changes]
-        show(changes)
-        query.warn_if_incomplete(past.complete)
+        if not pages.print(*_find_changes(state, pages.params), "Another state is in this file"):
+            continue
         if not follow:
             return
-        query = query.after(changes)
         while _read_file_versions(path) == file_versions:
             threading.Event().wait(_POLL)
 
@@ -202,28 +189,22 @@ def _read_file_versions(path: Path) -> list[tuple[int, int]]:
     return versions
 
 
-def _select_changes(state: State, query: _Query) -> ChangeHistory:
-    from tidings.core.catalog import UNKNOWN
+def _find_changes(state: State, params: dict[str, Any]) -> tuple[list[dict[str, Any]], bool, str]:
+    """Return the same as `_request_changes`, but from a state file."""
+    from tidings.cli.state import restore_hub
     from tidings.core.cursor import Cursor
-    from tidings.core.journal import ChangeHistory, changes_since_told
-    from tidings.core.model import Topic, Version
+    from tidings.core.journal import change_json
 
-    topic: Topic | None = query.feature or query.uri
-
-    def current(topic: Topic) -> Version:
-        if isinstance(topic, Feature):
-            return state.versions.get(topic, UNKNOWN)
-        return state.contents.get(topic, UNKNOWN)
-
-    if isinstance(query.since, dict) and (cursor := Cursor.parse(query.since)) is not None:
-        past = changes_since_told(state.journal, current, cursor.told(state.epoch), topic)
-    else:
-        since = query.since if isinstance(query.since, int) else 0
-        changes = tuple(change for change in state.journal if change.revision > since and topic in (None, change.topic))
-        journals = (None, *Feature) if topic is None else (topic if isinstance(topic, Feature) else None,)
-        is_complete = all(since >= state.floors.get(journal, 0) for journal in journals)
-        past = ChangeHistory(changes, is_complete and not isinstance(query.since, dict))
-    return past if query.limit is None else past.newest(query.limit)
+    since = params.get("since")
+    is_cursor = isinstance(since, dict)
+    if is_cursor:
+        since = Cursor.parse(since)
+    past = restore_hub(state).history(params.get("feature", params.get("uri")), since, state.epoch)
+    if "limit" in params:
+        past = past.newest(params["limit"])
+    changes = [change_json(change, is_full=params["detail"] == "full") for change in past.changes]
+    # If a cursor can't be read, more may have changed.
+    return changes, past.complete and not (is_cursor and since is None), state.epoch
 
 
 def _print_lines(changes: list[dict[str, Any]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tidings.cli.command_line import shell_command
-from tidings.cli.output import fail, print_json, print_stderr
+from tidings.cli.output import fail, print_json, print_stderr, toml_value
 
 __all__ = ["new"]
 
@@ -23,9 +22,10 @@ def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to create, or to fill.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the created files as JSON.")] = False,
 ) -> None:
-    """Create a workspace with an example of each: tools, a resource, a URI template, a prompt, settings.
+    """Create a workspace with an example of each kind of file.
 
-    It never changes an existing file. If a file to create exists already, it creates nothing.
+    These are tools, a resource, a URI template, a prompt and settings. It never changes an existing file. If a file to
+    create exists already, it creates nothing.
     """
     files = _read_scaffold()
     existing = [str(folder / name) for name in files if (folder / name).exists() or (folder / name).is_symlink()]
@@ -38,7 +38,7 @@ def new(
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             if name == "tidings.toml":
-                content = content.replace(_NAME, _format_toml_string(folder.resolve().name))
+                content = content.replace(_NAME, toml_value(folder.resolve().name).encode("utf-8", "replace"))
             with path.open("xb") as file:
                 file.write(content)
             # Not register.sh, whose items would replace those in prompts/.
@@ -57,11 +57,6 @@ def new(
         f"  {program} run-tool {quoted_folder} greet --arg name=World\n"
         f"  {program} serve {quoted_folder}"
     )
-
-
-def _format_toml_string(text: str) -> bytes:
-    """Return a TOML string. It is a JSON string without escaped surrogates and with an escaped DEL."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f").encode("utf-8", "replace")
 
 
 def _read_scaffold() -> dict[str, bytes]:

@@ -21,6 +21,12 @@ Folder = Annotated[
 Target = Annotated[str, typer.Argument(metavar="URL|DIR", help="A running server, or the folder of a workspace.")]
 Token = Annotated[
     str | None,
-    typer.Option(help="The bearer token that the server requires.", envvar=TOKEN_VARIABLE, show_envvar=True),
+    typer.Option(
+        help="The bearer token that the server requires. Other users of this machine can see it in the process list: "
+        "prefer the variable, or a file.",
+        metavar="TOKEN",
+        envvar=TOKEN_VARIABLE,
+        show_envvar=True,
+    ),
 ]
 TokenFile = Annotated[Path | None, typer.Option(help="Read the token from this file.", metavar="FILE", readable=False)]

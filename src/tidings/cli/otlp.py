@@ -19,7 +19,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from tidings.cli.startup import without_gc
 from tidings.stdio.process_exit import run_at_exit
 
 if TYPE_CHECKING:
@@ -44,17 +43,13 @@ def export_telemetry(service: str, failures: Counter[str]) -> Iterator[None]:
 
     Errors of the collector are counted in `failures["telemetry"]`.
     """
-    # Add filters to handlers, because a filter of a logger does not get the records of its children.
+    log_filter = _LogFilter(failures)
+    # Add it to the handlers, because a filter of a logger does not get the records of its children.
     handlers = list(logging.getLogger().handlers)
     for handler in handlers:
-        handler.addFilter(_hide_header)
-    with without_gc():
-        shutdowns = _set_up(service)
-    errors = _CollectorErrors(failures)
-    for handler in handlers:
-        handler.removeFilter(_hide_header)
-        if shutdowns:  # otherwise the exporters are the user's own, and their errors are logged unchanged
-            handler.addFilter(errors)
+        handler.addFilter(log_filter)
+    shutdowns = _set_up(service)
+    log_filter.is_exporting = bool(shutdowns)
     flush = partial(_shut_down, shutdowns)
     try:
         with run_at_exit(flush):
@@ -62,7 +57,7 @@ def export_telemetry(service: str, failures: Counter[str]) -> Iterator[None]:
     finally:
         flush()
         for handler in handlers:
-            handler.removeFilter(errors)
+            handler.removeFilter(log_filter)
 
 
 def _shut_down(shutdowns: list[Callable[[], object]]) -> None:
@@ -76,26 +71,24 @@ def _shut_down(shutdowns: list[Callable[[], object]]) -> None:
         thread.join(max(0.0, end - time.monotonic()))
 
 
-def _hide_header(record: logging.LogRecord) -> bool:
-    if record.name == _HEADER_LOGGER:
-        record.msg = "a header for the collector is not name=value, URL-encoded, and is not sent (OTEL_…_HEADERS)"
-        record.args = ()
-    return True
-
-
-class _CollectorErrors(logging.Filter):
+class _LogFilter(logging.Filter):
     """A filter that counts the errors of exporters, and passes only the first error of each outage.
 
-    It replaces the text of the error, which contains the endpoint and its secrets.
+    It replaces the text of a record that can contain secrets: a header, or the endpoint.
     """
 
     def __init__(self, failures: Counter[str]) -> None:
         super().__init__()
         self._failures = failures
         self._last = -_OUTAGE
+        self.is_exporting = False
+        """Otherwise the exporters are the user's own, and their errors are logged unchanged."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not record.name.startswith(_EXPORT_LOGGERS) or record.levelno < logging.WARNING:
+        if record.name == _HEADER_LOGGER:
+            record.msg = "a header for the collector is not name=value, URL-encoded, and is not sent (OTEL_…_HEADERS)"
+            record.args = ()
+        if not self.is_exporting or not record.name.startswith(_EXPORT_LOGGERS) or record.levelno < logging.WARNING:
             return True
         self._failures["telemetry"] += 1
         now = time.monotonic()

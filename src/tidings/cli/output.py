@@ -18,6 +18,7 @@ __all__ = [
     "print_stdout",
     "print_table",
     "redirect_stdout_to_stderr",
+    "toml_value",
 ]
 
 
@@ -62,6 +63,11 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], styled: in
         cells[styled].stylize(styles.get(row[styled], styles[""]))
         table.add_row(*cells)
     Console().print(table)
+
+
+def toml_value(value: str | list[str]) -> str:
+    """Return a value of TOML: JSON, except that surrogates must not be escaped, and that DEL must."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def pluralize(number: int, noun: str) -> str:

@@ -39,7 +39,7 @@ def run_tool(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
 ) -> None:
-    """Call one tool in the same way as a client does, and print its text.
+    """Call one tool as a client does, and print its text.
 
     Progress goes to standard error. The exit status is 1 if the tool failed.
     """

@@ -21,9 +21,9 @@ import typer
 
 from tidings.cli import auth
 from tidings.cli.command_line import shell_command
-from tidings.cli.folder import check_folder, open_workspace
+from tidings.cli.folder import check_folder, open_workspace, without_gc
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
-from tidings.cli.options import TOKEN_VARIABLE, Folder
+from tidings.cli.options import TOKEN_VARIABLE, Folder, Token, TokenFile
 from tidings.cli.otlp import export_telemetry
 from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr
 from tidings.cli.serve_stdio import DEFAULT_POLL, StdioOptions, make_live, serve_stdio
@@ -39,9 +39,6 @@ logger = logging.getLogger(__name__)
 
 _SHUTDOWN_TIMEOUT = 3.0
 """Seconds: one for running calls, one for executables after their SIGTERM, and one for a busy machine."""
-
-_HTTP = "HTTP"
-_ACCESS = "Access"
 
 
 class Metrics(StrEnum):
@@ -61,39 +58,23 @@ _HTTP_OPTIONS = (
 def serve(
     context: typer.Context,
     folder: Folder = Path(),
-    host: Annotated[
-        str,
-        typer.Option(help="The address to bind. A token is required unless it is local.", rich_help_panel=_HTTP),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(help="The port to bind; 0 for any free port.", min=0, max=65535, rich_help_panel=_HTTP)
-    ] = 8765,
-    path: Annotated[str, typer.Option(help="The path of the endpoint.", rich_help_panel=_HTTP)] = "/mcp",
     stdio: Annotated[
         bool, typer.Option("--stdio", help="Serve one client on standard input and output instead of HTTP.")
     ] = False,
-    auth_token: Annotated[
-        str | None,
-        typer.Option(
-            help="Require this bearer token. Other users of this machine can see it in the process list: prefer the "
-            "variable, or a file.",
-            envvar=TOKEN_VARIABLE,
-            show_envvar=True,
-            rich_help_panel=_ACCESS,
-        ),
-    ] = None,
-    auth_token_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="Require the bearer token in this file.", metavar="FILE", readable=False, rich_help_panel=_ACCESS
-        ),
-    ] = None,
+    host: Annotated[
+        str, typer.Option(help="The address to bind. A token is required unless it is local.", metavar="ADDRESS")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="The port to bind; 0 for any free port.", metavar="PORT", min=0, max=65535)
+    ] = 8765,
+    path: Annotated[str, typer.Option(help="The path of the endpoint.", metavar="PATH")] = "/mcp",
+    auth_token: Token = None,
+    auth_token_file: TokenFile = None,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
             help="Accept this Host header besides the local ones, for example behind a proxy. May be repeated.",
             metavar="NAME[:PORT]",
-            rich_help_panel=_ACCESS,
         ),
     ] = None,
     allow_origin: Annotated[
@@ -101,7 +82,6 @@ def serve(
         typer.Option(
             help="Accept calls from web pages of this origin besides local ones. May be repeated.",
             metavar="URL",
-            rich_help_panel=_ACCESS,
         ),
     ] = None,
     insecure: Annotated[
@@ -109,7 +89,6 @@ def serve(
         typer.Option(
             "--insecure",
             help="Bind an address that is not local without a token, because something else checks the callers.",
-            rich_help_panel=_ACCESS,
         ),
     ] = False,
     poll: Annotated[
@@ -121,7 +100,7 @@ def serve(
         ),
     ] = DEFAULT_POLL,
     metrics: Annotated[
-        Metrics, typer.Option(help="The readers of /metrics: this machine, anyone, or none.", rich_help_panel=_HTTP)
+        Metrics, typer.Option(help="The readers of /metrics: this machine, anyone, or none.")
     ] = Metrics.LOCAL,
     state: Annotated[
         str | None,
@@ -136,10 +115,7 @@ def serve(
     log_format: Annotated[LogFormat, typer.Option(help="Write lines of text or of JSON.")] = LogFormat.TEXT,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")] = False,
     as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print name, URL and folder as one line of JSON on standard output.", rich_help_panel=_HTTP
-        ),
+        bool, typer.Option("--json", help="Print name, URL and folder as one line of JSON on standard output.")
     ] = False,
 ) -> None:
     """Serve a folder as a live MCP server.
@@ -174,11 +150,12 @@ def serve(
         workspace = open_workspace(folder, poll=poll)
         if token is not None:
             auth.require_token(workspace.server, token, url)
-        from tidings.cli.status import show_status
-        from tidings.http.app import serve_app
+        with without_gc():
+            from tidings.cli.status import show_status
+            from tidings.http.app import serve_app
 
-        live = make_live(workspace, state)
-        app = live.http_app(host=host, streamable_http_path=path, transport_security=security)
+            live = make_live(workspace, state)
+            app = live.http_app(host=host, streamable_http_path=path, transport_security=security)
         app.router.routes.extend(live.health_routes(metrics=_AUDIENCES[metrics], token=token))
         if allow_origin:
             auth.allow_origins(app, allow_origin)

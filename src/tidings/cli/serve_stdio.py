@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidings.cli.folder import check_folder, default_state_file, open_workspace
+from tidings.cli.folder import open_workspace, without_gc
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
-from tidings.cli.startup import without_gc
+from tidings.cli.state import open_store
 
 if TYPE_CHECKING:
     from tidings.live import Live
-    from tidings.store.writer import StoreWriter
     from tidings.workspace.source import Workspace
 
 __all__ = ["DEFAULT_POLL", "StdioOptions", "make_live", "parse_arguments", "serve_stdio"]
@@ -68,10 +67,9 @@ def parse_arguments(arguments: Sequence[str]) -> StdioOptions | None:
 
 
 def serve_stdio(options: StdioOptions) -> None:
-    check_folder(options.folder)
     set_up_logging(options.logs)
+    workspace = open_workspace(options.folder, poll=options.poll)
     with without_gc():
-        workspace = open_workspace(options.folder, poll=options.poll)
         live = make_live(workspace, options.state)
         from tidings.cli.otlp import export_telemetry
         from tidings.cli.status import show_status
@@ -81,17 +79,6 @@ def serve_stdio(options: StdioOptions) -> None:
 
 def make_live(workspace: Workspace, state: str | None) -> Live:
     """Return the `Live` of a workspace. `state` is the path of the state file, "none", or None for the default file."""
-    with without_gc():
-        from tidings.live import Live
+    from tidings.live import Live
 
-        return Live(workspace, policy=workspace.settings.policy, store=_open_store(workspace.root, state))
-
-
-def _open_store(root: Path, state: str | None) -> StoreWriter | None:
-    if state == "none":
-        return None
-    from tidings.store.sqlite import SQLiteStore
-    from tidings.store.writer import StoreWriter
-
-    # Each stdio client starts a process of its own, so a default file that another process uses needs no warning.
-    return StoreWriter(SQLiteStore(state or default_state_file(root)), is_explicit=state is not None)
+    return Live(workspace, policy=workspace.settings.policy, store=open_store(workspace.root, state))

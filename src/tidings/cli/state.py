@@ -1,20 +1,34 @@
-"""The state file of a workspace, for commands that read or edit it without a server."""
+"""The state file of a workspace: as the store of a server, and for commands that read or edit it without a server."""
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidings.cli.folder import check_folder, default_state_file
+from tidings.cli.folder import check_folder
 from tidings.cli.output import fail
 
 if TYPE_CHECKING:
+    from tidings.core.hub import Hub
     from tidings.store import Batch, State
-    from tidings.store.durable_registry import DurableSubscriptions
+    from tidings.store.writer import StoreWriter
 
-__all__ = ["edit_state", "find_state", "read_state", "restore_durables"]
+__all__ = ["edit_state", "find_state", "open_store", "read_state", "restore_hub"]
+
+
+def open_store(root: Path, state: str | None) -> StoreWriter | None:
+    """Return the store of a server. `state` is the path of the file, "none", or None for the default file."""
+    if state == "none":
+        return None
+    from tidings.store.sqlite import SQLiteStore
+    from tidings.store.writer import StoreWriter
+
+    # Each stdio client starts a process of its own, so a default file that another process uses needs no warning.
+    return StoreWriter(SQLiteStore(state or _default_file(root)), is_explicit=state is not None)
 
 
 def find_state(target: Path) -> Path:
@@ -22,7 +36,7 @@ def find_state(target: Path) -> Path:
     if target.is_file():
         return target
     check_folder(target)
-    path = default_state_file(target)
+    path = _default_file(target)
     if not path.exists():
         fail(f"{target} has no state yet: {path} does not exist; `tidings serve {target}` creates it")
     return path
@@ -53,15 +67,21 @@ def edit_state(path: Path) -> Iterator[tuple[State, Batch]]:
         store.close()
 
 
-def restore_durables(state: State) -> DurableSubscriptions:
-    """Return the durable subscriptions that a server would have after it starts with this state."""
+def restore_hub(state: State) -> Hub:
+    """Return the hub that a server would have after it starts with this state, with all changes in its journal."""
     from tidings.core.catalog import Catalog
     from tidings.core.hub import Hub
     from tidings.core.journal import Journal
+    from tidings.policy import Policy
     from tidings.server.uri_templates import read_template
-    from tidings.store.durable_registry import DurableSubscriptions
 
-    catalog, journal = Catalog(), Journal()
+    # The policy of the server has limited the journal, and that policy is not known here.
+    unlimited = Policy(journal_changes=sys.maxsize, journal_age=math.inf, journal_bytes=sys.maxsize)
+    catalog, journal = Catalog(), Journal(unlimited)
     catalog.restore(state.items, state.versions, state.contents, state.run << 32, state.forgotten)
     journal.restore(state.journal, state.floors)
-    return DurableSubscriptions(Hub(catalog, journal=journal, templates=read_template), state.durables.values())
+    return Hub(catalog, journal=journal, templates=read_template)
+
+
+def _default_file(folder: Path) -> Path:
+    return folder / ".tidings" / "state.db"

@@ -76,24 +76,17 @@ def show_status(live: Live, workspace: Workspace, logs: LogOptions, *, title: st
         display = _StatusLog(logs.is_detailed)
         if logs.is_detailed:
             live.hub.log.level_unwatched = logging.INFO
-    duplicates = _DuplicateFilter(logs.is_detailed)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(duplicates)
-    with display.open(), _Updater(live, workspace, display).run():
-        yield
 
-
-class _DuplicateFilter(logging.Filter):
-    """A filter that drops the log records that the status shows: problems, and changes unless the log is detailed."""
-
-    def __init__(self, is_detailed: bool) -> None:
-        super().__init__()
-        self._is_detailed = is_detailed
-
-    def filter(self, record: logging.LogRecord) -> bool:
+    def is_not_shown(record: logging.LogRecord) -> bool:
+        """Return False for a record that the status shows: a problem, or a change unless the log is detailed."""
         if isinstance(record.args, tuple) and record.args and isinstance(record.args[0], Problem):
             return False
-        return self._is_detailed or getattr(record, "tidings", {}).get("event") != "told"
+        return logs.is_detailed or getattr(record, "tidings", {}).get("event") != "told"
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(is_not_shown)
+    with display.open(), _Updater(live, workspace, display).run():
+        yield
 
 
 class _Updater:

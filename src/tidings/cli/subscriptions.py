@@ -46,7 +46,10 @@ def subscriptions(
     webhook: Annotated[str | None, typer.Option(help="add: the URL to deliver changes to.", metavar="URL")] = None,
     feature: Annotated[
         list[Feature] | None,
-        typer.Option(help="add: a list to watch. May be repeated; the default is all lists, or none with --uri."),
+        typer.Option(
+            help="add: a list to watch. May be repeated; the default is all lists, or none with --uri.",
+            metavar="tools|prompts|resources",
+        ),
     ] = None,
     uri: Annotated[
         list[str] | None,
@@ -69,7 +72,7 @@ def subscriptions(
     auth_token: Token = None,
     auth_token_file: TokenFile = None,
 ) -> None:
-    """List durable subscriptions; add a webhook, remove a subscription, revive a webhook.
+    """List and edit durable subscriptions.
 
     For a URL, the caller's own subscriptions. For a folder, all subscriptions in its state file, which can be edited
     while no server uses it.
@@ -168,14 +171,15 @@ def _find_key(state: State, name: str, owner: str | None) -> Key | None:
 
 def _put_webhook(state: State, params: dict[str, Any]) -> tuple[DurableSubscription, dict[str, str]]:
     """Create or replace a webhook. A new one starts with the current versions as told; a replaced one keeps its own."""
-    from tidings.cli.state import restore_durables
+    from tidings.cli.state import restore_hub
     from tidings.store.durable import SERVER, DurableSubscription, Webhook
+    from tidings.store.durable_registry import DurableSubscriptions
     from tidings.webhooks.http_client import check_url
     from tidings.webhooks.signature import check_secret, new_secret
 
     webhook, notifications = params["webhook"], params["notifications"]
     check_url(webhook["url"], allow_loopback=True)
-    durables = restore_durables(state)
+    durables = DurableSubscriptions(restore_hub(state), state.durables.values())
     known = durables.get((SERVER, params["name"]))
     secret = webhook.get("secret") or (known.webhook.secret if known and known.webhook else None)
     created = {} if secret else {"secret": new_secret()}

@@ -24,9 +24,10 @@ def validate(
     folder: Folder = Path(),
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Load all files as a server does, and print each problem as FILE:LINE: MESSAGE.
+    """Load all files as a server does, and print each problem.
 
-    It runs Python files and registration scripts, but no tools. The exit status is 1 if there is a problem.
+    A problem is a line like FILE:LINE: MESSAGE. The command runs Python files and registration scripts, but no tools.
+    The exit status is 1 if there is a problem.
     """
     logging.basicConfig(level=logging.CRITICAL)  # the log would only repeat the problems
     workspace = open_workspace(folder, poll=0)

@@ -60,8 +60,8 @@ class Metric:
     """The values of a level can be added up over processes; those of a gauge can't. Prometheus calls both gauges."""
     unit: str
     help: str
-    labels: Labels
     read: Read
+    labels: Labels = ()
 
     @property
     def prometheus(self) -> str:
@@ -114,34 +114,32 @@ LATENCY = Metric(
     "histogram",
     "s",
     "Seconds from when the policy allows a notification until it is passed to the connection.",
-    (),
     _counter(lambda counters: sum(counters.counts.latency.counts)),
 )
 
 METRICS = (
-    Metric("tidings.changes", "counter", "{change}", "Changes of all topics.", ("topic", "operation"), _changes),
+    Metric("tidings.changes", "counter", "{change}", "Changes of all topics.", _changes, ("topic", "operation")),
     Metric(
         "tidings.notifications.sent",
         "counter",
         "{notification}",
         "Notifications passed to subscribers.",
-        ("topic",),
         _counters(lambda counters: counters.counts.sent, *_TOPICS),
+        ("topic",),
     ),
     Metric(
         "tidings.notifications.suppressed",
         "counter",
         "{notification}",
         "Notifications that a subscriber did not get, by reason.",
-        ("reason",),
         _counters(lambda counters: counters.counts.suppressed, *SuppressionReason),
+        ("reason",),
     ),
     Metric(
         "tidings.notifications.coalesced",
         "counter",
         "{notification}",
         "Notifications merged with a later one because the reader was not ready.",
-        (),
         _counter(lambda counters: counters.counts.coalesced),
     ),
     Metric(
@@ -149,7 +147,6 @@ METRICS = (
         "counter",
         "By",
         "Bytes of notifications, as written.",
-        (),
         _counter(lambda counters: counters.counts.bytes),
     ),
     LATENCY,
@@ -158,31 +155,30 @@ METRICS = (
         "level",
         "{subscriber}",
         "Open streams, sessions and in-process subscribers.",
-        ("era", "transport"),
         _state(_subscribers),
+        ("era", "transport"),
     ),
     Metric(
         "tidings.subscribers.closed",
         "counter",
         "{subscriber}",
         "Closed subscribers, by reason.",
-        ("reason",),
         _counters(lambda counters: counters.counts.closed, *Reason),
+        ("reason",),
     ),
     Metric(
         "tidings.subscriptions",
         "level",
         "{subscription}",
         "Subscriptions to lists, resource URIs and URI patterns.",
-        ("topic",),
         _state(_subscriptions),
+        ("topic",),
     ),
     Metric(
         "tidings.mailbox.depth",
         "level",
         "{topic}",
         "Topics pending in the mailboxes of all subscribers.",
-        (),
         _number(lambda server: sum(each.pending for each in server.hub)),
     ),
     Metric(
@@ -190,7 +186,6 @@ METRICS = (
         "gauge",
         "{topic}",
         "Topics pending in the fullest mailbox.",
-        (),
         _number(lambda server: max((each.pending for each in server.hub), default=0)),
     ),
     Metric(
@@ -198,7 +193,6 @@ METRICS = (
         "level",
         "{stream}",
         "Streams whose client is not reading at the moment.",
-        (),
         _number(lambda server: server.slow_readers()),
     ),
     Metric(
@@ -206,15 +200,14 @@ METRICS = (
         "counter",
         "{stream}",
         "Streams that the server ended because of their reader, by reason.",
-        ("reason",),
         _counters(lambda counters: counters.counts.cut_off, *sorted(CUT_OFF)),
+        ("reason",),
     ),
     Metric(
         "tidings.journal.size",
         "level",
         "{change}",
         "Changes in the journal.",
-        (),
         _number(lambda server: len(server.hub.journal)),
     ),
     Metric(
@@ -222,15 +215,14 @@ METRICS = (
         "counter",
         "{rescan}",
         "Scans of a workspace folder, by outcome.",
-        ("outcome",),
         _counters(lambda counters: counters.rescans, "read", "unchanged", "failed"),
+        ("outcome",),
     ),
     Metric(
         "tidings.workspace.problems",
         "level",
         "{file}",
         "Files of a workspace that could not be loaded.",
-        (),
         _number(lambda server: len(getattr(server.source, "problems", ()))),
     ),
     Metric(
@@ -238,16 +230,16 @@ METRICS = (
         "counter",
         "{run}",
         "Tool calls, by outcome.",
-        ("outcome",),
         _counters(lambda counters: counters.counts.runs, "ok", "tool_error", "error"),
+        ("outcome",),
     ),
     Metric(
         "tidings.failures",
         "counter",
         "{failure}",
         "Failures inside Tidings that did not stop the server.",
-        ("what",),
         _counters(lambda counters: counters.counts.failures, *_FAILURES),
+        ("what",),
     ),
 )
 
