@@ -21,10 +21,6 @@ from tests.support.terminal import run_on_terminal
 pytestmark = pytest.mark.anyio
 
 
-def parse_lines(lines: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in lines.splitlines()]
-
-
 class Follower:
     """A process `tidings history --follow --json`."""
 
@@ -63,12 +59,12 @@ async def test_history_of_a_server_is_printed_as_lines_json_or_a_table() -> None
         lines = [line.split() for line in printed.stdout.splitlines()]
         assert [line[2:5] for line in lines[-2:]] == [["added", "tools", "new"], ["updated", "content", "board://a"]]
 
-        tool, content = parse_lines((await run_command("history", url, "--json", "--limit", 2)).stdout)
+        tool, content = (await run_command("history", url, "--json", "--limit", 2)).json_lines()
         assert (tool["name"], tool["item"]["name"], tool["feature"]) == ("new", "new", "tools")
         assert (content["uri"], content["metadata"]) == ("board://a", {"author": "Ann"})
         options = ["--feature", "tools", "--since", tool["revision"] - 1]
-        assert parse_lines((await run_command("history", url, "--json", *options)).stdout) == [tool]
-        assert parse_lines((await run_command("history", url, "--json", "--uri", "board://a")).stdout) == [content]
+        assert (await run_command("history", url, "--json", *options)).json_lines() == [tool]
+        assert (await run_command("history", url, "--json", "--uri", "board://a")).json_lines() == [content]
         cursor = json.dumps({"epoch": "elsewhere", "topics": {"prompts": None}})
         printed = await run_command("history", url, "--since", cursor, "--limit", 0)
         assert "greet" in printed.stdout
@@ -81,10 +77,9 @@ async def test_history_of_a_server_is_printed_as_lines_json_or_a_table() -> None
 
 async def test_history_requires_the_token_that_the_server_requires(tmp_path: Path) -> None:
     with serving_board("mcpserver", auth=True) as url:
-        refused = await run_command("history", url)
-        assert (refused.status, "requires a token" in refused.stderr) == (2, True)
+        (await run_command("history", url)).check_error("requires a token")
         refused = await run_command("history", url, token="mallory")
-        assert (refused.status, "does not accept this token" in refused.stderr) == (2, True)
+        refused.check_error("does not accept this token")
         assert "mallory" not in refused.stderr
         (tmp_path / "token").write_text("alice\n")
         for printed in (
@@ -106,10 +101,7 @@ async def test_history_requires_the_token_that_the_server_requires(tmp_path: Pat
 )
 async def test_history_error_is_one_line(board: Path, arguments: list[str], message: str) -> None:
     failed = await run_command("history", *(board if each == "BOARD" else each for each in arguments))
-
-    assert (failed.status, failed.stdout) == (2, "")
-    assert message in failed.stderr
-    assert failed.stderr.count("\n") == 1
+    failed.check_error(message)
 
 
 @pytest.mark.parametrize("version", [MODERN, LEGACY[-1]])
@@ -147,10 +139,10 @@ async def test_history_of_a_folder_is_available_with_and_without_its_server(boar
             (board / "tools" / "hello.py").unlink()
             assert (await follower.wait_for("removed"))["name"] == "hello"
             await follower.interrupt()
-        of_server = parse_lines((await run_command("history", server.url, "--json", "--limit", 0)).stdout)
+        of_server = (await run_command("history", server.url, "--json", "--limit", 0)).json_lines()
         await server.stop()
     printed = await run_command("history", board, "--json", "--limit", 0)
-    assert (printed.status, parse_lines(printed.stdout)) == (0, of_server)
+    assert (printed.status, printed.json_lines()) == (0, of_server)
     printed = await run_command("history", board, "--feature", "tools", "--limit", 2)
     assert [line.split()[2:5] for line in printed.stdout.splitlines()] == [
         ["added", "tools", "hello"],

@@ -53,10 +53,7 @@ def test_new_overwrites_nothing_and_names_the_files_that_exist(tmp_path: Path) -
     (tmp_path / "tools" / "greet.py").write_text("mine")
     (tmp_path / "README.md").write_text("mine too")
 
-    refused = tidings("new", tmp_path)
+    tidings("new", tmp_path).check_error(str(tmp_path / "tools/greet.py"), str(tmp_path / "README.md"))
 
-    assert refused.status == 2
-    assert str(tmp_path / "tools/greet.py") in refused.stderr
-    assert str(tmp_path / "README.md") in refused.stderr
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["README.md", "greet.py", "tools"]
     assert (tmp_path / "tools" / "greet.py").read_text() == "mine"

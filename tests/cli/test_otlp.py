@@ -13,14 +13,9 @@ from opentelemetry import trace
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.support.command import DEADLINE, HELLO, SECRET, replace_file, serving, start_command
+from tests.support.command import DEADLINE, HELLO, SECRET, replace_file, serving
 from tests.support.receiver import receiving
-from tidings.cli.otlp import (
-    endpoint_of,
-    export_telemetry,
-    protocol_of,
-    without_secrets,
-)
+from tidings.cli.otlp import endpoint_of, export_telemetry, protocol_of, without_secrets
 from tidings.telemetry.metrics import METRICS
 
 pytestmark = pytest.mark.anyio
@@ -88,16 +83,10 @@ async def test_invalid_header_for_the_collector_is_not_logged(board: Path) -> No
         "OTEL_TRACES_SAMPLER": "nonsense",
     }
     expected, log = ("a header for the collector is not", "nonsense"), ""
-    command = start_command("serve", board, "--json", "--port", 0, env=env)
-    async with asyncio.timeout(DEADLINE), command as process:
-        await process.stdout.readline()
+    async with serving(board, "--json", env=env) as server:
         while not all(text in log for text in expected):
-            line = (await process.stderr.readline()).decode()
-            assert line, log
-            log += line
-        process.terminate()
-        log += (await process.stderr.read()).decode()
-        assert await process.wait() == 0
+            log += await server.line_with("")
+        log += await server.stop()
     assert SECRET not in log
 
 

@@ -12,7 +12,7 @@ def test_unusable_proxy_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("ALL_PROXY", "all_proxy"):  # the machine may have set either
         monkeypatch.setenv(name, "gopher://127.0.0.1")
     refused = tidings("subscriptions", "HTTP://127.0.0.1:1/mcp")
-    assert (refused.status, "the proxy that the environment names can't be used" in refused.stderr) == (2, True)
+    refused.check_error("the proxy that the environment names can't be used")
 
 
 @pytest.mark.anyio

@@ -8,7 +8,6 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,10 +23,6 @@ from tidings.store.durable import SERVER, DurableSubscription
 from tidings.store.sqlite import peek
 
 pytestmark = pytest.mark.anyio
-
-
-def parse_lines(lines: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in lines.splitlines()]
 
 
 def read_state(board: Path) -> State:
@@ -51,7 +46,7 @@ async def test_webhook_of_a_folder_is_added_listed_revived_and_removed(board: Pa
         add = ["subscriptions", board, "add", "hook", "--webhook", receiver.url, "--feature", "tools"]
         added = await run_command(*add, "--json")
         assert added.status == 0, added.stderr
-        described, shown = parse_lines(added.stdout)
+        described, shown = added.json_lines()
         assert (described["webhook"]["url"], described["webhook"]["state"]) == (receiver.url, "active")
         secret = shown["secret"]
 
@@ -62,20 +57,19 @@ async def test_webhook_of_a_folder_is_added_listed_revived_and_removed(board: Pa
             assert delivery.summary == "tools.list_changed added hello"
             while not await asyncio.to_thread(has_dead_webhook, board):
                 pass
-            listed = parse_lines((await run_command("subscriptions", board, "--json")).stdout)
+            listed = (await run_command("subscriptions", board, "--json")).json_lines()
             assert (listed[0]["name"], listed[0]["webhook"]["lastError"]) == ("hook", "answered 500")
             assert secret not in json.dumps(listed)
             lines = (await run_command("subscriptions", board)).stdout
             assert "dead" in lines
             assert "answered 500" in lines
             for action in ("remove", "revive"):
-                refused = await run_command("subscriptions", board, action, "hook")
-                assert (refused.status, "a server is running" in refused.stderr) == (2, True)
+                (await run_command("subscriptions", board, action, "hook")).check_error("a server is running")
             await server.stop()
 
         receiver.answers(200)
         revived = await run_command("subscriptions", board, "revive", "hook", "--json")
-        assert (revived.status, parse_lines(revived.stdout)[0]["webhook"]["state"]) == (0, "active")
+        assert (revived.status, revived.json_lines()[0]["webhook"]["state"]) == (0, "active")
         async with serving(board) as server:
             delivery = await receiver.next()
             assert delivery.summary == "tools.list_changed added hello"
@@ -83,7 +77,7 @@ async def test_webhook_of_a_folder_is_added_listed_revived_and_removed(board: Pa
             await server.stop()
         assert await run_command("subscriptions", board, "remove", "hook") == (0, "", "Removed hook.\n")
         again = await run_command("subscriptions", board, "remove", "hook")
-        assert (again.status, "there is no 'hook'" in again.stderr) == (1, True)
+        again.check_error("there is no 'hook'", status=1)
         assert await run_command("subscriptions", board) == (0, "", "There are no durable subscriptions.\n")
 
 
@@ -124,11 +118,7 @@ def test_invalid_arguments_are_a_one_line_error(tmp_path: Path, arguments: list[
     path = tmp_path / "state.db"
     create_file(path)
 
-    refused = tidings("subscriptions", path, *arguments)
-
-    assert refused.status == 2
-    assert message in refused.stderr
-    assert refused.stderr.count("\n") == 1
+    tidings("subscriptions", path, *arguments).check_error(message)
     assert peek(path).durables == {}
 
 
@@ -136,8 +126,7 @@ async def test_state_file_that_is_empty_or_locked_is_explained(board: Path) -> N
     path = board / ".tidings" / "state.db"
     path.parent.mkdir()
     path.touch()
-    refused = await run_command("subscriptions", board)
-    assert (refused.status, "is empty" in refused.stderr) == (2, True), refused.stderr
+    (await run_command("subscriptions", board)).check_error("is empty")
     await create_state(board)
 
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -145,7 +134,7 @@ async def test_state_file_that_is_empty_or_locked_is_explained(board: Path) -> N
         other.execute("BEGIN EXCLUSIVE")
         for arguments in ([], ["remove", "hook"]):
             refused = await run_command("subscriptions", board, *arguments)
-            assert (refused.status, "is locked by another program" in refused.stderr) == (2, True), refused.stderr
+            refused.check_error("is locked by another program")
             assert "a server is running" not in refused.stderr
 
 
@@ -163,7 +152,7 @@ async def test_caller_manages_its_own_webhooks_through_the_server() -> None:
             assert [part for part in listed.stdout.split("  ") if part][:3] == ["hook", "board://*", "active"]
             assert await run_command(*command, "--json", token="bob") == (0, "", "")
             refused = await run_command(*command, "remove", "hook", token="bob")
-            assert (refused.status, "this caller has no subscription 'hook'" in refused.stderr) == (1, True)
+            refused.check_error("this caller has no subscription 'hook'", status=1)
 
             receiver.answers(410, 200)
             async with open_client(url, MODERN, token="bob") as bob:
@@ -185,10 +174,10 @@ async def test_server_that_refuses_a_webhook_gives_the_reason(board: Path) -> No
     add = ["add", "hook", "--webhook"]
     async with serving(board) as server:
         refused = await run_command("subscriptions", server.url, *add, "https://receiver.example/")
-        assert (refused.status, "Policy.webhooks" in refused.stderr) == (2, True)
+        refused.check_error("Policy.webhooks")
     with serving_board("mcpserver", auth=True) as url:
         refused = await run_command("subscriptions", url, *add, "http://127.0.0.1:9/", token="alice")
-        assert (refused.status, "this server's own machine" in refused.stderr) == (2, True)
+        refused.check_error("this server's own machine")
 
 
 def test_names_are_printed_in_full_and_cannot_control_the_terminal(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import re
 import signal
@@ -41,6 +42,16 @@ class Result(NamedTuple):
     status: int
     stdout: str
     stderr: str
+
+    def check_error(self, *texts: str, status: int = 2) -> None:
+        """Check that the command printed one line with these texts on standard error, and nothing else."""
+        assert (self.status, self.stdout) == (status, ""), self
+        assert re.fullmatch(r"tidings: [^\n]+\n", self.stderr), self.stderr
+        for text in texts:
+            assert text in self.stderr
+
+    def json_lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.stdout.splitlines()]
 
 
 def tidings(*arguments: object, stdin: str = "", token: str | None = None) -> Result:
@@ -118,11 +129,14 @@ async def start_process(*command: object, env: dict[str, str] | None = None, **p
 
 @asynccontextmanager
 async def serving(folder: Path, *options: object, env: dict[str, str] | None = None) -> AsyncIterator[Served]:
-    """Start `tidings serve`, and wait for its greeting."""
+    """Start `tidings serve`, and wait for its greeting, or for its line of JSON with the option `--json`."""
     async with (
         asyncio.timeout(DEADLINE),
         start_command("serve", folder, "--port", 0, *options, env=env) as process,
     ):
+        if "--json" in options:
+            yield Served(process, json.loads(await process.stdout.readline())["url"], "")
+            return
         greeting = first = await line_with(process.stderr, "Serving")
         while "Ctrl-C" not in greeting:
             greeting += (await process.stderr.readline()).decode()

@@ -15,7 +15,7 @@ import pytest
 from mcp import Client
 from rich.console import Console
 
-from tests.support.command import DEADLINE, GRACE, HELLO, SECRET, TOKEN, line_with, replace_file, start_command
+from tests.support.command import DEADLINE, HELLO, SECRET, TOKEN, replace_file, serving
 from tests.support.wire_clients import LegacyWire
 from tidings import Catalog, Feature, Hub, Reason
 from tidings.cli.logs import TextFormatter
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 
 TITLE = "\x1b]0;forged\x07"
 """Sets the title of a terminal."""
-JSON_LOG = ("--log-format", "json", "--json", "--port", 0)
+JSON_LOG = ("--log-format", "json", "--json")
 
 
 def events(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
@@ -224,17 +224,13 @@ async def add_tool(url: str, http: httpx2.AsyncClient, board: Path, name: str) -
 
 async def test_json_log_has_the_events_of_a_server_and_no_secrets(board: Path) -> None:
     (board / "tools" / "secretive.py").write_text(HELLO.replace("Say hello.", SECRET))
-    command = start_command("serve", board, "--log-level", "debug", *JSON_LOG, env={"TIDINGS_AUTH_TOKEN": TOKEN})
-    async with asyncio.timeout(DEADLINE), command as process:
-        url = json.loads(await process.stdout.readline())["url"]
-        metrics = url.replace("/mcp", "/metrics")
+    async with serving(board, "--log-level", "debug", *JSON_LOG, env={"TIDINGS_AUTH_TOKEN": TOKEN}) as server:
+        metrics = server.url.replace("/mcp", "/metrics")
         async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}, timeout=DEADLINE) as http:
-            session_id = await add_tool(url, http, board, "late")
+            session_id = await add_tool(server.url, http, board, "late")
             assert (await http.get(metrics)).status_code == 200
             assert (await http.get(metrics, headers={"Authorization": "none"})).status_code == 401
-        process.terminate()
-        log = (await process.stderr.read()).decode()
-        assert await process.wait() == 0
+        log = await server.stop()
 
     lines = [json.loads(line) for line in log.splitlines()]
     assert all(line.keys() >= {"time", "level", "logger", "message"} for line in lines)
@@ -248,23 +244,20 @@ async def test_json_log_has_the_events_of_a_server_and_no_secrets(board: Path) -
     assert SECRET not in "".join(str(line) for line in lines if line["level"] != "debug")
 
 
-@pytest.mark.parametrize("options", [("--json", "--port", 0), JSON_LOG], ids=["text", "json"])
+@pytest.mark.parametrize("options", [("--json",), JSON_LOG], ids=["text", "json"])
 async def test_change_in_a_folder_is_logged_once_with_and_without_subscribers_and_without_secrets(
-    board: Path, options: tuple[object, ...]
+    board: Path, options: tuple[str, ...]
 ) -> None:
     uri = f"https://me:{SECRET}@host/lonely?token={SECRET}"
-    async with asyncio.timeout(DEADLINE), start_command("serve", board, *options) as process:
-        url = json.loads(await process.stdout.readline())["url"]
+    async with serving(board, *options) as server:
         async with httpx2.AsyncClient(timeout=DEADLINE) as http:
-            await add_tool(url, http, board, "watched")
+            await add_tool(server.url, http, board, "watched")
         replace_file(board / "resources" / "lonely.meta.json", json.dumps({"uri": uri}))
         replace_file(board / "resources" / "lonely.md", "first")
         log: list[str] = []
         while not [line for line in log if "https://host/lonely" in line and "added" in line]:
-            log.append((await process.stderr.readline()).decode())
-        process.terminate()
-        log += (await process.stderr.read()).decode().splitlines()
-        assert await process.wait() == 0
+            log.append(await server.line_with(""))
+        log += (await server.stop()).splitlines()
 
     assert SECRET not in "".join(log)
     found = [[line for line in log if name in line and "added" in line] for name in ("watched", "https://host/lonely")]
@@ -277,37 +270,22 @@ async def test_change_in_a_folder_is_logged_once_with_and_without_subscribers_an
         ]
 
 
-async def test_warning_about_hanging_calls_at_exit_is_json(board: Path) -> None:
-    begun = """print('{"message": "begun"}', file=sys.stderr, flush=True)"""
-    stuck = f"import sys, time\n\ndef stuck() -> None:\n    {begun}\n    time.sleep(600)\n"
-    (board / "tools" / "stuck.py").write_text(stuck)
-    async with asyncio.timeout(DEADLINE), start_command("serve", board, *JSON_LOG) as process:
-        url = json.loads(await process.stdout.readline())["url"]
-        async with Client(url) as client:
-            call = asyncio.create_task(client.call_tool("stuck"))
-            await line_with(process.stderr, "begun")
-            process.terminate()
-            assert await asyncio.wait_for(process.wait(), GRACE) == 0
-            lines = [json.loads(line) for line in (await process.stderr.read()).decode().splitlines()]
-            call.cancel()
-    assert [line["level"] for line in lines if "calls still run" in line["message"]] == ["warning"]
-
-
-async def test_warnings_and_thread_exceptions_of_a_tool_are_json(board: Path) -> None:
+async def test_warnings_thread_exceptions_and_hanging_calls_of_a_tool_are_json(board: Path) -> None:
     careless = (
-        "import threading, warnings",
+        "import threading, time, warnings",
         "def careless() -> None:",
         "    warnings.warn('two\\nlines')",
         "    threading.Thread(target=int, args=['x']).start()",
+        "    time.sleep(600)",
     )
     (board / "tools" / "careless.py").write_text("\n".join(careless))
-    async with asyncio.timeout(DEADLINE), start_command("serve", board, *JSON_LOG) as process:
-        async with Client(json.loads(await process.stdout.readline())["url"]) as client:
-            await client.call_tool("careless")
-        lines = [json.loads(await process.stderr.readline())]
+    async with serving(board, *JSON_LOG) as server, Client(server.url) as client:
+        call = asyncio.create_task(client.call_tool("careless"))
+        lines = [json.loads(await server.line_with(""))]
         while "exception" not in lines[-1]:
-            lines.append(json.loads(await process.stderr.readline()))
-        process.terminate()
-        assert await asyncio.wait_for(process.wait(), GRACE) == 0
-    assert [line["level"] for line in lines if "two\nlines" in line["message"]] == ["warning"]
-    assert lines[-1]["exception"].endswith("invalid literal for int() with base 10: 'x'")
+            lines.append(json.loads(await server.line_with("")))
+        assert lines[-1]["exception"].endswith("invalid literal for int() with base 10: 'x'")
+        lines += map(json.loads, (await server.stop()).splitlines())
+        call.cancel()
+    for text in ("two\nlines", "calls still run"):
+        assert [line["level"] for line in lines if text in line["message"]] == ["warning"]

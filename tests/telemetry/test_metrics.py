@@ -45,24 +45,28 @@ async def http() -> AsyncIterator[httpx2.AsyncClient]:
         yield client
 
 
-Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+class Samples:
+    """The values of `/metrics`, read with the parser of Prometheus."""
+
+    def __init__(self, text: str) -> None:
+        self.families = list(text_string_to_metric_families(text))
+        samples = [sample for family in self.families for sample in family.samples]
+        self._values = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+
+    def __call__(self, name: str, **labels: str) -> float:
+        return self._values[f"tidings_{name}", frozenset(labels.items())]
 
 
 async def scrape(http: httpx2.AsyncClient, url: str) -> Samples:
-    """Read `/metrics` with the parser of Prometheus."""
     response = await http.get(url.replace("/mcp", "/metrics"))
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    families = list(text_string_to_metric_families(response.text))
+    samples = Samples(response.text)
     kinds = {"counter": "counter", "histogram": "histogram", "level": "gauge", "gauge": "gauge"}
     expected = {metric.prometheus.removesuffix("_total"): kinds[metric.kind] for metric in METRICS}
-    assert {family.name: family.type for family in families} == expected
-    assert all(family.documentation for family in families)
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in families
-        for sample in family.samples
-    }
+    assert {family.name: family.type for family in samples.families} == expected
+    assert all(family.documentation for family in samples.families)
+    return samples
 
 
 @dataclass
@@ -90,8 +94,7 @@ async def test_counters_match_what_fifty_clients_received(url: str, http: httpx2
     before = await scrape(http, url)
 
     def grown(now: Samples, name: str, **labels: str) -> float:
-        key = (f"tidings_{name}", frozenset(labels.items()))
-        return now[key] - before[key]
+        return now(name, **labels) - before(name, **labels)
 
     async with AsyncExitStack() as stack:
         recorded: list[Recorded] = []
@@ -129,7 +132,7 @@ async def test_counters_match_what_fifty_clients_received(url: str, http: httpx2
         now = await scrape(http, url)
         assert grown(now, "subscribers", era="modern", transport="http") == MODERN_STREAMS
         assert grown(now, "subscribers", era="legacy", transport="http") == LEGACY_STREAMS + MUTED_STREAMS + ABSENT
-        assert now["tidings_subscribers", frozenset({("era", "none"), ("transport", "process")})] == 2
+        assert now("subscribers", era="none", transport="process") == 2
         # Each session without a stream has two pending lists, the subscriber with a rate limit has one.
         assert grown(now, "mailbox_depth") == 2 * ABSENT + 1
 
@@ -166,15 +169,14 @@ async def test_counters_match_what_fifty_clients_received(url: str, http: httpx2
         for reason, count in suppressed.items():
             assert grown(now, "notifications_suppressed_total", reason=reason) == count, reason
         for operation in ("added", "removed"):
-            changed = now["tidings_changes_total", frozenset({("topic", "tools"), ("operation", operation)})]
-            assert changed >= made // 2
+            assert now("changes_total", topic="tools", operation=operation) >= made // 2
         total = sum(grown(now, "notifications_sent_total", topic=topic) for topic in ("tools", "prompts"))
         assert grown(now, "delivery_latency_seconds_count") == total
         assert grown(now, "delivery_latency_seconds_bucket", le="+Inf") == total
         assert grown(now, "delivery_latency_seconds_bucket", le="60.0") == total
         assert grown(now, "subscribers_closed_total", reason="disconnected") == 1
         assert grown(now, "tool_runs_total", outcome="ok") == made + 2 + 2 + 1
-        assert now["tidings_journal_size", frozenset()] >= made
+        assert now("journal_size") >= made
 
 
 async def test_only_this_machine_can_read_metrics_unless_they_are_public(url: str, http: httpx2.AsyncClient) -> None:
@@ -190,25 +192,22 @@ async def test_only_this_machine_can_read_metrics_unless_they_are_public(url: st
 
 
 async def test_slow_reader_and_its_cutoff_are_counted(http: httpx2.AsyncClient) -> None:
-    def value(samples: Samples, name: str, **labels: str) -> float:
-        return samples[f"tidings_{name}", frozenset(labels.items())]
-
     # The write deadline leaves time to scrape before the cutoff.
     with serving("mcpserver", app={"metrics": "local"}, policy={"write_deadline": 4.0}) as url:
         wire = Wire(url, http)
         async with wire.listen(1, LISTS) as stream, asyncio.timeout(DEADLINE):
             await stream.message()  # the acknowledgement; the client reads nothing after it
             number = 0
-            while not value(samples := await scrape(http, url), "readers_slow"):
-                assert not value(samples, "cutoffs_total", reason="slow")
+            while not (samples := await scrape(http, url))("readers_slow"):
+                assert not samples("cutoffs_total", reason="slow")
                 number += 1
                 text = "x" * 500_000 + str(number)
                 await wire.change("add", feature="tools", key="big", description=text, replace=True)
-            while not value(samples, "cutoffs_total", reason="slow") or value(samples, "readers_slow"):
+            while not samples("cutoffs_total", reason="slow") or samples("readers_slow"):
                 samples = await scrape(http, url)
-        assert value(samples, "cutoffs_total", reason="slow") == 1
-        assert value(samples, "subscribers_closed_total", reason="slow") == 1
-        assert value(samples, "subscribers", era="modern", transport="http") == 0
+        assert samples("cutoffs_total", reason="slow") == 1
+        assert samples("subscribers_closed_total", reason="slow") == 1
+        assert samples("subscribers", era="modern", transport="http") == 0
 
 
 async def test_tool_calls_are_counted_by_outcome(url: str, http: httpx2.AsyncClient) -> None:
@@ -219,9 +218,8 @@ async def test_tool_calls_are_counted_by_outcome(url: str, http: httpx2.AsyncCli
     await wire.post("tools/call", name="unknown", arguments={})
     now = await scrape(http, url)
     ok, tool_error, error = [
-        now[key] - before[key]
+        now("tool_runs_total", outcome=outcome) - before("tool_runs_total", outcome=outcome)
         for outcome in ("ok", "tool_error", "error")
-        if (key := ("tidings_tool_runs_total", frozenset({("outcome", outcome)})))
     ]
     assert (ok, tool_error + error) == (1, 2)
 
@@ -232,33 +230,20 @@ def test_workspace_scans_and_problems_are_counted(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path, poll=0)
     live = Live(workspace)
 
-    def samples() -> dict[str, float]:
-        families = text_string_to_metric_families(render(live.metrics))
-        return {
-            "/".join([sample.name, *sample.labels.values()]): sample.value
-            for family in families
-            if family.name.startswith("tidings_workspace")
-            for sample in family.samples
-        }
+    def check(*, problems: int, **scans: int) -> None:
+        samples = Samples(render(live.metrics))
+        assert samples("workspace_problems") == problems
+        for outcome, number in scans.items():
+            assert samples("workspace_rescans_total", outcome=outcome) == number
 
-    assert samples() == {
-        "tidings_workspace_problems": 0,
-        "tidings_workspace_rescans_total/failed": 0,
-        "tidings_workspace_rescans_total/read": 0,
-        "tidings_workspace_rescans_total/unchanged": 1,
-    }
+    check(problems=0, failed=0, read=0, unchanged=1)
     (tools / "broken.py").write_text("def broken(")
     workspace.rescan()
     workspace.rescan()
-    assert samples()["tidings_workspace_problems"] == 1
+    check(problems=1)
     tmp_path.rename(tmp_path.with_name("elsewhere"))
     workspace.rescan()
-    assert samples() == {
-        "tidings_workspace_problems": 0,  # the file is gone
-        "tidings_workspace_rescans_total/failed": 1,
-        "tidings_workspace_rescans_total/read": 1,
-        "tidings_workspace_rescans_total/unchanged": 2,
-    }
+    check(problems=0, failed=1, read=1, unchanged=2)  # the file is gone
 
 
 # Latency
