@@ -13,9 +13,11 @@ import msgspec
 import typer
 
 from tidings.cli.auth import read_token
-from tidings.cli.options import Target, Token, TokenFile
+from tidings.cli.options import Target, Token, TokenFile, is_url
 from tidings.cli.output import fail, print_json_lines, print_stderr, print_stdout, print_table
-from tidings.cli.remote import Unreachable, connect, is_url, run
+from tidings.cli.state import find_state, read_state, restore_hub
+from tidings.core.cursor import Cursor
+from tidings.core.journal import change_json
 from tidings.core.model import Feature
 from tidings.core.redact import one_line
 
@@ -94,6 +96,8 @@ def history(
         show = _print_table
     pages = _Pages(params, show)
     if is_url(target):
+        from tidings.cli.remote import run
+
         run(_print_from_server(target, read_token(auth_token, auth_token_file), pages, follow))
     else:
         _print_from_file(Path(target), pages, follow)
@@ -112,6 +116,8 @@ def _parse_since(text: str | None) -> int | dict[str, Any] | None:
 async def _print_from_server(url: str, token: str | None, pages: _Pages, follow: bool) -> None:
     """Print the history of a server. With `follow`, continue until Ctrl-C, also after the server restarts."""
     import asyncio
+
+    from tidings.cli.remote import Unreachable, connect
 
     while True:
         try:
@@ -149,7 +155,6 @@ async def _request_changes(remote: Remote, params: dict[str, Any]) -> tuple[list
 
 
 def _print_from_file(folder: Path, pages: _Pages, follow: bool) -> None:
-    from tidings.cli.state import find_state, read_state
     from tidings.store import StoreBroken, StoreError
 
     path = find_state(folder)
@@ -191,10 +196,6 @@ def _read_file_versions(path: Path) -> list[tuple[int, int]]:
 
 def _find_changes(state: State, params: dict[str, Any]) -> tuple[list[dict[str, Any]], bool, str]:
     """Return the same as `_request_changes`, but from a state file."""
-    from tidings.cli.state import restore_hub
-    from tidings.core.cursor import Cursor
-    from tidings.core.journal import change_json
-
     since = params.get("since")
     is_cursor = isinstance(since, dict)
     if is_cursor:

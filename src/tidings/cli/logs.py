@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from tidings.core.redact import one_line, short_id
+
 __all__ = ["LogFormat", "LogLevel", "LogOptions", "TextFormatter", "set_up_logging"]
 
 _SESSION_ID = re.compile(r"(session(?: id)?:? )(\w{32,})", re.IGNORECASE)
@@ -78,8 +80,6 @@ def _is_not_cancellation(record: logging.LogRecord) -> bool:
 def _hide_session_ids(record: logging.LogRecord) -> bool:
     """Replace session ids, which the SDK logs. A reader of the log could send requests with a session id."""
     if record.name.startswith("mcp."):
-        from tidings.core.redact import short_id
-
         record.msg = _SESSION_ID.sub(lambda found: found[1] + short_id(found[2]), record.getMessage())
         record.args = ()
     return True
@@ -98,8 +98,6 @@ class _StderrHandler(logging.Handler):
 
 class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's own name
-        from tidings.core.redact import one_line
-
         record.message = one_line(record.message)
         if record.levelno >= logging.WARNING:
             record.message = f"{record.levelname.lower()}: {record.message}"
@@ -107,8 +105,6 @@ class TextFormatter(logging.Formatter):
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # likewise
         """Indent each line, because an exception may contain client input, which must not look like a log line."""
-        from tidings.core.redact import one_line
-
         return "\n".join(f"  {one_line(line)}" for line in super().formatException(ei).split("\n"))
 
 

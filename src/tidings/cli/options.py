@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["TOKEN_VARIABLE", "Folder", "Target", "Token", "TokenFile"]
+__all__ = ["TOKEN_VARIABLE", "Folder", "Target", "Token", "TokenFile", "is_url"]
 
 TOKEN_VARIABLE = "TIDINGS_AUTH_TOKEN"
 
@@ -30,3 +30,7 @@ Token = Annotated[
     ),
 ]
 TokenFile = Annotated[Path | None, typer.Option(help="Read the token from this file.", metavar="FILE", readable=False)]
+
+
+def is_url(target: str) -> bool:
+    return target.lower().startswith(("http://", "https://"))

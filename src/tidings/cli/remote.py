@@ -1,23 +1,32 @@
-"""A connection to a running server, for commands that are clients. It supports modern and legacy servers."""
+"""A connection to a running server, for commands that are clients. It supports modern and legacy servers.
+
+Import this module only when a command connects, because it imports the SDK.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+import httpx2
+import mcp_types as types
 import typer
+from mcp.client.client import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.client.subscriptions import SubscriptionLost
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import RootModel
 
 from tidings.cli.options import TOKEN_VARIABLE
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
 from tidings.stdio.process_exit import exit_process
 
-if TYPE_CHECKING:
-    from mcp.client.client import Client
-
-__all__ = ["Remote", "Unreachable", "connect", "is_url", "run"]
+__all__ = ["Remote", "Unreachable", "connect", "run"]
 
 Result = TypeVar("Result")
 
@@ -35,14 +44,8 @@ class Unreachable(TidingsError):
     """An error that may be temporary: the server does not answer."""
 
 
-def is_url(target: str) -> bool:
-    return target.lower().startswith(("http://", "https://"))
-
-
 def run(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine. Raise the first error of an exception group, and exit with status 130 on Ctrl-C."""
-    import asyncio
-
     try:
         return asyncio.run(_cancel_on_interrupt(work))
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -53,8 +56,6 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
 async def _cancel_on_interrupt(work: Coroutine[Any, Any, Result]) -> Result:
     """Cancel on Ctrl-C. Exit after a timeout if a connection that breaks at that moment ignores the cancellation."""
-    import asyncio
-
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
@@ -72,8 +73,6 @@ class Remote:
     """A connection to a server."""
 
     def __init__(self, url: str, client: Client) -> None:
-        import asyncio
-
         self._url = url
         self._client = client
         self.changed = asyncio.Event()
@@ -85,12 +84,6 @@ class Remote:
 
     async def request(self, method: str, **params: Any) -> dict[str, Any]:
         """Send any request and return its result."""
-        import asyncio
-
-        import mcp_types as types
-        from mcp.shared.exceptions import MCPError
-        from pydantic import RootModel
-
         request: Any = types.Request[dict[str, Any], str](method=method, params=params)
         try:
             async with asyncio.timeout(_TIMEOUT):
@@ -110,10 +103,6 @@ class Remote:
     @asynccontextmanager
     async def watch(self, uris: list[str]) -> AsyncIterator[None]:
         """Set `changed` on each change of a list, and of these URIs if the server grants them."""
-        import asyncio
-
-        from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-
         async with AsyncExitStack() as stack:
             if self._client.protocol_version in MODERN_PROTOCOL_VERSIONS:
                 listening = self._client.listen(
@@ -140,15 +129,11 @@ class Remote:
 
     async def wait(self) -> None:
         """Wait for a notification, or for at most `_POLL` if the server sends no notification of some changes."""
-        import asyncio
-
         with suppress(TimeoutError):
             async with asyncio.timeout(None if self._is_granted_all else _POLL):
                 await self.changed.wait()
 
     async def _listen(self, events: Any) -> None:
-        from mcp.client.subscriptions import SubscriptionLost
-
         with suppress(SubscriptionLost):
             async for _ in events:
                 self.changed.set()
@@ -158,11 +143,6 @@ class Remote:
 
 @asynccontextmanager
 async def connect(url: str, token: str | None) -> AsyncIterator[Remote]:
-    import httpx2
-    from mcp.client.client import Client
-    from mcp.client.streamable_http import streamable_http_client
-    from mcp.shared.exceptions import MCPError
-
     last_status: int | None = None
 
     async def save_status(response: httpx2.Response) -> None:
@@ -200,8 +180,6 @@ async def connect(url: str, token: str | None) -> AsyncIterator[Remote]:
 
 
 def _check_url(url: str) -> None:
-    import httpx2
-
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:

@@ -14,6 +14,7 @@ import typer
 from tidings.cli.folder import open_workspace
 from tidings.cli.options import Folder
 from tidings.cli.output import fail, print_json, print_stderr, print_stdout, redirect_stdout_to_stderr
+from tidings.core.model import Feature
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult
@@ -47,8 +48,6 @@ def run_tool(
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     workspace = open_workspace(folder, poll=0)
     import asyncio
-
-    from tidings.core.model import Feature
 
     tools = {str(tool["name"]): tool for tool in workspace.read_items(Feature.TOOLS)}
     if name not in tools:

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 
 from tidings.cli.folder import check_folder
 from tidings.cli.output import fail
+from tidings.core.catalog import Catalog
+from tidings.core.hub import Hub
+from tidings.core.journal import Journal
+from tidings.policy import Policy
 
 if TYPE_CHECKING:
-    from tidings.core.hub import Hub
     from tidings.store import Batch, State
     from tidings.store.writer import StoreWriter
 
@@ -69,10 +72,6 @@ def edit_state(path: Path) -> Iterator[tuple[State, Batch]]:
 
 def restore_hub(state: State) -> Hub:
     """Return the hub that a server would have after it starts with this state, with all changes in its journal."""
-    from tidings.core.catalog import Catalog
-    from tidings.core.hub import Hub
-    from tidings.core.journal import Journal
-    from tidings.policy import Policy
     from tidings.server.uri_templates import read_template
 
     # The policy of the server has limited the journal, and that policy is not known here.

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import structs
 
 from tidings.cli.auth import read_secret, read_token
-from tidings.cli.options import Target, Token, TokenFile
+from tidings.cli.options import Target, Token, TokenFile, is_url
 from tidings.cli.output import fail, print_json_lines, print_stderr, print_stdout, print_table
-from tidings.cli.remote import connect, is_url, run
+from tidings.cli.state import edit_state, find_state, read_state, restore_hub
 from tidings.core.model import Feature
 from tidings.core.redact import one_line
 
@@ -86,6 +87,8 @@ def subscriptions(
         features = [each.value for each in feature or ([] if uri else Feature)]
         params |= _make_put_params(webhook, features, uri or [], secret_file)
     if is_url(target):
+        from tidings.cli.remote import run
+
         answer = run(_run_on_server(target, read_token(auth_token, auth_token_file), action, params))
     else:
         answer = _run_on_file(Path(target), action, params, owner)
@@ -122,6 +125,8 @@ def _make_put_params(url: str, features: list[str], uris: list[str], secret_file
 
 
 async def _run_on_server(url: str, token: str | None, action: _Action, params: dict[str, Any]) -> dict[str, Any]:
+    from tidings.cli.remote import connect
+
     method = {_Action.LIST: "list", _Action.REMOVE: "remove"}.get(action, "put")
     async with connect(url, token) as remote:
         if action is _Action.REVIVE:
@@ -135,10 +140,6 @@ async def _run_on_server(url: str, token: str | None, action: _Action, params: d
 
 
 def _run_on_file(folder: Path, action: _Action, params: dict[str, Any], owner: str | None) -> dict[str, Any]:
-    from msgspec import structs
-
-    from tidings.cli.state import edit_state, find_state, read_state
-
     path = find_state(folder)
     if action is _Action.LIST:
         durables = read_state(path).durables.values()
@@ -171,7 +172,6 @@ def _find_key(state: State, name: str, owner: str | None) -> Key | None:
 
 def _put_webhook(state: State, params: dict[str, Any]) -> tuple[DurableSubscription, dict[str, str]]:
     """Create or replace a webhook. A new one starts with the current versions as told; a replaced one keeps its own."""
-    from tidings.cli.state import restore_hub
     from tidings.store.durable import SERVER, DurableSubscription, Webhook
     from tidings.store.durable_registry import DurableSubscriptions
     from tidings.webhooks.http_client import check_url

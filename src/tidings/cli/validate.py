@@ -12,6 +12,7 @@ import typer
 from tidings.cli.folder import open_workspace
 from tidings.cli.options import Folder
 from tidings.cli.output import pluralize, print_json
+from tidings.core.model import Feature
 
 if TYPE_CHECKING:
     from tidings.workspace.problems import Problem
@@ -52,7 +53,6 @@ def validate(
 
 
 def _count_items(workspace: Workspace) -> dict[str, int]:
-    from tidings.core.model import Feature
     from tidings.workspace.source import ERRORS
 
     lists = {feature.value: workspace.read_items(feature) for feature in Feature}

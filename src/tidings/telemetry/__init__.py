@@ -7,6 +7,7 @@ the SDK and the exporters.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidings.telemetry.metrics import MeasuredServer
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["MeasuredServer", "Telemetry", "context_of", "observe"]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Telemetry:
     """The OpenTelemetry providers of a server.
 
@@ -26,11 +28,8 @@ class Telemetry:
     `Live(server, telemetry=Telemetry(tracer_provider=…, meter_provider=…))`. Servers can share one `Telemetry`.
     """
 
-    def __init__(
-        self, *, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
-    ) -> None:
-        self.tracer_provider = tracer_provider
-        self.meter_provider = meter_provider
+    tracer_provider: TracerProvider | None = None
+    meter_provider: MeterProvider | None = None
 
 
 def observe(telemetry: bool | Telemetry, server_name: str, server: MeasuredServer) -> None:
