@@ -35,28 +35,28 @@ class Client(StrEnum):
     ZED = "zed"
 
 
-@dataclass(frozen=True, slots=True)
-class _Format:
-    """The format of one client's settings."""
-
-    where: str
-    """The file that the settings belong to, as a hint to the user."""
-    member: str
-    """The member that contains the servers by name."""
-    local: Callable[[list[str]], dict[str, Any]]
-    remote: Callable[[str, dict[str, str]], dict[str, Any]]
-    variable: str = _PLACEHOLDER
-    """The client's syntax for the variable with the token, or a placeholder if it has none."""
-    inputs: tuple[dict[str, Any], ...] = ()
-    """The inputs that the client asks its user for."""
-
-
 def _local(**more: Any) -> Callable[[list[str]], dict[str, Any]]:
     return lambda command: {**more, "command": command[0], "args": command[1:]}
 
 
 def _remote(member: str = "url", **more: Any) -> Callable[[str, dict[str, str]], dict[str, Any]]:
     return lambda url, headers: {**more, member: url} | ({"headers": headers} if headers else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Format:
+    """The format of one client's settings. The defaults are the format that most clients have."""
+
+    where: str
+    """The file that the settings belong to, as a hint to the user."""
+    member: str = "mcpServers"
+    """The member that contains the servers by name."""
+    local: Callable[[list[str]], dict[str, Any]] = _local()
+    remote: Callable[[str, dict[str, str]], dict[str, Any]] = _remote()
+    variable: str = _PLACEHOLDER
+    """The client's syntax for the variable with the token, or a placeholder if it has none."""
+    inputs: tuple[dict[str, Any], ...] = ()
+    """The inputs that the client asks its user for."""
 
 
 def _mcp_remote(url: str, headers: dict[str, str]) -> dict[str, Any]:
@@ -75,50 +75,51 @@ def _codex_remote(url: str, headers: dict[str, str]) -> dict[str, Any]:
 
 CLIENTS = {
     Client.CLAUDE_CODE: _Format(
-        ".mcp.json in your project", "mcpServers", _local(type="stdio"), _remote(type="http"), f"${{{TOKEN_VARIABLE}}}"
+        where=".mcp.json in your project",
+        local=_local(type="stdio"),
+        remote=_remote(type="http"),
+        variable=f"${{{TOKEN_VARIABLE}}}",
     ),
     Client.CLAUDE_DESKTOP: _Format(
-        "claude_desktop_config.json (Settings, Developer, Edit Config)", "mcpServers", _local(), _mcp_remote
+        where="claude_desktop_config.json (Settings, Developer, Edit Config)", remote=_mcp_remote
     ),
     Client.CLINE: _Format(
-        "cline_mcp_settings.json (MCP Servers, Configure)", "mcpServers", _local(), _remote(type="streamableHttp")
+        where="cline_mcp_settings.json (MCP Servers, Configure)", remote=_remote(type="streamableHttp")
     ),
-    Client.CODEX: _Format("~/.codex/config.toml", "mcp_servers", _local(), _codex_remote, f"${TOKEN_VARIABLE}"),
-    Client.CURSOR: _Format(
-        ".cursor/mcp.json in your project, or in ~", "mcpServers", _local(), _remote(), f"${{env:{TOKEN_VARIABLE}}}"
+    Client.CODEX: _Format(
+        where="~/.codex/config.toml", member="mcp_servers", remote=_codex_remote, variable=f"${TOKEN_VARIABLE}"
     ),
+    Client.CURSOR: _Format(where=".cursor/mcp.json in your project, or in ~", variable=f"${{env:{TOKEN_VARIABLE}}}"),
     Client.GEMINI_CLI: _Format(
-        ".gemini/settings.json in your project, or in ~",
-        "mcpServers",
-        _local(),
-        _remote("httpUrl"),
-        f"${{{TOKEN_VARIABLE}}}",
+        where=".gemini/settings.json in your project, or in ~",
+        remote=_remote("httpUrl"),
+        variable=f"${{{TOKEN_VARIABLE}}}",
     ),
-    Client.LM_STUDIO: _Format("mcp.json (Program, Install, Edit mcp.json)", "mcpServers", _local(), _remote()),
+    Client.LM_STUDIO: _Format(where="mcp.json (Program, Install, Edit mcp.json)"),
     Client.OPENCODE: _Format(
-        "opencode.json in your project",
-        "mcp",
-        lambda command: {"type": "local", "command": command, "enabled": True},
-        _remote(type="remote", enabled=True),
-        f"{{env:{TOKEN_VARIABLE}}}",
+        where="opencode.json in your project",
+        member="mcp",
+        local=lambda command: {"type": "local", "command": command, "enabled": True},
+        remote=_remote(type="remote", enabled=True),
+        variable=f"{{env:{TOKEN_VARIABLE}}}",
     ),
     Client.VSCODE: _Format(
-        ".vscode/mcp.json in your project",
-        "servers",
-        _local(type="stdio"),
-        _remote(type="http"),
-        "${input:tidings-token}",
-        ({"type": "promptString", "id": "tidings-token", "description": "The server's token", "password": True},),
+        where=".vscode/mcp.json in your project",
+        member="servers",
+        local=_local(type="stdio"),
+        remote=_remote(type="http"),
+        variable="${input:tidings-token}",
+        inputs=(
+            {"type": "promptString", "id": "tidings-token", "description": "The server's token", "password": True},
+        ),
     ),
     Client.WINDSURF: _Format(
-        "~/.codeium/windsurf/mcp_config.json",
-        "mcpServers",
-        _local(),
-        _remote("serverUrl"),
-        f"${{env:{TOKEN_VARIABLE}}}",
+        where="~/.codeium/windsurf/mcp_config.json",
+        remote=_remote("serverUrl"),
+        variable=f"${{env:{TOKEN_VARIABLE}}}",
     ),
     Client.ZED: _Format(
-        "settings.json (zed: open settings)", "context_servers", _local(source="custom", env={}), _remote()
+        where="settings.json (zed: open settings)", member="context_servers", local=_local(source="custom", env={})
     ),
 }
 
