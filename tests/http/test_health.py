@@ -127,6 +127,7 @@ async def test_routes_work_in_another_app() -> None:
         ("127.0.0.1", {"x-real-ip": "203.0.113.9"}, 403),
         ("127.0.0.1", {"via": "1.1 proxy"}, 403),
         ("127.0.0.1", {"x-forwarded-proto": "https"}, 403),
+        ("127.0.0.1", {"x-forwarded-for": "203.0.113.9"}, 403),
         ("127.0.0.1", {"forwarded": "for=203.0.113.9"}, 403),
         ("127.0.0.1", {"x-client-ip": "203.0.113.9"}, 403),
         ("127.0.0.1", {"true-client-ip": "203.0.113.9"}, 403),
@@ -144,6 +145,14 @@ async def test_metrics_are_refused_to_other_machines_and_proxies(
     transport = httpx2.ASGITransport(app, client=None if address is None else (address, 1))  # type: ignore[arg-type]
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         assert (await client.get("/metrics", headers=headers)).status_code == status
+
+
+async def test_anyone_can_read_public_metrics() -> None:
+    app = Starlette(routes=Live(MCPServer("mine")).health_routes(health=False, metrics="anyone"))
+    transport = httpx2.ASGITransport(app, client=("203.0.113.9", 1))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://metrics.example") as client:
+        assert (await client.get("/metrics")).status_code == 200
+        assert (await client.get("/health/live")).status_code == 404
 
 
 async def test_local_metrics_need_the_token_if_there_is_one() -> None:

@@ -133,10 +133,9 @@ def test_exception_in_the_histogram_does_not_affect_the_counters(
 
 def test_every_counter_starts_at_zero(meters: Meters) -> None:
     live = meters.live()
-    lines = render(live.metrics).splitlines()
-    operations = [(topic, each) for topic in ("tools", "prompts", "resources") for each in ("added", "removed")]
-    for topic, operation in [*operations, ("contents", "updated"), ("contents", "deleted")]:
-        assert f'tidings_changes_total{{topic="{topic}",operation="{operation}"}} 0' in lines
     found = meters.read()
+    operations = {(topic, each) for topic in ("tools", "prompts", "resources") for each in ("added", "removed")}
+    assert found["tidings.changes"].keys() >= operations | {("contents", "updated"), ("contents", "deleted")}
+    assert 'tidings_changes_total{topic="contents",operation="deleted"} 0' in render(live.metrics).splitlines()
     for name in COUNTERS:
         assert set(found[name].values()) == {0}, name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,8 +51,8 @@ class _Format:
     """The file that the settings belong to, as a hint to the user."""
     member: str = "mcpServers"
     """The member that contains the servers by name."""
-    local: Callable[[list[str]], dict[str, Any]] = _local()
-    remote: Callable[[str, dict[str, str]], dict[str, Any]] = _remote()
+    local: Callable[[list[str]], dict[str, Any]] = field(default_factory=_local)
+    remote: Callable[[str, dict[str, str]], dict[str, Any]] = field(default_factory=_remote)
     variable: str = _PLACEHOLDER
     """The client's syntax for the variable with the token, or a placeholder if it has none."""
     inputs: tuple[dict[str, Any], ...] = ()

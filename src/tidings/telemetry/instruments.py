@@ -58,9 +58,6 @@ class _Measured:
         self.counters: Counters = server.counters
         self.recorded = Latency()
 
-    def read(self, metric: Metric) -> Iterable[tuple[Labels, float]]:
-        return metric.read(self.counters, self.server()).items()
-
 
 class Instruments:
     """The instruments of one provider, for all servers that use it."""
@@ -149,6 +146,6 @@ class Instruments:
 
 
 def _add(metric: Metric, values: dict[Labels, float], each: _Measured) -> None:
-    for labels, value in each.read(metric):
+    for labels, value in metric.read(each.counters, each.server()).items():
         before = values.get(labels, 0)
         values[labels] = max(before, value) if metric.kind == "gauge" else before + value

@@ -114,6 +114,10 @@ def _inject(context: Context | None = None) -> dict[str, str] | None:
     return carrier
 
 
+def _has_current_span() -> bool:
+    return trace.get_current_span() is not INVALID_SPAN
+
+
 def _suppress_errors(method: Callable[P, R]) -> Callable[P, R | None]:
     """Make a method of `TracingObserver` return None instead of raising."""
 
@@ -139,8 +143,6 @@ class TracingObserver(Observer, Tracer):
         self._server_name = server_name
         self._has_logged_failure = False
         self._uses_global_tracer = False
-        self._context_without_span: Context | None = None
-        """The last context that was found to have no span."""
         self._fan_out: _FanOut | None = None
         """The spans of the change that is being delivered."""
 
@@ -206,7 +208,7 @@ class TracingObserver(Observer, Tracer):
     def current_trace(self) -> dict[str, str] | None:
         # Called for each change, so without the cost of `_suppress_errors`.
         try:
-            return _inject() if self._has_current_span() else None
+            return _inject() if _has_current_span() else None
         except Exception as error:
             self.fail(error)
             return None
@@ -278,16 +280,6 @@ class TracingObserver(Observer, Tracer):
         if entered is not None:
             contexts.detach(entered)
 
-    def _has_current_span(self) -> bool:
-        # A context is immutable, so the result for the last one without a span can be reused.
-        context = contexts.get_current()
-        if context is self._context_without_span:
-            return False
-        if trace.get_current_span(context) is not INVALID_SPAN:
-            return True
-        self._context_without_span = context
-        return False
-
     def publishing(self, notification: Notification, subscribers: int) -> None:
         # Called for each change, so without the cost of `_suppress_errors`.
         try:
@@ -295,14 +287,14 @@ class TracingObserver(Observer, Tracer):
                 self._uses_global_tracer
                 and notification.trace is None
                 and not internals.has_tracer()
-                and not self._has_current_span()
+                and not _has_current_span()
             ):
                 return  # the process does no tracing
             # The current span is not used as the parent: another call than the one that made the change can publish it.
             parent = (_extract(notification.trace) if notification.trace else None) or _ROOT
             is_list = isinstance(notification.topic, Feature)
             span = self._tracer.start_span(spans.NOTIFY_LIST if is_list else spans.NOTIFY_CONTENT, parent, _PRODUCER)
-            if span is INVALID_SPAN and not self._has_current_span():
+            if span is INVALID_SPAN and not _has_current_span():
                 return  # the process does no tracing
             self._fan_out = self._start_fan_out(span, parent, notification, subscribers)
         except Exception as error:
