@@ -17,12 +17,12 @@ from rich.console import Console
 
 from tests.support.command import DEADLINE, HELLO, SECRET, TOKEN, replace_file, serving
 from tests.support.wire_clients import LegacyWire
-from tidings import Catalog, Feature, Hub, Reason
+from tidings import Catalog, Feature, Hub, Live, Reason
 from tidings.cli.logs import TextFormatter
-from tidings.cli.status import Panel, Snapshot
+from tidings.cli.status import Panel
 from tidings.core.redact import one_line, redact_uri
 from tidings.server.authorization import Authorization, Principal
-from tidings.workspace.problems import Problem
+from tidings.workspace.source import Workspace
 
 pytestmark = pytest.mark.anyio
 
@@ -165,12 +165,13 @@ def test_each_message_is_one_line_and_a_traceback_is_indented() -> None:
     assert all(line.startswith("  ") for line in rest)
 
 
-def test_problem_of_a_file_can_not_control_the_terminal() -> None:
+def test_problem_of_a_file_can_not_control_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "bad.py").write_text(f"raise ValueError({TITLE!r})")
+    workspace = Workspace(tmp_path, poll=0)
     terminal = io.StringIO()
-    panel = Panel(Console(file=terminal, force_terminal=True, width=120), "board")
-    problem = Problem("tools/bad.py", 1, f"ValueError: {TITLE}")
-    with panel.open():
-        panel.show(Snapshot(problems=(problem,)))
+    with Panel(Live(workspace), workspace, Console(file=terminal, force_terminal=True, width=120), "board").run():
+        pass
     assert r"\x1b]0;forged" in terminal.getvalue()
     assert TITLE[:-1] not in terminal.getvalue()
 

@@ -10,9 +10,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tidings.cli.logs import LogOptions
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from tidings.live import Live
     from tidings.workspace.source import Workspace
 
-__all__ = ["Panel", "Snapshot", "count_items", "show_status"]
+__all__ = ["Panel", "count_items", "show_status"]
 
 logger = logging.getLogger("tidings.serve")
 
@@ -40,18 +39,6 @@ _MIN_INTERVAL = 0.1
 
 _ROWS = 6
 """The maximum of rows of changes, and of problems. Most of the screen is for log lines."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    items: tuple[tuple[Feature, int], ...] = ()
-    modern_streams: int = 0
-    legacy_sessions: int = 0
-    changes: tuple[tuple[Change, str], ...] = ()
-    """The changes since the last snapshot, with their descriptions."""
-    problems: tuple[Problem, ...] = ()
-    store_problem: str | None = None
-    """Why the state is kept only in memory, although there is a state file."""
 
 
 def count_items(live: Live) -> dict[Feature, int]:
@@ -67,13 +54,13 @@ def show_status(live: Live, workspace: Workspace, logs: LogOptions, *, title: st
     if logs.is_quiet:
         yield
         return
-    display: Panel | _StatusLog
+    status: _Status
     if title is not None and sys.stderr.isatty():
         from rich.console import Console
 
-        display = Panel(Console(stderr=True), title)
+        status = Panel(live, workspace, Console(stderr=True), title)
     else:
-        display = _StatusLog(logs.is_detailed)
+        status = _StatusLog(live, workspace, logs.is_detailed)
         if logs.is_detailed:
             live.hub.log.level_unwatched = logging.INFO
 
@@ -85,18 +72,18 @@ def show_status(live: Live, workspace: Workspace, logs: LogOptions, *, title: st
 
     for handler in logging.getLogger().handlers:
         handler.addFilter(is_not_shown)
-    with display.open(), _Updater(live, workspace, display).run():
+    with status.run():
         yield
 
 
-class _Updater:
-    """The thread that takes snapshots and shows them."""
+class _Status:
+    """A thread that reads the status and shows it."""
 
-    def __init__(self, live: Live, workspace: Workspace, display: Panel | _StatusLog) -> None:
+    def __init__(self, live: Live, workspace: Workspace) -> None:
         self._live = live
         self._workspace = workspace
-        self._display = display
         self._changes: deque[tuple[Change, str]] = deque(maxlen=1000)
+        """The changes that are not shown yet, with their descriptions."""
         self._changed = threading.Event()
         self._stopped = threading.Event()
         live.catalog.follow(self._on_changes)
@@ -119,26 +106,21 @@ class _Updater:
 
     def _loop(self) -> None:
         while not self._stopped.is_set():
-            self._display.show(self._take_snapshot())
+            self._show(self._take_changes())
             self._changed.wait(_POLL)
             self._changed.clear()
             self._stopped.wait(_MIN_INTERVAL)
-        self._display.show(self._take_snapshot())
+        self._show(self._take_changes())
 
-    def _take_snapshot(self) -> Snapshot:
+    def _take_changes(self) -> list[tuple[Change, str]]:
         changes = []
         while self._changes:
             changes.append(self._changes.popleft())
-        live = self._live
-        modern_streams = len(live.listen_streams)
-        return Snapshot(
-            items=tuple(count_items(live).items()),
-            modern_streams=modern_streams,
-            legacy_sessions=max(0, len(live.hub) - modern_streams),
-            changes=tuple(changes),
-            problems=self._workspace.problems,
-            store_problem=live.writer.problem,
-        )
+        return changes
+
+    def _show(self, changes: list[tuple[Change, str]]) -> None:
+        """Show the present status, and the changes since the last time."""
+        raise NotImplementedError
 
 
 def _describe(change: Change) -> str | None:
@@ -149,21 +131,19 @@ def _describe(change: Change) -> str | None:
     return f"content of {topic_name(change.topic)} updated"
 
 
-class _StatusLog:
-    """A display that logs each change and each problem."""
+class _StatusLog(_Status):
+    """Logs each change and each problem."""
 
-    def __init__(self, is_detailed: bool) -> None:
+    def __init__(self, live: Live, workspace: Workspace, is_detailed: bool) -> None:
+        super().__init__(live, workspace)
         self._is_detailed = is_detailed
         self._problems: frozenset[Problem] = frozenset()
 
-    def open(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def show(self, snapshot: Snapshot) -> None:
-        for change, text in snapshot.changes:
+    def _show(self, changes: list[tuple[Change, str]]) -> None:
+        for change, text in changes:
             if not (self._is_detailed and isinstance(change.topic, Feature)):  # a detailed log has it already
                 logger.info("%s", text)
-        problems = frozenset(snapshot.problems)
+        problems = frozenset(self._workspace.problems)
         for problem in sorted(problems - self._problems, key=str):
             logger.warning("%s", str(problem))
         solved = {problem.path for problem in self._problems} - {problem.path for problem in problems}
@@ -172,30 +152,51 @@ class _StatusLog:
         self._problems = problems
 
 
-class Panel:
-    """A display that updates the current status in place on a terminal."""
+class Panel(_Status):
+    """Updates the status in place on a terminal."""
 
-    def __init__(self, console: Console, title: str) -> None:
+    def __init__(self, live: Live, workspace: Workspace, console: Console, title: str) -> None:
         from rich.live import Live as Display
 
+        super().__init__(live, workspace)
         self._console = console
         self._title = title
-        self._changes: deque[tuple[Change, str]] = deque(maxlen=_ROWS)
+        self._newest: deque[tuple[Change, str]] = deque(maxlen=_ROWS)
         self._last: object = None
         self._display = Display(console=console, auto_refresh=False, transient=True)
 
-    def open(self) -> AbstractContextManager[object]:
-        return self._display
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        with self._display, super().run():
+            yield
 
-    def show(self, snapshot: Snapshot) -> None:
-        self._changes.extend(snapshot.changes)
-        snapshot = replace(snapshot, changes=tuple(self._changes))
-        current = (snapshot, self._console.size)
+    def _show(self, changes: list[tuple[Change, str]]) -> None:
+        self._newest.extend(changes)
+        rows = self._list_rows()
+        current = (rows, self._console.size)
         if current != self._last:
             self._last = current
-            self._display.update(self._render(snapshot), refresh=True)
+            self._display.update(self._render(rows), refresh=True)
 
-    def _render(self, snapshot: Snapshot) -> RenderableType:
+    def _list_rows(self) -> list[tuple[str, str, str]]:
+        """Return the label, the text and the style of each row."""
+        live, problems = self._live, self._workspace.problems
+        modern = len(live.listen_streams)
+        legacy = max(0, len(live.hub) - modern)
+        items = [pluralize(number, feature.singular) for feature, number in count_items(live).items()]
+        clients = f"{pluralize(modern, 'modern stream')}, {pluralize(legacy, 'legacy session')}"
+        rows = [("items", ", ".join(items), ""), ("clients", clients, "")]
+        if live.writer.problem is not None:
+            rows.append(("state", f"only in memory: {live.writer.problem}", "red"))
+        for change, text in reversed(self._newest):
+            clock = time.strftime("%H:%M:%S", time.localtime(change.time))
+            rows.append(("changes", f"{clock}  {text}", ""))
+        rows += [("problems", one_line(str(problem)), "red") for problem in problems[:_ROWS]]
+        if len(problems) > _ROWS:
+            rows.append(("problems", f"and {len(problems) - _ROWS} more", ""))
+        return rows
+
+    def _render(self, rows: Iterable[tuple[str, str, str]]) -> RenderableType:
         from rich.console import Group
         from rich.rule import Rule
         from rich.table import Table
@@ -204,19 +205,8 @@ class Panel:
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True, min_width=len("problems"))  # a long line must not shorten the labels
         grid.add_column(overflow="ellipsis", no_wrap=True)
-        grid.add_row("items", ", ".join(pluralize(number, feature.singular) for feature, number in snapshot.items))
-        modern, legacy = (
-            pluralize(snapshot.modern_streams, "modern stream"),
-            pluralize(snapshot.legacy_sessions, "legacy session"),
-        )
-        grid.add_row("clients", f"{modern}, {legacy}")
-        if snapshot.store_problem is not None:
-            grid.add_row("state", Text(f"only in memory: {snapshot.store_problem}", style="red"))
-        for number, (change, text) in enumerate(reversed(snapshot.changes)):
-            clock = time.strftime("%H:%M:%S", time.localtime(change.time))
-            grid.add_row("" if number else "changes", Text(f"{clock}  {text}"))
-        for number, problem in enumerate(snapshot.problems[:_ROWS]):
-            grid.add_row("" if number else "problems", Text(one_line(str(problem)), style="red"))
-        if len(snapshot.problems) > _ROWS:
-            grid.add_row("", f"and {len(snapshot.problems) - _ROWS} more")
+        previous = ""
+        for label, text, style in rows:
+            grid.add_row("" if label == previous else label, Text(text, style=style))
+            previous = label
         return Group(Rule(Text(self._title, style="bold"), align="left", style="dim"), grid)
