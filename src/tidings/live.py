@@ -26,17 +26,15 @@ from tidings.http.listen import ListenStreams
 from tidings.policy import Policy
 from tidings.server.authorization import Authorization, Authorize, StreamLimits
 from tidings.server.extension import ExtensionMethods, find_changes
-from tidings.server.heartbeat import Heartbeat
 from tidings.server.items import LiveItems, LiveResources
 from tidings.server.list_cache import ListCache
 from tidings.server.list_reader import ListReader
 from tidings.server.local import Listener, listen
 from tidings.server.loop_bridge import LoopBridge
-from tidings.server.middleware import NotificationMiddleware, server_info_meta
+from tidings.server.middleware import NotificationMiddleware, ToolCallMiddleware, server_info_meta
 from tidings.server.sessions import Sessions
 from tidings.server.source import source_of
 from tidings.server.subscribe import Subscriptions, TermsOf
-from tidings.server.tool_calls import ToolCallMiddleware
 from tidings.server.uri_templates import read_template
 from tidings.store import State, Store
 from tidings.store.durable_registry import DurableSubscriptions
@@ -134,8 +132,7 @@ class Live:
             self.subscriptions, result_meta=partial(server_info_meta, lowlevel), stop_server=self.stop
         )
         self.legacy_streams = LegacyStreams(self.subscriptions)
-        heartbeat = Heartbeat(self.policy.keep_alive)
-        self._sessions = Sessions(lowlevel, self.subscriptions, heartbeat, self.legacy_streams)
+        self._sessions = Sessions(lowlevel, self.subscriptions, self.legacy_streams)
         self.webhooks = Webhooks(self.subscriptions)
         self.extension = ExtensionMethods(lowlevel, self.subscriptions, self.webhooks)
         middleware = NotificationMiddleware(source, hub, self.list_reader, self._sessions, self.epoch)
@@ -187,13 +184,9 @@ class Live:
                 raise TidingsError(f"stdio has no option {', '.join(options)}; leave it out, or run http")
             run_stdio(self.server, self.lowlevel, self.list_cache, self.policy.write_deadline, self.stop)
         elif transport == "http":
-            from tidings.http.app import serve_app, uvicorn_options
+            from tidings.http.app import run_http
 
-            given = {name: options.pop(name) for name in ("host", "port", "log_level") if name in options}
-            uvicorn = uvicorn_options(**given)
-            if hasattr(self.server, "streamable_http_app"):
-                options["host"] = uvicorn["host"]
-            serve_app(self.http_app(**options), **uvicorn)
+            run_http(self.server, self.http_app, **options)
         else:
             raise TidingsError(f"no transport {transport!r}; there are stdio and http")
 
@@ -224,7 +217,7 @@ class Live:
         """Return what is missing before the server is ready; an empty list if it is ready."""
         if self.subscriptions.is_stopping or not self.bridge.is_bound:
             return ["the server"]
-        return self.list_reader.find_missing() + ([] if getattr(self.source, "is_answering", True) else ["its source"])
+        return self.list_reader.find_missing() + ([] if self.source.is_answering else ["its source"])
 
     def _restart(self) -> None:
         """Start again after a stop: some applications do so in one process."""

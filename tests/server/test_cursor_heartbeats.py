@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tests.support.cursors import SPRINT, WATCHED, change_summaries, position, told
 from tests.support.sdk_clients import DEADLINE, LEGACY, MODERN, serving_all, stdio_server
 from tests.support.wire_clients import LegacyWire, Wire, http
-from tidings.core.frames import BOOKMARK_METHOD, CURSOR_KEY, EXTENSION, FILTER_KEY, RESUME_KEY, SUBSCRIPTION_KEY
+from tidings.core.frames import CURSOR_KEY, EXTENSION, FILTER_KEY, HEARTBEAT_METHOD, RESUME_KEY, SUBSCRIPTION_KEY
 
 __all__ = ["http"]
 
@@ -40,11 +40,11 @@ async def test_heartbeats_carry_a_cursor_on_request(urls: dict[str, str], http: 
         acknowledged = (await stream.message())["params"]["_meta"]
         assert acknowledged[FILTER_KEY] == {"bookmarks": True}
         beat = await stream.message()
-        assert beat["method"] == BOOKMARK_METHOD
+        assert beat["method"] == HEARTBEAT_METHOD
         assert beat["params"]["_meta"] == {SUBSCRIPTION_KEY: "b", CURSOR_KEY: acknowledged[CURSOR_KEY]}
 
         await wire.change("add", feature="tools", key="beaten")
-        while (message := await stream.message())["method"] == BOOKMARK_METHOD:
+        while (message := await stream.message())["method"] == HEARTBEAT_METHOD:
             pass
         tools = message["params"]["_meta"][CURSOR_KEY]["topics"]["tools"]
         beat = await stream.message()
@@ -84,7 +84,7 @@ class _Bookmark(BaseModel):
 
 
 @pytest.mark.parametrize("version", [MODERN, LEGACY[-1]])
-async def test_bookmarks_are_sent_on_stdio(version: str) -> None:
+async def test_heartbeats_are_sent_on_stdio(version: str) -> None:
     """On a listen stream of the SDK, and in a legacy session."""
     beats: list[dict[str, Any]] = []
     came = anyio.Event()
@@ -94,7 +94,7 @@ async def test_bookmarks_are_sent_on_stdio(version: str) -> None:
         came.set()
 
     server = stdio_server("mcpserver", policy={"keep_alive": 0.2})
-    binding = NotificationBinding(method=BOOKMARK_METHOD, params_type=_Bookmark, handler=note)
+    binding = NotificationBinding(method=HEARTBEAT_METHOD, params_type=_Bookmark, handler=note)
     settings: dict[str, dict[str, Any]] = {EXTENSION: {"filter": {"bookmarks": True}}}
     async with AsyncExitStack() as stack:
         reader, writer = await stack.enter_async_context(stdio_client(server))
@@ -115,12 +115,12 @@ async def test_bookmarks_are_sent_on_stdio(version: str) -> None:
     assert "tools" in beats[0]["topics"]
 
 
-async def test_bookmarks_are_sent_on_legacy_streams(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_heartbeats_are_sent_on_legacy_streams(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     legacy = LegacyWire(urls["beating"], http)
     await legacy.shake_hands({FILTER_KEY: {"bookmarks": True}})
     async with legacy.stream() as stream:
         beat = await stream.message()
     await legacy.end()
 
-    assert beat["method"] == BOOKMARK_METHOD
+    assert beat["method"] == HEARTBEAT_METHOD
     assert beat["params"]["_meta"][CURSOR_KEY]["topics"].keys() == {"tools", "prompts", "resources"}

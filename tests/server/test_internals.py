@@ -118,7 +118,7 @@ print("after", input(), flush=True)
 def test_registries_of_an_mcpserver_are_watched_and_used() -> None:
     server = MCPServer("board")
     woken: list[str] = []
-    internals.watch_mcpserver(server, lambda name, key: woken.append(name), threading.RLock())
+    internals.watch_mcpserver(server, lambda feature, key: woken.append(feature.value), threading.RLock())
 
     server.add_tool(hello, name="t")
     server.remove_tool("t")
@@ -138,11 +138,10 @@ async def test_item_in_a_registry_of_an_mcpserver_is_listed() -> None:
     source.add_resource(TextResource(uri="a://r", name="r", text=""))
     source.resource("a://t/{number}")(detail)
 
-    registries = internals.registries_of(target)
-    assert registries.keys() == {"tools", "prompts", "resources", "templates"}
-    for name, items in internals.registries_of(source).items():
+    for name in ("tools", "prompts", "resources", "templates"):
+        items = internals.registry_of(source, name)
         assert len(items) == 1
-        registries[name].update(items)
+        internals.registry_of(target, name).update(items)
 
     assert [each.name for each in await target.list_tools()] == ["t"]
     assert [each.name for each in await target.list_prompts()] == ["p"]

@@ -21,7 +21,7 @@ from tidings.core.frames import FrameFormat, render, write
 from tidings.core.model import Change, Feature, Item, Notification, Operation, Version
 from tidings.errors import InvalidItem
 from tidings.policy import Detail
-from tidings.server.internals import registries_of
+from tidings.server.internals import registry_of
 
 
 def forecast(city: str, days: int = 3) -> str:
@@ -81,9 +81,9 @@ def test_item_changed_in_place_after_an_update_is_read_again() -> None:
     told: list[Notification] = []
     live.hub.subscribe(told.append, "tools")
     live.tools.update("forecast", description="once")
-    tool = registries_of(server)["tools"]["forecast"]
+    tool = registry_of(server, "tools")["forecast"]
     tool.description = "in place"
-    registries_of(server)["tools"]["forecast"] = tool
+    registry_of(server, "tools")["forecast"] = tool
     tool.description = "in place again"
     live.list_reader.wake(Feature.TOOLS, "forecast")
     assert descriptions(told) == ["once", "in place", "in place again"]
@@ -92,7 +92,7 @@ def test_item_changed_in_place_after_an_update_is_read_again() -> None:
 @pytest.mark.parametrize("was_stale", [False, True])
 def test_subscriber_may_change_the_updated_item_in_place(was_stale: bool) -> None:
     server, live = serve()
-    tools, told = registries_of(server)["tools"], list[Notification]()
+    tools, told = registry_of(server, "tools"), list[Notification]()
     if was_stale:
         tools["forecast"].description = 5
         live.list_reader.wake(Feature.TOOLS)
@@ -141,7 +141,7 @@ async def test_concurrent_updates_of_one_item_are_all_kept() -> None:
 @pytest.mark.anyio
 async def test_failed_update_changes_nothing() -> None:
     server, live = serve()
-    before = registries_of(server)["tools"]["forecast"]
+    before = registry_of(server, "tools")["forecast"]
     for fields, said in (
         ({"description": 5}, "would not be valid"),
         ({"meta": {"x": object()}}, "would not be valid"),
@@ -153,7 +153,7 @@ async def test_failed_update_changes_nothing() -> None:
     ):
         with pytest.raises(InvalidItem, match=said):
             live.tools.update("forecast", fields)
-    assert registries_of(server)["tools"]["forecast"] is before
+    assert registry_of(server, "tools")["forecast"] is before
     assert await listed(server, "tools") == list(live.catalog.tools)
 
 
@@ -184,7 +184,7 @@ def test_item_without_a_json_form_is_left_out_alone(value: object, is_there_befo
     assert live.failures["reading"] == 0
     assert live.failures["items left out"] >= 1
     # A repaired item is added.
-    registries_of(server)["tools"]["broken"].meta = None
+    registry_of(server, "tools")["broken"].meta = None
     live.list_reader.wake(Feature.TOOLS)
     assert "broken" in live.tools
 
@@ -195,7 +195,7 @@ def test_item_that_loses_its_json_form_is_removed(is_read_whole: bool) -> None:
     server, live = serve()
     told: list[Notification] = []
     live.hub.subscribe(told.append, "tools")
-    registries_of(server)["tools"]["forecast"].meta = {"x": object()}
+    registry_of(server, "tools")["forecast"].meta = {"x": object()}
     live.list_reader.wake(Feature.TOOLS, None if is_read_whole else "forecast")
     assert "forecast" not in live.tools
     assert [note.changes[0].operation for note in told] == [Operation.REMOVED]

@@ -17,7 +17,7 @@ from tidings.core.delta import Copy
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, FrameFormat, write
 from tidings.core.model import Feature, Notification
 from tidings.core.resume import resume
-from tidings.server.internals import WatchedDict, registries_of
+from tidings.server.internals import WatchedDict, registry_of
 from tidings.workspace.source import Workspace
 
 pytestmark = pytest.mark.anyio
@@ -124,7 +124,7 @@ async def test_list_during_a_change_by_another_thread_has_its_version() -> None:
     live = Live(server)
     await live.list_reader.ensure_loaded(None)
     before = live.catalog.tools.version
-    tools = registries_of(server)["tools"]
+    tools = registry_of(server, "tools")
     assert isinstance(tools, WatchedDict)
     is_changed, is_listed, tell = threading.Event(), threading.Event(), tools._changed
 

@@ -93,12 +93,12 @@ class MCPServerBoard(HighLevelBoard):
 
     async def async_quietly_then_notify(self, ctx: Context[Any, Any], key: str) -> None:
         """Make a change that only `ctx.notify_tools_changed()` detects."""
-        internals.registries_of(self.server)["tools"][key].description = "Changed in place."
+        internals.registry_of(self.server, "tools")[key].description = "Changed in place."
         await ctx.notify_tools_changed()
 
     def quietly(self, key: str, feature: str = "tools") -> None:
         """Make a change that only `live.refresh()` detects."""
-        internals.registries_of(self.server)[feature][key].description = "Changed without a notification."
+        internals.registry_of(self.server, feature)[key].description = "Changed without a notification."
 
 
 class FastMCPBoard(HighLevelBoard):

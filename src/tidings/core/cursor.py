@@ -56,7 +56,7 @@ class Cursor:
         """Return the cursor of a client after it has read a newer one."""
         known = self if newer.epoch == self.epoch else self._carried_over(newer.epoch)
         as_of = known.as_of if newer.as_of is None else newer.as_of
-        # A bookmark has the told versions, which may be older than what the client has fetched since.
+        # A heartbeat has the told versions, which may be older than what the client has fetched since.
         kept = {topic for topic, version in newer.versions.items() if _is_older(version, known.versions.get(topic))}
         read = {topic: version for topic, version in newer.versions.items() if topic not in kept}
         return Cursor(known.epoch, {**known.versions, **read}, as_of)

@@ -19,13 +19,13 @@ from tidings.core.model import Change, Feature, Item, Notification, Operation, V
 from tidings.policy import Detail
 
 __all__ = [
-    "BOOKMARK_METHOD",
     "CHANGE_KEY",
     "CURSOR_KEY",
     "DELETED_METHOD",
     "DURABLE_KEY",
     "EXTENSION",
     "FILTER_KEY",
+    "HEARTBEAT_METHOD",
     "KEEP_ALIVE",
     "REFETCH_KEY",
     "RESUME_KEY",
@@ -33,9 +33,9 @@ __all__ = [
     "FrameEncoder",
     "FrameFormat",
     "acknowledgement",
-    "bookmark",
     "encode_tag",
     "encode_uncached",
+    "heartbeat",
     "listen_result",
     "render",
     "write",
@@ -57,7 +57,7 @@ EXTENSION = "dev.tidings/changes"
 KEEP_ALIVE = b": keep-alive\r\n\r\n"
 DELETED_METHOD = "notifications/resources/deleted"
 """Not in the specification: only for clients that declare `dev.tidings/changes`."""
-BOOKMARK_METHOD = "notifications/dev.tidings/bookmark"
+HEARTBEAT_METHOD = "notifications/dev.tidings/bookmark"
 """Not in the specification: a heartbeat with a cursor, only for clients that ask for bookmarks."""
 
 
@@ -138,10 +138,10 @@ def acknowledgement(granted: dict[str, Any], meta: dict[str, Any], tag: bytes) -
     return _event("notifications/subscriptions/acknowledged", params)
 
 
-def bookmark(cursor: Cursor, tag: bytes | None = None) -> bytes:
+def heartbeat(cursor: Cursor, tag: bytes | None = None) -> bytes:
     """Return a heartbeat with the cursor of its client."""
     tagged = {} if tag is None else {SUBSCRIPTION_KEY: msgspec.Raw(tag)}
-    return _event(BOOKMARK_METHOD, {"_meta": {**tagged, CURSOR_KEY: cursor.as_json()}})
+    return _event(HEARTBEAT_METHOD, {"_meta": {**tagged, CURSOR_KEY: cursor.as_json()}})
 
 
 def _event(method: str, params: dict[str, Any]) -> bytes:

@@ -22,7 +22,7 @@ from tidings.server import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_reader import ListReader
 
-__all__ = ["build_app", "serve_app", "uvicorn_options"]
+__all__ = ["build_app", "run_http", "serve_app"]
 
 logger = logging.getLogger(__name__)
 
@@ -111,14 +111,24 @@ def _on_signal(stop: Callable[[], None]) -> Iterator[None]:
                 signal.signal(number, previous)
 
 
-def uvicorn_options(host: str = "127.0.0.1", port: int = 8000, log_level: str | int | None = "info") -> dict[str, Any]:
-    """Return the options of `serve_app` for `live.run("http")`."""
+def run_http(
+    server: Any,
+    make_app: Callable[..., Any],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    log_level: str | int | None = "info",
+    **options: Any,
+) -> None:
+    """Run uvicorn with the app of a server until the process gets a signal to end. `options` are those of the app."""
+    if hasattr(server, "streamable_http_app"):
+        options["host"] = host
     if isinstance(log_level, str):
         logs_access = log_level.lower() in ("trace", "debug", "info")
     else:
         logs_access = log_level is None or log_level <= logging.INFO
     # uvicorn formats each access line even if it is dropped afterwards.
-    return {"host": host, "port": port, "log_level": log_level, "access_log": logs_access}
+    serve_app(make_app(**options), host=host, port=port, log_level=log_level, access_log=logs_access)
 
 
 def serve_app(

@@ -15,7 +15,7 @@ import logging
 from contextlib import suppress
 from typing import Any
 
-from tidings.core.frames import FrameFormat, bookmark, render
+from tidings.core.frames import FrameFormat, heartbeat, render
 from tidings.core.mailbox import IsMuted
 from tidings.core.model import Notification, Reason
 from tidings.core.subscriber import BUSY, ConnectionKind, Subscriber
@@ -90,11 +90,11 @@ class HttpSession:
         self._hub.counts.bytes += len(frame)
         return None if response is not None and response.write(frame) else BUSY
 
-    def send_bookmark(self) -> None:
+    def send_heartbeat(self) -> None:
         response, subscriber = self.response, self.subscriber
         if subscriber is None or response is None or response.is_busy:
             return
-        if not response.write(bookmark(self._streams.subscriptions.cursor_of(subscriber))):
+        if not response.write(heartbeat(self._streams.subscriptions.cursor_of(subscriber))):
             subscriber.pause()
 
     def attach(self, response: AsgiStream, *, is_resumed: bool = False, read: int | None = None) -> None:

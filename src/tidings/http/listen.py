@@ -24,8 +24,8 @@ from tidings.core.frames import (
     FrameEncoder,
     FrameFormat,
     acknowledgement,
-    bookmark,
     encode_tag,
+    heartbeat,
     listen_result,
 )
 from tidings.core.hub import Hub
@@ -119,7 +119,7 @@ class ListenStreams:
             await _refuse(send, request.id, str(error), code=-32602, status=400)
             return None
         tag = encode_tag(request.id)
-        stream = ListenStream(self, prepared.slot, tag, has_bookmarks=prepared.options.terms.bookmarks)
+        stream = ListenStream(self, prepared.slot, tag, has_heartbeats=prepared.options.terms.bookmarks)
         is_open = False
         try:
             is_open = await self._open(stream, scope, receive, send, prepared, str(request.id))
@@ -250,12 +250,12 @@ class ListenStreams:
 class ListenStream:
     """One listen stream. Small on purpose: there may be tens of thousands."""
 
-    __slots__ = ("_has_bookmarks", "_slot", "_streams", "group", "response", "subscriber", "tag")
+    __slots__ = ("_has_heartbeats", "_slot", "_streams", "group", "response", "subscriber", "tag")
 
-    def __init__(self, streams: ListenStreams, slot: StreamSlot | None, tag: bytes, *, has_bookmarks: bool) -> None:
+    def __init__(self, streams: ListenStreams, slot: StreamSlot | None, tag: bytes, *, has_heartbeats: bool) -> None:
         self._streams = streams
         self._slot = slot
-        self._has_bookmarks = has_bookmarks
+        self._has_heartbeats = has_heartbeats
         self.tag = tag
         self.group = 0
         self.response: ResponseStream = NO_STREAM
@@ -286,8 +286,8 @@ class ListenStream:
         if self.response.is_busy or self.subscriber is None:
             return
         event = KEEP_ALIVE
-        if self._has_bookmarks:
-            event = bookmark(self._streams.subscriptions.cursor_of(self.subscriber), self.tag)
+        if self._has_heartbeats:
+            event = heartbeat(self._streams.subscriptions.cursor_of(self.subscriber), self.tag)
         if not self.response.write(event):
             self.subscriber.pause()
 

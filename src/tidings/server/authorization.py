@@ -11,15 +11,28 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from tidings.core.model import Topic
 from tidings.core.patterns import is_pattern
 from tidings.core.redact import redact_uri, topic_name
 from tidings.errors import TooManyStreams
 from tidings.policy import Policy
+from tidings.store.durable import Owner
 
-__all__ = ["Authorization", "Authorize", "Principal", "StreamLimits", "StreamSlot", "principal_of"]
+if TYPE_CHECKING:
+    from mcp.server import ServerRequestContext
+
+__all__ = [
+    "Authorization",
+    "Authorize",
+    "Principal",
+    "StreamLimits",
+    "StreamSlot",
+    "caller_of",
+    "owner_of",
+    "principal_of",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +60,16 @@ def principal_of(user: object) -> Principal | None:
         return None
     token = user.access_token
     return Principal(token.client_id, token.subject, tuple(token.scopes), token.claims or {})
+
+
+def caller_of(ctx: ServerRequestContext[Any, Any]) -> Principal | None:
+    """Return the caller of a request that the SDK serves."""
+    return principal_of(ctx.request.scope.get("user")) if ctx.request is not None else None
+
+
+def owner_of(principal: Principal | None) -> Owner:
+    """Return the owner of the caller's durable subscriptions."""
+    return principal.who if principal is not None else None
 
 
 class StreamSlot(NamedTuple):

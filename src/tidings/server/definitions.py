@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import mcp_types as types
@@ -15,56 +15,31 @@ from pydantic_core import to_json
 from tidings.core.model import Feature
 from tidings.errors import InvalidItem
 
-__all__ = ["KEYS", "distinct", "dump", "encode", "key_of", "to_definition"]
+__all__ = ["KEYS", "as_dict", "distinct", "encode", "key_of", "to_definition"]
 
 
 def to_definition(component: Any) -> BaseModel:
     """Return an item as the server lists it. Raise `ValueError` if it is invalid."""
-    if isinstance(component, Tool):
-        return types.Tool(
-            name=component.name,
-            title=component.title,
-            description=component.description,
-            input_schema=component.parameters,
-            output_schema=component.output_schema,
-            annotations=component.annotations,
-            icons=component.icons,
-            _meta=component.meta,
-        )
+    shared = {"title": component.title, "description": component.description, "icons": component.icons}
     if isinstance(component, Prompt):
         arguments = [
             types.PromptArgument(name=each.name, description=each.description, required=each.required)
             for each in component.arguments or ()
         ]
-        return types.Prompt(
+        return types.Prompt(name=component.name, arguments=arguments, **shared)
+    shared |= {"annotations": component.annotations, "_meta": component.meta}
+    if isinstance(component, Tool):
+        return types.Tool(
             name=component.name,
-            title=component.title,
-            description=component.description,
-            arguments=arguments,
-            icons=component.icons,
+            input_schema=component.parameters,
+            output_schema=component.output_schema,
+            **shared,
         )
+    shared |= {"mime_type": component.mime_type}
     if isinstance(component, ResourceTemplate):
-        return types.ResourceTemplate(
-            uri_template=component.uri_template,
-            name=component.name,
-            title=component.title,
-            description=component.description,
-            mime_type=component.mime_type,
-            icons=component.icons,
-            annotations=component.annotations,
-            _meta=component.meta,
-        )
+        return types.ResourceTemplate(uri_template=component.uri_template, name=component.name, **shared)
     assert isinstance(component, Resource)
-    return types.Resource(
-        uri=component.uri,
-        name=component.name or "",
-        title=component.title,
-        description=component.description,
-        mime_type=component.mime_type,
-        icons=component.icons,
-        annotations=component.annotations,
-        _meta=component.meta,
-    )
+    return types.Resource(uri=component.uri, name=component.name or "", **shared)
 
 
 KEYS = ("uri_template", "uri", "name")
@@ -79,8 +54,11 @@ def key_of(item: Any) -> str:
     raise InvalidItem(f"{item!r:.80} has neither a name nor a URI")
 
 
-def dump(model: BaseModel) -> dict[str, Any]:
-    return model.model_dump(by_alias=True, mode="json", exclude_none=True)
+def as_dict(value: object) -> dict[str, Any]:
+    """Return a definition or a result of the SDK as on the wire. A handler may return it as a mapping already."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def encode(model: BaseModel) -> bytes:

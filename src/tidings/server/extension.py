@@ -24,7 +24,7 @@ from tidings.core.hub import Hub
 from tidings.core.journal import ChangeHistory, change_json
 from tidings.core.model import Change, Feature, Topic
 from tidings.errors import TidingsError
-from tidings.server.authorization import Authorization, Principal, principal_of
+from tidings.server.authorization import Authorization, Principal, caller_of, owner_of
 from tidings.server.granted_topics import RequestedTopics
 from tidings.server.subscribe import Subscriptions
 from tidings.store.durable import DurableSubscription, Owner, Webhook
@@ -137,9 +137,8 @@ class ExtensionMethods:
     ) -> None:
         async def handle(ctx: Ctx, given: _AnyParams) -> dict[str, Any]:
             params = _convert(method, ctx.params, kind)
-            principal = principal_of(ctx.request.scope.get("user")) if ctx.request is not None else None
             try:
-                return await respond(principal, params)
+                return await respond(caller_of(ctx), params)
             except TidingsError as error:
                 raise MCPError(types.INVALID_PARAMS, f"{method}: {error}") from None
 
@@ -180,7 +179,7 @@ class ExtensionMethods:
     # Subscriptions
 
     async def _list(self, principal: Principal | None, params: _NoParams) -> dict[str, Any]:
-        owner = _owner(principal)
+        owner = owner_of(principal)
         return {
             "subscriptions": [
                 as_subscription(each, is_connected=self._durables.is_connected(each.key))
@@ -191,7 +190,7 @@ class ExtensionMethods:
 
     async def _put(self, principal: Principal | None, params: _PutParams) -> dict[str, Any]:
         """Create or change a subscription. Members that are left out stay as they are; a dead webhook is revived."""
-        owner = _owner(principal)
+        owner = owner_of(principal)
         known = self._durables.get((owner, params.name))
         if (params.webhook or (known and known.webhook)) and not self._webhooks.allows(owner):
             raise TidingsError("this server has no webhooks for this caller (Policy.webhooks)")
@@ -223,15 +222,11 @@ class ExtensionMethods:
         return {"subscription": as_subscription(durable), "isNew": known is None, **new_secret}
 
     async def _remove(self, principal: Principal | None, params: _NameParams) -> dict[str, Any]:
-        owner = _owner(principal)
+        owner = owner_of(principal)
         known = self._durables.get((owner, params.name))
         if known is None or (known.webhook is not None and not self._webhooks.allows(owner)):
             return {"removed": False}
         return {"removed": self._durables.remove(known.key)}
-
-
-def _owner(principal: Principal | None) -> Owner:
-    return principal.who if principal is not None else None
 
 
 class _Visibility:

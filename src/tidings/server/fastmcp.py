@@ -21,7 +21,7 @@ from tidings.server.components import (
     make_component,
 )
 from tidings.server.definitions import key_of
-from tidings.server.source import OnInvalid, Wake, has_user_middleware
+from tidings.server.source import Source, Wake
 
 if TYPE_CHECKING:
     from fastmcp import FastMCP
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["FastMCPSource"]
 
 
-class FastMCPSource:
-    lists_are_shared = False
-
+class FastMCPSource(Source):
     def __init__(self, server: FastMCP[Any]) -> None:
         self.server = server
         self.lowlevel = internals.lowlevel_of(server)
@@ -48,20 +46,11 @@ class FastMCPSource:
         for name in ("add_provider", "mount", "add_transform", "enable", "disable", "add_middleware"):
             _call_after(self.server, name, wake_all)
 
-    async def run(self) -> None:
-        return None
-
-    def read_items(self, feature: Feature, on_invalid: OnInvalid) -> None:
-        return None
-
-    def read_item(self, feature: Feature, key: str) -> None:
-        return None
-
     def has_user_middleware(self) -> bool:
         from fastmcp.server.middleware.dereference import DereferenceRefsMiddleware
 
         has_own = any(not isinstance(each, DereferenceRefsMiddleware) for each in self.server.middleware)
-        return has_own or has_user_middleware(self.lowlevel)
+        return has_own or super().has_user_middleware()
 
     def normalize_uri(self, uri: str) -> str:
         normal = _normalize(uri)

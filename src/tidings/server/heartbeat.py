@@ -1,6 +1,6 @@
-"""Regular bookmarks on transports without a heartbeat of their own: stdio, and legacy streams.
+"""Regular heartbeats on transports without a keep-alive: stdio, and legacy streams.
 
-A listen stream over HTTP sends its bookmark in place of a keep-alive.
+A listen stream over HTTP sends its heartbeat in place of a keep-alive.
 """
 
 from __future__ import annotations
@@ -35,9 +35,6 @@ class Heartbeat:
             self._timer.cancel()
             self._timer = None
 
-    def __len__(self) -> int:
-        return len(self._functions)
-
     def _start_timer(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._interval, self._beat)
 
@@ -47,6 +44,6 @@ class Heartbeat:
             try:
                 function()
             except Exception:  # an error of one connection must not stop the others
-                logger.exception("a bookmark could not be sent; going on")
+                logger.exception("a heartbeat could not be sent; going on")
         if self._functions:
             self._start_timer()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from opentelemetry import trace
 
+from tidings.core.model import Feature
 from tidings.server.methods import LIST_METHODS
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ __all__ = [
     "has_tracer",
     "lifespan_state_of",
     "lowlevel_of",
-    "registries_of",
     "registry_of",
     "restart_idle_timeout",
     "session_of",
@@ -103,8 +103,8 @@ def has_standard_lists(server: MCPServer[Any]) -> bool:
     from mcp.server.mcpserver import MCPServer
 
     lowlevel = lowlevel_of(server)
-    for method, (_, _, _, name) in LIST_METHODS.items():
-        entry = lowlevel.get_request_handler(method)
+    for path, method in LIST_METHODS.items():
+        name, entry = method.function, lowlevel.get_request_handler(path)
         own = (getattr(type(server), name), getattr(type(server), f"_handle_{name}"))
         if own != (getattr(MCPServer, name), getattr(MCPServer, f"_handle_{name}")) or name in vars(server):
             return False
@@ -152,13 +152,10 @@ _REGISTRIES: dict[str, Callable[[MCPServer[Any]], dict[str, Any]]] = {
 }
 
 
-def registries_of(server: MCPServer[Any]) -> dict[str, dict[str, Any]]:
-    """Return the dicts with the items of an `MCPServer`. It has no methods to remove a resource or update an item."""
-    return {name: registry(server) for name, registry in _REGISTRIES.items()}
-
-
 def registry_of(server: MCPServer[Any], name: str) -> dict[str, Any]:
-    """Return one of these dicts."""
+    """Return a dict with items of an `MCPServer`: "tools", "prompts", "resources" or "templates".
+
+    The server has no methods to remove a resource or to update an item."""
     return _REGISTRIES[name](server)
 
 
@@ -179,16 +176,16 @@ def add_to_fastmcp(server: FastMCP[Any], component: Any) -> None:
 
 
 def watch_mcpserver(
-    server: MCPServer[Any], wake: Callable[[str, str | None], None], lock: AbstractContextManager[Any]
+    server: MCPServer[Any], wake: Callable[[Feature, str | None], None], lock: AbstractContextManager[Any]
 ) -> None:
-    """Call `wake` with the name of a registry and the changed key (None: any) after each change.
+    """Call `wake` with the feature and the changed key (None: any) after each change of a registry.
 
     From now on, each change of a registry holds the lock."""
     tools, prompts, resources = server._tool_manager, server._prompt_manager, server._resource_manager
-    tools._tools = WatchedDict(tools._tools, partial(wake, "tools"), lock)
-    prompts._prompts = WatchedDict(prompts._prompts, partial(wake, "prompts"), lock)
-    resources._resources = WatchedDict(resources._resources, partial(wake, "resources"), lock)
-    resources._templates = WatchedDict(resources._templates, partial(wake, "resources"), lock)
+    tools._tools = WatchedDict(tools._tools, partial(wake, Feature.TOOLS), lock)
+    prompts._prompts = WatchedDict(prompts._prompts, partial(wake, Feature.PROMPTS), lock)
+    resources._resources = WatchedDict(resources._resources, partial(wake, Feature.RESOURCES), lock)
+    resources._templates = WatchedDict(resources._templates, partial(wake, Feature.RESOURCES), lock)
 
 
 def watch_fastmcp(server: FastMCP[Any], wake: Callable[[], None], lock: AbstractContextManager[Any]) -> None:

@@ -214,9 +214,9 @@ class ListReader:
 
     async def _request_items(self, feature: Feature) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = []
-        for method, (_, member, _, _) in list_methods(feature):
-            if self._server.get_request_handler(method) is not None:
-                items += await self._request_pages(method, member)
+        for name, method in list_methods(feature).items():
+            if self._server.get_request_handler(name) is not None:
+                items += await self._request_pages(name, method.member)
         return items
 
     async def _request_pages(self, method: str, member: str) -> list[dict[str, Any]]:

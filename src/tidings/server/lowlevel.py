@@ -15,6 +15,7 @@ import mcp_types as types
 from mcp.server import Server, ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp.shared.uri_template import UriTemplate
+from mcp_types.methods import MONOLITH_RESULTS
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
@@ -23,24 +24,15 @@ from tidings.core.digest import safe_json
 from tidings.core.model import Feature
 from tidings.errors import InvalidItem, NotFound
 from tidings.server.components import already_exists
+from tidings.server.definitions import as_dict
 from tidings.server.methods import list_methods
-from tidings.server.source import OnInvalid, Wake, has_user_middleware
+from tidings.server.source import Source, Wake
 
 __all__ = ["LowLevelSource"]
 
-_EMPTY = {
-    "tools/list": types.ListToolsResult(tools=[]),
-    "prompts/list": types.ListPromptsResult(prompts=[]),
-    "resources/list": types.ListResourcesResult(resources=[]),
-    "resources/templates/list": types.ListResourceTemplatesResult(resource_templates=[]),
-}
-"""The results of handlers that the user does not have, with all members that the protocol requires."""
 
-
-class LowLevelSource:
+class LowLevelSource(Source):
     """`live.tools.add({"name": …, "inputSchema": …}, handler=function)`: the handler gets the arguments by name."""
-
-    lists_are_shared = False
 
     def __init__(self, server: Server[Any]) -> None:
         self.server = self.lowlevel = server
@@ -66,21 +58,6 @@ class LowLevelSource:
         # Before the list was read, the catalog has only what the store remembers.
         self._is_listed = lambda feature, key: catalog.items(feature).was_read and key in catalog.items(feature)
         self._was_read = lambda feature: catalog.items(feature).was_read
-
-    async def run(self) -> None:
-        return None
-
-    def read_items(self, feature: Feature, on_invalid: OnInvalid) -> None:
-        return None
-
-    def read_item(self, feature: Feature, key: str) -> None:
-        return None
-
-    def has_user_middleware(self) -> bool:
-        return has_user_middleware(self.lowlevel)
-
-    def normalize_uri(self, uri: str) -> str:
-        return uri
 
     def add(
         self, feature: Feature, thing: Any, *, replace: bool, handler: Callable[..., Any] | None = None, **options: Any
@@ -158,15 +135,15 @@ class LowLevelSource:
         if feature in self._installed:
             return
         self._installed.add(feature)
-        for method, (_, member, _, _) in list_methods(feature):
-            self._install_list(method, feature, member)
+        for name, method in list_methods(feature).items():
+            self._install_list(name, feature, method.member)
         self._install_call(feature)
 
     def _install_list(self, method: str, feature: Feature, member: str) -> None:
         inner = self.lowlevel.get_request_handler(method)
 
         async def handle(ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams) -> dict[str, Any]:
-            result = _dump(_EMPTY[method] if inner is None else await inner.handler(ctx, params))
+            result = as_dict(_empty_result(method, member) if inner is None else await inner.handler(ctx, params))
             keys = self._all_listed(method, params.cursor, result.get("nextCursor"), feature, result.get(member, []))
             is_template = member == "resourceTemplates"
             if keys is not None:
@@ -244,7 +221,7 @@ class LowLevelSource:
 
 def _definition(feature: Feature, thing: Any, options: dict[str, Any]) -> dict[str, Any]:
     if isinstance(thing, types.Tool | types.Prompt | types.Resource | types.ResourceTemplate):
-        thing = _dump(thing)
+        thing = as_dict(thing)
     if not isinstance(thing, Mapping):
         raise InvalidItem(f"{feature.value}: a low-level server takes a definition and handler=…, not {thing!r:.80}")
     definition = {**thing, **options}
@@ -290,11 +267,11 @@ def _merged(item: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any
     return {name: value for name, value in {**item, **fields}.items() if value is not None}
 
 
-def _dump(result: Any) -> dict[str, Any]:
-    if isinstance(result, Mapping):
-        return dict(result)
-    dumped: dict[str, Any] = result.model_dump(by_alias=True, mode="json", exclude_none=True)
-    return dumped
+def _empty_result(method: str, member: str) -> BaseModel:
+    """Return the result of a list handler that the user does not have, with all members that the protocol requires."""
+    kind: Any = MONOLITH_RESULTS[method]
+    result: BaseModel = kind.model_validate({member: []})
+    return result
 
 
 def _tool_result(name: str, value: Any) -> Any:

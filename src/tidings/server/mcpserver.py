@@ -23,18 +23,16 @@ from tidings.server.components import (
     invalid_json,
     make_component,
 )
-from tidings.server.definitions import dump, encode, key_of, to_definition
-from tidings.server.source import OnInvalid, Wake, has_user_middleware
+from tidings.server.definitions import as_dict, encode, key_of, to_definition
+from tidings.server.methods import list_methods
+from tidings.server.source import OnInvalid, Source, Wake
 
 __all__ = ["MCPServerSource"]
-
-_NAMES = {feature: feature.value for feature in Feature}
-"""Looked up at each change. Reading `value` of an enum takes two calls."""
 
 _NOTHING = (None, b"")
 
 
-class MCPServerSource:
+class MCPServerSource(Source):
     def __init__(self, server: MCPServer[Any]) -> None:
         self.server = server
         self.lowlevel = internals.lowlevel_of(server)
@@ -47,10 +45,9 @@ class MCPServerSource:
         lock."""
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
-        features = {name: feature for feature, name in _NAMES.items()}
         internals.watch_mcpserver(
             self.server,
-            lambda name, key: wake(features[name], key if self.lists_are_shared else None),
+            lambda feature, key: wake(feature, key if self.lists_are_shared else None),
             catalog.lock,
         )
 
@@ -64,21 +61,13 @@ class MCPServerSource:
 
         internals.bus_of(self.server).subscribe(on_event)
 
-    async def run(self) -> None:
-        return None
-
     def read_items(self, feature: Feature, on_invalid: OnInvalid) -> list[dict[str, Any]] | None:
         if not self.lists_are_shared:
             return None
         self._encoded = _NOTHING
-        listed: list[BaseModel]
-        match feature:
-            case Feature.TOOLS:
-                listed = _run(self.server.list_tools())
-            case Feature.PROMPTS:
-                listed = _run(self.server.list_prompts())
-            case Feature.RESOURCES:
-                listed = _run(self.server.list_resources()) + _run(self.server.list_resource_templates())
+        listed: list[BaseModel] = []
+        for method in list_methods(feature).values():
+            listed += _run(getattr(self.server, method.function)())
         return _dump_all(feature, listed, on_invalid)
 
     def read_item(self, feature: Feature, key: str) -> bytes | None:
@@ -93,12 +82,6 @@ class MCPServerSource:
             return encode(to_definition(component))
         except ENCODE_ERRORS as error:
             raise invalid_json(feature, key, error) from None
-
-    def has_user_middleware(self) -> bool:
-        return has_user_middleware(self.lowlevel)
-
-    def normalize_uri(self, uri: str) -> str:
-        return uri
 
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
         component = make_component(self._kinds(), feature, thing, options)
@@ -136,7 +119,7 @@ class MCPServerSource:
     def _registry(self, feature: Feature, key: str) -> dict[str, Any]:
         if feature is Feature.RESOURCES and "{" in key and key not in internals.registry_of(self.server, "resources"):
             return internals.registry_of(self.server, "templates")
-        return internals.registry_of(self.server, _NAMES[feature])
+        return internals.registry_of(self.server, feature.value)
 
     @staticmethod
     def _kinds() -> ComponentKinds:
@@ -159,13 +142,13 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 def _dump_all(feature: Feature, models: list[BaseModel], on_invalid: OnInvalid) -> list[dict[str, Any]]:
     try:
-        return [dump(model) for model in models]
+        return [as_dict(model) for model in models]
     except ENCODE_ERRORS:
         pass  # rare: only now find out which one
     listed = []
     for model in models:
         try:
-            listed.append(dump(model))
+            listed.append(as_dict(model))
         except ENCODE_ERRORS as error:
             on_invalid(invalid_json(feature, key_of(model), error))
     return listed

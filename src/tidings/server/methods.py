@@ -39,6 +39,6 @@ DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The errors of msgspec for a request that can't be decoded. Text that is not UTF-8 has no error of its own kind."""
 
 
-def list_methods(feature: Feature) -> list[tuple[str, ListMethod]]:
+def list_methods(feature: Feature) -> dict[str, ListMethod]:
     """Return the methods that list the items of a feature."""
-    return [(name, method) for name, method in LIST_METHODS.items() if method.feature is feature]
+    return {name: method for name, method in LIST_METHODS.items() if method.feature is feature}

@@ -1,13 +1,15 @@
-"""The MCP middleware: advertises the capabilities that are served, and adds cursors to lists and contents.
+"""The MCP middleware, at both ends of the chain.
 
-It also reads lists that are stale before a request is handled, opens the subscription of a legacy session during the
-handshake, and passes listen requests to `sessions`. An error here never fails a request.
+`NotificationMiddleware` is the outermost: it advertises the capabilities that are served, and adds cursors to lists and
+contents. It also reads lists that are stale before a request is handled, opens the subscription of a legacy session
+during the handshake, and passes listen requests to `sessions`. An error here never fails a request.
+
+`ToolCallMiddleware` is the innermost: inside the SDK's own span of the request, around the tool.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import mcp_types as types
@@ -15,18 +17,20 @@ from mcp.server import Server, ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp_types import SERVER_INFO_META_KEY
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from tidings.core.frames import CURSOR_KEY
 from tidings.core.hub import Hub
 from tidings.core.model import Feature, Topic
+from tidings.core.observer import RUN_TOOL
+from tidings.server.definitions import as_dict
 from tidings.server.list_reader import ListReader
 from tidings.server.methods import DISCOVER, LIST_METHODS, LISTEN
 from tidings.server.response_cursor import ResponseCursor
 from tidings.server.sessions import Sessions
 from tidings.server.source import Source
 
-__all__ = ["NotificationMiddleware", "server_info_meta"]
+__all__ = ["NotificationMiddleware", "ToolCallMiddleware", "server_info_meta"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,13 +77,13 @@ class NotificationMiddleware:
 
     async def _complete(self, ctx: Ctx, result: HandlerResult, cursor: ResponseCursor) -> HandlerResult:
         if ctx.method in LIST_METHODS:
-            return self._with_cursor(ctx, _as_dict(result), cursor.as_json())
+            return self._with_cursor(ctx, as_dict(result), cursor.as_json())
         if ctx.method == "resources/read":
             return _with_meta(result, {CURSOR_KEY: cursor.as_json()})
         if ctx.method == DISCOVER:
-            return self._with_capabilities(_as_dict(result), ctx.protocol_version, is_served=True)
+            return self._with_capabilities(as_dict(result), ctx.protocol_version, is_served=True)
         if ctx.method == "initialize":
-            response = _as_dict(result)
+            response = as_dict(result)
             version = response["protocolVersion"]
             self._hub.tracer.continue_trace(ctx.meta)
             meta = await self._sessions.open(ctx, version)
@@ -102,11 +106,12 @@ class NotificationMiddleware:
         return result | {"capabilities": capabilities}
 
     def _with_cursor(self, ctx: Ctx, result: dict[str, Any], cursor: dict[str, Any]) -> dict[str, Any]:
-        _, member, key, _ = LIST_METHODS[ctx.method]
+        method = LIST_METHODS[ctx.method]
         result = result | {"_meta": {**(result.get("_meta") or {}), CURSOR_KEY: cursor}}
         if not result.get("nextCursor") and not (ctx.params or {}).get("cursor"):
             # Always in the same order, because clients use the text of the list as a cache key.
-            result[member] = sorted(result.get(member, []), key=lambda item: str(item.get(key)))
+            items = result.get(method.member, [])
+            result[method.member] = sorted(items, key=lambda item: str(item.get(method.key)))
         if (ttl := self._policy.ttl_ms(result.get("ttlMs"))) and ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
             result["ttlMs"] = ttl
         return result
@@ -137,7 +142,29 @@ def _with_meta(result: HandlerResult, meta: dict[str, Any]) -> HandlerResult:
     return {**result, "_meta": {**(result.get("_meta") or {}), **meta}} if isinstance(result, dict) else result
 
 
-def _as_dict(result: HandlerResult) -> dict[str, Any]:
-    if isinstance(result, BaseModel):
-        return result.model_dump(by_alias=True, mode="json", exclude_none=True)
-    return dict(result) if isinstance(result, Mapping) else {}
+class ToolCallMiddleware:
+    """Counts and traces calls of tools."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def __call__(self, ctx: Ctx, call_next: CallNext) -> HandlerResult:
+        if ctx.method != "tools/call":
+            return await call_next(ctx)
+        name = (ctx.params or {}).get("name")
+        outcome = "error"
+        try:
+            with self._hub.tracer.span(RUN_TOOL, tool=name if isinstance(name, str) else "") as span:
+                result = await call_next(ctx)
+                outcome = "tool_error" if _is_error(result) else "ok"
+                span.set(outcome, is_error=outcome != "ok")
+            return result
+        finally:
+            self._hub.counts.runs[outcome] += 1
+
+
+def _is_error(result: HandlerResult) -> bool:
+    match result:
+        case types.CallToolResult(is_error=True) | {"isError": True}:
+            return True
+    return False

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import mcp_types as types
 import msgspec
@@ -16,25 +18,24 @@ from mcp.server import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
-from tidings.core.frames import BOOKMARK_METHOD, CURSOR_KEY, SUBSCRIPTION_KEY, encode_tag, encode_uncached, write
+from tidings.core.frames import CURSOR_KEY, HEARTBEAT_METHOD, SUBSCRIPTION_KEY, encode_tag, encode_uncached, write
 from tidings.core.mailbox import IsMuted
 from tidings.core.model import Feature, Notification, Reason, Topic, is_unicode
 from tidings.core.redact import short_id
 from tidings.core.subscriber import BUSY, ConnectionKind, Subscriber
 from tidings.errors import InvalidPattern, LimitReached, TooManyStreams
 from tidings.server import internals
-from tidings.server.authorization import Principal, principal_of
+from tidings.server.authorization import caller_of
 from tidings.server.granted_topics import RequestedTopics
 from tidings.server.heartbeat import Heartbeat
 from tidings.server.methods import LISTEN
-from tidings.server.notification_stream import NotificationStream
 from tidings.server.subscribe import PreparedSubscription, Subscriptions
 
 if TYPE_CHECKING:
     from mcp.server import Server
     from mcp.server.connection import Connection
 
-__all__ = ["LegacySession", "LegacySessions", "Sessions"]
+__all__ = ["LegacySession", "LegacySessions", "NotificationStream", "Sessions"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +48,13 @@ _SESSION, _REFUSAL = "dev.tidings/session", "dev.tidings/refused"
 class LegacySession(Protocol):
     """How the notifications of a legacy session reach its client."""
 
-    subscriber: Subscriber | None
-
     def open(self, prepared: PreparedSubscription, version: str, label: str, is_muted: IsMuted | None) -> Subscriber:
         """Open the subscriber at the handshake."""
 
     def start(self) -> None:
         """Start to notify the client, which has ended the handshake."""
 
-    def send_bookmark(self) -> None: ...
+    def send_heartbeat(self) -> None: ...
 
     async def end_uri(self, uri: str) -> None:
         """Return when no notification of a URI can follow, after the client has unsubscribed from it."""
@@ -69,15 +68,33 @@ class LegacySessions(Protocol):
     def forget(self, session_id: str) -> None: ...
 
 
+class NotificationStream(ABC):
+    """A write stream that accepts encoded notifications, beside the messages of the SDK."""
+
+    write_notification: Callable[[bytes, Callable[[], None]], bool]
+    """Write a notification with its newline. Return False if the stream is full now: before the next one, the caller
+    must wait until the given function is called."""
+
+    @abstractmethod
+    def on_handshake(self) -> None:
+        """Handle the start of a session. Its protocol version can differ from the one before."""
+
+
+class _OpenSession(NamedTuple):
+    """A legacy session that is subscribed."""
+
+    session: LegacySession
+    prepared: PreparedSubscription
+    subscriber: Subscriber
+
+
 class Sessions:
     """Opens and closes the subscriptions of connections that the SDK serves."""
 
-    def __init__(
-        self, server: Server[Any], subscriptions: Subscriptions, heartbeat: Heartbeat, http_sessions: LegacySessions
-    ) -> None:
+    def __init__(self, server: Server[Any], subscriptions: Subscriptions, http_sessions: LegacySessions) -> None:
         self._subscriptions = subscriptions
         self._hub = subscriptions.hub
-        self._heartbeat = heartbeat
+        self._heartbeat = Heartbeat(subscriptions.policy.keep_alive)
         self._http_sessions = http_sessions
         self._streams: dict[_ListenStream, None] = {}
         server.add_request_handler("resources/subscribe", types.SubscribeRequestParams, self._subscribe)
@@ -101,12 +118,12 @@ class Sessions:
         if not connection.has_standalone_channel:
             return None
         if (former := connection.state.pop(_SESSION, None)) is not None:
-            former.close()  # a second handshake on the same connection
+            self._close(former)  # a second handshake on the same connection
         params = ctx.params or {}
         try:
             prepared = await self._subscriptions.prepare(
                 None,
-                _principal(ctx),
+                caller_of(ctx),
                 meta=params.get("_meta"),
                 capabilities=params.get("capabilities"),
                 address=_address(ctx),
@@ -128,12 +145,12 @@ class Sessions:
         policy = self._subscriptions.policy
         is_muted = _is_feature if version in policy.mute_list_changed else None
         subscriber = session.open(prepared, version, label, is_muted)
-        opened = connection.state[_SESSION] = _OpenSession(self, session, prepared, subscriber)
-        connection.exit_stack.callback(opened.close)
-        if session_id is not None:  # not in `close`: a second handshake uses the stream that is open
+        opened = connection.state[_SESSION] = _OpenSession(session, prepared, subscriber)
+        connection.exit_stack.callback(self._close, opened)
+        if session_id is not None:  # not in `_close`: a second handshake uses the stream that is open
             connection.exit_stack.callback(self._http_sessions.forget, session_id)
         if prepared.options.terms.bookmarks:
-            self._heartbeat.add(session.send_bookmark)
+            self._heartbeat.add(session.send_heartbeat)
         prepared.subscribe(subscriber, announces=policy.announce)
         return meta
 
@@ -143,8 +160,9 @@ class Sessions:
         if opened is not None:
             opened.session.start()
 
-    def close(self, opened: _OpenSession) -> None:
-        self._heartbeat.remove(opened.session.send_bookmark)
+    def _close(self, opened: _OpenSession) -> None:
+        """Close the subscription of a legacy session. Closing twice has no effect."""
+        self._heartbeat.remove(opened.session.send_heartbeat)
         if opened.prepared.slot is not None:
             self._subscriptions.limits.release(opened.prepared.slot)
             opened.prepared.slot = None
@@ -154,7 +172,7 @@ class Sessions:
         uri = str(params.uri)
         if not is_unicode(uri):
             raise MCPError(types.INVALID_PARAMS, "A URI is a text of whole characters", {"uri": ascii(uri)})
-        if not await self._subscriptions.allows_uri(_principal(ctx), uri):
+        if not await self._subscriptions.allows_uri(caller_of(ctx), uri):
             raise MCPError(types.INVALID_PARAMS, "This caller may not watch that URI", {"uri": uri})
         state = internals.connection_of(ctx.session).state
         opened = state.get(_SESSION)
@@ -180,12 +198,11 @@ class Sessions:
         """Serve a listen stream until it ends."""
         if ctx.request_id is None:
             raise MCPError(types.INVALID_REQUEST, f"{LISTEN} requires a request id")
-        notifications = params.notifications.model_dump(by_alias=True, include=_REQUESTED_TOPICS)
         capabilities = ctx.session.client_capabilities
         try:
             prepared = await self._subscriptions.prepare(
-                msgspec.convert(notifications, RequestedTopics, strict=False),
-                _principal(ctx),
+                msgspec.convert(params.notifications, RequestedTopics, from_attributes=True),
+                caller_of(ctx),
                 meta=(ctx.params or {}).get("_meta"),
                 capabilities=capabilities.model_dump(by_alias=True, exclude_none=True) if capabilities else None,
                 address=_address(ctx),
@@ -195,13 +212,12 @@ class Sessions:
         except LimitReached as error:
             raise MCPError(types.INVALID_PARAMS, str(error)) from None
         stream = _ListenStream(self._subscriptions, ctx, prepared)
-        has_bookmarks = prepared.options.terms.bookmarks
         meta: dict[str, Any] = {SUBSCRIPTION_KEY: ctx.request_id}
         self._streams[stream] = None
         try:
             acknowledgement = stream.open(prepared)
-            if has_bookmarks:
-                self._heartbeat.add(stream.send_bookmark)
+            if prepared.options.terms.bookmarks:
+                self._heartbeat.add(stream.send_heartbeat)
             await stream.send(
                 "notifications/subscriptions/acknowledged",
                 {"notifications": prepared.granted.as_json(), "_meta": {**meta, **acknowledgement}},
@@ -210,32 +226,11 @@ class Sessions:
                 await stream.run()
         finally:
             self._streams.pop(stream, None)
-            self._heartbeat.remove(stream.send_bookmark)
+            self._heartbeat.remove(stream.send_heartbeat)
             stream.close()
             if prepared.slot is not None:
                 self._subscriptions.limits.release(prepared.slot)
         return types.SubscriptionsListenResult(_meta=meta)
-
-
-_REQUESTED_TOPICS = {"tools_list_changed", "prompts_list_changed", "resources_list_changed", "resource_subscriptions"}
-
-
-class _OpenSession:
-    """A legacy session that is subscribed."""
-
-    __slots__ = ("_sessions", "prepared", "session", "subscriber")
-
-    def __init__(
-        self, sessions: Sessions, session: LegacySession, prepared: PreparedSubscription, subscriber: Subscriber
-    ) -> None:
-        self._sessions = sessions
-        self.session = session
-        self.prepared = prepared
-        self.subscriber = subscriber
-
-    def close(self) -> None:
-        """Close the subscription. Closing twice has no effect."""
-        self._sessions.close(self)
 
 
 class _PipeSession:
@@ -273,11 +268,11 @@ class _PipeSession:
         if self._task is not None:
             await asyncio.wait({self._task})
 
-    def send_bookmark(self) -> None:
+    def send_heartbeat(self) -> None:
         if self.subscriber is not None and self.subscriber.is_ready:
             self.subscriber.pause()
             cursor = self._subscriptions.cursor_of(self.subscriber).as_json()
-            self._start_write(BOOKMARK_METHOD, {"_meta": {CURSOR_KEY: cursor}})
+            self._start_write(HEARTBEAT_METHOD, {"_meta": {CURSOR_KEY: cursor}})
 
     def _deliver(self, notification: Notification) -> object:
         frame = encode_uncached(notification, self._format)
@@ -322,7 +317,7 @@ class _ListenStream:
         self._notification: Notification | None = None
         self._wakeup = asyncio.Event()
         self._is_closed = False
-        self._is_bookmark_due = False
+        self._is_heartbeat_due = False
         self._subscriber: Subscriber | None = None
 
     def open(self, prepared: PreparedSubscription) -> dict[str, Any]:
@@ -359,19 +354,19 @@ class _ListenStream:
                 message = msgspec.json.decode(frame)
                 await self.send(message["method"], message["params"])
                 self._wake()
-            elif self._is_bookmark_due and self._subscriber is not None:
+            elif self._is_heartbeat_due and self._subscriber is not None:
                 cursor = self._subscriptions.cursor_of(self._subscriber).as_json()
                 await self.send(
-                    BOOKMARK_METHOD, {"_meta": {SUBSCRIPTION_KEY: self._ctx.request_id, CURSOR_KEY: cursor}}
+                    HEARTBEAT_METHOD, {"_meta": {SUBSCRIPTION_KEY: self._ctx.request_id, CURSOR_KEY: cursor}}
                 )
-            self._is_bookmark_due = False
+            self._is_heartbeat_due = False
 
     async def send(self, method: str, params: dict[str, Any]) -> None:
         raw: Any = _RawNotification(method=method, params=params)
         await self._ctx.session.send_notification(raw, related_request_id=self._ctx.request_id)
 
-    def send_bookmark(self) -> None:
-        self._is_bookmark_due = True
+    def send_heartbeat(self) -> None:
+        self._is_heartbeat_due = True
         self._wakeup.set()
 
     def _wake(self) -> None:
@@ -395,10 +390,6 @@ def _notification_stream(connection: Connection) -> NotificationStream | None:
 
 def _is_feature(topic: Topic) -> bool:
     return isinstance(topic, Feature)
-
-
-def _principal(ctx: Ctx) -> Principal | None:
-    return principal_of(ctx.request.scope.get("user")) if ctx.request is not None else None
 
 
 def _address(ctx: Ctx) -> str | None:

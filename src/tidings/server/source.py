@@ -7,8 +7,9 @@ thread. Other servers can only be read with list requests, on an event loop.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from mcp.server import Server
 
@@ -16,7 +17,7 @@ from tidings.core.catalog import Catalog
 from tidings.core.model import Feature
 from tidings.errors import InvalidItem, TidingsError
 
-__all__ = ["OnInvalid", "Source", "Wake", "has_user_middleware", "source_of"]
+__all__ = ["OnInvalid", "Source", "Wake", "source_of"]
 
 Wake = Callable[..., None]
 """Called with a feature that may have changed, and with the key of the item, if only that may have changed."""
@@ -25,42 +26,62 @@ OnInvalid = Callable[[InvalidItem], None]
 """Called with the error of an item that is left out."""
 
 
-@runtime_checkable
-class Source(Protocol):
+class Source(ABC):
     server: Any
     """The user's server, or the one that the source made. It makes the ASGI app."""
     lowlevel: Server[Any]
-    lists_are_shared: bool
+    lists_are_shared = False
     """Whether every caller sees the same lists, as far as the kind of server tells."""
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether the items can be read. If not, the server is not ready."""
+        return True
+
+    @abstractmethod
     def watch(self, catalog: Catalog, wake: Wake) -> None:
         """Call `wake` when a list may have changed, and update the catalog when the server says that a content did."""
 
     async def run(self) -> None:
         """Do the background work of the source while the server runs, until cancelled."""
+        return
 
     def read_items(self, feature: Feature, on_invalid: OnInvalid) -> list[dict[str, Any]] | None:
         """Return the items that the server lists; None if it can only be read with list requests.
 
         Items without a JSON form are left out."""
+        return None
 
     def read_item(self, feature: Feature, key: str) -> bytes | None:
         """Return the JSON of one item of `read_items`; None if there is none with this key."""
+        return None
 
     def has_user_middleware(self) -> bool:
-        """Return whether the user added middleware, which has to see every request."""
+        """Return whether the user added middleware, which has to see every request.
+
+        That is middleware which belongs to neither the SDK, FastMCP nor Tidings."""
+        # A loop, because every list request comes here.
+        for middleware in self.lowlevel.middleware:
+            if not middleware.__module__.startswith(("mcp.", "fastmcp.", "tidings.")):
+                return True
+        return False
 
     def normalize_uri(self, uri: str) -> str:
         """Return a URI as the server lists it."""
+        return uri
 
     # The following are called with the lock of the catalog.
 
+    @abstractmethod
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None: ...
 
+    @abstractmethod
     def remove(self, feature: Feature, key: str) -> None: ...
 
+    @abstractmethod
     def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None: ...
 
+    @abstractmethod
     def delete(self, uri: str) -> None:
         """Remove a resource that was deleted from the list, if the list can be changed."""
 
@@ -87,12 +108,3 @@ def source_of(server: Any) -> Source:
         f"Live() takes an MCPServer, a low-level Server, a FastMCP 4 or a Workspace, not {type(server).__module__}."
         f"{type(server).__name__}"
     )
-
-
-def has_user_middleware(lowlevel: Server[Any]) -> bool:
-    """Return whether the server has middleware that belongs to neither the SDK, FastMCP nor Tidings."""
-    # A loop, because every list request comes here.
-    for middleware in lowlevel.middleware:
-        if not middleware.__module__.startswith(("mcp.", "fastmcp.", "tidings.")):
-            return True
-    return False

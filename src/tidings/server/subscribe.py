@@ -27,7 +27,7 @@ from tidings.core.patterns import compile_pattern, is_pattern
 from tidings.core.resume import Resumed, resume, watch_predicate
 from tidings.core.subscriber import ConnectionKind, Deliver, OnClose, Subscriber
 from tidings.errors import InvalidPattern
-from tidings.server.authorization import Authorization, Principal, StreamLimits, StreamSlot
+from tidings.server.authorization import Authorization, Principal, StreamLimits, StreamSlot, owner_of
 from tidings.server.granted_topics import GrantedTopics, RequestedTopics
 from tidings.server.listen_options import ABSENT, ListenOptions
 from tidings.server.loop_bridge import LoopBridge
@@ -86,7 +86,7 @@ class Subscriptions:
         caller releases `prepared.slot` when the stream ends."""
         slot = self.limits.reserve(principal, address)
         try:
-            owner = principal.who if principal is not None else None
+            owner = owner_of(principal)
             options = self._read_options(meta, capabilities, principal, owner)
             if requested is not None:
                 granted = await self.grant(requested, principal)
@@ -149,7 +149,7 @@ class Subscriptions:
         return Cursor(self.epoch, known, as_of).as_json()
 
     def cursor_of(self, subscriber: Subscriber) -> Cursor:
-        """Return the cursor of a subscriber, for a bookmark."""
+        """Return the cursor of a subscriber, for a heartbeat."""
         as_of = self.hub.notifications.revision if subscriber.uris else None
         return Cursor(self.epoch, self.hub.known_versions(subscriber), as_of)
 

@@ -34,7 +34,7 @@ from tidings.server import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_cache import RESPONSE_HEAD, ListCache
 from tidings.server.methods import DECODE_ERRORS
-from tidings.server.notification_stream import NotificationStream
+from tidings.server.sessions import NotificationStream
 from tidings.stdio.lines import LineReader, LineWriter
 from tidings.stdio.process_exit import exit_process
 

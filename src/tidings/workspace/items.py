@@ -12,7 +12,7 @@ from mcp.server.mcpserver.resources import ResourceTemplate
 from mcp.server.mcpserver.tools.base import Tool
 
 from tidings.core.model import Feature
-from tidings.server.definitions import dump, key_of, to_definition
+from tidings.server.definitions import as_dict, key_of, to_definition
 from tidings.workspace.problems import Problem
 from tidings.workspace.units import Unit
 
@@ -54,7 +54,7 @@ def make_item(component: Any, *, etag: str | None = None, files: tuple[Path, ...
         feature = Feature.TOOLS
     elif isinstance(component, Prompt):
         feature = Feature.PROMPTS
-    return LoadedItem(feature, key_of(component), dump(to_definition(component)), component, etag, files)
+    return LoadedItem(feature, key_of(component), as_dict(to_definition(component)), component, etag, files)
 
 
 class ItemTable:

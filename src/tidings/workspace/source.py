@@ -27,6 +27,7 @@ from tidings.core.model import Feature
 from tidings.core.observer import SCAN, Tracer
 from tidings.errors import TidingsError
 from tidings.server import internals
+from tidings.server.source import Source
 from tidings.workspace.executable import ExecutableTool
 from tidings.workspace.files import FileChecker, read_state, walk
 from tidings.workspace.items import ItemKey, ItemTable, LoadedItem, UnitContent, make_item
@@ -68,8 +69,8 @@ class _DueUnit:
         return edited | set(self.previous.files).difference(self.files)
 
 
-class Workspace:
-    """A server whose items are the files of a folder. It has the interface that `Live` requires."""
+class Workspace(Source):
+    """A server whose items are the files of a folder."""
 
     lists_are_shared = True
 
@@ -117,7 +118,7 @@ class Workspace:
             description="Files that could not be loaded, and why. Empty if there are none.",
             mime_type="text/plain",
         )
-        internals.registries_of(self.server)["resources"][ERRORS] = errors
+        internals.registry_of(self.server, "resources")[ERRORS] = errors
         self._errors = make_item(errors)
         self.lowlevel.add_request_handler("resources/list", types.PaginatedRequestParams, self._list_resources)
         self.rescan()
@@ -155,12 +156,6 @@ class Workspace:
             if key in (definition.get("name"), definition.get("uri")):
                 return msgspec.json.encode(definition)
         return None
-
-    def has_user_middleware(self) -> bool:
-        return False
-
-    def normalize_uri(self, uri: str) -> str:
-        return uri
 
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
         raise TidingsError(f"{feature.value}: this server is a folder; add a file to it")
@@ -427,7 +422,7 @@ class Workspace:
         A size is not part of the definition, because a new size must not count as a change of the list.
         """
         resources = await self.server.list_resources()
-        components = internals.registries_of(self.server)["resources"]
+        components = internals.registry_of(self.server, "resources")
         for resource in resources:
             component = components.get(resource.uri)
             if isinstance(component, FileResource):
@@ -461,7 +456,6 @@ class Workspace:
 
     def _register(self, keys: set[ItemKey]) -> None:
         """Put the served items into the SDK's registries, and remove the others."""
-        registries = internals.registries_of(self.server)
         for feature, key in keys:
             item = self._table.find_served((feature, key))
             if item is not None:
@@ -470,7 +464,8 @@ class Workspace:
                 self._served.pop((feature, key), None)
             names = ("resources", "templates") if feature is Feature.RESOURCES else (feature.value,)
             for name in names:
+                registry = internals.registry_of(self.server, name)
                 if item is not None and item.registry == name:
-                    registries[name][key] = item.component
+                    registry[key] = item.component
                 else:
-                    registries[name].pop(key, None)
+                    registry.pop(key, None)
