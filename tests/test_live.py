@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import mcp_types as types
@@ -82,13 +83,23 @@ def test_lowlevel_items_can_be_changed_before_the_first_read() -> None:
     asyncio.run(scenario())
 
 
-def test_server_can_be_made_live_only_once() -> None:
-    mcp = MCPServer("once", log_level="ERROR")
+def test_refused_server_does_not_keep_the_store_open(tmp_path: Path) -> None:
+    """A server can be made live once, and has to be of a supported kind."""
+    path = tmp_path / "state.db"
+    with pytest.raises(TidingsError, match=r"not builtins\.str"):
+        Live("board", store=path)
+    mcp = MCPServer("board")
     Live(mcp)
     with pytest.raises(TidingsError, match="is live already"):
-        Live(mcp)
-    with pytest.raises(TidingsError, match=r"not builtins\.str"):
-        Live("board")
+        Live(mcp, store=path)
+    live = Live(MCPServer("board"), store=path)
+    assert live.writer.problem is None
+    live.close()
+
+
+def test_unknown_options_of_stdio_are_refused() -> None:
+    with pytest.raises(TidingsError, match="stdio has no option port; leave it out, or run http"):
+        Live(MCPServer("board")).run("stdio", port=8000)
 
 
 def test_change_without_an_event_loop_is_kept() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -20,12 +19,9 @@ from tests.support.sdk_clients import (
     RecordingClient,
     listening,
     open_client,
-    serving_all,
     stdio_server,
 )
-from tests.support.wire_clients import LegacyWire, Wire, http, read_answer
-
-__all__ = ["http"]
+from tests.support.wire_clients import LegacyWire, Wire, read_answer
 
 pytestmark = pytest.mark.anyio
 
@@ -38,21 +34,18 @@ EVERYTHING = {
 }
 DENY = {"*": ["prompts", "board://secret"], "bob": ["tools", "board://secret", "board://hidden/*"]}
 """By the name of the caller; None for a caller without authentication."""
-PARKING = ("mcpserver", "fastmcp")
 ASKS = {"mcpserver": "sync", "lowlevel": "async", "fastmcp": "async"}
 
 
-@pytest.fixture(scope="module")
-def urls() -> Iterator[dict[str, str]]:
-    options = {"auth": True, "deny": DENY, "policy": {"max_streams_per_principal": 2}}
-    servers = {kind: (kind, {**options, "asks": ASKS[kind]}) for kind in KINDS}
+OPTIONS = {"auth": True, "deny": DENY, "policy": {"max_streams_per_principal": 2}}
+SERVERS = {
+    **{kind: (kind, {**OPTIONS, "asks": ASKS[kind]}) for kind in KINDS},
     # Also with parked streams.
-    servers |= {f"{kind}, own": (kind, {**servers[kind][1], "own": True}) for kind in PARKING}
-    with serving_all(servers) as urls:
-        yield urls
+    **{f"{kind}, own": (kind, {**OPTIONS, "asks": ASKS[kind], "own": True}) for kind in ("mcpserver", "fastmcp")},
+}
 
 
-@pytest.fixture(scope="module", params=[*KINDS, *(f"{kind}, own" for kind in PARKING)])
+@pytest.fixture(scope="module", params=SERVERS)
 def url(request: pytest.FixtureRequest, urls: dict[str, str]) -> str:
     return urls[request.param]
 

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import anyio
-import httpx2
 import pytest
 
 from tests.support.cursors import LISTS, SPRINT, WATCHED, change_summaries, position, told
-from tests.support.sdk_clients import (
-    DEADLINE,
-    KINDS,
-    LEGACY,
-    MARKER,
-    MODERN,
-    open_client,
-    serving,
-    serving_all,
-    stdio_server,
-)
-from tests.support.wire_clients import Wire, http, read_answer
+from tests.support.sdk_clients import DEADLINE, KINDS, LEGACY, MARKER, MODERN, open_client, stdio_server
+from tests.support.wire_clients import Wires
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, REFETCH_KEY, RESUME_KEY, SUBSCRIPTION_KEY
-
-__all__ = ["http"]
 
 pytestmark = pytest.mark.anyio
 
@@ -36,12 +22,6 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
     "forgetful": ("mcpserver", {"policy": {"journal_changes": 2}}),
     "silent": ("mcpserver", {"policy": {"detail": "none"}}),
 }
-
-
-@pytest.fixture(scope="module")
-def urls() -> Iterator[dict[str, str]]:
-    with serving_all(SERVERS) as urls:
-        yield urls
 
 
 # Cursors in messages
@@ -73,10 +53,8 @@ async def test_list_and_read_results_carry_a_cursor(
 
 
 @pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
-async def test_acknowledgement_carries_a_cursor_of_all_granted_topics(
-    urls: dict[str, str], http: httpx2.AsyncClient, server: str
-) -> None:
-    wire = Wire(urls[server], http)
+async def test_acknowledgement_carries_a_cursor_of_all_granted_topics(wires: Wires, server: str) -> None:
+    wire = wires.modern(server)
     known = await position(wire)
     async with wire.listen(1, {**LISTS, "resourceSubscriptions": [SPRINT, "board://**"]}) as stream:
         meta = (await stream.message())["params"]["_meta"]
@@ -88,8 +66,8 @@ async def test_acknowledgement_carries_a_cursor_of_all_granted_topics(
     assert REFETCH_KEY not in meta
 
 
-async def test_notification_carries_a_cursor_of_its_topic(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    wire = Wire(urls["mcpserver"], http)
+async def test_notification_carries_a_cursor_of_its_topic(wires: Wires) -> None:
+    wire = wires.modern("mcpserver")
     async with wire.listen(1, WATCHED) as stream:
         await stream.message()
         await wire.change("add", feature="tools", key="noted")
@@ -104,10 +82,8 @@ async def test_notification_carries_a_cursor_of_its_topic(urls: dict[str, str], 
     await wire.change("remove", feature="tools", key="noted")
 
 
-async def test_plain_notifications_have_a_cursor_only_with_the_extension(
-    urls: dict[str, str], http: httpx2.AsyncClient
-) -> None:
-    wire = Wire(urls["silent"], http)
+async def test_plain_notifications_have_a_cursor_only_with_the_extension(wires: Wires) -> None:
+    wire = wires.modern("silent")
     async with wire.listen(1, WATCHED) as plain, wire.listen(2, WATCHED, extensions={EXTENSION: {}}) as extended:
         await plain.message()
         await extended.message()
@@ -121,10 +97,8 @@ async def test_plain_notifications_have_a_cursor_only_with_the_extension(
 
 
 @pytest.mark.parametrize("server", [*KINDS, "through the SDK"])
-async def test_returning_client_is_notified_exactly_of_what_differs(
-    urls: dict[str, str], http: httpx2.AsyncClient, server: str
-) -> None:
-    wire = Wire(urls[server], http)
+async def test_returning_client_is_notified_exactly_of_what_differs(wires: Wires, server: str) -> None:
+    wire = wires.modern(server)
     known = await position(wire)
     await wire.change("add", feature="tools", key="new")
     await wire.change("add", feature="tools", key="short-lived")
@@ -153,19 +127,8 @@ async def test_returning_client_is_notified_exactly_of_what_differs(
             pass
 
 
-async def test_change_between_list_and_listen_is_not_missed(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    wire = Wire(urls["mcpserver"], http)
-    listed = read_answer((await wire.post("tools/list")).text)["result"]
-    await wire.change("add", feature="tools", key="in-between")
-
-    async with wire.listen(1, WATCHED, {RESUME_KEY: listed["_meta"][CURSOR_KEY]}) as stream:
-        await stream.message()
-        assert change_summaries(await told(stream, wire)) == [(["added in-between"], True)]
-    await wire.change("remove", feature="tools", key="in-between")
-
-
-async def test_client_older_than_the_journal_is_told_to_refetch(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    wire = Wire(urls["forgetful"], http)
+async def test_client_older_than_the_journal_is_told_to_refetch(wires: Wires) -> None:
+    wire = wires.modern("forgetful")
     known = await position(wire)
     for number in range(3):
         await wire.change("add", feature="tools", key=f"t{number}")
@@ -179,25 +142,9 @@ async def test_client_older_than_the_journal_is_told_to_refetch(urls: dict[str, 
     assert change_summaries(found) == [([], False), (["added p"], True), ([], False)]
 
 
-async def test_truncated_notification_is_not_complete(http: httpx2.AsyncClient) -> None:
-    with serving("mcpserver", policy={"max_changes_per_frame": 2}) as url:
-        wire = Wire(url, http)
-        known = await position(wire)
-        for number in range(3):
-            await wire.change("add", feature="tools", key=f"t{number}")
-        async with wire.listen(1, WATCHED, {RESUME_KEY: known}) as stream:
-            await stream.message()
-            (params,) = await told(stream, wire)
-
-    summary = params["_meta"][CHANGE_KEY]
-    assert (len(summary["changes"]), summary["truncated"], summary["complete"]) == (2, True, False)
-
-
 @pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
-async def test_cursor_of_another_server_causes_a_refetch_unless_the_list_is_equal(
-    urls: dict[str, str], http: httpx2.AsyncClient, server: str
-) -> None:
-    wire, other = Wire(urls[server], http), Wire(urls["other"], http)
+async def test_cursor_of_another_server_causes_a_refetch_unless_the_list_is_equal(wires: Wires, server: str) -> None:
+    wire, other = wires.modern(server), wires.modern("other")
     theirs, ours = await position(other), await position(wire)
     assert theirs["topics"]["prompts"]["digest"] == ours["topics"]["prompts"]["digest"], "the same list"
     await wire.change("add", feature="tools", key="only-here")
@@ -214,10 +161,8 @@ async def test_cursor_of_another_server_causes_a_refetch_unless_the_list_is_equa
 
 
 @pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
-async def test_cursor_of_another_epoch_or_a_future_revision_causes_a_refetch(
-    urls: dict[str, str], http: httpx2.AsyncClient, server: str
-) -> None:
-    wire = Wire(urls[server], http)
+async def test_cursor_of_another_epoch_or_a_future_revision_causes_a_refetch(wires: Wires, server: str) -> None:
+    wire = wires.modern(server)
     ours = await position(wire)
     future = {"tools": {"revision": 1 << 40, "digest": "f" * 32}}
     for epoch in ("ffffffffff", ours["epoch"]):
@@ -227,10 +172,8 @@ async def test_cursor_of_another_epoch_or_a_future_revision_causes_a_refetch(
 
 
 @pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
-async def test_invalid_cursor_causes_a_refetch_and_no_error(
-    urls: dict[str, str], http: httpx2.AsyncClient, server: str
-) -> None:
-    wire = Wire(urls[server], http)
+async def test_invalid_cursor_causes_a_refetch_and_no_error(wires: Wires, server: str) -> None:
+    wire = wires.modern(server)
     for garbage in GARBAGE:
         async with wire.listen(1, WATCHED, {RESUME_KEY: garbage}) as stream:
             assert stream.response.status_code == 200
@@ -242,11 +185,9 @@ async def test_invalid_cursor_causes_a_refetch_and_no_error(
 
 
 @pytest.mark.parametrize("server", [*KINDS, "through the SDK"])
-async def test_lone_surrogate_in_a_cursor_counts_as_unknown(
-    urls: dict[str, str], http: httpx2.AsyncClient, server: str
-) -> None:
+async def test_lone_surrogate_in_a_cursor_counts_as_unknown(wires: Wires, server: str) -> None:
     """Some JSON parsers accept it, but an acknowledgement could not contain it."""
-    wire = Wire(urls[server], http)
+    wire = wires.modern(server)
     half, version = "parts://\ud800", {"revision": 1, "digest": "\ud800"}
     cursor = await position(wire) | {"uris": {half: version, "parts://a": version}}
     async with wire.listen(1, {"resourceSubscriptions": ["parts://*", MARKER]}, {RESUME_KEY: cursor}) as stream:
@@ -259,10 +200,8 @@ async def test_lone_surrogate_in_a_cursor_counts_as_unknown(
 
 @pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
 @pytest.mark.parametrize("watched", ["parts://*", "parts://{name}", "parts://folder"])
-async def test_client_can_resume_patterns_and_folders(
-    urls: dict[str, str], http: httpx2.AsyncClient, server: str, watched: str
-) -> None:
-    wire = Wire(urls[server], http)
+async def test_client_can_resume_patterns_and_folders(wires: Wires, server: str, watched: str) -> None:
+    wire = wires.modern(server)
     part = "parts://folder/a" if watched == "parts://folder" else "parts://a"
     wanted = {"resourceSubscriptions": [watched, MARKER]}
     async with wire.listen(1, wanted) as stream:

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import anyio
-import httpx2
 import mcp_types as types
 import pytest
 
 from tests.support.cursors import SPRINT, change_summaries, position, told
-from tests.support.sdk_clients import LEGACY, MARKER, MODERN, open_client, serving_all, stdio_server
-from tests.support.wire_clients import LegacyWire, Wire, http
+from tests.support.sdk_clients import LEGACY, MARKER, MODERN, listening, open_client, stdio_server
+from tests.support.wire_clients import Wires
 from tidings.core.frames import CURSOR_KEY, EXTENSION, REFETCH_KEY, RESUME_KEY
-
-__all__ = ["http"]
 
 pytestmark = pytest.mark.anyio
 
 SERVERS: dict[str, tuple[str, dict[str, Any]]] = {"mcpserver": ("mcpserver", {})}
 
 
-@pytest.fixture(scope="module")
-def urls() -> Iterator[dict[str, str]]:
-    with serving_all(SERVERS) as urls:
-        yield urls
-
-
-@pytest.mark.parametrize("transport", ["http", "stdio"])
-async def test_sdk_client_resumes_through_extension_settings(urls: dict[str, str], transport: str) -> None:
-    server = urls["mcpserver"] if transport == "http" else stdio_server("mcpserver")
+@pytest.mark.parametrize(
+    ("where", "version"),
+    [("http", MODERN), ("mcpserver", MODERN), ("mcpserver", LEGACY[-1]), ("lowlevel", LEGACY[-1])],
+)
+async def test_sdk_client_resumes_through_extension_settings(urls: dict[str, str], where: str, version: str) -> None:
+    """Over HTTP, or on stdio by the kind of server."""
+    server = urls["mcpserver"] if where == "http" else stdio_server(where)
     lost = {"resume": {"epoch": "of another life", "topics": {"tools": {"revision": 1, "digest": "x"}}}}
-    async with open_client(server, MODERN, extended="extensions", settings=lost) as client, client.listen():
+    async with open_client(server, version, extended="extensions", settings=lost) as client, listening(client):
         (heard,) = await client.settle("tools None None")
         assert heard.change["complete"] is False
         assert heard.meta[CURSOR_KEY]["topics"].keys() == {"tools"}
@@ -59,14 +53,12 @@ async def test_sdk_session_resumes_with_meta_over_stdio() -> None:
 
 
 @pytest.mark.parametrize("where", ["_meta", "extensions", "experimental"])
-async def test_legacy_client_resumes_from_its_cursor(
-    urls: dict[str, str], http: httpx2.AsyncClient, where: str
-) -> None:
-    wire = Wire(urls["mcpserver"], http)
+async def test_legacy_client_resumes_from_its_cursor(wires: Wires, where: str) -> None:
+    wire = wires.modern("mcpserver")
     known = await position(wire)
     await wire.change("add", feature="prompts", key="meanwhile")
     await wire.change("updated", uri=SPRINT)
-    legacy = LegacyWire(wire.url, http)
+    legacy = wires.legacy("mcpserver")
     settings = {where: {EXTENSION: {"resume": known}}} if where != "_meta" else {}
     result = await legacy.shake_hands({RESUME_KEY: known} if where == "_meta" else None, **settings)
     async with legacy.stream() as stream:
@@ -81,12 +73,10 @@ async def test_legacy_client_resumes_from_its_cursor(
     await wire.change("remove", feature="prompts", key="meanwhile")
 
 
-async def test_legacy_client_with_an_invalid_cursor_is_told_to_refetch(
-    urls: dict[str, str], http: httpx2.AsyncClient
-) -> None:
-    wire = Wire(urls["mcpserver"], http)
+async def test_legacy_client_with_an_invalid_cursor_is_told_to_refetch(wires: Wires) -> None:
+    wire = wires.modern("mcpserver")
     for meta, expected in (({RESUME_KEY: 7}, 4), (None, 0)):
-        legacy = LegacyWire(wire.url, http)
+        legacy = wires.legacy("mcpserver")
         result = await legacy.shake_hands(meta)
         async with legacy.stream() as stream:
             refetch = [
@@ -100,15 +90,15 @@ async def test_legacy_client_with_an_invalid_cursor_is_told_to_refetch(
         assert (CURSOR_KEY in result.get("_meta", {})) == bool(meta)
 
 
-async def test_legacy_client_can_resume_a_pattern(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    wire = Wire(urls["mcpserver"], http)
-    first = LegacyWire(wire.url, http)
+async def test_legacy_client_can_resume_a_pattern(wires: Wires) -> None:
+    wire = wires.modern("mcpserver")
+    first = wires.legacy("mcpserver")
     known = (await first.shake_hands(None, extensions={EXTENSION: {}}))["_meta"][CURSOR_KEY]
     await first.end()
     await wire.change("updated", uri="parts://1")
     await wire.change("updated", uri="parts://2")
 
-    legacy = LegacyWire(wire.url, http)
+    legacy = wires.legacy("mcpserver")
     result = await legacy.shake_hands({RESUME_KEY: known})
     async with legacy.stream() as stream:
         for uri in ("parts://2", "parts://*", "parts://1", MARKER):
@@ -118,12 +108,3 @@ async def test_legacy_client_can_resume_a_pattern(urls: dict[str, str], http: ht
 
     assert change_summaries(found) == [(["updated parts://2"], True), (["updated parts://1"], True)], "each once"
     assert result["_meta"][CURSOR_KEY]["asOf"] == known["asOf"], "it has not come to them yet"
-
-
-@pytest.mark.parametrize("kind", ["mcpserver", "lowlevel"])
-async def test_legacy_client_on_stdio_resumes_from_its_cursor(kind: str) -> None:
-    lost = {"resume": {"epoch": "of another life", "topics": {"prompts": {"revision": 1, "digest": "x"}}}}
-    async with open_client(stdio_server(kind), LEGACY[-1], extended="extensions", settings=lost) as client:
-        await client.subscribe(MARKER)
-        (heard,) = await client.settle("prompts None None")
-        assert heard.change["complete"] is False

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
-import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
 from tests.support.receiver import receiving, verify
-from tests.support.sdk_clients import MODERN, RecordingClient, open_client, serving_all, stdio_server
-from tests.support.wire_clients import Wire, read_answer
+from tests.support.sdk_clients import MODERN, RecordingClient, open_client, stdio_server
+from tests.support.wire_clients import Wires, read_answer
 
 pytestmark = pytest.mark.anyio
 
@@ -24,21 +22,18 @@ URL = "https://receiver.example/hook"
 LOCAL = {"webhook_private": True, "webhook_backoff": 0.01}
 
 
-@pytest.fixture(scope="module")
-def urls() -> Iterator[dict[str, str]]:
-    deny = {"bob": ["tools", "board://secret"]}
-    servers: dict[str, tuple[str, dict[str, Any]]] = {
-        "open": ("mcpserver", {}),
-        "guarded": (
-            "mcpserver",
-            {"auth": True, "deny": deny, "asks": "async", "policy": {"max_durables_per_principal": 3}},
-        ),
-        "local": ("mcpserver", {"auth": True, "policy": LOCAL}),
-        "anyone": ("fastmcp", {"policy": {**LOCAL, "webhooks": "anyone"}}),
-        "none": ("lowlevel", {"auth": True, "policy": {"webhooks": "none"}}),
-    }
-    with serving_all(servers) as urls:
-        yield urls
+DENY = {"bob": ["tools", "board://secret"]}
+LIMITED = {"policy": {"max_durables_per_principal": 3}}
+SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "open": ("mcpserver", {}),
+    "guarded": (
+        "mcpserver",
+        {"auth": True, "deny": DENY, "asks": "async", **LIMITED},
+    ),
+    "local": ("mcpserver", {"auth": True, "policy": LOCAL}),
+    "anyone": ("fastmcp", {"policy": {**LOCAL, "webhooks": "anyone"}}),
+    "none": ("lowlevel", {"auth": True, "policy": {"webhooks": "none"}}),
+}
 
 
 async def listed(client: RecordingClient) -> dict[str, dict[str, Any]]:
@@ -136,25 +131,20 @@ async def test_invalid_subscriptions_are_refused_with_the_reason(urls: dict[str,
         assert await listed(alice) == {}
 
 
-async def test_lone_surrogate_is_refused_and_the_store_continues(urls: dict[str, str]) -> None:
+async def test_lone_surrogate_is_refused_and_the_store_continues(wires: Wires) -> None:
     """JSON can contain it, but the store can't save it."""
-    async with httpx2.AsyncClient(timeout=60) as http:
-        wire = Wire(urls["open"], http)
-        for put in (
-            {"subscription": "\ud800", "notifications": TOOLS},
-            {"subscription": "n", "notifications": {"resourceSubscriptions": ["a://\ud800"]}},
-        ):
-            message = wire.message(
-                f"{METHOD}/put", 1, {"name": put["subscription"], "notifications": put["notifications"]}
-            )
-            answer = await http.post(wire.url, content=json.dumps(message), headers=wire._headers(f"{METHOD}/put", {}))
-            assert read_answer(answer.text)["error"]["code"] == -32602
-        listed = await wire.post(f"{METHOD}/list")
-        assert read_answer(listed.text)["result"]["subscriptions"] == []
-        page = await wire.post("dev.tidings/history")
-        cursor = f"{read_answer(page.text)['result']['epoch']}.{'9' * 5000}"
-        page = await wire.post("dev.tidings/history", cursor=cursor)
-        assert read_answer(page.text)["error"]["code"] == -32602
+    wire = wires.modern("open")
+    for name, requested in (("\ud800", TOOLS), ("n", {"resourceSubscriptions": ["a://\ud800"]})):
+        message = wire.message(f"{METHOD}/put", 1, {"name": name, "notifications": requested})
+        headers = wire._headers(f"{METHOD}/put", {})
+        answer = await wire.http.post(wire.url, content=json.dumps(message), headers=headers)
+        assert read_answer(answer.text)["error"]["code"] == -32602
+    listed = await wire.post(f"{METHOD}/list")
+    assert read_answer(listed.text)["result"]["subscriptions"] == []
+    page = await wire.post("dev.tidings/history")
+    cursor = f"{read_answer(page.text)['result']['epoch']}.{'9' * 5000}"
+    page = await wire.post("dev.tidings/history", cursor=cursor)
+    assert read_answer(page.text)["error"]["code"] == -32602
 
 
 @pytest.mark.parametrize("where", ["open", "stdio"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from tests.support.sdk_clients import (
     listening,
     open_client,
     serving,
-    serving_all,
     stdio_server,
 )
 from tests.support.wire_clients import LegacyWire, Stream
@@ -40,17 +39,6 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
     "own": ("mcpserver", {**PATIENT, "own": True}),
     "through the SDK": ("lowlevel", PATIENT),
 }
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def urls() -> Iterator[dict[str, str]]:
-    with serving_all(SERVERS) as urls:
-        yield urls
 
 
 @pytest.fixture(params=[MODERN, LEGACY])

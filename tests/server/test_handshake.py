@@ -8,9 +8,7 @@ import httpx2
 import pytest
 
 from tests.support.sdk_clients import serving
-from tests.support.wire_clients import LegacyWire, http
-
-__all__ = ["http"]
+from tests.support.wire_clients import LegacyWire
 
 pytestmark = pytest.mark.anyio
 

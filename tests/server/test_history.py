@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import MCPError
 
-from tests.support.sdk_clients import KINDS, MODERN, RecordingClient, open_client, serving_all, stdio_server
+from tests.support.sdk_clients import KINDS, MODERN, RecordingClient, open_client, stdio_server
 from tidings import Change, Feature, Live, Policy, TidingsError, Version
 from tidings.core.cursor import Cursor
 from tidings.core.journal import change_json
@@ -155,13 +153,10 @@ def test_change_json_has_all_fields() -> None:
 # On the wire
 
 
-@pytest.fixture(scope="module")
-def urls() -> Iterator[dict[str, str]]:
-    guarded = {"auth": True, "deny": DENY}
-    servers: dict[str, tuple[str, dict[str, Any]]] = {kind: (kind, {}) for kind in KINDS}
-    servers |= {f"{asks} guarded": ("mcpserver", {**guarded, "asks": asks}) for asks in ("sync", "async")}
-    with serving_all(servers) as urls:
-        yield urls
+SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind: (kind, {}) for kind in KINDS},
+    **{f"{asks} guarded": ("mcpserver", {"auth": True, "deny": DENY, "asks": asks}) for asks in ("sync", "async")},
+}
 
 
 async def pages(client: RecordingClient, **params: Any) -> tuple[list[list[dict[str, Any]]], bool]:
@@ -182,18 +177,11 @@ def joined(found: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [change for page in found for change in page]
 
 
-@asynccontextmanager
-async def ear_of(where: str, version: str, urls: dict[str, str]) -> AsyncIterator[RecordingClient]:
-    server = stdio_server("mcpserver") if where == "stdio" else urls[where]
-    async with open_client(server, version) as client:
-        yield client
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("version", [MODERN, LEGACY])
 @pytest.mark.parametrize("where", [*KINDS, "stdio"])
 async def test_client_reads_all_pages_of_the_history(urls: dict[str, str], where: str, version: str) -> None:
-    async with ear_of(where, version, urls) as client:
+    async with open_client(stdio_server("mcpserver") if where == "stdio" else urls[where], version) as client:
         name = f"t{version}"
         await client.change("add", feature="tools", key=name)
         await client.change("update", feature="tools", key=name, fields={"description": "Another."})

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import mcp_types as types
 import pytest
 from mcp.client import Client
 from mcp.server import Server
-from mcp.server.mcpserver import MCPServer
 
 from tests.support.waiting import DEADLINE, until
-from tidings import Live, TidingsError
+from tidings import Live
 
 pytestmark = pytest.mark.anyio
 
@@ -118,21 +116,3 @@ async def test_refresh_from_another_loop_reads_on_the_server_loop() -> None:
         await asyncio.gather(refresh(), *elsewhere)
         assert lists.loops == {asyncio.get_running_loop()}
         assert [item["name"] for item in lists.live.tools] == [f"t{lists.asked}"]
-
-
-async def test_refused_server_does_not_keep_the_store_open(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    with pytest.raises(TidingsError, match=r"not builtins\.str"):
-        Live("board", store=path)
-    mcp = MCPServer("board")
-    Live(mcp)
-    with pytest.raises(TidingsError, match="is live already"):
-        Live(mcp, store=path)
-    live = Live(MCPServer("board"), store=path)
-    assert live.writer.problem is None
-    live.close()
-
-
-async def test_unknown_options_of_stdio_are_refused() -> None:
-    with pytest.raises(TidingsError, match="stdio has no option port; leave it out, or run http"):
-        Live(MCPServer("board")).run("stdio", port=8000)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
-import httpx2
 import pytest
 
 from tests.support.cursors import WATCHED, change_summaries, told
-from tests.support.sdk_clients import DEADLINE, LEGACY, MARKER, MODERN, open_client, serving_all, stdio_server
-from tests.support.wire_clients import LegacyWire, Wire, http
+from tests.support.sdk_clients import DEADLINE, LEGACY, MARKER, MODERN, listening, open_client, stdio_server
+from tests.support.wire_clients import Wire, Wires
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, SUBSCRIPTION_KEY
-
-__all__ = ["http"]
 
 pytestmark = pytest.mark.anyio
 
@@ -30,12 +26,6 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def urls() -> Iterator[dict[str, str]]:
-    with serving_all(SERVERS) as urls:
-        yield urls
-
-
 @pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
 @pytest.mark.parametrize(
     ("asked", "expected"),
@@ -48,9 +38,9 @@ def urls() -> Iterator[dict[str, str]]:
     ],
 )
 async def test_client_is_notified_only_of_what_its_filter_passes(
-    urls: dict[str, str], http: httpx2.AsyncClient, server: str, asked: dict[str, Any], expected: list[str]
+    wires: Wires, server: str, asked: dict[str, Any], expected: list[str]
 ) -> None:
-    wire = Wire(urls[server], http)
+    wire = wires.modern(server)
     await wire.change("add", feature="tools", key="ab")
     await wire.change("add", feature="prompts", key="b")
     async with wire.listen(1, WATCHED, {FILTER_KEY: asked}) as stream:
@@ -69,16 +59,16 @@ async def test_client_is_notified_only_of_what_its_filter_passes(
     assert sorted(found) == sorted(expected)
 
 
-async def test_acknowledgement_has_the_granted_terms_only(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    wire = Wire(urls["mcpserver"], http)
+async def test_acknowledgement_has_the_granted_terms_only(wires: Wires) -> None:
+    wire = wires.modern("mcpserver")
     asked = {"operations": ["moved"], "names": ["a*"], "minInterval": -1, "longestWait": 1e9, "detail": "all", "x": 1}
     for given, honoured in ((asked, {"names": ["a*"], "longestWait": 3600.0}), (7, {}), ({}, {})):
         async with wire.listen(1, WATCHED, {FILTER_KEY: given}) as stream:
             assert (await stream.message())["params"]["_meta"][FILTER_KEY] == honoured
 
 
-async def test_client_without_options_gets_the_defaults(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    wire = Wire(urls["mcpserver"], http)
+async def test_client_without_options_gets_the_defaults(wires: Wires) -> None:
+    wire = wires.modern("mcpserver")
     async with wire.listen(1, WATCHED) as stream:
         assert FILTER_KEY not in (await stream.message())["params"]["_meta"]
         await wire.change("add", feature="tools", key="default")
@@ -97,10 +87,8 @@ async def test_client_without_options_gets_the_defaults(urls: dict[str, str], ht
         ("none", {"_meta"}),
     ],
 )
-async def test_client_chooses_the_detail(
-    urls: dict[str, str], http: httpx2.AsyncClient, detail: str, members: set[str]
-) -> None:
-    wire = Wire(urls["mcpserver"], http)
+async def test_client_chooses_the_detail(wires: Wires, detail: str, members: set[str]) -> None:
+    wire = wires.modern("mcpserver")
     await wire.change("add", feature="tools", key="told")
     async with wire.listen(1, WATCHED, {FILTER_KEY: {"detail": detail}}) as stream:
         await stream.message()
@@ -130,11 +118,9 @@ async def remove_all(wire: Wire, *keys: str) -> None:
 
 
 @pytest.mark.parametrize("detail", ["full", "delta", "summary", "none"])
-async def test_client_with_the_extension_chooses_the_detail(
-    urls: dict[str, str], http: httpx2.AsyncClient, detail: str
-) -> None:
+async def test_client_with_the_extension_chooses_the_detail(wires: Wires, detail: str) -> None:
     """The SDK's own client can send options only in this way."""
-    wire = Wire(urls["mcpserver"], http)
+    wire = wires.modern("mcpserver")
     settings = {"extensions": {EXTENSION: {"filter": {"detail": detail}}}}
     async with wire.listen(1, WATCHED, **settings) as stream:
         acknowledged = (await stream.message())["params"]["_meta"]
@@ -150,10 +136,8 @@ async def test_client_with_the_extension_chooses_the_detail(
     assert ["item" in said[0], "delta" in said[1]] == [not is_brief] * 2
 
 
-async def test_changes_within_the_quiet_gap_are_one_notification(
-    urls: dict[str, str], http: httpx2.AsyncClient
-) -> None:
-    wire = Wire(urls["mcpserver"], http)
+async def test_changes_within_the_quiet_gap_are_one_notification(wires: Wires) -> None:
+    wire = wires.modern("mcpserver")
     # The gap is longer than the changes take; the longest wait ends it.
     wait = 0.75
     keys = [f"batch-{number}" for number in range(5)]
@@ -170,10 +154,8 @@ async def test_changes_within_the_quiet_gap_are_one_notification(
         assert not is_in_time or found == [([f"added {key}" for key in keys], True)]
 
 
-async def test_min_interval_limits_notifications_and_keeps_the_last_change(
-    urls: dict[str, str], http: httpx2.AsyncClient
-) -> None:
-    wire = Wire(urls["mcpserver"], http)
+async def test_min_interval_limits_notifications_and_keeps_the_last_change(wires: Wires) -> None:
+    wire = wires.modern("mcpserver")
     interval = 0.5
     keys = [f"often-{number}" for number in range(3)]
     is_in_time = False
@@ -190,8 +172,8 @@ async def test_min_interval_limits_notifications_and_keeps_the_last_change(
         assert not is_in_time or last == [(["added often-1", "added often-2"], True)]
 
 
-async def test_urgent_topic_is_not_delayed(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    wire = Wire(urls["mcpserver"], http)
+async def test_urgent_topic_is_not_delayed(wires: Wires) -> None:
+    wire = wires.modern("mcpserver")
     terms = {"quietGap": 3600, "priorities": {"board://mark*": "urgent"}}
     async with wire.listen(1, WATCHED, {FILTER_KEY: terms}) as stream:
         await stream.message()
@@ -199,9 +181,9 @@ async def test_urgent_topic_is_not_delayed(urls: dict[str, str], http: httpx2.As
         assert await told(stream, wire) == [], "the marker overtook it"
 
 
-async def test_client_terms_apply_within_the_server_terms(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    bob = Wire(urls["strict"], http, {"Authorization": "Bearer bob"})
-    alice = Wire(urls["strict"], http, {"Authorization": "Bearer alice"})
+async def test_client_terms_apply_within_the_server_terms(wires: Wires) -> None:
+    bob = wires.modern("strict", "bob")
+    alice = wires.modern("strict", "alice")
     asked = {"names": ["*-a"], "detail": "full", "operations": ["added", "removed"]}
     async with (
         bob.listen(1, WATCHED, {FILTER_KEY: asked}) as picky,
@@ -226,8 +208,8 @@ async def test_client_terms_apply_within_the_server_terms(urls: dict[str, str], 
     assert len(everything) >= 6
 
 
-async def test_failing_terms_function_has_no_effect(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    wire = Wire(urls["broken"], http)
+async def test_failing_terms_function_has_no_effect(wires: Wires) -> None:
+    wire = wires.modern("broken")
     async with wire.listen(1, WATCHED) as stream:
         await stream.message()
         await wire.change("add", feature="tools", key="fine")
@@ -235,8 +217,8 @@ async def test_failing_terms_function_has_no_effect(urls: dict[str, str], http: 
 
 
 @pytest.mark.parametrize("where", ["_meta", "extensions"])
-async def test_legacy_client_has_terms(urls: dict[str, str], http: httpx2.AsyncClient, where: str) -> None:
-    wire, legacy = Wire(urls["mcpserver"], http), LegacyWire(urls["mcpserver"], http)
+async def test_legacy_client_has_terms(wires: Wires, where: str) -> None:
+    wire, legacy = wires.modern("mcpserver"), wires.legacy("mcpserver")
     terms = {"operations": ["removed"], "detail": "summary"}
     settings = {where: {EXTENSION: {"filter": terms}}} if where != "_meta" else {}
     await wire.change("add", feature="tools", key="legacy")
@@ -256,13 +238,8 @@ async def test_legacy_client_has_terms(urls: dict[str, str], http: httpx2.AsyncC
 @pytest.mark.parametrize("version", [MODERN, LEGACY[-1]])
 async def test_terms_apply_on_stdio(version: str) -> None:
     settings = {"filter": {"operations": ["removed"]}}
-    async with open_client(stdio_server("mcpserver"), version, extended="extensions", settings=settings) as client:
-        if version == MODERN:
-            async with client.listen():
-                await client.step("add", feature="tools", key="a")
-                await client.step("remove", "tools removed steady", feature="tools", key="steady")
-            return
-        await client.subscribe(MARKER)
+    server = stdio_server("mcpserver")
+    async with open_client(server, version, extended="extensions", settings=settings) as client, listening(client):
         await client.step("add", feature="tools", key="a")
         await client.step("remove", "tools removed steady", feature="tools", key="steady")
 
@@ -270,15 +247,15 @@ async def test_terms_apply_on_stdio(version: str) -> None:
 # Spread
 
 
-async def test_list_ttl_is_at_least_the_spread(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
+async def test_list_ttl_is_at_least_the_spread(wires: Wires) -> None:
     for name, least in (("spread", 2500), ("mcpserver", 0)):
         for method in ("tools/list", "prompts/list", "resources/list", "resources/templates/list"):
-            result = (await Wire(urls[name], http).post(method)).json()["result"]
+            result = (await wires.modern(name).post(method)).json()["result"]
             assert result["ttlMs"] == least, method
 
 
-async def test_spread_delays_streams_by_different_times(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    wire = Wire(urls["spread"], http)
+async def test_spread_delays_streams_by_different_times(wires: Wires) -> None:
+    wire = wires.modern("spread")
     async with wire.listen("a", WATCHED) as one, wire.listen("b", WATCHED) as two, wire.listen("c", WATCHED) as three:
         streams = (one, two, three)
         for stream in streams:

@@ -27,12 +27,9 @@ from tests.support.sdk_clients import (
     listening,
     open_client,
     serving,
-    serving_all,
     stdio_server,
 )
-from tests.support.wire_clients import LegacyWire, http
-
-__all__ = ["http"]
+from tests.support.wire_clients import LegacyWire
 
 pytestmark = pytest.mark.anyio
 
@@ -41,10 +38,7 @@ IDLE = 2.0
 """Seconds until the SDK ends a session without an open request, which is how it notices a client that was killed."""
 
 
-@pytest.fixture(scope="module")
-def urls() -> Iterator[dict[str, str]]:
-    with serving_all({kind: (kind, {}) for kind in KINDS}) as urls:
-        yield urls
+SERVERS: dict[str, tuple[str, dict[str, Any]]] = {kind: (kind, {}) for kind in KINDS}
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.sdk_clients import DEADLINE, MODERN, Received
 
-__all__ = ["EVERYTHING", "LegacyWire", "Stream", "Wire", "http", "read_answer"]
+__all__ = ["EVERYTHING", "LegacyWire", "Stream", "Wire", "Wires", "http", "read_answer"]
 
 EVERYTHING = {
     "toolsListChanged": True,
@@ -130,6 +130,20 @@ class LegacyWire:
     async def end(self) -> None:
         response = await self.http.delete(self.url, headers=self.headers)
         assert response.status_code == 200
+
+
+@dataclass
+class Wires:
+    """Makes clients of several servers, by the name of the server."""
+
+    urls: dict[str, str]
+    http: httpx2.AsyncClient
+
+    def modern(self, server: str, token: str | None = None) -> Wire:
+        return Wire(self.urls[server], self.http, {"Authorization": f"Bearer {token}"} if token else {})
+
+    def legacy(self, server: str) -> LegacyWire:
+        return LegacyWire(self.urls[server], self.http)
 
 
 def read_answer(body: str) -> dict[str, Any]:
