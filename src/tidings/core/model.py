@@ -6,7 +6,7 @@ for a resource whose URI is the text "tools": for this reason, `Feature` is not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum, IntEnum, StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -28,6 +28,7 @@ __all__ = [
     "is_unicode",
     "operation",
     "topic_named",
+    "topics_json",
 ]
 
 
@@ -54,6 +55,14 @@ class Feature(Enum):
 
 
 Topic: TypeAlias = Feature | str
+
+
+def topics_json(features: Iterable[Feature], uris: Iterable[str]) -> dict[str, Any]:
+    """Return topics as in the `notifications` member of a listen request and of its acknowledgement."""
+    topics: dict[str, Any] = {f"{feature.value}ListChanged": True for feature in features}
+    if watched := list(uris):
+        topics["resourceSubscriptions"] = watched
+    return topics
 
 
 def topic_named(name: Topic) -> Topic:

@@ -68,8 +68,7 @@ def encode(model: BaseModel) -> bytes:
 
 def distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
     """Return the first item of each key. A server may list an item twice, and clients use the first."""
-    key = "uri" if feature is Feature.RESOURCES else "name"
     seen: dict[Any, dict[str, Any]] = {}
     for definition in listed:
-        seen.setdefault(definition.get(key, definition.get("uriTemplate")), definition)
+        seen.setdefault(definition.get(feature.key_field, definition.get("uriTemplate")), definition)
     return seen.values()

@@ -33,10 +33,9 @@ class FastMCPSource(Source):
     def __init__(self, server: FastMCP[Any]) -> None:
         self.server = server
         self.lowlevel = internals.lowlevel_of(server)
-        self._is_listed: Callable[[str], bool] = lambda uri: False
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
-        self._is_listed = catalog.resources.__contains__
+        self._resources = catalog.resources
 
         def wake_all() -> None:
             for feature in Feature:
@@ -54,7 +53,7 @@ class FastMCPSource(Source):
 
     def normalize_uri(self, uri: str) -> str:
         normal = _normalize(uri)
-        return normal if self._is_listed(normal) and not self._is_listed(uri) else uri
+        return normal if normal in self._resources and uri not in self._resources else uri
 
     def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
         component = make_component(self._kinds(), feature, thing, options)

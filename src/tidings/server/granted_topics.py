@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tidings.core.model import Feature, Topic
+from tidings.core.model import Feature, Topic, topics_json
 
 __all__ = ["GrantedTopics", "RequestedTopics"]
 
@@ -24,9 +24,6 @@ class RequestedTopics(msgspec.Struct, rename="camel"):
     def features(self) -> list[Feature]:
         requested = (self.tools_list_changed, self.prompts_list_changed, self.resources_list_changed)
         return [feature for feature, is_requested in zip(Feature, requested, strict=True) if is_requested]
-
-
-_MEMBERS = {feature: f"{feature.value}ListChanged" for feature in Feature}
 
 
 class GrantedTopics:
@@ -52,5 +49,4 @@ class GrantedTopics:
 
     def as_json(self) -> dict[str, Any]:
         """Return the `notifications` member of the acknowledgement."""
-        granted: dict[str, Any] = {_MEMBERS[feature]: True for feature in self.features}
-        return granted | ({"resourceSubscriptions": self.uris} if self.uris else {})
+        return topics_json(self.features, self.uris)

@@ -49,15 +49,10 @@ class LowLevelSource(Source):
         self._paginations: dict[str, tuple[str, set[str]]] = {}
         """By method: the next page of the last list request, and the keys on the pages before it."""
         self._installed: set[Feature] = set()
-        self._wake: Callable[[Feature], None] = lambda feature: None
-        self._is_listed: Callable[[Feature, str], bool] = lambda feature, key: False
-        self._was_read: Callable[[Feature], bool] = lambda feature: False
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
+        self._catalog = catalog
         self._wake = wake
-        # Before the list was read, the catalog has only what the store remembers.
-        self._is_listed = lambda feature, key: catalog.items(feature).was_read and key in catalog.items(feature)
-        self._was_read = lambda feature: catalog.items(feature).was_read
 
     def add(
         self, feature: Feature, thing: Any, *, replace: bool, handler: Callable[..., Any] | None = None, **options: Any
@@ -124,11 +119,15 @@ class LowLevelSource(Source):
         if is_hidden or not self._may_be_listed(feature, key):
             raise NotFound(f"{feature.value}: there is no {key!r}")
 
+    def _is_listed(self, feature: Feature, key: str) -> bool:
+        """Return whether the list was read and has the item. Before, the catalog has only what the store remembers."""
+        items = self._catalog.items(feature)
+        return items.was_read and key in items
+
     def _may_be_listed(self, feature: Feature, key: str) -> bool:
         """Return whether the user's handlers list the item, as far as is known."""
-        if key in self._dropped[feature]:
-            return False
-        return not self._was_read(feature) or self._is_listed(feature, key)
+        items = self._catalog.items(feature)
+        return key not in self._dropped[feature] and (not items.was_read or key in items)
 
     def _install(self, feature: Feature) -> None:
         """Wrap the user's handlers, once for each feature that is changed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -68,7 +68,7 @@ class MCPServerSource(Source):
         listed: list[BaseModel] = []
         for method in list_methods(feature).values():
             listed += _run(getattr(self.server, method.function)())
-        return _dump_all(feature, listed, on_invalid)
+        return list(_dump_all(feature, listed, on_invalid))
 
     def read_item(self, feature: Feature, key: str) -> bytes | None:
         component = self._registry(feature, key).get(key)
@@ -140,15 +140,9 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise TidingsError("the SDK's own lists are expected to be ready immediately, and this one is not")
 
 
-def _dump_all(feature: Feature, models: list[BaseModel], on_invalid: OnInvalid) -> list[dict[str, Any]]:
-    try:
-        return [as_dict(model) for model in models]
-    except ENCODE_ERRORS:
-        pass  # rare: only now find out which one
-    listed = []
+def _dump_all(feature: Feature, models: list[BaseModel], on_invalid: OnInvalid) -> Iterator[dict[str, Any]]:
     for model in models:
         try:
-            listed.append(as_dict(model))
+            yield as_dict(model)
         except ENCODE_ERRORS as error:
             on_invalid(invalid_json(feature, key_of(model), error))
-    return listed

@@ -163,10 +163,8 @@ class Sessions:
     def _close(self, opened: _OpenSession) -> None:
         """Close the subscription of a legacy session. Closing twice has no effect."""
         self._heartbeat.remove(opened.session.send_heartbeat)
-        if opened.prepared.slot is not None:
-            self._subscriptions.limits.release(opened.prepared.slot)
-            opened.prepared.slot = None
-            self._hub.close(opened.subscriber, Reason.DISCONNECTED)
+        opened.prepared.release()
+        self._hub.close(opened.subscriber, Reason.DISCONNECTED)
 
     async def _subscribe(self, ctx: Ctx, params: types.SubscribeRequestParams) -> types.EmptyResult:
         uri = str(params.uri)
@@ -228,8 +226,7 @@ class Sessions:
             self._streams.pop(stream, None)
             self._heartbeat.remove(stream.send_heartbeat)
             stream.close()
-            if prepared.slot is not None:
-                self._subscriptions.limits.release(prepared.slot)
+            prepared.release()
         return types.SubscriptionsListenResult(_meta=meta)
 
 

@@ -83,7 +83,7 @@ class Subscriptions:
         and what its durable subscription watches.
 
         Raise `TooManyStreams` if no more stream may be opened, and `LimitReached` if this one asks for too much. The
-        caller releases `prepared.slot` when the stream ends."""
+        caller calls `prepared.release()` when the stream ends."""
         slot = self.limits.reserve(principal, address)
         try:
             owner = owner_of(principal)
@@ -105,15 +105,14 @@ class Subscriptions:
         meta: dict[str, Any] = {DURABLE_KEY: {"name": durable.name, "ttl": durable.ttl}}
         if durable.terms:
             meta[FILTER_KEY] = durable.terms
-        owner = durable.owner
-        if owner == SERVER:
-            options = self._read_options(meta, None, None, owner)
-            return PreparedSubscription(self, options, GrantedTopics(topics), owner, None, None)
-        scopes = durable.webhook.scopes if durable.webhook is not None else ()
-        principal = Principal(*owner, scopes) if owner is not None else None
-        granted = GrantedTopics(await self.authorization.filter(principal, topics))
+        owner, principal, is_authorized = durable.owner, None, None
+        if owner != SERVER:
+            scopes = durable.webhook.scopes if durable.webhook is not None else ()
+            principal = Principal(*owner, scopes) if owner is not None else None
+            topics = await self.authorization.filter(principal, topics)
+            is_authorized = self.authorization.predicate(principal)
         options = self._read_options(meta, None, principal, owner)
-        return PreparedSubscription(self, options, granted, owner, self.authorization.predicate(principal), None)
+        return PreparedSubscription(self, options, GrantedTopics(topics), owner, is_authorized, None)
 
     async def grant(self, requested: RequestedTopics, principal: Principal | None) -> GrantedTopics:
         """Return the requested topics that this server can send and this caller may watch.
@@ -226,6 +225,12 @@ class PreparedSubscription:
         self.is_authorized = is_authorized
         """Whether the client may be notified of a URI that it did not name itself."""
         self.slot = slot
+
+    def release(self) -> None:
+        """Count the stream no longer. Calling it twice has no effect."""
+        if self.slot is not None:
+            self._subscriptions.limits.release(self.slot)
+            self.slot = None
 
     def frame_format(self, *, is_sse: bool = False, is_tagged: bool = False) -> FrameFormat:
         return self.options.frame_format(self._subscriptions.epoch, is_sse=is_sse, is_tagged=is_tagged)

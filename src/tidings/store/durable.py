@@ -12,7 +12,7 @@ import msgspec
 from msgspec import structs
 
 from tidings.core.journal import iso_time
-from tidings.core.model import Feature, Topic, Version
+from tidings.core.model import Feature, Topic, Version, topics_json
 
 __all__ = [
     "MAX_NAME_LENGTH",
@@ -113,12 +113,9 @@ def reason_not_storable(record: DurableSubscription) -> str | None:
 
 def as_json(durable: DurableSubscription, *, is_connected: bool = False) -> dict[str, Any]:
     """Return a record as clients and scripts read it, without its secret."""
-    watched: dict[str, Any] = {f"{feature.value}ListChanged": True for feature in durable.features}
-    if durable.uris:
-        watched["resourceSubscriptions"] = list(durable.uris)
     described: dict[str, Any] = {
         "name": durable.name,
-        "notifications": watched,
+        "notifications": topics_json(durable.features, durable.uris),
         "ttl": durable.ttl,
         "created": iso_time(durable.created),
         "expires": None if durable.expires is None else iso_time(durable.expires),
