@@ -7,6 +7,7 @@ listen request returns when its stream ends.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -230,23 +231,75 @@ class Sessions:
         return types.SubscriptionsListenResult(_meta=meta)
 
 
-class _PipeSession:
-    """A legacy session on a duplex pipe. If the pipe takes encoded notifications, they are written immediately; if not,
-    one at a time through the SDK."""
+class _SDKDelivery(ABC):
+    """Delivers notifications on a connection that the SDK writes.
 
-    __slots__ = ("_connection", "_format", "_subscriptions", "_task", "_writer", "subscriber")
+    If its stream takes encoded notifications, they are written immediately; if not, the SDK sends one at a time."""
 
-    def __init__(self, subscriptions: Subscriptions, connection: Connection) -> None:
+    def __init__(
+        self, subscriptions: Subscriptions, connection: Connection, meta: dict[str, Any] | None = None
+    ) -> None:
+        """`meta` is the `_meta` of each notification."""
+        self._meta = meta or {}
         self._subscriptions = subscriptions
         self._connection = connection
-        self._writer = _notification_stream(connection)
-        self._task: asyncio.Task[None] | None = None
+        stream = internals.write_stream_of(connection)
+        self._stream = stream if isinstance(stream, NotificationStream) else None
+        self._context = contextvars.copy_context()
+        """The context in which notifications are sent. It must not be that of the request that changed something."""
+        self._sending: asyncio.Task[None] | None = None
         self.subscriber: Subscriber | None = None
+
+    @abstractmethod
+    def _encode(self, notification: Notification) -> bytes: ...
+
+    @abstractmethod
+    async def send(self, method: str, params: dict[str, Any]) -> None:
+        """Send a notification through the SDK."""
+
+    def start(self) -> None:
+        """Deliver what is pending, unless a notification is being sent."""
+        if self.subscriber is not None and self._sending is None:
+            self._subscriptions.hub.wake(self.subscriber)
+
+    def send_heartbeat(self) -> None:
+        if self.subscriber is not None and self.subscriber.is_ready:
+            self.subscriber.pause()
+            cursor = self._subscriptions.cursor_of(self.subscriber).as_json()
+            self._start_sending(HEARTBEAT_METHOD, {"_meta": {**self._meta, CURSOR_KEY: cursor}})
+
+    def _deliver(self, notification: Notification) -> object:
+        frame = self._encode(notification)
+        self._subscriptions.hub.counts.bytes += len(frame)
+        if self._stream is not None:
+            return None if self._stream.write_notification(frame, self.start) else BUSY
+        message = msgspec.json.decode(frame)
+        self._start_sending(message["method"], message["params"])
+        return BUSY
+
+    def _start_sending(self, method: str, params: dict[str, Any]) -> None:
+        loop = asyncio.get_running_loop()
+        self._sending = loop.create_task(self._send(method, params), context=self._context)
+
+    async def _send(self, method: str, params: dict[str, Any]) -> None:
+        try:
+            await self.send(method, params)
+        except Exception as error:  # the connection broke, and the SDK ends it
+            logger.debug("a client could not be notified through the SDK: %r", error)
+            if self.subscriber is not None:
+                self._subscriptions.hub.close(self.subscriber, Reason.DISCONNECTED)
+            return
+        self._sending = None
+        self.start()
+
+
+class _PipeSession(_SDKDelivery):
+    """A legacy session on a duplex pipe."""
 
     def open(self, prepared: PreparedSubscription, version: str, label: str, is_muted: IsMuted | None) -> Subscriber:
         self._format = prepared.frame_format()
-        if self._writer is not None:
-            self._writer.on_handshake()
+        if self._stream is not None:
+            self._stream.on_handshake()
         self.subscriber = prepared.open(
             self._deliver,
             label=label,
@@ -257,40 +310,15 @@ class _PipeSession:
         )
         return self.subscriber
 
-    def start(self) -> None:
-        if self.subscriber is not None and self._task is None:
-            self._subscriptions.hub.wake(self.subscriber)
-
     async def end_uri(self, uri: str) -> None:
-        if self._task is not None:
-            await asyncio.wait({self._task})
+        if self._sending is not None:
+            await asyncio.wait({self._sending})
 
-    def send_heartbeat(self) -> None:
-        if self.subscriber is not None and self.subscriber.is_ready:
-            self.subscriber.pause()
-            cursor = self._subscriptions.cursor_of(self.subscriber).as_json()
-            self._start_write(HEARTBEAT_METHOD, {"_meta": {CURSOR_KEY: cursor}})
+    def _encode(self, notification: Notification) -> bytes:
+        return encode_uncached(notification, self._format)
 
-    def _deliver(self, notification: Notification) -> object:
-        frame = encode_uncached(notification, self._format)
-        self._subscriptions.hub.counts.bytes += len(frame)
-        if self._writer is not None:
-            return None if self._writer.write_notification(frame, self.start) else BUSY
-        message = msgspec.json.decode(frame)
-        self._start_write(message["method"], message["params"])
-        return BUSY
-
-    def _start_write(self, method: str, params: dict[str, Any]) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._write(method, params))
-
-    async def _write(self, method: str, params: dict[str, Any]) -> None:
-        try:
-            await self._connection.outbound.notify(method, params)
-        except Exception as error:  # the pipe broke: the SDK ends the connection, and with it this subscriber
-            logger.debug("a legacy session could not be written to: %r", error)
-            return
-        self._task = None
-        self.start()
+    async def send(self, method: str, params: dict[str, Any]) -> None:
+        await self._connection.outbound.notify(method, params)
 
 
 class _RawNotification(BaseModel):
@@ -300,89 +328,53 @@ class _RawNotification(BaseModel):
     params: dict[str, Any]
 
 
-class _ListenStream:
-    """A listen stream of the SDK: the task of its request writes. If the pipe takes encoded notifications, they are
-    written immediately."""
+class _ListenStream(_SDKDelivery):
+    """A listen stream of the SDK, which lasts as long as its request."""
 
     def __init__(self, subscriptions: Subscriptions, ctx: Ctx, prepared: PreparedSubscription) -> None:
-        self._subscriptions = subscriptions
-        self._hub = subscriptions.hub
+        super().__init__(subscriptions, internals.connection_of(ctx.session), {SUBSCRIPTION_KEY: ctx.request_id})
         self._ctx = ctx
-        self._writer = _notification_stream(internals.connection_of(ctx.session))
         self._format = prepared.frame_format(is_tagged=True)
         self._tag = encode_tag(ctx.request_id if ctx.request_id is not None else "")
-        self._notification: Notification | None = None
-        self._wakeup = asyncio.Event()
-        self._is_closed = False
-        self._is_heartbeat_due = False
-        self._subscriber: Subscriber | None = None
+        self._end = asyncio.Event()
 
     def open(self, prepared: PreparedSubscription) -> dict[str, Any]:
         """Subscribe; return the `_meta` of the acknowledgement. Later changes are sent after it."""
         if prepared.granted:
             prepared.connect(self.close)
         acknowledgement = prepared.acknowledgement()
-        self._subscriber = prepared.open(
+        self.subscriber = prepared.open(
             self._deliver,
             label=f"listen {self._ctx.request_id}",
             kind=ConnectionKind("modern", "stdio" if self._ctx.request is None else "http"),
             on_close=lambda reason: self.close(),
             is_ready=False,
         )
-        prepared.subscribe(self._subscriber)
+        prepared.subscribe(self.subscriber)
         return acknowledgement
 
     def close(self) -> None:
-        self._is_closed = True
-        if self._subscriber is not None:
-            self._hub.close(self._subscriber, Reason.DISCONNECTED)
-        self._wakeup.set()
+        if self.subscriber is not None:
+            self._subscriptions.hub.close(self.subscriber, Reason.DISCONNECTED)
+        self._end.set()
 
     async def run(self) -> None:
-        """Write notifications until the stream is closed."""
-        self._wake()
-        while not self._is_closed:
-            await self._wakeup.wait()
-            self._wakeup.clear()
-            if self._notification is not None:
-                frame = write(self._notification, self._format, self._tag)
-                self._notification = None
-                self._hub.counts.bytes += len(frame)
-                message = msgspec.json.decode(frame)
-                await self.send(message["method"], message["params"])
-                self._wake()
-            elif self._is_heartbeat_due and self._subscriber is not None:
-                cursor = self._subscriptions.cursor_of(self._subscriber).as_json()
-                await self.send(
-                    HEARTBEAT_METHOD, {"_meta": {SUBSCRIPTION_KEY: self._ctx.request_id, CURSOR_KEY: cursor}}
-                )
-            self._is_heartbeat_due = False
+        """Deliver notifications until the stream is closed and the last one is sent."""
+        self.start()
+        try:
+            await self._end.wait()
+            if self._sending is not None:
+                await asyncio.wait({self._sending})
+        finally:
+            if self._sending is not None:
+                self._sending.cancel()  # the request was cancelled
+
+    def _encode(self, notification: Notification) -> bytes:
+        return write(notification, self._format, self._tag)
 
     async def send(self, method: str, params: dict[str, Any]) -> None:
         raw: Any = _RawNotification(method=method, params=params)
         await self._ctx.session.send_notification(raw, related_request_id=self._ctx.request_id)
-
-    def send_heartbeat(self) -> None:
-        self._is_heartbeat_due = True
-        self._wakeup.set()
-
-    def _wake(self) -> None:
-        if self._subscriber is not None:
-            self._hub.wake(self._subscriber)
-
-    def _deliver(self, notification: Notification) -> object:
-        if self._writer is not None:
-            frame = write(notification, self._format, self._tag)
-            self._hub.counts.bytes += len(frame)
-            return None if self._writer.write_notification(frame, self._wake) else BUSY
-        self._notification = notification
-        self._wakeup.set()
-        return BUSY
-
-
-def _notification_stream(connection: Connection) -> NotificationStream | None:
-    stream = internals.write_stream_of(connection)
-    return stream if isinstance(stream, NotificationStream) else None
 
 
 def _is_feature(topic: Topic) -> bool:
