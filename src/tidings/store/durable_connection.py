@@ -66,18 +66,20 @@ class DurableConnection:
         self._older: set[Topic] = set()
         """Topics that it was told of in the period before. They are confirmed when this period is over."""
         self._period_start = hub.catalog.now()
-        self._confirms_reads = False
+        self._confirms_receipt = False
 
     @property
-    def confirmed_at(self) -> float:
-        """When the versions that the client was told count as received, if the connection stays open until then."""
-        return self._period_start + self._confirm_after
+    def confirmed_at(self) -> float | None:
+        """When more of what the client was told counts as received, if the connection stays open until then; None if
+        everything does."""
+        return self._period_start + self._confirm_after if self._recent or self._older else None
 
     def attach(self, subscriber: Subscriber, *, confirms_receipt: bool = False) -> None:
         """Record from now on what this subscriber is told. Call it before the subscriber subscribes. With
-        `confirms_receipt`, its transport is busy until the client has confirmed a notification."""
+        `confirms_receipt`, its transport is busy until the client has confirmed a notification, and calls
+        `DurableSubscriptions.save_told` then."""
         self._subscriber = subscriber
-        self._confirms_reads = confirms_receipt
+        self._confirms_receipt = confirms_receipt
         subscriber.before_close = self._before_close
         subscriber.before_delivery(self._before_delivery)
 
@@ -109,16 +111,15 @@ class DurableConnection:
             logger.warning("%r was away for too long to be told what it missed of %s", self.key[1], names)
         return {**told, **dict.fromkeys(uri for uri in refetch if not is_pattern(uri))}
 
-    def snapshot(self, record: DurableSubscription) -> tuple[DurableSubscription | None, bool]:
-        """Return `record` with the versions that the client has certainly received (None if they are unchanged or not
-        known), and whether everything that it was told is confirmed."""
+    def update(self, record: DurableSubscription) -> DurableSubscription:
+        """Return `record` with the versions that the client has certainly received."""
         subscriber, hub = self._subscriber, self._hub
         if subscriber is None:
-            return None, True
+            return record
         if not subscriber.is_ready:
+            if self._confirms_receipt:
+                return record
             self._period_start = hub.catalog.now()  # the client has not read: nothing is confirmed meanwhile
-            if self._confirms_reads:
-                return None, False
         # Changes that its filter excluded count as known: they need no notification later either.
         pending = hub.pending_versions(subscriber)
         contents: dict[str, Version | None] = {}
@@ -140,7 +141,7 @@ class DurableConnection:
                 contents[topic] = None
             elif topic in lists:
                 lists[topic] = None
-        told = structs.replace(
+        return structs.replace(
             record,
             features=tuple(lists),
             uris=(*uris, *(uri for uri in record.uris if uri in deleted)) if deleted else tuple(uris),
@@ -148,17 +149,13 @@ class DurableConnection:
             lists=lists,
             contents=contents,
         )
-        return told, not unconfirmed
 
     def _before_delivery(self, notification: Notification) -> None:
-        if self._subscriber is None:
-            return
-        if self._confirms_reads:
-            self._unsaved.mark(self.key)
+        if self._subscriber is None or self._confirms_receipt:
             return
         self._start_period()
         if not self._recent:
-            self._unsaved.expect(self)
+            self._unsaved.mark(self.key, at=self._period_start + self._confirm_after)
         self._recent.add(notification.topic)
 
     def _start_period(self) -> None:
@@ -167,7 +164,6 @@ class DurableConnection:
         if now - self._period_start >= self._confirm_after:
             self._older = self._recent if now - self._period_start < 2 * self._confirm_after else set()
             self._recent, self._period_start = set(), now
-            self._unsaved.recheck(self.key)
 
     def _before_close(self, subscriber: Subscriber) -> None:
         self._on_close(self)

@@ -57,8 +57,7 @@ class DurableSubscriptions:
             self._records,
             refresh=self._refresh,
             expire=self.expire,
-            saved=[record.key for record in stored],
-            changed=[record.key for record in stored if record.expires is None],
+            stored=stored,
         )
         """The records that the store has not written yet."""
         for record in stored:
@@ -150,7 +149,7 @@ class DurableSubscriptions:
         with self._lock:
             connection = self._connections.pop(key, None)
             if connection is not None:
-                self._detach(connection)
+                connection.detach()
             if self._records.pop(key, None) is None:
                 return False
             self._owned[key[0]] -= 1
@@ -206,8 +205,8 @@ class DurableSubscriptions:
             self.expire()
             replaced = self._connections.pop(key, None)
             if replaced is not None:
-                self.save_told(replaced)
-                self._detach(replaced)
+                self._update(replaced)
+                replaced.detach()
             previous = self._records.get(key)
             if previous is None:
                 try:
@@ -227,31 +226,28 @@ class DurableSubscriptions:
             replaced.end()
         return connection
 
-    def save_told(self, connection: DurableConnection) -> bool:
-        """Update the record of a connection; return whether its client has confirmed all that it was told."""
-        record = self._records.get(connection.key)
-        if record is None:
-            return True
-        told, is_confirmed = connection.snapshot(record)
-        if told is not None:
-            self._set(told)
-            if is_confirmed:
-                self.unsaved.confirm(connection.key)
-        return is_confirmed
+    def save_told(self, connection: DurableConnection) -> None:
+        """Write what the client has confirmed until now with the next batch."""
+        with self._lock:
+            if connection.key in self._records:
+                self._update(connection)
+                self.unsaved.mark(connection.key)
 
-    def _refresh(self, key: Key) -> tuple[DurableSubscription | None, bool]:
+    def _update(self, connection: DurableConnection) -> None:
+        if (record := self._records.get(connection.key)) is not None:
+            self._set(connection.update(record))
+
+    def _refresh(self, key: Key) -> tuple[DurableSubscription | None, float | None]:
         connection = self._connections.get(key)
-        is_confirmed = connection is None or self.save_told(connection)
-        return self._records.get(key), is_confirmed
-
-    def _detach(self, connection: DurableConnection) -> None:
-        self.unsaved.confirm(connection.key)
-        connection.detach()
+        if connection is None:
+            return self._records.get(key), None
+        self._update(connection)
+        return self._records.get(key), connection.confirmed_at
 
     def _on_close(self, connection: DurableConnection) -> None:
         """Save the record of a connection whose subscriber is being closed."""
-        self.save_told(connection)
-        self._detach(connection)
+        self._update(connection)
+        connection.detach()
         if self._connections.get(connection.key) is connection:
             del self._connections[connection.key]
             record = self._records.get(connection.key)
@@ -265,12 +261,12 @@ class DurableSubscriptions:
         connection = self._connections.get(previous.key)
         if connection is None:
             return None, previous
-        self.save_told(connection)
+        self._update(connection)
         previous = self._records[previous.key]
         is_same = set(previous.features) == set(record.features) and set(previous.uris) == set(record.uris)
         if is_same and previous.terms == record.terms:
             return None, previous
-        self._detach(connection)
+        connection.detach()
         return self._connections.pop(previous.key), previous
 
     # Records

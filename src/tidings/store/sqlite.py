@@ -14,9 +14,8 @@ import logging
 import os
 import secrets
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from operator import attrgetter
 from pathlib import Path
 from urllib.parse import quote
 
@@ -51,12 +50,9 @@ _BUSY_TIMEOUT = 2.0
 _PAGE_SIZE = 8192
 """Bytes. With SQLite's default of 4096, many changes cost a quarter more; with larger pages, a single change does."""
 
-_MAX_WAL_SIZE = 8 << 20
-"""Bytes of the write-ahead log. Before a batch would make it larger, it is copied into the file, where a page that was
-written many times is written once. The log file is reused, which is cheaper than a new one."""
-
-_COMMIT_SIZE = 8 * _PAGE_SIZE
-"""Bytes that a commit adds to the log besides its data: SQLite logs whole pages."""
+_WAL_SIZE, _MAX_WAL_SIZE = 6 << 20, 8 << 20
+"""Bytes of the write-ahead log. A batch that makes it larger than the first is followed by a checkpoint, which writes a
+page that was logged many times once. The next batch starts the log again, and cuts its file to the second."""
 
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -97,8 +93,6 @@ class SQLiteStore:
         """The revision of the last change in it."""
         self._applied = 0
         """The revision up to which the tables are up to date."""
-        self._wal_size = _MAX_WAL_SIZE
-        """An upper estimate. The size of the log of an earlier run is unknown."""
 
     def __repr__(self) -> str:
         return str(self.path)
@@ -122,10 +116,11 @@ class SQLiteStore:
             except BaseException:
                 self.close()
                 raise
-        self._unapplied.add_changes(change for change in state.journal if change.revision > self._applied)
-        self._unapplied_count = len(self._unapplied.changes)
-        self._newest = max(map(attrgetter("revision"), self._unapplied.changes), default=self._applied)
+        newer = [change for change in state.journal if change.revision > self._applied]
+        self._unapplied.add_changes(newer)
         self._unapplied.changes.clear()
+        self._unapplied_count = len(newer)
+        self._newest = newer[-1].revision if newer else self._applied
         return state
 
     def write(self, batch: Batch) -> None:
@@ -133,22 +128,17 @@ class SQLiteStore:
         count = self._unapplied_count + len(batch.changes)
         newest = max(self._newest, *(version.revision for version in _versions(batch)), 0)
         rows, durables = _journal_rows(batch.changes), _durable_rows(batch)
-        size = _COMMIT_SIZE + sum(len(row[-1]) for row in rows)
         is_apply_due = (
             count >= _MAX_UNAPPLIED
             or batch.replaces_items
             or any(floor > self._applied for floor in batch.floors.values())
         )
-        if is_apply_due:
-            size += _apply_size(self._unapplied, batch)
-        with translate_file_errors(self.path), self._unknown_wal_size_on_error():
+        with translate_file_errors(self.path):
             if not self._is_in_place():
                 raise StoreError(
                     f"{self.path} or its lock file was moved, removed or replaced while this server uses it; put it "
                     "back, or restart this server"
                 )
-            size += _durables_size(db, durables)
-            self._limit_wal(size)
             with _transaction(db):
                 _forget(db, batch)  # first, so that its space can be reused
                 db.executemany("INSERT INTO journal (history, last, changes) VALUES (?, ?, ?)", rows)
@@ -161,18 +151,15 @@ class SQLiteStore:
                 _write_durables(db, durables)
         # After the write, because the caller passes a batch again that could not be written.
         self._newest = newest
-        if is_apply_due:
-            self._unapplied, self._unapplied_count, self._applied = Batch(), 0, newest
-        else:
+        if not is_apply_due:
             self._unapplied_count = count
             self._unapplied.items |= batch.items
             self._unapplied.contents |= batch.contents
             self._unapplied.versions |= batch.versions
+            return
+        self._unapplied, self._unapplied_count, self._applied = Batch(), 0, newest
         with suppress(sqlite3.Error, OSError):  # the batch is written and must not be written again
-            if is_apply_due:
-                _vacuum(db)
-            if size > _MAX_WAL_SIZE:
-                self._limit_wal(0, "TRUNCATE")
+            _vacuum(db)
 
     def close(self) -> None:
         db, self._db = self._db, None
@@ -191,29 +178,6 @@ class SQLiteStore:
     def _is_in_place(self) -> bool:
         """Return whether other servers find this file under its path, and find it locked."""
         return file_identity(self._absolute) == self._identity and self._lock.is_effective()
-
-    def _limit_wal(self, size: int, kind: str = "RESTART") -> None:
-        """Restart the write-ahead log if `size` more bytes would make it too large."""
-        if self._wal_size and self._wal_size + size > _MAX_WAL_SIZE:
-            db = self._opened()
-            # Do not wait for a reader: the next batch tries again.
-            db.execute("PRAGMA busy_timeout = 0")
-            try:
-                is_busy = db.execute(f"PRAGMA wal_checkpoint({kind})").fetchone()[0]
-            finally:
-                db.execute(f"PRAGMA busy_timeout = {int(1000 * _BUSY_TIMEOUT)}")
-            if not is_busy:
-                self._wal_size = 0
-        self._wal_size += size
-
-    @contextmanager
-    def _unknown_wal_size_on_error(self) -> Iterator[None]:
-        """After a failed write, assume that the log is full: the next write restarts it."""
-        try:
-            yield
-        except BaseException:
-            self._wal_size = _MAX_WAL_SIZE
-            raise
 
     def _opened(self) -> sqlite3.Connection:
         if self._db is None:
@@ -235,7 +199,7 @@ class SQLiteStore:
             db.execute(f"PRAGMA page_size = {_PAGE_SIZE}")
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # has no effect once there are tables
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA wal_autocheckpoint = 0")  # `_limit_wal` does it
+        db.execute(f"PRAGMA wal_autocheckpoint = {_WAL_SIZE // _PAGE_SIZE}")  # does not wait for readers
         db.execute(f"PRAGMA journal_size_limit = {_MAX_WAL_SIZE}")
         # Some builds of SQLite overwrite deleted data with zeroes: a third of the cost of many changes.
         db.execute("PRAGMA secure_delete = FAST").fetchall()
@@ -386,12 +350,6 @@ def _apply(db: sqlite3.Connection, batch: Batch, revision: int) -> None:
     db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_APPLIED, revision))
 
 
-def _apply_size(*batches: Batch) -> int:
-    """Estimate the bytes that `_apply` logs."""
-    items = sum(len(item.json) for batch in batches for item in batch.items.values() if item is not None)
-    return items + 256 * sum(len(batch.items) + len(batch.contents) for batch in batches)
-
-
 def _durable_rows(batch: Batch) -> list[tuple[str, str, str | None]]:
     """Return owner, name and record of each. Leave out one that cannot be encoded: it must not prevent the others."""
     rows: list[tuple[str, str, str | None]] = []
@@ -403,16 +361,6 @@ def _durable_rows(batch: Batch) -> list[tuple[str, str, str | None]]:
         except (ValueError, TypeError, OverflowError) as error:
             logger.error("the durable subscription %r can't be saved: %s", name, error)
     return rows
-
-
-def _durables_size(db: sqlite3.Connection, rows: Collection[tuple[str, str, str | None]]) -> int:
-    """Estimate the bytes that `_write_durables` logs: those of the records or, if they are far apart in the file, those
-    of their pages, one of the table and one of its index for each."""
-    if not rows:
-        return 0
-    size = sum(64 + sum(len(value) for value in row if value is not None) for row in rows)
-    count = int(db.execute("SELECT count(*) FROM durables").fetchone()[0])
-    return max(size, min(2 * _PAGE_SIZE * len(rows), count * size // len(rows)))
 
 
 def _write_durables(db: sqlite3.Connection, rows: Iterable[tuple[str, str, str | None]]) -> None:
