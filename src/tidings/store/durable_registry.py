@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -30,8 +30,6 @@ __all__ = ["DurableSubscriptions"]
 
 logger = logging.getLogger(__name__)
 
-Listener: TypeAlias = Callable[[Key, DurableSubscription | None], None]
-
 
 class DurableSubscriptions:
     """The durable subscriptions of one hub. Shares the hub's lock, so that it may be used from any thread."""
@@ -47,7 +45,7 @@ class DurableSubscriptions:
         self._records: dict[Key, DurableSubscription] = {}
         self._owned: Counter[Owner] = Counter()
         self._connections: dict[Key, DurableConnection] = {}
-        self._listeners: list[Listener] = []
+        self._listeners: list[Callable[[Key], None]] = []
         self._next_expiry = 0.0
         stored = list(records)
         self.unsaved = UnsavedSubscriptions(
@@ -97,10 +95,9 @@ class DurableSubscriptions:
 
     # Changes
 
-    def follow(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with each record that is put or removed (None). Return a function that stops it."""
+    def follow(self, listener: Callable[[Key], None]) -> None:
+        """Call `listener` with the key of each record that is put or removed."""
         self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def put(self, record: DurableSubscription) -> DurableSubscription:
         """Create or replace a subscription. A new one counts as up to date. If a connection under this name watches
@@ -120,7 +117,7 @@ class DurableSubscriptions:
                 record = structs.replace(record, expires=self.expiry(record))
             self._set(record)
             self.unsaved.mark(record.key)
-            self._notify(record.key, record)
+            self._notify(record.key)
         if replaced is not None:
             replaced.end()
         return record
@@ -154,7 +151,7 @@ class DurableSubscriptions:
                 return False
             self._owned[key[0]] -= 1
             self.unsaved.remove(key)
-            self._notify(key, None)
+            self._notify(key)
         if connection is not None:
             connection.end()
         return True
@@ -333,12 +330,9 @@ class DurableSubscriptions:
         if record.expires is not None:
             self._next_expiry = min(self._next_expiry or record.expires, record.expires)
 
-    def _notify(self, key: Key, record: DurableSubscription | None) -> None:
-        for listener in tuple(self._listeners):
-            try:
-                listener(key, record)
-            except Exception:  # one listener must not affect the others
-                logger.exception("a listener of the durable subscriptions failed; going on")
+    def _notify(self, key: Key) -> None:
+        for listener in self._listeners:
+            listener(key)
 
     def _check(self, record: DurableSubscription) -> None:
         if not 0 < len(record.name) <= MAX_NAME_LENGTH:

@@ -109,12 +109,10 @@ class Webhooks:
         A webhook with the same name is replaced, and its told versions are kept. Without `secret`, it keeps its secret
         or gets a new one.
         """
-        check_url(url, allow_loopback=True)
+        known = self._durables.get((SERVER, name))
+        webhook = _create(url, secret, known.webhook if known is not None else None, allow_loopback=True)
         if ttl is not None and not ttl >= 0:  # also rejects NaN
             raise TidingsError(f"the ttl of a webhook is a number of seconds, not {ttl}")
-        known = self._durables.get((SERVER, name))
-        if secret is None:
-            secret = known.webhook.secret if known is not None and known.webhook is not None else new_secret()
         max_ttl = self._policy.durable_ttl
         durable = DurableSubscription(
             name=name,
@@ -123,7 +121,7 @@ class Webhooks:
             uris=tuple(uris),
             terms=dict(terms or {}),
             ttl=max_ttl if ttl is None else min(ttl, max_ttl),
-            webhook=Webhook(url=url, secret=check_secret(secret)),
+            webhook=webhook,
         )
         if not durable.features and not durable.uris:
             raise TidingsError("a webhook needs a feature or a URI to watch")
@@ -144,10 +142,8 @@ class Webhooks:
         """Return a webhook of a caller. Without `secret`, it has that of the previous one, or a new one.
 
         Raise `TidingsError` if the URL or the secret is invalid."""
-        check_url(url, allow_loopback=self._policy.webhook_private)
-        if secret is None:
-            secret = previous.secret if previous is not None else new_secret()
-        return Webhook(url=url, secret=check_secret(secret), scopes=scopes)
+        webhook = _create(url, secret, previous, allow_loopback=self._policy.webhook_private)
+        return structs.replace(webhook, scopes=scopes)
 
     def allows(self, owner: Owner) -> bool:
         """Return whether the policy allows webhooks for this owner."""
@@ -157,7 +153,7 @@ class Webhooks:
     def __len__(self) -> int:
         return len(self._deliveries)
 
-    def _on_change(self, key: Key, durable: DurableSubscription | None) -> None:
+    def _on_change(self, key: Key) -> None:
         # Called in any thread, with the lock of the hub.
         if self._is_running:
             self._bridge.call_soon(self._restart, key)
@@ -367,9 +363,10 @@ class _WebhookDelivery:
         line = write(notification, self._format)
         if len(line) > _MAX_BYTES:
             line = write(notification, self._format._replace(detail="summary"))
-        frame = msgspec.json.decode(line, type=_Frame)
+        params = line.partition(b'"params":')[2].removesuffix(b"}\n")
         changed_at = notification.changes[-1].time if notification.changes else self._webhooks.clock()
-        return _encode(frame.method.removeprefix("notifications/").replace("/", "."), changed_at, frame.params)
+        kind = notification.method.removeprefix("notifications/").replace("/", ".")
+        return _encode(kind, changed_at, msgspec.Raw(params))
 
     def _message_id(self, *content: object) -> str:
         """Return the same id for the same content, also after a restart, so that a receiver can detect duplicates."""
@@ -444,11 +441,11 @@ class _WebhookDelivery:
                 self._fail(PostResult(error=f"{type(error).__name__}: {error}"))
 
 
-class _Frame(msgspec.Struct):
-    """An encoded notification. The params stay encoded."""
-
-    method: str
-    params: msgspec.Raw
+def _create(url: str, secret: str | None, previous: Webhook | None, *, allow_loopback: bool) -> Webhook:
+    check_url(url, allow_loopback=allow_loopback)
+    if secret is None:
+        secret = previous.secret if previous is not None else new_secret()
+    return Webhook(url=url, secret=check_secret(secret))
 
 
 def _settings(durable: DurableSubscription) -> tuple[object, ...]:

@@ -9,13 +9,12 @@ is read.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import ipaddress
 import logging
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeAlias
@@ -30,14 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["PostResult", "Resolve", "WebhookClient", "check_url", "reason_not_public"]
 
 logger = logging.getLogger(__name__)
-
-_is_delivery: contextvars.ContextVar[bool] = contextvars.ContextVar("tidings_webhook_delivery", default=False)
-"""Whether the current request is a webhook delivery. Its URL can be a secret, which httpx2 would log."""
-
-
-def _is_not_delivery(record: logging.LogRecord) -> bool:
-    return not _is_delivery.get()
-
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
@@ -117,8 +108,6 @@ class WebhookClient:
         """Send a request. Errors are in the result; only a cancellation is raised."""
         import httpx2
 
-        logging.getLogger("httpx2").addFilter(_is_not_delivery)  # adding it again has no effect
-        token = _is_delivery.set(True)
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._post(_parse(url), headers, body)
@@ -128,8 +117,6 @@ class WebhookClient:
             return PostResult(error=str(error))
         except (httpx2.HTTPError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: can't start a thread
             return PostResult(error=f"{type(error).__name__}: {error}"[:_MAX_ERROR])
-        finally:
-            _is_delivery.reset(token)
 
     async def _post(self, url: httpx2.URL, headers: Mapping[str, str], body: bytes) -> PostResult:
         import httpx2
@@ -140,29 +127,21 @@ class WebhookClient:
             self._ssl_context = await asyncio.to_thread(httpx2.create_ssl_context)
         host = url.raw_host.decode("ascii")
         headers = {**headers, "Host": url.netloc.decode("ascii")}
-        # No keep-alive: the address is checked for each delivery.
-        limits = httpx2.Limits(max_keepalive_connections=0)
-        async with httpx2.AsyncClient(
-            verify=self._ssl_context, trust_env=False, timeout=self._timeout, limits=limits
-        ) as client:
+        extensions = {"sni_hostname": host.strip("[]")}
+        # A new transport, and so a new connection, because the address is checked for each delivery. Not a client: that
+        # logs URLs, which can be secrets.
+        async with httpx2.AsyncHTTPTransport(verify=self._ssl_context) as transport:
             for number, address in enumerate(addresses, 1):
-                request = client.build_request(
-                    "POST",
-                    url.copy_with(host=address),
-                    headers=headers,
-                    content=body,
-                    extensions={"sni_hostname": host.strip("[]")},
-                )
+                target = url.copy_with(host=address)
+                request = httpx2.Request("POST", target, headers=headers, content=body, extensions=extensions)
                 try:
-                    response = await client.send(request, stream=True, follow_redirects=False)
+                    response = await transport.handle_async_request(request)
                 except httpx2.ConnectError:
                     if number == len(addresses):
                         raise
-                    continue
-                try:
-                    return _result(response)
-                finally:
+                else:
                     await response.aclose()
+                    return _result(response)
         raise TidingsError(f"{host} has no address")
 
     async def _allowed_addresses(self, url: httpx2.URL) -> list[str]:
@@ -247,42 +226,27 @@ class _Resolver:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running = 0
+        self._slots = threading.Semaphore(_MAX_LOOKUPS)
 
     async def __call__(self, host: str, port: int) -> list[str]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[str]] = loop.create_future()
-
-        def finish(result: list[str] | Exception) -> None:
-            if future.done():  # cancelled
-                return
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-
-        def resolve() -> None:
-            result: list[str] | Exception
-            try:
-                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                result = list(dict.fromkeys(str(address[0]) for *_, address in found))
-            except Exception as error:
-                result = error
-            self._count(-1)
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(finish, result)
-
-        self._count(1)
+        if not self._slots.acquire(blocking=False):
+            raise TidingsError(f"{_MAX_LOOKUPS} DNS lookups are running without an answer; nothing was sent")
+        future: Future[list[str]] = Future()
+        future.set_running_or_notify_cancel()  # the lookup continues if the delivery is cancelled
         try:
-            threading.Thread(target=resolve, name="tidings-resolve", daemon=True).start()
+            threading.Thread(
+                target=self._resolve, args=(host, port, future), name="tidings-resolve", daemon=True
+            ).start()
         except BaseException:
-            self._count(-1)
+            self._slots.release()
             raise
-        return await future
+        return await asyncio.wrap_future(future)
 
-    def _count(self, difference: int) -> None:
-        with self._lock:
-            if self._running + difference > _MAX_LOOKUPS:
-                raise TidingsError(f"{_MAX_LOOKUPS} DNS lookups are running without an answer; nothing was sent")
-            self._running += difference
+    def _resolve(self, host: str, port: int, future: Future[list[str]]) -> None:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            future.set_result(list(dict.fromkeys(str(address[0]) for *_, address in found)))
+        except Exception as error:
+            future.set_exception(error)
+        finally:
+            self._slots.release()
