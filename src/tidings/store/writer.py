@@ -11,7 +11,6 @@ import atexit
 import logging
 import os
 import threading
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -81,8 +80,7 @@ class StoreWriter:
         self._has_work = threading.Event()
         self._closing = threading.Event()
         self._is_broken = False
-        self._idle = threading.Condition(self._lock)
-        self._is_writing = False
+        self._write_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop_following: Callable[[], None] | None = None
         if store is not None:
@@ -99,10 +97,6 @@ class StoreWriter:
             self._failures["store"] += 1
             log = logger.error if isinstance(error, StoreBroken) else logger.warning
             log("%s. This server keeps its state in memory only, until it is restarted", error)
-
-    @property
-    def is_saving(self) -> bool:
-        return self.state is not None and self.problem is None
 
     def follow(self, catalog: Catalog, journal: Journal, unsaved: UnsavedSubscriptions, failures: Counter[str]) -> None:
         """Write every change from now on. Count failures in `failures`."""
@@ -144,15 +138,12 @@ class StoreWriter:
 
     def flush(self, timeout: float = _CLOSE_TIMEOUT) -> bool:
         """Write everything now, and return whether that succeeded in time. Blocks: do not call it on an event loop."""
-        if self.state is None:
+        if self.state is None or not self._write_lock.acquire(timeout=timeout):
             return False
-        deadline = time.monotonic() + timeout
-        with self._idle:
-            while self._is_writing:
-                if not self._idle.wait(deadline - time.monotonic()):
-                    return False
-            self._is_writing = True
-        return self._write()
+        try:
+            return self._write()
+        finally:
+            self._write_lock.release()
 
     def close(self) -> None:
         """Write everything and close the store. A second call does nothing."""
@@ -209,7 +200,7 @@ class StoreWriter:
                 self._has_work.set()
 
     def _write(self) -> bool:
-        """Write one batch; return whether that succeeded. The caller has set `_is_writing`."""
+        """Write one batch; return whether that succeeded. The caller holds the lock for writing."""
         assert self._catalog is not None
         assert self._journal is not None
         assert self._unsaved is not None
@@ -246,10 +237,6 @@ class StoreWriter:
             logger.exception("the store failed")
             self._fail(StoreError(f"{self.store} failed: {error!r}"))
             return False
-        finally:
-            with self._idle:
-                self._is_writing = False
-                self._idle.notify_all()
 
     def _pause(self) -> None:
         # Releasing the lock is not enough: a thread that waits for it needs a moment to take it.

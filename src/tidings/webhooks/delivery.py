@@ -13,7 +13,6 @@ import contextvars
 import hashlib
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -55,22 +54,13 @@ _RECHECK_DELAY = 15.0
 class Webhooks:
     """All webhooks of one server. They run while the server has an event loop."""
 
-    def __init__(
-        self,
-        subscriptions: Subscriptions,
-        *,
-        http_client: WebhookClient | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, subscriptions: Subscriptions) -> None:
         self._subscriptions = subscriptions
         self._hub = subscriptions.hub
         self._bridge = subscriptions.bridge
         self._durables = subscriptions.durables
         policy = self._policy = subscriptions.policy
-        self.http_client = http_client or WebhookClient(
-            timeout=policy.webhook_timeout, allow_private=policy.webhook_private
-        )
-        self.clock = clock
+        self.http_client = WebhookClient(timeout=policy.webhook_timeout, allow_private=policy.webhook_private)
         self._is_running = False
         self._deliveries: dict[Key, _WebhookDelivery] = {}
         self.request_slots = asyncio.Semaphore(_MAX_REQUESTS)
@@ -150,9 +140,6 @@ class Webhooks:
         allowed = self._policy.webhooks
         return owner == SERVER or allowed == "anyone" or (allowed == "principals" and owner is not None)
 
-    def __len__(self) -> int:
-        return len(self._deliveries)
-
     def _on_change(self, key: Key) -> None:
         # Called in any thread, with the lock of the hub.
         if self._is_running:
@@ -194,6 +181,7 @@ class _WebhookDelivery:
         self._durables = subscriptions.durables
         self._policy = subscriptions.policy
         self._lock = subscriptions.hub.catalog.lock
+        self._now = subscriptions.hub.catalog.now
         self._webhooks = webhooks
         self._key = durable.key
         self._webhook = webhook
@@ -206,7 +194,7 @@ class _WebhookDelivery:
         self._is_closed = False
         self._delivered_at = 0.0
         """When the hub delivered the notification that is being sent."""
-        delay = (webhook.next_attempt or 0.0) - webhooks.clock()
+        delay = (webhook.next_attempt or 0.0) - self._now()
         # No delay is longer; otherwise the clock was set back.
         self._schedule_open(delay if delay <= _MAX_RETRY_AFTER else 0.0)
 
@@ -282,7 +270,7 @@ class _WebhookDelivery:
                 return True
             self._save(refetch=refetch)
             data = {"_meta": {REFETCH_KEY: refetch, CURSOR_KEY: cursor}}
-            body = _encode("resources.refetch", self._webhooks.clock(), data)
+            body = _encode("resources.refetch", self._now(), data)
             result = await self._post(self._message_id(refetch, current.as_of, newest), body)
             if self._is_closed:
                 return False
@@ -292,7 +280,7 @@ class _WebhookDelivery:
             with self._lock:
                 if self._current(durable) is not None:
                     self._durables.mark_refetch_sent(self._key, as_of)
-                    self._save_success(refetch=(), last_refetch=self._webhooks.clock())
+                    self._save_success(refetch=(), last_refetch=self._now())
         self._schedule_open(max(self._policy.min_interval, self._policy.webhook_backoff))
         return False
 
@@ -331,7 +319,7 @@ class _WebhookDelivery:
     # Sending
 
     def _deliver(self, notification: Notification) -> object:
-        self._delivered_at = self._hub.catalog.now()
+        self._delivered_at = self._now()
         self._task = self._start_task(partial(self._send, notification))
         return PENDING
 
@@ -347,7 +335,7 @@ class _WebhookDelivery:
             self._fail(result)
 
     async def _post(self, message_id: str, body: bytes) -> PostResult:
-        now = int(self._webhooks.clock())
+        now = int(self._now())
         headers = {
             "content-type": "application/json",
             "user-agent": "tidings-webhook/1",
@@ -364,7 +352,7 @@ class _WebhookDelivery:
         if len(line) > _MAX_BYTES:
             line = write(notification, self._format._replace(detail="summary"))
         params = line.partition(b'"params":')[2].removesuffix(b"}\n")
-        changed_at = notification.changes[-1].time if notification.changes else self._webhooks.clock()
+        changed_at = notification.changes[-1].time if notification.changes else self._now()
         kind = notification.method.removeprefix("notifications/").replace("/", ".")
         return _encode(kind, changed_at, msgspec.Raw(params))
 
@@ -378,7 +366,7 @@ class _WebhookDelivery:
         # A delay by its own rate limit does not count as latency.
         has_delays = self._subscriber is not None and self._subscriber.policy.has_delays
         start = self._delivered_at if has_delays or not notification.changes else notification.changes[-1].time
-        self._hub.counts.add_sent(notification.topic, self._hub.catalog.now() - start)
+        self._hub.counts.add_sent(notification.topic, self._now() - start)
         self._save_success()
         if self._subscriber is None:
             return
@@ -400,7 +388,7 @@ class _WebhookDelivery:
         self._close_subscriber(Reason.DISCONNECTED)
         self._save(
             attempts=attempts,
-            next_attempt=None if is_dead else self._webhooks.clock() + delay,
+            next_attempt=None if is_dead else self._now() + delay,
             last_error=result.error,
             is_dead=is_dead,
         )
@@ -411,7 +399,7 @@ class _WebhookDelivery:
         self._schedule_open(delay)
 
     def _save_success(self, **fields: Any) -> None:
-        self._save(attempts=0, next_attempt=None, last_error=None, last_success=self._webhooks.clock(), **fields)
+        self._save(attempts=0, next_attempt=None, last_error=None, last_success=self._now(), **fields)
 
     def _save(self, **fields: Any) -> None:
         """Save fields of the webhook, unless it has another URL or secret now: a new delivery replaces this one."""
