@@ -132,32 +132,6 @@ def test_durable_subscriptions_are_written_and_removed(server: StoredServer) -> 
     assert server.state.durables == {durable.key: durable}
 
 
-def test_journal_is_cut_at_its_floor(create_server: CreateServer) -> None:
-    server = create_server(journal_changes=3)
-    for number in range(10):
-        server.catalog.tools.add({"name": str(number)})
-        server.write()
-    server.restart()
-
-    assert len(server.state.journal) == 3
-    assert server.journal.since(0, TOOLS) is None
-    assert [change.key for change in server.journal.since((1 << 32) + 7, TOOLS) or ()] == ["7", "8", "9"]
-    assert len(server.catalog.tools) == 10
-
-
-def test_contents_that_the_catalog_forgets_are_removed(create_server: CreateServer) -> None:
-    server = create_server(max_contents=2)
-    for number in range(5):
-        server.catalog.resources.updated(f"a://{number}")
-    server.write()
-    server.catalog.resources.updated("a://3")
-    server.catalog.resources.updated("a://5")
-    server.write()
-    server.restart()
-
-    assert list(server.state.contents) == ["a://3", "a://5"]
-
-
 def test_batch_can_replace_all_items(create_server: CreateServer) -> None:
     """The writer makes such a batch after a long outage of the disk."""
     server = create_server(journal_changes=2)
@@ -183,7 +157,8 @@ def test_batch_can_replace_all_items(create_server: CreateServer) -> None:
 
 
 class TwoStores(RuleBasedStateMachine):
-    """Random changes, writes, kills and restarts. Both stores have the same state."""
+    """Random changes, writes, kills and restarts. Both stores have the same state, and a restart restores what was
+    written."""
 
     folder: Path
     number = 0
@@ -238,10 +213,15 @@ class TwoStores(RuleBasedStateMachine):
         for server in self.servers:
             server.write()
 
-    @rule(is_killed=st.booleans())
-    def restart(self, is_killed: bool) -> None:
+    @rule(is_killed=st.booleans(), is_written=st.booleans())
+    def restart(self, is_killed: bool, is_written: bool) -> None:
         for server in self.servers:
+            if is_written:
+                server.write()
+            before = server.visible_state()
             server.restart(is_killed=is_killed)
+            if is_written:
+                assert server.visible_state() == before
 
     @invariant()
     def have_the_same_state(self) -> None:
@@ -250,6 +230,7 @@ class TwoStores(RuleBasedStateMachine):
         memory, file = self.servers
         assert memory.visible_state() == file.visible_state()
         assert _comparable(memory.state) == _comparable(file.state)
+        assert list(memory.state.contents) == list(file.state.contents)
 
     def teardown(self) -> None:
         for server in getattr(self, "servers", ()):

@@ -17,16 +17,11 @@ from tidings.store.durable_registry import DurableSubscriptions
 TOOLS, PROMPTS, RESOURCES = Feature.TOOLS, Feature.PROMPTS, Feature.RESOURCES
 
 
-def test_new_subscription_knows_everything_as_of_now(server: StoredServer) -> None:
-    server.add_tools("a")
-    client = Client(server)
-
-    assert client.connection.ack == {"name": "laptop", "ttl": server.policy.durable_ttl, "isNew": True}
-    assert client.received == []
-
-
 def test_returning_client_is_told_exactly_what_differs(server: StoredServer) -> None:
+    server.catalog.prompts.add({"name": "p"})
     client = Client(server, TOOLS, PROMPTS)
+    assert client.connection.ack == {"name": "laptop", "ttl": server.policy.durable_ttl, "isNew": True}
+    assert client.received == [], "a new one knows everything as of now"
     server.add_tools("a")
     server.confirm_all()
     client.disconnect()
