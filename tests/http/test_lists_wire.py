@@ -83,11 +83,11 @@ async def test_list_comes_from_the_cache_until_its_revision_changes(
     assert read_answer(await ask("two")) == {**first, "id": "two"}
 
     # A request with a cursor is the SDK's.
-    assert "Changed without a word." in await ask(3, cursor="")
+    assert "Changed without a notification." in await ask(3, cursor="")
 
     await wire.change("refresh")
     anew = await ask(4)
-    assert "Changed without a word." in anew
+    assert "Changed without a notification." in anew
     assert read_answer(anew)["result"]["_meta"][CURSOR_KEY] != first["result"]["_meta"][CURSOR_KEY]
     await wire.change("remove", feature=feature, key=key)
     assert key not in await ask(5)
@@ -117,7 +117,7 @@ async def test_sdk_responds_if_middleware_or_the_caller_may_change_the_list(
     await names(wire)
     await wire.change("quietly", key="fresh")
     again, _ = await names(wire)
-    assert again["fresh"] == "Changed without a word."
+    assert again["fresh"] == "Changed without a notification."
     await wire.change("own_remove_tool", key="fresh")
 
 
