@@ -13,10 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from tests.support.faults.wire import get_request, open_session
-from tests.support.streams import connected, read_rest, serving
-from tests.support.waiting import until
-from tidings.http.disconnects import RequestReference, watch_connection
+from tidings.http.disconnects import RequestReference, find_request
 from tidings.http.parking import buffer_response
 
 pytestmark = pytest.mark.anyio
@@ -55,12 +52,13 @@ async def test_connection_can_be_parked_in_the_middle_of_a_response() -> None:
 
     async def park(scope: Any, receive: Any, send: Any) -> Any:
         await receive()
-        transport = receive.__self__.transport
-        buffered = buffer_response(scope, receive)
-        assert buffered is not None, "uvicorn has changed; see `_check_attributes` in parking.py"
+        request = find_request(scope, receive)
+        transport = request.transport
+        buffered = buffer_response(scope, request)
+        assert buffered is not None, "uvicorn has changed; see `_check_attributes` in disconnects.py"
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body", "body": b"first", "more_body": True})
-        assert buffer_response(scope, receive) is None, "the response has begun"
+        assert buffer_response(scope, request) is None, "the response has begun"
         parked = buffered.park(b"first", Callbacks(), 1.0)
         assert parked is not None
         assert transport.get_protocol() is parked
@@ -78,18 +76,15 @@ async def test_connection_can_be_parked_in_the_middle_of_a_response() -> None:
 
 
 @pytest.mark.parametrize("protocol", [HttpToolsProtocol, H11Protocol])
-async def test_connection_of_a_request_is_found_and_watched(protocol: Any) -> None:
-    found: list[bool] = []
+async def test_request_of_uvicorn_is_found(protocol: Any) -> None:
+    found: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         async def wrapped() -> Any:
             return await receive()
 
-        async def look(scope: Any, receive: Any, send: Any = None) -> None:
-            watcher = watch_connection(scope, receive, lambda reason: None)
-            found.append(watcher is not None)
-            if watcher is not None:
-                watcher.close()
+        async def look(scope: Any, receive: Any) -> None:
+            found.append(find_request(scope, receive))
 
         async def look_in_a_task(scope: Any, receive: Any, send: Any) -> None:
             await asyncio.create_task(look(scope, wrapped))
@@ -97,24 +92,13 @@ async def test_connection_of_a_request_is_found_and_watched(protocol: Any) -> No
         await look(scope, receive)
         await look(scope, wrapped)  # found by the task
         await RequestReference(look_in_a_task)(scope, receive, send)
+        found.append(receive.__self__)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
         await send({"type": "http.response.body", "body": b"end"})
 
     async with response_of(protocol, app) as reader:
         await reader.readuntil(b"end")
-    assert found == [True] * 3, "uvicorn has changed; see `_check_attributes` in disconnects.py"
-
-
-async def test_legacy_stream_has_a_direct_writer() -> None:
-    async with (
-        serving() as server,
-        connected(server, get_request(await open_session(server.address[1]))) as (stream, _),
-    ):
-        await until(lambda: len(server.live.legacy_streams))
-        (response,) = server.live.legacy_streams._ends
-        assert response.write_directly is not None, "uvicorn has changed; see `direct_writer`"
-        server.live.stop()
-        await read_rest(stream)
+    assert found == found[-1:] * 4, "uvicorn has changed; see `_check_attributes` in disconnects.py"
 
 
 async def test_uvicorn_without_a_part_is_left_alone() -> None:
@@ -124,10 +108,9 @@ async def test_uvicorn_without_a_part_is_left_alone() -> None:
             self.__dict__.pop("pipeline", None)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        buffered = buffer_response(scope, receive)
-        watcher = watch_connection(scope, receive, lambda reason: None)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
-        await send({"type": "http.response.body", "body": repr((buffered, watcher)).encode(), "more_body": True})
+        body = f"found: {find_request(scope, receive)};"
+        await send({"type": "http.response.body", "body": body.encode(), "more_body": True})
 
     async with response_of(Other, app) as reader:
-        assert b"(None, None)" in await reader.readuntil(b")")
+        assert b"found: None" in await reader.readuntil(b";")

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.parametrize("method", [*LISTS, "server/discover"])
 async def test_cached_response_equals_the_sdk_response(local: LocalServer, method: str) -> None:
     await fill_cache(local)
-    for request_id in (1, 0, -7, 10**17, "", "zwei", "a b/c"):
+    for request_id in (1, 0, -7, 10**17, 2**70, "", "zwei", "a b/c", '"\\', "x" * 1000):
         said = await local.sdk_response(lambda client, each=request_id: client.modern(method, each))
         with sdk_requests(local, 0):
             for _ in range(2):

@@ -128,10 +128,10 @@ async def open_stream(kind: Any, **settings: Any) -> AsyncIterator[OpenStream]:
     policy = Policy(**{"write_deadline": 3600.0, **settings})
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        response = AsgiStream(send, receive, policy, asyncio.get_running_loop())
+        response = AsgiStream(scope, receive, send, policy)
         response.callbacks = callbacks
         await receive()
-        buffered = buffer_response(scope, receive) if kind is ParkedStream else None
+        buffered = buffer_response(scope, response.request) if kind is ParkedStream else None
         await send({"type": "http.response.start", "status": 200})
         assert response.write(HELLO)
         if buffered is not None:

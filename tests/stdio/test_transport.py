@@ -24,6 +24,7 @@ from tidings.core.frames import CHANGE_KEY, CURSOR_KEY
 LONG = 3600.0
 METHODS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 VERSIONS = (*LEGACY, MODERN)
+UNNOTICED = "Changed without a notification."
 
 
 class Pipe:
@@ -184,8 +185,8 @@ def test_list_is_answered_from_the_cache_until_its_revision_changes(version: str
         pipe.do("quietly", key="steady")
         assert pipe.ask("tools/list", "other") == first
         # The SDK answers a request with a cursor, and one with other params than before.
-        assert "Changed without a notification." in str(pipe.ask("tools/list", cursor=""))
-        assert "Changed without a notification." in str(pipe.ask("tools/list", _meta={"progressToken": 5}))
+        assert UNNOTICED in str(pipe.ask("tools/list", cursor=""))
+        assert UNNOTICED in str(pipe.ask("tools/list", _meta={"progressToken": 5}))
 
         pipe.do("add", feature="tools", key="new")
         second = pipe.ask("tools/list")
@@ -202,11 +203,11 @@ def test_sdk_answers_if_middleware_or_the_caller_can_change_the_list(
         pipe.ask("tools/list")
         pipe.ask("tools/list")
         if kind == "lowlevel":
-            item = {"name": "steady", "inputSchema": {"type": "object"}, "description": "Changed without a notification."}
+            item = {"name": "steady", "inputSchema": {"type": "object"}, "description": UNNOTICED}
             pipe.do("own_set", feature="tools", key="steady", item=item)
         else:
             pipe.do("quietly", key="steady")
-        assert "Changed without a notification." in str(pipe.ask("tools/list"))
+        assert UNNOTICED in str(pipe.ask("tools/list"))
 
 
 def test_response_is_not_taken_for_that_of_a_list_request_with_the_same_id() -> None:
@@ -220,10 +221,10 @@ def test_second_handshake_does_not_use_responses_of_the_first() -> None:
     with piped("2024-11-05", policy={"list_memory": LONG}) as pipe:
         pipe.ask("tools/list")
         pipe.do("quietly", key="steady")
-        assert "Changed without a notification." not in str(pipe.ask("tools/list"))
+        assert UNNOTICED not in str(pipe.ask("tools/list"))
         pipe.version = "2025-11-25"
         pipe.greet()
-        assert "Changed without a notification." in str(pipe.ask("tools/list"))
+        assert UNNOTICED in str(pipe.ask("tools/list"))
 
 
 @pytest.mark.parametrize("version", ["2025-11-25", MODERN])

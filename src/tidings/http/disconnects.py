@@ -34,7 +34,6 @@ __all__ = [
     "find_request",
     "has_next_request",
     "mark_disconnected",
-    "watch_connection",
 ]
 
 logger = logging.getLogger(__name__)
@@ -67,18 +66,24 @@ class RequestReference:
 
 
 def find_request(scope: MutableMapping[str, Any], receive: Callable[..., Any]) -> Any:
-    """Return uvicorn's `RequestResponseCycle` of this request, or None."""
-    request = getattr(receive, "__self__", None)
-    if _is_request(request):
-        return request
-    reference = (scope.get("extensions") or {}).get(_EXTENSION)
-    if reference is not None:
-        return reference()
-    # uvicorn's task runs a method of the request.
-    task = asyncio.current_task()
-    coroutine = task.get_coro() if task is not None else None
-    request = inspect.getcoroutinelocals(coroutine).get("self") if inspect.iscoroutine(coroutine) else None
-    return request if _is_request(request) else None
+    """Return uvicorn's `RequestResponseCycle` of this request; None on other servers, and for an unsupported version
+    of uvicorn."""
+    request: Any = getattr(receive, "__self__", None)
+    if not _is_request(request) and (reference := (scope.get("extensions") or {}).get(_EXTENSION)) is not None:
+        request = reference()
+    if not _is_request(request):
+        # uvicorn's task runs a method of the request.
+        task = asyncio.current_task()
+        coroutine = task.get_coro() if task is not None else None
+        request = inspect.getcoroutinelocals(coroutine).get("self") if inspect.iscoroutine(coroutine) else None
+    if not _is_request(request):
+        return None
+    try:
+        _check_attributes(request, request.transport.get_protocol())
+    except AttributeError as error:
+        logger.debug("this version of uvicorn is not supported (%s); its connections are left alone", error)
+        return None
+    return request
 
 
 class ConnectionWatcher(asyncio.Protocol):
@@ -91,12 +96,12 @@ class ConnectionWatcher(asyncio.Protocol):
         self._end: EndStream | None = end
         self._transport = request.transport
         self._protocol = self._transport.get_protocol()
-        _check_attributes(self._protocol, request)
         self._protocol.connections.discard(self._protocol)
         self._protocol.connections.add(self)
         self._transport.set_protocol(self)
+        self._check_next_request()
 
-    def check_next_request(self) -> None:
+    def _check_next_request(self) -> None:
         """End the stream if another request came in behind it, which would wait forever."""
         if self._end is not None and has_next_request(self._protocol, self._request):
             logger.debug("a request came in behind a stream; ending the stream")
@@ -121,7 +126,7 @@ class ConnectionWatcher(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._protocol.data_received(data)
-        self.check_next_request()
+        self._check_next_request()
 
     def eof_received(self) -> bool | None:
         keeps_open: bool | None = self._protocol.eof_received()
@@ -140,27 +145,10 @@ class ConnectionWatcher(asyncio.Protocol):
         self._protocol.connection_lost(exc)
 
 
-def mark_disconnected(scope: MutableMapping[str, Any], receive: Callable[..., Any]) -> bool:
+def mark_disconnected(request: Any) -> None:
     """Mark a request whose connection is closed as disconnected: uvicorn then ignores what is sent."""
-    request = find_request(scope, receive)
-    if request is None or not request.transport.is_closing():
-        return False
-    _set_disconnected(request)
-    return True
-
-
-def watch_connection(
-    scope: MutableMapping[str, Any], receive: Callable[..., Any], end: EndStream
-) -> ConnectionWatcher | None:
-    """Watch the connection of a request if it is one of uvicorn's."""
-    if mark_disconnected(scope, receive):
-        return None
-    request = find_request(scope, receive)
-    try:
-        return ConnectionWatcher(request, end) if request is not None else None
-    except AttributeError as error:
-        logger.debug("this version of uvicorn is not supported (%s); connections are not watched", error)
-        return None
+    if request.transport.is_closing():
+        _set_disconnected(request)
 
 
 def _set_disconnected(request: Any) -> None:
@@ -181,11 +169,15 @@ def has_next_request(protocol: Any, request: Any) -> bool:
     return protocol.cycle is not request or bool(protocol.pipeline) or protocol.scope is not request.scope
 
 
-def _check_attributes(protocol: Any, request: Any) -> tuple[object, ...]:
-    """Raise AttributeError if uvicorn lacks anything that `ConnectionWatcher` uses."""
-    return (
-        (protocol.connections.discard, protocol.shutdown, protocol.data_received, protocol.eof_received),
-        (protocol.pause_writing, protocol.resume_writing, protocol.connection_lost),
-        has_next_request(protocol, request),
-        (request.response_complete, request.disconnected, request.message_event.set),
-    )
+def _check_attributes(request: Any, protocol: Any) -> None:
+    """Raise AttributeError if uvicorn lacks anything that this module and `tidings.http.parking` use."""
+    _ = request.scope, request.flow, request.more_body, request.message_event.set, request.transport.set_protocol
+    _ = request.disconnected, request.response_started, request.response_complete
+    if protocol is None:
+        return  # the connection is closed
+    _ = protocol.connections.discard, protocol.shutdown, protocol.data_received, protocol.eof_received
+    _ = protocol.pause_writing, protocol.resume_writing, protocol.connection_lost, protocol.app
+    _ = protocol.flow.resume_reading, protocol.flow.write_paused, protocol.server_state.total_requests
+    has_next_request(protocol, request)
+    if not hasattr(protocol, "conn"):
+        _ = protocol.parser, request.chunked_encoding

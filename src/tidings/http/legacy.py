@@ -20,7 +20,6 @@ from tidings.core.mailbox import IsMuted
 from tidings.core.model import Notification, Reason
 from tidings.core.subscriber import BUSY, ConnectionKind, Subscriber
 from tidings.errors import LimitReached
-from tidings.http.disconnects import mark_disconnected
 from tidings.http.parking import direct_writer
 from tidings.http.sent_events import SentEvents
 from tidings.http.stream import AsgiStream, Message, Receive, Scope, Send, abort_unfinished
@@ -183,10 +182,9 @@ class LegacyStreams:
         """Let the SDK serve the `GET`, and write between its chunks when it has accepted the request.
 
         `is_owner` says that the session exists and belongs to the caller."""
-        mark_disconnected(scope, receive)
         session = self.find_or_add(session_id)
         self._loop = asyncio.get_running_loop()
-        response = AsgiStream(send, receive, self.subscriptions.policy, self._loop)
+        response = AsgiStream(scope, receive, send, self.subscriptions.policy)
         end, ended = asyncio.Event(), asyncio.Event()
         is_open = False
         event_id = next((value for name, value in scope["headers"] if name == b"last-event-id"), b"")
@@ -206,7 +204,7 @@ class LegacyStreams:
                 if not message.get("more_body"):
                     response.is_closed = True
                     session.detach(response)
-                await response.forward(send, _strip_event_end(message))
+                await response.forward(_strip_event_end(message))
                 return
             await send(message)
             if message["type"] == "http.response.start" and message["status"] == 200:
@@ -215,9 +213,8 @@ class LegacyStreams:
                 if self.subscriptions.is_stopping:
                     end.set()
                 session.attach(response, is_resumed=is_resumed, read=read)
-                if (writer := direct_writer(scope, receive)) is not None:
-                    response.write_directly = writer.write
-                response.watch_connection(scope, receive, lambda reason: end.set())
+                response.write_directly = direct_writer(scope, response.request)
+                response.watch_connection(lambda reason: end.set())
 
         async def receive_until_end() -> Message:
             # The SDK's response lasts until the client disconnects. To end it, report a disconnect.

@@ -32,7 +32,6 @@ from tidings.core.hub import Hub
 from tidings.core.model import Feature, Reason
 from tidings.core.subscriber import ConnectionKind, Subscriber
 from tidings.errors import LimitReached, TooManyStreams
-from tidings.http.disconnects import mark_disconnected
 from tidings.http.parking import buffer_response
 from tidings.http.stream import NO_STREAM, AsgiStream, Receive, ResponseStream, Scope, Send, abort_unfinished
 from tidings.policy import Policy
@@ -141,10 +140,9 @@ class ListenStreams:
         request_id: str,
     ) -> bool:
         """Acknowledge, subscribe, and park the stream if the server allows it. Return False if it has ended already."""
-        mark_disconnected(scope, receive)
-        response = stream.response = AsgiStream(send, receive, self.policy, asyncio.get_running_loop())
+        response = stream.response = AsgiStream(scope, receive, send, self.policy)
         response.callbacks = stream
-        buffered = buffer_response(scope, receive)
+        buffered = buffer_response(scope, response.request)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
             # Nothing awaits from here to the subscription, so that no change can fall in between.
@@ -163,7 +161,7 @@ class ListenStreams:
         stream.subscribe(prepared, f"listen {request_id}")
         self._add(stream)
         if stream.response is response:
-            response.watch_connection(scope, receive, stream.end)
+            response.watch_connection(stream.end)
         return True
 
     def _acknowledge(self, prepared: PreparedSubscription, tag: bytes) -> bytes:
@@ -187,14 +185,13 @@ class ListenStreams:
     ) -> None:
         """Let the SDK serve a stream, and abort it if its client does not read. `replayed` replaces `receive` for a
         request that was read already."""
-        mark_disconnected(scope, receive)
         self._loop = asyncio.get_running_loop()
-        response = AsgiStream(send, receive, self.policy, self._loop)
+        response = AsgiStream(scope, receive, send, self.policy)
         response.callbacks = _RelayedCallbacks(self.hub, self.policy)
         self._relayed[response] = None
-        response.watch_connection(scope, receive, self._end_relayed)
+        response.watch_connection(self._end_relayed)
         try:
-            await app(scope, replayed or receive, partial(response.forward, send))
+            await app(scope, replayed or receive, response.forward)
         finally:
             response.stop_watching()
             del self._relayed[response]

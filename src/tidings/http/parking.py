@@ -11,7 +11,7 @@ A stream is parked only if the connection got exactly what the app sent. It stay
 or delays what is sent, if another request waits behind this one, and on other servers.
 
 A legacy stream remains a response of the SDK. If uvicorn serves the app itself and the app has no middleware,
-`DirectWriter` writes the events of Tidings to the connection, which takes a third less CPU than `send()`.
+`direct_writer` writes the events of Tidings to the connection, which takes a third less CPU than `send()`.
 
 `tests/http/test_internals_uvicorn.py` checks every part of uvicorn that this module uses.
 """
@@ -21,16 +21,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from tidings.core.counts import Counts
 from tidings.core.frames import FrameEncoder
 from tidings.core.model import Notification, Reason
 from tidings.core.subscriber import BUSY, Deliver
-from tidings.http.disconnects import find_request, has_next_request
-from tidings.http.stream import Receive, Scope, StreamCallbacks
+from tidings.http.disconnects import has_next_request
+from tidings.http.stream import Scope, StreamCallbacks
 
-__all__ = ["BufferedTransport", "DirectWriter", "ParkedCallbacks", "ParkedStream", "buffer_response", "direct_writer"]
+__all__ = ["BufferedTransport", "ParkedCallbacks", "ParkedStream", "buffer_response", "direct_writer"]
 
 logger = logging.getLogger(__name__)
 
@@ -223,65 +225,37 @@ class BufferedTransport:
         return parked
 
 
-def buffer_response(scope: Scope, receive: Receive) -> BufferedTransport | None:
-    """Buffer the response of a request if uvicorn serves it with httptools and it has not begun."""
-    request = find_request(scope, receive)
-    if type(request).__module__ != _HTTPTOOLS:
+def buffer_response(scope: Scope, request: Any) -> BufferedTransport | None:
+    """Buffer the response of uvicorn's request if it is served with httptools and has not begun."""
+    if type(request).__module__ != _HTTPTOOLS or request.transport.is_closing():
         return None
-    try:
-        protocol = request.transport.get_protocol()
-        _check_attributes(protocol, request)
-    except AttributeError as error:
-        logger.debug("this version of uvicorn is not supported (%s); streams are not parked", error)
-        return None
+    protocol = request.transport.get_protocol()
     if request.response_started or scope["http_version"] != "1.1" or has_next_request(protocol, request):
         return None
     return BufferedTransport(request, protocol)
 
 
-class DirectWriter:
-    """Writes chunks of a response to its connection without the ASGI `send()`."""
+def direct_writer(scope: Scope, request: Any) -> Callable[[bytes], bool] | None:
+    """Return a function that writes a chunk of a response that has started, without the ASGI `send()`.
 
-    __slots__ = ("_request",)
-
-    def __init__(self, request: Any) -> None:
-        self._request = request
-
-    def write(self, chunk: bytes) -> bool:
-        """Write a chunk. Return False if it has to be sent the usual way."""
-        request = self._request
-        if not chunk or request.flow.write_paused or request.disconnected or request.response_complete:
-            return False
-        request.transport.write(_encode_chunk(chunk))
-        return True
-
-
-def direct_writer(scope: Scope, receive: Receive) -> DirectWriter | None:
-    """Return a writer for a response that has started, if no middleware would see its chunks."""
-    request: Any = getattr(receive, "__self__", None)
-    if type(request).__module__ != _HTTPTOOLS:
+    Return None if a middleware would see the chunks. The function returns False if a chunk has to be sent the usual
+    way.
+    """
+    if type(request).__module__ != _HTTPTOOLS or request.transport.is_closing():
         return None
-    try:
-        app: Any = request.transport.get_protocol().app
-        if type(app).__name__ == "ProxyHeadersMiddleware":  # uvicorn's own, which passes `send` on
-            app = app.app
-        served: Any = scope.get("app")
-        is_direct = app is served and not served.user_middleware and request.chunked_encoding
-        _check_attributes(request.transport.get_protocol(), request)
-    except AttributeError:
-        return None
-    return DirectWriter(request) if is_direct else None
+    app: Any = request.transport.get_protocol().app
+    if type(app).__name__ == "ProxyHeadersMiddleware":  # uvicorn's own, which passes `send` on
+        app = app.app
+    is_direct = request.chunked_encoding and app is scope.get("app") and not scope["app"].user_middleware
+    return partial(_write_chunk, request) if is_direct else None
+
+
+def _write_chunk(request: Any, chunk: bytes) -> bool:
+    if not chunk or request.flow.write_paused or request.disconnected or request.response_complete:
+        return False
+    request.transport.write(_encode_chunk(chunk))
+    return True
 
 
 def _encode_chunk(chunk: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(chunk), chunk)
-
-
-def _check_attributes(protocol: Any, request: Any) -> tuple[object, ...]:
-    """Raise AttributeError if uvicorn lacks anything that this module uses."""
-    return (
-        (protocol.parser, protocol.connections, protocol.scope, protocol.pipeline, protocol.cycle),
-        (protocol.flow.resume_reading, protocol.flow.write_paused, protocol.server_state.total_requests),
-        (request.transport.set_protocol, request.flow, request.scope, request.more_body, request.disconnected),
-        (request.response_started, request.response_complete, request.chunked_encoding, request.message_event.set),
-    )

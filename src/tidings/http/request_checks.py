@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from mcp.server.streamable_http import check_accept_headers
@@ -22,7 +23,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from tidings.server.granted_topics import RequestedTopics
-from tidings.server.methods import DECODE_ERRORS, LISTEN, SHARED_RESPONSES
+from tidings.server.methods import DECODE_ERRORS, LISTEN, SHARED_RESPONSES, decode_request
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -44,14 +45,7 @@ its bytes evicts the oldest entries."""
 _MAX_BYTES = 4096
 """Size of headers and of params that are cached. They contain only the client's description of itself."""
 
-_PLAIN_ID: Final = re.compile(rb'0|-?[1-9][0-9]{0,17}|"[ !#-\[\]-~]{0,128}"')
-"""Request ids with only one JSON encoding, so that they can be copied into the response."""
-
-
-_TRACE: Final = {
-    "traceparent": re.compile(rb'"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"'),
-    "tracestate": re.compile(rb'"[ !#-\[\]-~]{0,512}"'),
-}
+_TRACE: Final = re.compile(rb'("traceparent"|"tracestate") ?: ?"[ !#-\[\]-~]*"')
 """Members of `_meta` that differ in every request of a traced client, and do not affect the response."""
 
 
@@ -74,29 +68,6 @@ class ListenRequest(NamedTuple):
     capabilities: Any
 
 
-class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
-    jsonrpc: Literal["2.0"]
-    id: msgspec.Raw
-    method: str
-    params: msgspec.Raw = msgspec.Raw(b"")
-
-
-class _Request(msgspec.Struct):
-    jsonrpc: Literal["2.0"]
-    id: str | int
-    method: str
-    params: msgspec.Raw
-
-
-class _Params(msgspec.Struct, forbid_unknown_fields=True):
-    meta: dict[str, msgspec.Raw] = msgspec.field(name="_meta")
-
-
-_decoder = msgspec.json.Decoder(_Envelope)
-_request_decoder = msgspec.json.Decoder(_Request)
-_params_decoder = msgspec.json.Decoder(_Params)
-
-
 def relevant_headers(headers: Iterable[tuple[bytes, bytes]]) -> RelevantHeaders:
     """Return the headers that the checks depend on."""
     return tuple([header for header in headers if header[0] in _RELEVANT])
@@ -106,31 +77,24 @@ class RequestChecks:
     def __init__(self, manager: StreamableHTTPSessionManager) -> None:
         self._manager = manager
         self._serves_sessions = manager.event_store is None
-        self._security: tuple[bool, list[str], list[str]] | None = None
+        self._security: dict[str, Any] | None = None
         """The Host and Origin rules with which the cached headers were checked."""
         self._headers: dict[RelevantHeaders, CheckedHeaders] = {}
-        self._list_params: dict[tuple[str, str, Hashable], bool] = {}
+        self._list_params: dict[tuple[str, str, bytes], bool] = {}
         self._listen_params: dict[tuple[str, bytes], tuple[RequestedTopics, dict[str, Any], Any]] = {}
-
-    def find_headers(self, headers: RelevantHeaders) -> CheckedHeaders | None:
-        """Return the cached result for these headers, if the security settings are still the same."""
-        settings = self._manager.security_settings
-        if settings is not None:
-            hosts, origins = settings.allowed_hosts, settings.allowed_origins
-            security = (settings.enable_dns_rebinding_protection, hosts, origins)
-            if security != self._security:
-                self._headers.clear()
-                self._security = (settings.enable_dns_rebinding_protection, [*hosts], [*origins])
-        elif self._security is not None:
-            self._headers.clear()
-            self._security = None
-        return self._headers.get(headers)
 
     async def check_headers(self, headers: RelevantHeaders) -> CheckedHeaders | None:
         """Check the headers of a POST. Return None if it is not a request that Tidings serves."""
-        checked = await self._check_headers(headers)
-        if checked is not None and sum(len(value) for _, value in headers) <= _MAX_BYTES:
-            _cache(self._headers, headers, checked)
+        settings = self._manager.security_settings
+        security = vars(settings) if settings is not None else None
+        if security != self._security:  # the user may change them at any time
+            self._security = deepcopy(security)
+            self._headers.clear()
+        checked = self._headers.get(headers)
+        if checked is None:
+            checked = await self._check_headers(headers)
+            if checked is not None and sum(len(value) for _, value in headers) <= _MAX_BYTES:
+                _cache(self._headers, headers, checked)
         return checked
 
     async def _check_headers(self, relevant: RelevantHeaders) -> CheckedHeaders | None:
@@ -165,41 +129,37 @@ class RequestChecks:
 
         Return None if the SDK should respond. `method` is that of the headers, or empty. `version` is that of the
         response."""
-        try:
-            envelope = _decoder.decode(body)
-        except DECODE_ERRORS:
+        request = decode_request(body)
+        if request is None or (request.method != method if method else request.method not in SHARED_RESPONSES):
             return None
-        tag, requested = bytes(envelope.id), envelope.method
-        if (requested != method if method else requested not in SHARED_RESPONSES) or _PLAIN_ID.fullmatch(tag) is None:
-            return None
-        handler = self._manager.app.get_request_handler(requested)  # the user may add and remove it
-        params = bytes(envelope.params)
+        if isinstance(request.id, str) and not (request.id.isascii() and request.id.isprintable()):
+            return None  # the SDK may encode the same id differently
+        handler = self._manager.app.get_request_handler(request.method)  # the user may add and remove it
+        params = bytes(request.params)
         if handler is None or len(params) > _MAX_BYTES:
             return None
-        is_shared = self._list_params.get((requested, version, params))
+        key = (request.method, version, _TRACE.sub(rb"\1", params) if b'"traceparent"' in params else params)
+        is_shared = self._list_params.get(key)
         if is_shared is None:
-            key = (requested, version, _without_trace(params) if b'"traceparent"' in params else params)
-            is_shared = self._list_params.get(key)
-            if is_shared is None:
-                is_shared = _is_shared(handler.params_type, requested, version, params)
-                _cache(self._list_params, key, is_shared)
-        return (requested, tag) if is_shared else None
+            is_shared = _is_shared(handler.params_type, request.method, version, params)
+            _cache(self._list_params, key, is_shared)
+        return (request.method, msgspec.json.encode(request.id)) if is_shared else None
 
     def listen_request(self, version: str, body: bytes) -> ListenRequest | None:
         """Return the listen request in a body, or None if the SDK should respond."""
-        try:
-            request = _request_decoder.decode(str(body, "utf-8"))
-            if request.method != LISTEN:
-                return None
-            params = bytes(request.params)
-            decoded = self._listen_params.get((version, params))
-            if decoded is None:
-                decoded = _decode_listen_params(version, params)
-                # Traced clients send different bytes each time. These would only evict the entries of other clients.
-                if len(params) <= _MAX_BYTES and b'"traceparent"' not in params:
-                    _cache(self._listen_params, (version, params), decoded)
-        except DECODE_ERRORS:
+        request = decode_request(body)
+        if request is None or request.method != LISTEN:
             return None
+        params = bytes(request.params)
+        decoded = self._listen_params.get((version, params))
+        if decoded is None:
+            try:
+                decoded = _decode_listen_params(version, params)
+            except DECODE_ERRORS:
+                return None
+            # Traced clients send different bytes each time. These would only evict the entries of other clients.
+            if len(params) <= _MAX_BYTES and b'"traceparent"' not in params:
+                _cache(self._listen_params, (version, params), decoded)
         return ListenRequest(request.id, *decoded)
 
 
@@ -229,21 +189,6 @@ def _decode_listen_params(version: str, raw: bytes) -> tuple[RequestedTopics, di
     if not isinstance(route, InboundModernRoute):
         raise msgspec.ValidationError(route.message)
     return msgspec.convert(params.get("notifications"), RequestedTopics), params["_meta"], route.client_capabilities
-
-
-def _without_trace(params: bytes) -> Hashable:
-    """Return the params without a valid trace context."""
-    try:
-        meta = _params_decoder.decode(params).meta
-    except DECODE_ERRORS:
-        return params
-    return tuple(
-        [
-            (name, bytes(value))
-            for name, value in meta.items()
-            if name not in _TRACE or _TRACE[name].fullmatch(value) is None
-        ]
-    )
 
 
 def strip_values(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

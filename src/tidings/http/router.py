@@ -53,7 +53,7 @@ class Router:
         if scope["type"] == "http":
             if scope["method"] == "POST":
                 headers = relevant_headers(scope["headers"])
-                checked = self._checks.find_headers(headers) or await self._checks.check_headers(headers)
+                checked = await self._checks.check_headers(headers)
                 if checked is not None:
                     if checked.method != LISTEN:
                         await self._list(checked, scope, receive, send)

@@ -22,7 +22,7 @@ from tidings.core.counts import Counts
 from tidings.core.frames import FrameEncoder
 from tidings.core.model import Notification
 from tidings.core.subscriber import BUSY, Deliver
-from tidings.http.disconnects import ConnectionWatcher, EndStream, watch_connection
+from tidings.http.disconnects import ConnectionWatcher, EndStream, find_request, mark_disconnected
 from tidings.policy import Policy
 
 __all__ = [
@@ -114,6 +114,7 @@ class AsgiStream:
         "callbacks",
         "is_aborted",
         "is_closed",
+        "request",
         "write_directly",
     )
     writes_chunk_sizes = False
@@ -121,12 +122,17 @@ class AsgiStream:
     _encoder: FrameEncoder
     _tag: bytes
 
-    def __init__(self, send: Send, receive: Receive, policy: Policy, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, policy: Policy) -> None:
         self._send = send
-        # Under uvicorn, `receive` is a method of the object that has the transport.
-        self._transport: asyncio.Transport | None = getattr(getattr(receive, "__self__", None), "transport", None)
+        self.request = find_request(scope, receive)
+        """uvicorn's object of the request, or None on another server."""
+        self._transport: asyncio.Transport | None = None
+        if self.request is not None:
+            mark_disconnected(self.request)
+            self._transport = self.request.transport
+            set_tcp_user_timeout(self.request.transport, policy)
         self._write_deadline = policy.write_deadline
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._request_task = asyncio.current_task()
         self._pending_send: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -137,18 +143,18 @@ class AsgiStream:
         self.is_closed = False
         self.is_aborted = False
         """Whether the connection was aborted, so that the client may have missed events."""
-        if self._transport is not None:
-            set_tcp_user_timeout(self._transport, policy)
 
     @property
     def is_busy(self) -> bool:
         return self._pending_send is not None
 
-    def watch_connection(self, scope: Scope, receive: Receive, end: EndStream) -> None:
+    def watch_connection(self, end: EndStream) -> None:
         """Call `end` when the stream must end. That may be immediately."""
-        self._connection_watcher = watch_connection(scope, receive, end)
-        if self._connection_watcher is not None:
-            self._connection_watcher.check_next_request()
+        if self.request is None:
+            return
+        mark_disconnected(self.request)
+        if not self.request.transport.is_closing():
+            self._connection_watcher = ConnectionWatcher(self.request, end)
 
     def stop_watching(self) -> None:
         watcher, self._connection_watcher = self._connection_watcher, None
@@ -191,14 +197,14 @@ class AsgiStream:
         self._counts.bytes += len(frame)
         return None if self.write(frame) else BUSY
 
-    async def forward(self, send: Send, message: Message) -> None:
+    async def forward(self, message: Message) -> None:
         """Send a message of the SDK after the pending write, with the same deadline."""
         await self.wait_until_writable()
         if message["type"] == "http.response.body" and not message.get("more_body"):
             self.stop_watching()
         deadline = self._start_deadline()
         try:
-            await send(message)
+            await self._send(message)
         finally:
             deadline.cancel()
 

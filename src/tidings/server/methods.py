@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from tidings.core.model import Feature
 
-__all__ = ["DECODE_ERRORS", "DISCOVER", "LISTEN", "LIST_METHODS", "SHARED_RESPONSES", "ListMethod", "list_methods"]
+__all__ = [
+    "DECODE_ERRORS",
+    "DISCOVER",
+    "LISTEN",
+    "LIST_METHODS",
+    "SHARED_RESPONSES",
+    "ListMethod",
+    "Request",
+    "decode_request",
+    "list_methods",
+]
 
 
 class ListMethod(NamedTuple):
@@ -42,3 +52,23 @@ DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 def list_methods(feature: Feature) -> dict[str, ListMethod]:
     """Return the methods that list the items of a feature."""
     return {name: method for name, method in LIST_METHODS.items() if method.feature is feature}
+
+
+class Request(msgspec.Struct, forbid_unknown_fields=True):
+    """A request with no unknown members."""
+
+    jsonrpc: Literal["2.0"]
+    id: int | str
+    method: str
+    params: msgspec.Raw = msgspec.Raw()
+
+
+_decoder = msgspec.json.Decoder(Request)
+
+
+def decode_request(data: bytes) -> Request | None:
+    """Return the request in these bytes, or None if the SDK has to handle them."""
+    try:
+        return _decoder.decode(data)
+    except DECODE_ERRORS:
+        return None

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import anyio
 import anyio.lowlevel
@@ -33,7 +33,7 @@ from tidings.core.frames import encode_tag
 from tidings.server import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_cache import RESPONSE_HEAD, ListCache
-from tidings.server.methods import DECODE_ERRORS
+from tidings.server.methods import DECODE_ERRORS, decode_request
 from tidings.server.sessions import NotificationStream
 from tidings.stdio.lines import LineReader, LineWriter
 from tidings.stdio.process_exit import exit_process
@@ -148,15 +148,6 @@ def _non_blocking(*descriptors: int) -> Iterator[None]:
                 os.set_blocking(descriptor, is_blocking)
 
 
-class _Request(msgspec.Struct, forbid_unknown_fields=True):
-    """A request with no unknown members. The SDK handles all others."""
-
-    jsonrpc: Literal["2.0"]
-    id: int | str
-    method: str
-    params: msgspec.Raw = msgspec.Raw()
-
-
 class _PendingList(NamedTuple):
     """A list request that the SDK is handling."""
 
@@ -229,11 +220,8 @@ class StdioConnection(NotificationStream):
         """Answer a list request if its response is known. Otherwise remember it, to keep the response of the SDK."""
         if (b'/list"' not in line and b"server/discover" not in line) or len(line) > _MAX_LIST_REQUEST:
             return False
-        try:
-            request = msgspec.json.decode(line, type=_Request)
-        except DECODE_ERRORS:
-            return False
-        if not self._lists.can_serve(request.method):
+        request = decode_request(line)
+        if request is None or not self._lists.can_serve(request.method):
             return False
         # The same params as in a request that the SDK has answered have the same response.
         key = (request.method, f"stdio {self._handshakes} {bytes(request.params).hex()}")
