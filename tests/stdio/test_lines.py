@@ -80,7 +80,10 @@ async def test_lines_arrive_whole_and_in_order(ends: Ends, batched: float) -> No
 
     for line in lines:
         free = asyncio.Event()
-        has_room = (writer.write_batched if dice.random() < batched else writer.write)(line, free.set)
+        if dice.random() < batched:
+            has_room = writer.write_batched(line, free.set)
+        elif not (has_room := writer.write(line)):
+            writer.call_when_free(free.set)
         assert has_room is not writer.is_full
         if not has_room:
             waits += 1
@@ -138,21 +141,17 @@ async def test_batched_lines_are_written_together_or_with_the_next_other_line(
     assert len(found) <= (time.monotonic() - start) / BATCH_INTERVAL + 2
 
 
-@pytest.mark.parametrize("is_batched", [False, True])
-async def test_writer_is_full_if_the_other_side_does_not_read_and_calls_back_later(
-    ends: Ends, is_batched: bool
-) -> None:
+async def test_writer_is_full_if_the_other_side_does_not_read_and_calls_back_later(ends: Ends) -> None:
     reading, writing = ends
     writer = LineWriter(writing, unexpected)
-    write = writer.write_batched if is_batched else writer.write
     freed: list[str] = []
     line = b"z" * 999 + b"\n"
     count = 0
-    while write(line, lambda: freed.append("first")):
+    while writer.write_batched(line, lambda: freed.append("first")):
         count += 1
         assert count * len(line) < BUFFERS, "the writer is never full"
     assert writer.is_full
-    assert not write(line, lambda: freed.append("second"))
+    assert not writer.write_batched(line, lambda: freed.append("second"))
     await asyncio.sleep(0)
     assert not freed
 

@@ -61,41 +61,34 @@ class LineWriter:
     def is_full(self) -> bool:
         return self._size >= _MAX_UNWRITTEN
 
-    def write(self, line: bytes, on_free: Callable[[], None] | None = None) -> bool:
-        """Write a line, with its newline, in this turn of the event loop.
+    def write(self, line: bytes) -> bool:
+        """Write a line, with its newline, in this turn of the event loop. Return False if the writer is full now."""
+        has_room = self._add(line)
+        if has_room:
+            self._schedule_flush()
+        return has_room
+
+    def write_batched(self, line: bytes, on_free: Callable[[], None]) -> bool:
+        """Write a line together with the others of `BATCH_INTERVAL`, with one system call.
 
         Return False if the writer is full now. `on_free` is then called when it has room, never from within this call.
         """
-        if self.is_closed:
-            return True
-        self._lines.append(line)
-        self._size += len(line)
-        if self._size < _MAX_UNWRITTEN:
-            self._schedule_flush()
-            return True
-        return self._write_if_possible(on_free)
-
-    def write_batched(self, line: bytes, on_free: Callable[[], None]) -> bool:
-        """Do the same, but collect the lines of `BATCH_INTERVAL` for one system call."""
-        if self.is_closed:
-            return True
-        self._lines.append(line)
-        self._size += len(line)
-        if self._size < _MAX_UNWRITTEN:
-            if self._batch_timer is None:
-                self._schedule_flush(self._flushed_at + BATCH_INTERVAL - self._loop.time())
-            return True
-        return self._write_if_possible(on_free)
-
-    def _write_if_possible(self, on_free: Callable[[], None] | None) -> bool:
-        # Without waiting for the next turn of the loop, since much was written in this one.
-        if not self._is_blocked:
-            self._write_lines()
-            if self._size < _MAX_UNWRITTEN:
-                return True
-        if on_free is not None:
+        if not self._add(line):
             self.call_when_free(on_free)
-        return False
+            return False
+        if self._batch_timer is None:
+            self._schedule_flush(self._flushed_at + BATCH_INTERVAL - self._loop.time())
+        return True
+
+    def _add(self, line: bytes) -> bool:
+        if self.is_closed:
+            return True
+        self._lines.append(line)
+        self._size += len(line)
+        if self._size >= _MAX_UNWRITTEN and not self._is_blocked:
+            # Without waiting for the next turn of the loop, since much was written in this one.
+            self._write_lines()
+        return self._size < _MAX_UNWRITTEN
 
     def call_when_free(self, callback: Callable[[], None]) -> None:
         """Call back when there is room, in the order of these calls."""

@@ -18,12 +18,13 @@ import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.lowlevel
 import mcp_types as types
 import msgspec
+from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from mcp.server.lowlevel import Server
 from mcp.server.mcpserver import MCPServer
 from mcp.server.stdio import stdio_server
@@ -157,7 +158,7 @@ class _PendingList(NamedTuple):
     tries: int
 
 
-class StdioConnection(NotificationStream):
+class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
     """The connection to one client. For the SDK it is the write stream."""
 
     def __init__(self, lowlevel: Server[Any], lists: ListCache, write_deadline: float, stdin: int, stdout: int) -> None:
@@ -207,12 +208,6 @@ class StdioConnection(NotificationStream):
 
     async def aclose(self) -> None:
         """Do nothing: unwritten lines must still be written."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.aclose()
 
     # Lists
 
@@ -277,7 +272,7 @@ def _has_only_meta(params: msgspec.Raw) -> bool:
         return False
 
 
-class _ReadStream:
+class _ReadStream(ObjectReceiveStream[SessionMessage | Exception]):
     """The read stream of the SDK."""
 
     def __init__(self, reader: LineReader, on_request: Callable[[str | int, bytes], None]) -> None:
@@ -298,18 +293,3 @@ class _ReadStream:
 
     async def aclose(self) -> None:
         self._reader.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        try:
-            return await self.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.aclose()
