@@ -1,4 +1,4 @@
-"""`/health/live` and `/health/ready`: of a process that lives, and of a server that has something to serve."""
+"""`/health/live`, `/health/ready` and `/metrics`."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_server_whose_list_hangs_is_not_ready(monkeypatch: pytest.MonkeyPa
 
 
 async def test_routes_work_in_another_app() -> None:
-    """As the documents have it."""
+    """As in the documentation."""
     live = Live(MCPServer("mine"))
     app = live.http_app()
     own = Starlette(routes=[*live.health_routes(), Mount("/", app)], lifespan=app.router.lifespan_context)

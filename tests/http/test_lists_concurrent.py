@@ -1,4 +1,4 @@
-"""Many clients request a list after a change: one request reaches the SDK, and the others wait for it alone."""
+"""Many clients request a list after a change: one request reaches the SDK, and the others wait for its response."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def modern(client: RawClient) -> bytes:
 
 
 class Slow:
-    """A low-level server whose list is made when the test says so."""
+    """A low-level server that returns its list when the test allows it."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -51,7 +51,7 @@ class Slow:
 async def herd(
     slow: Slow, size: int, **options: Any
 ) -> AsyncIterator[tuple[LocalServer, list[asyncio.Task[HttpResponse]]]]:
-    """Requests that all wait for the list, each in a task of its own that can be cancelled."""
+    """Start requests that all wait for the list, each in its own task."""
     async with serving(slow.server, shared_lists=True, **options) as local:
         tasks = []
         waiting: list[int] = []
@@ -69,7 +69,7 @@ async def herd(
 
 
 async def call(local: LocalServer, number: int) -> HttpResponse:
-    """A request straight into the ASGI app: its task can be cancelled, as by a middleware with a time limit."""
+    """Call the ASGI app directly, so that the task can be cancelled as by a middleware with a time limit."""
     head, _, body = RawClient(local.port, None, None).modern("tools/list", number).partition(b"\r\n\r\n")  # type: ignore[arg-type]
     lines = [client.partition(b": ") for client in head.split(b"\r\n")[1:]]
     scope = {
@@ -134,7 +134,7 @@ async def test_another_client_asks_if_the_first_disconnects() -> None:
 
 
 async def test_clients_do_not_wait_for_the_first_to_read() -> None:
-    """Its client sends two requests and reads neither answer; the second one asks the SDK."""
+    """The first client sends requests and reads no response; the second client asks the SDK."""
     slow = Slow()
     slow.description = "x" * 900_000
     slow.may.set()
@@ -211,11 +211,11 @@ async def test_old_list_is_not_sent_while_the_server_is_read() -> None:
         before = slow.asked
         for _ in range(3):
             assert b"anew" in (await local.send(modern)).body
-        assert slow.asked <= before + 1  # it may have been made beforehand
+        assert slow.asked <= before + 1  # it may have been made in advance
 
 
 async def test_response_that_cannot_be_shared_is_requested_by_each_client() -> None:
-    """A page: with it, a herd is no herd."""
+    """A page of a list."""
 
     class Pages(Slow):
         async def _list(self, ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:

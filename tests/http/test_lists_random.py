@@ -1,4 +1,4 @@
-"""Requests for lists at random: whatever comes is answered as the SDK would answer it."""
+"""Random list requests get the same response as from the SDK."""
 
 from __future__ import annotations
 
@@ -95,6 +95,6 @@ async def session_of(local: LocalServer) -> dict[str, str | None]:
 
 
 def without_new_session(answer: HttpResponse) -> HttpResponse:
-    """The SDK gives an id even to the sessions that it refuses to open."""
+    """Remove the id that the SDK sends even for a session that it refuses to open."""
     is_refused = b"200" not in answer.status
     return answer._replace(headers=[each for each in answer.headers if not is_refused or each[0] != b"mcp-session-id"])

@@ -1,4 +1,4 @@
-"""Lists in legacy sessions: they are their owner's, and kept answers leave nothing out that the SDK would do."""
+"""Lists in legacy sessions: only the owner gets them, and a cached response has the same effects as the SDK's."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_doubtful_legacy_request_goes_to_the_sdk(changes: dict[str, str | 
 
 
 async def test_version_of_the_session_counts() -> None:
-    """As with the SDK: the session's own version counts, whatever later headers say."""
+    """As with the SDK, later headers do not change the version."""
     async with serving(example_server()) as local, local.client() as client:
         named = await client.initialize("2024-11-05")
         newer = await client.initialize("2025-11-25")
@@ -135,7 +135,7 @@ async def test_cached_response_postpones_the_idle_timeout() -> None:
             await client.send(listed(**named)(client))
         assert transport.idle_scope.deadline > before + 20
 
-        # A session that is ending is not held up.
+        # A session that is ending is not kept open.
         transport.idle_scope.cancel()
         with sdk_requests(local, 1):
             assert b"404" in (await client.send(listed(**named)(client))).status

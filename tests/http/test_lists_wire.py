@@ -1,6 +1,4 @@
-"""Lists over modern HTTP: answered from bytes that were encoded once, with cursor and cache hints, and by the SDK where
-they may differ from caller to caller.
-"""
+"""Lists of several kinds of servers, in their own processes: cursor, cache hints, and when the SDK responds."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ __all__ = ["http"]
 pytestmark = pytest.mark.anyio
 
 REMEMBERING = {"list_memory": 3600.0}
-"""For longer than any test lasts."""
+"""Longer than any test."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +25,6 @@ def urls() -> Iterator[dict[str, str]]:
     servers: dict[str, tuple[str, dict[str, Any]]] = {
         "mcpserver": ("mcpserver", {"policy": {**REMEMBERING, "list_ttl": 5}}),
         "fastmcp": ("fastmcp", {"policy": REMEMBERING}),
-        "middleware": ("mcpserver", {"policy": REMEMBERING, "middleware": True}),
         "pages": ("lowlevel", {"policy": REMEMBERING, "shared_lists": True, "page": 1}),
     }
     with serving_all(servers) as urls:
@@ -35,7 +32,7 @@ def urls() -> Iterator[dict[str, str]]:
 
 
 async def names(wire: Wire, request_id: str | int = 1, **params: Any) -> tuple[dict[str, str], dict[str, Any]]:
-    """The tools with their descriptions, and the whole answer."""
+    """Return the tools with their descriptions, and the whole response."""
     answer = read_answer((await wire.post("tools/list", request_id, **params)).text)
     return {tool["name"]: tool.get("description", "") for tool in answer["result"]["tools"]}, answer
 
@@ -70,7 +67,7 @@ ONE_OF_EACH = {
 async def test_list_comes_from_the_cache_until_its_revision_changes(
     urls: dict[str, str], http: httpx2.AsyncClient, feature: str
 ) -> None:
-    """An item that is changed in place, unnoticed, shows who answers: the bytes, or the SDK."""
+    """A change in place, which Tidings does not notice, shows whether the cache or the SDK responds."""
     method, key = ONE_OF_EACH[feature]
     wire = Wire(urls["mcpserver"], http)
 
@@ -82,7 +79,7 @@ async def test_list_comes_from_the_cache_until_its_revision_changes(
     await wire.change("quietly", feature=feature, key=key)
     assert read_answer(await ask("two")) == {**first, "id": "two"}
 
-    # A request with a cursor is the SDK's.
+    # The SDK responds to a request with a cursor.
     assert "Changed without a notification." in await ask(3, cursor="")
 
     await wire.change("refresh")
@@ -106,33 +103,6 @@ async def test_discovery_comes_from_the_cache_until_the_offer_changes(
     assert "Read the board first." in anew
     assert "dev.example/unnoticed" in anew
     await wire.change("present", extensions={"dev.tidings/changes": {}}, instructions=None)
-
-
-@pytest.mark.parametrize("name", ["middleware", "fastmcp"])
-async def test_sdk_responds_if_middleware_or_the_caller_may_change_the_list(
-    urls: dict[str, str], http: httpx2.AsyncClient, name: str
-) -> None:
-    wire = Wire(urls[name], http)
-    await wire.change("own_add_tool", key="fresh")
-    await names(wire)
-    await wire.change("quietly", key="fresh")
-    again, _ = await names(wire)
-    assert again["fresh"] == "Changed without a notification."
-    await wire.change("own_remove_tool", key="fresh")
-
-
-async def test_listen_works_through_the_sdk(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
-    wire = Wire(urls["middleware"], http)
-    async with wire.listen("through", EVERYTHING) as stream:
-        acknowledged = await stream.received()
-        assert (acknowledged.method, acknowledged.subscription) == (
-            "notifications/subscriptions/acknowledged",
-            "through",
-        )
-        await wire.change("add", feature="tools", key="through")
-        told = await stream.received()
-        assert (told.summary, told.subscription) == ("tools added through", "through")
-        await wire.change("remove", feature="tools", key="through")
 
 
 async def test_pages_come_from_the_sdk_and_changes_on_any_page_notify(

@@ -205,7 +205,7 @@ async def test_disconnect_while_the_response_is_buffered_is_no_error() -> None:
         assert server.live.subscriptions.limits.count == 0
 
 
-# What comes in on a parked connection
+# Data and requests on a parked connection
 
 
 async def test_later_request_ends_the_stream_and_the_connection() -> None:

@@ -220,7 +220,7 @@ async def test_connection_is_aborted_after_the_write_deadline(kind: Any) -> None
 
 
 async def test_connection_whose_client_does_not_read_the_end_is_aborted() -> None:
-    """Only of a parked stream: another response is the server's to close."""
+    """Only of a parked stream: the server closes other responses."""
     async with open_stream(ParkedStream, write_deadline=0.2) as stream:
         transport = stream.response._transport  # type: ignore[attr-defined]
 
