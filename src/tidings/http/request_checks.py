@@ -45,7 +45,7 @@ its bytes evicts the oldest entries."""
 _MAX_BYTES = 4096
 """Size of headers and of params that are cached. They contain only the client's description of itself."""
 
-_TRACE: Final = re.compile(rb'("traceparent"|"tracestate") ?: ?"[ !#-\[\]-~]*"')
+_TRACE: Final = re.compile(rb'"trace(parent|state)" ?: ?"[ !#-\[\]-~]*"')
 """Members of `_meta` that differ in every request of a traced client, and do not affect the response."""
 
 
