@@ -73,6 +73,17 @@ async def serve(root: Path) -> AsyncIterator[tuple[Client, Workspace]]:
         yield client, workspace
 
 
+@asynccontextmanager
+async def run_source(workspace: Workspace) -> AsyncIterator[None]:
+    """Keep the items of a workspace up to date, as a server does."""
+    running = asyncio.create_task(workspace.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 async def call(client: Client, name: str, arguments: dict[str, Any] | None = None) -> Any:
     result = await client.call_tool(name, arguments or {})
     return result.structured_content or getattr(result.content[0], "text", None)

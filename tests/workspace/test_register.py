@@ -6,16 +6,15 @@ import asyncio
 import json
 import os
 import signal
-import threading
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import GRACE, serving, start_command
-from tests.support.waiting import DEADLINE, until
-from tests.support.workspaces import call, get_problems, list_names, list_tools, read, script, serve, write
+from tests.support.waiting import until
+from tests.support.workspaces import call, get_problems, list_names, read, run_source, script, serve, watch, write
 from tidings.core.model import Feature
-from tidings.workspace.register import RegisterScripts, run_register_script
+from tidings.workspace.register import RegisterScripts, select_scripts
 from tidings.workspace.settings import Settings
 from tidings.workspace.source import Workspace
 
@@ -35,16 +34,15 @@ def register(name: str) -> str:
 
 async def test_registered_items_replace_those_of_the_folder(tmp_path: Path) -> None:
     write(tmp_path, FILES | {"server.d/register.sh": register("greet")})
-    async with serve(tmp_path) as (client, workspace):
-        assert (list_names(workspace), list_names(workspace, Feature.PROMPTS)) == (["greet"], ["found"])
-        assert await call(client, "greet") == "hello"
+    async with watch(tmp_path) as watcher:
+        assert ((await watcher.tools()).keys(), (await watcher.prompts()).keys()) == ({"greet"}, {"found"})
+        assert await call(watcher.client, "greet") == "hello"
         write(tmp_path, {"server.d/register.sh": "#!/bin/sh\nexit 3\n"})
-        workspace.rescan()
-        assert (await list_tools(client)).keys() == {"greet"}
-        assert "exit status 3" in str(workspace.problems[0])
+        await until(lambda: watcher.workspace.problems)
+        assert "exit status 3" in await watcher.errors()
+        assert (await watcher.tools()).keys() == {"greet"}
         (tmp_path / "server.d" / "register.sh").unlink()
-        workspace.rescan()
-        assert (await list_tools(client)).keys() == {"found"}
+        await watcher.until_tools("found")
 
 
 @pytest.mark.parametrize(
@@ -61,53 +59,31 @@ def test_script_is_stopped_at_its_limit(tmp_path: Path, settings: str, text: str
 
 
 @pytest.mark.parametrize("first", ["register.sh", "register.json"])
-def test_items_stay_until_the_new_script_has_run(tmp_path: Path, first: str) -> None:
+async def test_items_stay_until_the_new_script_has_run(tmp_path: Path, first: str) -> None:
     old, new = tmp_path / "server.d" / first, tmp_path / "server.d" / "register.bash"
     write(tmp_path, FILES | {f"server.d/{first}": register("greet") if first == "register.sh" else JSON % "greet"})
     workspace = Workspace(tmp_path)
     write(tmp_path, {"server.d/register.bash": register("welcome")})
     old.unlink()
-    workspace.rescan([old, new], run_scripts=False)
+    workspace.rescan([old, new])
     assert (list_names(workspace), workspace.problems) == (["greet"], ())
-    workspace.rescan([new])
-    assert list_names(workspace) == ["welcome"]
+    async with run_source(workspace):
+        await until(lambda: list_names(workspace) == ["welcome"])
     new.unlink()
-    workspace.rescan([new], run_scripts=False)
+    workspace.rescan([new])
     assert list_names(workspace) == ["found"]
 
 
-def test_only_a_change_of_the_script_itself_makes_it_run(tmp_path: Path) -> None:
-    path = tmp_path / "server.d" / "register.sh"
-    write(tmp_path, {"server.d/register.sh": "#!/bin/sh\necho run >> server.d/register.log\n"})
+async def test_only_a_change_of_the_script_itself_makes_it_run(tmp_path: Path) -> None:
+    path, log = tmp_path / "server.d" / "register.sh", tmp_path / "server.d" / "register.log"
+    write(tmp_path, {"server.d/register.sh": f"#!/bin/sh\necho run >> '{log}'\n"})
     scripts = RegisterScripts(tmp_path)
     assert scripts.has_changes([path])
-    scripts.run(Settings("a"), [path])
-    assert (tmp_path / "server.d" / "register.log").read_text() == "run\n"
-    assert not scripts.has_changes([path, tmp_path / "server.d" / "register.log"])
+    await scripts.run(Settings("a"), [path])
+    assert log.read_text() == "run\n"
+    assert not scripts.has_changes(select_scripts([path, log]))
     write(tmp_path, {"server.d/register.sh": register("greet")})
     assert scripts.has_changes([path])
-
-
-def test_script_interrupted_at_its_start_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[threading.Thread] = []
-    start = threading.Thread.start
-
-    def interrupt(thread: threading.Thread) -> None:
-        if thread.name != "running register.sh":
-            return start(thread)
-        threads.append(thread)
-        raise KeyboardInterrupt
-
-    path = tmp_path / "server.d" / "register.sh"
-    write(tmp_path, {"server.d/register.sh": f"#!/bin/sh\nexec sleep {2 * DEADLINE}\n"})
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run_register_script(tmp_path, Settings("a", register_timeout=600), path, lambda stop: None)
-    [thread] = threads
-    thread.start()
-    thread.join(DEADLINE)
-    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

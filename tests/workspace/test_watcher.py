@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import until
-from tests.support.workspaces import TOOLS, UPDATED, call, list_names, script, watch, write
+from tests.support.workspaces import TOOLS, UPDATED, call, list_names, run_source, script, watch, write
 from tidings.workspace import watcher as watcher_module
 from tidings.workspace.source import Workspace
 
@@ -42,15 +42,13 @@ async def test_full_scan_waits_before_it_removes_a_missing_file(
 ) -> None:
     write(tmp_path, {"tools/kept.sh": script("Kept")})
     workspace = Workspace(tmp_path, poll=0.05)
-    running = asyncio.create_task(workspace.run())
-    with monkeypatch.context() as patch:
-        patch.setattr(watcher_module, "_REMOVAL_GRACE", 3600.0)
-        (tmp_path / "tools" / "kept.sh").unlink()
-        await until(lambda: workspace.is_confirming_removals or not list_names(workspace))
-        assert list_names(workspace) == ["kept"]
-    await until(lambda: not list_names(workspace))
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with run_source(workspace):
+        with monkeypatch.context() as patch:
+            patch.setattr(watcher_module, "_REMOVAL_GRACE", 3600.0)
+            (tmp_path / "tools" / "kept.sh").unlink()
+            await until(lambda: workspace.is_confirming_removals or not list_names(workspace))
+            assert list_names(workspace) == ["kept"]
+        await until(lambda: not list_names(workspace))
 
 
 async def test_recreated_folder_is_watched(tmp_path: Path) -> None:
@@ -92,10 +90,8 @@ async def test_watch_limit_is_logged_once_with_advice(
     monkeypatch.setattr(watcher_module, "awatch", reach_limit)
     monkeypatch.setattr(watcher_module, "_RETRY", 0.001)
     write(tmp_path, {"tools/one.sh": script("One")})
-    running = asyncio.create_task(Workspace(tmp_path, poll=0).run())
-    await until(lambda: len(attempts) > 8)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with run_source(Workspace(tmp_path, poll=0)):
+        await until(lambda: len(attempts) > 8)
     [message] = [record.getMessage() for record in caplog.records if record.name == watcher_module.__name__]
     assert "OS file watch limit reached" in message
     assert "max_user_watches" in message

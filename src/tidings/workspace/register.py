@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,13 @@ from tidings.workspace.files import find_inside, read_state
 from tidings.workspace.items import LoadedItem, UnitContent
 from tidings.workspace.metadata import parse_object
 from tidings.workspace.problems import InvalidFile
-from tidings.workspace.process import Outcome, run_process
+from tidings.workspace.process import run_process
 from tidings.workspace.prompts import make_prompt
 from tidings.workspace.resources import make_resource, make_template
 from tidings.workspace.settings import Settings
 from tidings.workspace.tools import load_registered_tool
 
-__all__ = ["RegisterScripts", "run_register_script", "select_scripts"]
+__all__ = ["RegisterScripts", "select_scripts"]
 
 _REGISTRIES = {"tools": "tools", "resources": "resources", "resourceTemplates": "templates", "prompts": "prompts"}
 """The kinds of a registration, and the registries of `MCPServer` that they belong to."""
@@ -53,40 +53,36 @@ class RegisterScripts:
         self._root = root
         self._output: dict[Path, bytes | InvalidFile] = {}
         self._state: list[tuple[Any, ...]] | None = None
-        self._stop_current: Callable[[], None] | None = None
-        self._is_stopped = False
 
-    def run(self, settings: Settings, files: list[Path]) -> None:
-        scripts = select_scripts(files)
+    async def run(self, settings: Settings, scripts: list[Path]) -> None:
         # Compare only the scripts, because a script may write other files beside it.
         state = list(map(read_state, scripts))
         output: dict[Path, bytes | InvalidFile] = {}
         for path in scripts:
             try:
-                output[path] = run_register_script(self._root, settings, path, self._on_start)
+                output[path] = await _run_script(self._root, settings, path)
             except InvalidFile as error:
                 output[path] = error
-        if not self._is_stopped:
-            self._output, self._state = output, state
+        self._output, self._state = output, state
 
-    def has_changes(self, files: list[Path]) -> bool:
+    def run_blocking(self, settings: Settings, scripts: list[Path]) -> None:
+        """Run the scripts in a thread with its own event loop, because the caller may be inside an event loop."""
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(self.run(settings, scripts))
+        with closing(loop), ThreadPoolExecutor(1, "register") as thread:
+            try:
+                thread.submit(loop.run_until_complete, task).result()
+            except BaseException:  # this process is stopping, and the script must not outlive it
+                loop.call_soon_threadsafe(task.cancel)
+                raise
+
+    def has_changes(self, scripts: list[Path]) -> bool:
         """Return whether a script is new or has changed since `run`."""
-        return bool(scripts := select_scripts(files)) and self._state != list(map(read_state, scripts))
+        return bool(scripts) and self._state != list(map(read_state, scripts))
 
     def has_output(self, files: list[Path]) -> bool:
         """Return whether every script has run at least once."""
         return all(path in self._output for path in select_scripts(files))
-
-    def stop(self) -> None:
-        """Stop the running script, and every script that is started later."""
-        self._is_stopped = True
-        if self._stop_current is not None:
-            self._stop_current()
-
-    def _on_start(self, stop: Callable[[], None]) -> None:
-        self._stop_current = stop
-        if self._is_stopped:
-            stop()
 
     def load(self, settings: Settings, files: list[Path]) -> UnitContent:
         for path in files:
@@ -152,74 +148,25 @@ def _find_file(root: Path, source: Path, kind: str, meta: dict[str, Any]) -> Pat
     return found
 
 
-def run_register_script(
-    root: Path, settings: Settings, path: Path, on_start: Callable[[Callable[[], None]], None]
-) -> bytes:
-    """Run a script and return its standard output.
-
-    Call `on_start` with a function that stops the script and can be called from any thread.
-    """
-    outcome: list[Outcome | BaseException] = []
-    stop_functions: list[Callable[[], None]] = []
-    must_stop = threading.Event()
-    has_ended = threading.Event()  # unlike `Thread.join`, waiting for it can be repeated after an interrupt
-
-    def stop_once() -> None:
-        with suppress(IndexError):  # not started yet, or stopped: a second cancellation would interrupt the cleanup
-            stop_functions.pop()()
-
-    async def run() -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-
-        def stop() -> None:
-            with suppress(RuntimeError):  # the loop is closed: the script has ended
-                loop.call_soon_threadsafe(task.cancel)
-
-        stop_functions.append(stop)
-        on_start(stop)
-        if must_stop.is_set():
-            stop_once()
-        try:
-            outcome.append(
-                await run_process(
-                    [str(path)],
-                    stdin=b"",
-                    env=build_environment(root, {}, name="register", allowed=settings.env),
-                    cwd=root,
-                    timeout=settings.register_timeout,
-                    max_output=settings.max_output,
-                )
-            )
-        except (Exception, asyncio.CancelledError) as error:  # raised below, in the calling thread
-            outcome.append(error)
-
-    def run_in_thread() -> None:
-        try:
-            asyncio.run(run())
-        finally:
-            has_ended.set()
-
-    # Use a thread with its own event loop, because the caller may be inside an event loop.
-    thread = threading.Thread(target=run_in_thread, name=f"running {path.name}")
+async def _run_script(root: Path, settings: Settings, path: Path) -> bytes:
+    """Run a script and return its standard output."""
     try:
-        thread.start()
-        has_ended.wait()
-    except BaseException:  # this process is stopping, and the script must not outlive it
-        must_stop.set()
-        stop_once()
-        if thread.is_alive():  # if it has not started yet, it stops by itself
-            has_ended.wait()
-        raise
-    [result] = outcome
-    if isinstance(result, BaseException):
-        raise InvalidFile(path, str(result) or "was stopped") from None
-    if result.is_timeout:
+        outcome = await run_process(
+            [str(path)],
+            stdin=b"",
+            env=build_environment(root, {}, name="register", allowed=settings.env),
+            cwd=root,
+            timeout=settings.register_timeout,
+            max_output=settings.max_output,
+        )
+    except Exception as error:
+        raise InvalidFile(path, str(error)) from error
+    if outcome.is_timeout:
         limit = f"{settings.register_timeout:g} s"
         raise InvalidFile(path, f"did not finish within {limit}; make it faster, or raise [register] timeout")
-    if result.is_truncated:
+    if outcome.is_truncated:
         raise InvalidFile(path, f"printed more than {settings.max_output} bytes, the limit of [tools] max_output")
-    if result.status != 0:
-        stderr = result.stderr.decode("utf-8", "replace").strip()[-500:]
-        raise InvalidFile(path, f"failed with exit status {result.status}{': ' + stderr if stderr else ''}")
-    return result.stdout
+    if outcome.status != 0:
+        stderr = outcome.stderr.decode("utf-8", "replace").strip()[-500:]
+        raise InvalidFile(path, f"failed with exit status {outcome.status}{': ' + stderr if stderr else ''}")
+    return outcome.stdout

@@ -122,6 +122,9 @@ class Workspace(Source):
         self._errors = make_item(errors)
         self.lowlevel.add_request_handler("resources/list", types.PaginatedRequestParams, self._list_resources)
         self.rescan()
+        if scripts := self._list_scripts():
+            self._scripts.run_blocking(self.settings, scripts)
+            self.rescan(scripts)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -171,10 +174,7 @@ class Workspace(Source):
 
     async def run(self) -> None:
         """Keep the items up to date until cancelled."""
-        try:
-            await asyncio.gather(self._watcher.run(), self._run_scripts())
-        finally:
-            self._scripts.stop()
+        await asyncio.gather(self._watcher.run(), self._run_scripts())
 
     @property
     def is_answering(self) -> bool:
@@ -189,8 +189,8 @@ class Workspace(Source):
     # Scanning
 
     async def _scan(self, paths: set[Path] | None, defer_removals: bool) -> set[Path]:
-        missing = await asyncio.to_thread(self.rescan_safely, paths, defer_removals=defer_removals, run_scripts=False)
-        if self._scripts.has_changes(self._get_register_files()):
+        missing = await asyncio.to_thread(self.rescan_safely, paths, defer_removals=defer_removals)
+        if self._scripts.has_changes(self._list_scripts()):
             self._must_run_scripts.set()
         return missing
 
@@ -204,37 +204,30 @@ class Workspace(Source):
                 async with asyncio.timeout(self.settings.register_ttl):
                     await self._must_run_scripts.wait()
             self._must_run_scripts.clear()
-            if scripts := select_scripts(self._get_register_files()):
+            if scripts := self._list_scripts():
+                await self._scripts.run(self.settings, scripts)
                 await asyncio.to_thread(self.rescan_safely, scripts)
 
-    def _get_register_files(self) -> list[Path]:
-        loaded = self._units.get(REGISTER)
-        return loaded.files if loaded is not None else []
+    def _list_scripts(self) -> list[Path]:
+        """Return the registration scripts that the last scan found and that are still inside the workspace."""
+        loaded = self._units.get(REGISTER, LoadedUnit())
+        return list(filter(FileChecker(self.root).is_inside, select_scripts(loaded.files)))
 
-    def rescan_safely(
-        self, paths: Iterable[Path] | None, *, defer_removals: bool = False, run_scripts: bool = True
-    ) -> set[Path]:
+    def rescan_safely(self, paths: Iterable[Path] | None, *, defer_removals: bool = False) -> set[Path]:
         """Scan as `rescan` does. After an unexpected error, scan all files instead of raising it."""
         try:
-            return self.rescan(paths, defer_removals=defer_removals, run_scripts=run_scripts)
+            return self.rescan(paths, defer_removals=defer_removals)
         except Exception:  # a file system may raise any error, and the watcher must continue
             self.rescans["failed"] += 1
             logger.exception("could not scan %s; Tidings scans it again", self.root)
-            if paths is None:
-                return set()
-            return self.rescan_safely(None, defer_removals=defer_removals, run_scripts=run_scripts)
+            return set() if paths is None else self.rescan_safely(None, defer_removals=defer_removals)
 
-    def rescan(
-        self, paths: Iterable[Path] | None = None, *, defer_removals: bool = False, run_scripts: bool = True
-    ) -> set[Path]:
+    def rescan(self, paths: Iterable[Path] | None = None, *, defer_removals: bool = False) -> set[Path]:
         """Load the units that `paths` belong to, or, without paths, every unit whose files have changed.
 
         With `defer_removals`, a unit without any file left keeps its items, and its files are returned.
         """
         units = self._find_units() if paths is None else self._find_affected(paths)
-        if run_scripts and REGISTER in units:
-            # Do this before taking `_lock`, because a slow script must not block other scans.
-            self._scripts.run(self.settings, list(filter(FileChecker(self.root).is_inside, units[REGISTER])))
         with self._lock:
             checker = FileChecker(self.root)
             due, missing = self._find_due(units, checker, is_forced=paths is not None, defer_removals=defer_removals)
