@@ -2,7 +2,7 @@
 # Helper functions for tools written in bash (4.4 or newer): source "${MCP_SDK:?}/tool-sdk.sh"
 #
 # This is Tidings' own implementation of the functions that the documentation of mcp-bash-framework describes.
-# docs/tools.md lists them. Simple functions use only bash. The others read JSON with jq, or with values.py without jq.
+# docs/tools.md lists them. Simple functions use only bash, and others values.py. jq applies filters if it is installed.
 #
 # mcp_fail*, mcp_error and mcp_result_* end the tool, because a tool that goes on after an error would act on rejected
 # arguments. EXIT traps run. mcp_emit_* do not end the tool.
@@ -26,11 +26,7 @@ _mcp_values() {
 _mcp_quote() {
 	local LC_ALL=C value="$1" code char escape # by bytes: UTF-8 is not escaped
 	if ((${#value} > 16384)); then # bash takes quadratic time
-		if [[ -n ${_MCP_JQ} ]]; then
-			_mcp_quoted="$(printf '%s' "${value}" | "${_MCP_JQ}" -Rs .)"
-		else
-			_mcp_quoted="$(printf '%s' "${value}" | _mcp_values quote)"
-		fi
+		_mcp_quoted="$(printf '%s' "${value}" | _mcp_values quote)"
 		return
 	fi
 	value="${value//\\/\\\\}"
@@ -122,12 +118,7 @@ _mcp_unquote() {
 }
 
 mcp_is_valid_json() {
-	_mcp_is_flat "${1-}" && return
-	if [[ -n ${_MCP_JQ} ]]; then
-		[[ "$("${_MCP_JQ}" -cs 'length' <<<"${1-}" 2>/dev/null)" == 1 ]]
-	else
-		_mcp_values valid <<<"${1-}"
-	fi
+	_mcp_is_flat "${1-}" || _mcp_values valid <<<"${1-}"
 }
 
 # Put $1 into the variable _mcp_quoted: unchanged if it is JSON, else as a string literal.
@@ -215,13 +206,8 @@ _mcp_get_from() {
 }
 
 # mcp_args_get FILTER [--default VALUE]
-mcp_args_get() {
-	_mcp_get_default ARGS "$@"
-}
-
-mcp_meta_get() {
-	_mcp_get_default META "$@"
-}
+mcp_args_get() { _mcp_get_default ARGS "$@"; }
+mcp_meta_get() { _mcp_get_default META "$@"; }
 
 _mcp_get_default() {
 	local _mcp_value
@@ -257,20 +243,16 @@ _mcp_find() {
 	_mcp_unmark
 }
 
-_mcp_arg() {
-	_mcp_find ARGS "$1"
-}
-
 mcp_args_require() {
 	local _mcp_value
-	_mcp_arg "$1" || mcp_fail_invalid_args "${2:-$1 is required}"
+	_mcp_find ARGS "$1" || mcp_fail_invalid_args "${2:-$1 is required}"
 	printf '%s\n' "${_mcp_value}"
 }
 
 # mcp_args_bool POINTER [--default true|false]
 mcp_args_bool() {
 	local pointer="$1" _mcp_value
-	if ! _mcp_arg "${pointer}"; then
+	if ! _mcp_find ARGS "${pointer}"; then
 		[[ ${2-} == --default ]] || mcp_fail_invalid_args "${pointer} is required"
 		_mcp_value="${3-}"
 	fi
@@ -293,7 +275,7 @@ mcp_args_int() {
 		esac
 		shift "$(($# > 1 ? 2 : 1))"
 	done
-	if ! _mcp_arg "${pointer}"; then
+	if ! _mcp_find ARGS "${pointer}"; then
 		[[ -n ${default} ]] || mcp_fail_invalid_args "${pointer} is required"
 		printf '%s\n' "${default}"
 		return
@@ -336,22 +318,7 @@ _mcp_result() {
 			"${_mcp_quoted}" "${body}" "${is_error}"
 		return
 	fi
-	if [[ -z ${_MCP_JQ} ]]; then
-		_mcp_values "$1" "${max_bytes}" <<<"$2"
-		return
-	fi
-	# shellcheck disable=SC2016  # the variables are jq's
-	local program='
-		def text: tojson as $json
-			| if ($json | utf8bytelength) <= $max_bytes then (if type == "string" then . else $json end)
-				elif type == "object" or type == "array" then "\($kind): \(type) of \(length), see the structured content"
-				else "\($kind): \(type), see the structured content" end;
-		def envelope: {content: [{type: "text", text: text}],
-			structuredContent: (if $kind == "success" then {success: true, result: .} else {success: false, error: .} end),
-			isError: ($kind != "success")};
-		if length == 1 then .[0] | envelope else error("not one value") end'
-	"${_MCP_JQ}" -cs --arg kind "$1" --argjson max_bytes "${max_bytes}" "${program}" <<<"$2" 2>/dev/null ||
-		printf '%s' "$2" | "${_MCP_JQ}" -Rs . | "${_MCP_JQ}" -cs --arg kind "$1" --argjson max_bytes "${max_bytes}" "${program}"
+	_mcp_values "$1" "${max_bytes}" <<<"$2"
 }
 
 mcp_result_success() {
@@ -455,17 +422,15 @@ _mcp_send_line() {
 
 # mcp_progress PERCENT MESSAGE [TOTAL]
 mcp_progress() {
-	local amount="${1:-0}" _mcp_quoted
-	[[ ${amount} =~ ^-?[0-9]+(\.[0-9]+)?$ ]] || amount=0
-	[[ ${amount} == -* ]] && amount=0
+	local amount="${1-}" total=100 _mcp_quoted
+	[[ ${amount} =~ ^[0-9]+(\.[0-9]+)?$ ]] || amount=0
 	if [[ ${3-} =~ ^[0-9]+$ ]]; then
-		_mcp_quote "${2-}"
-		_mcp_send_line "{\"progress\":${amount},\"total\":$3,\"message\":${_mcp_quoted}}"
-	else
-		((10#${amount%%.*} > 100)) && amount=100
-		_mcp_quote "${2-}"
-		_mcp_send_line "{\"progress\":${amount},\"total\":100,\"message\":${_mcp_quoted}}"
+		total="$3"
+	elif ((10#${amount%%.*} > 100)); then
+		amount=100
 	fi
+	_mcp_quote "${2-}"
+	_mcp_send_line "{\"progress\":${amount},\"total\":${total},\"message\":${_mcp_quoted}}"
 }
 
 # mcp_log LEVEL LOGGER MESSAGE_OR_JSON
@@ -702,7 +667,7 @@ mcp_require_path() {
 		esac
 		shift
 	done
-	_mcp_arg "${pointer}" || _mcp_value=""
+	_mcp_find ARGS "${pointer}" || _mcp_value=""
 	if [[ -z ${_mcp_value} && -n ${is_single} && ${MCP_ROOTS_COUNT:-0} == 1 ]]; then
 		_mcp_value="${MCP_ROOTS_PATHS%%$'\n'*}"
 	fi
@@ -722,15 +687,11 @@ mcp_require_path() {
 # Add the JSON object in $2 to `merged`; $1 is its source.
 _mcp_config_add() {
 	local object
-	if [[ -n ${_MCP_JQ} ]]; then
-		object="$("${_MCP_JQ}" -cs 'if length == 1 and (.[0] | type) == "object" then .[0] else error("no") end' <<<"$2" 2>/dev/null)"
+	if object="$(_mcp_values object <<<"$2")"; then
+		merged+="${object}"$'\n'
 	else
-		object="$(_mcp_values object <<<"$2")"
-	fi || {
 		mcp_log_warn tool-sdk "$1 is not a JSON object, and is ignored"
-		return 0
-	}
-	merged+="${object}"$'\n'
+	fi
 }
 
 # mcp_config_load [--env VARIABLE] [--file PATH] [--example PATH] [--defaults JSON]: earlier ones take precedence.
@@ -754,11 +715,7 @@ mcp_config_load() {
 		[[ ${given} == [[:space:]]*{* || ${given} == {* || ! -r ${given} ]] || given="$(<"${given}")"
 		_mcp_config_add "${env}" "${given}"
 	fi
-	if [[ -n ${_MCP_JQ} ]]; then
-		MCP_CONFIG_JSON="$("${_MCP_JQ}" -cs 'add // {}' <<<"${merged}")"
-	else
-		MCP_CONFIG_JSON="$(_mcp_values merge <<<"${merged}")"
-	fi
+	MCP_CONFIG_JSON="$(_mcp_values merge <<<"${merged}")"
 	export MCP_CONFIG_JSON
 }
 

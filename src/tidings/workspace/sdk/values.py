@@ -1,7 +1,7 @@
-"""JSON operations for tool-sdk.sh, without jq. Run as a script: OPERATION ARGUMENTS.
+"""JSON operations for tool-sdk.sh. Run as a script: OPERATION ARGUMENTS.
 
-It reads standard input. `get` supports the part of jq's language that is needed to read arguments: paths, indices,
-`//`, `|`, `==`, `if … then … else … end`, literals, and a few functions.
+It reads standard input. `get` replaces jq where that is not installed. It supports the part of jq's language that is
+needed to read arguments: paths, indices, `//`, `|`, `==`, `if … then … else … end`, literals, and a few functions.
 """
 
 from __future__ import annotations
@@ -243,17 +243,17 @@ def make_envelope(kind: str, max_bytes: int, value: Any) -> dict[str, Any]:
 
 
 def truncate(value: Any, max_bytes: int, path: str) -> dict[str, Any]:
-    """Return the value with as many items of its array as fit into `max_bytes`."""
+    """Return the value with as many items of its array as fit into `max_bytes`. Change the value itself."""
     keys = path.split(".")[1:]
     if path and not re.fullmatch(r"(\.[A-Za-z_]\w*)+", path):
         return _make_error("invalid_path_syntax", f"{path!r} is not of the form .key or .key.nested")
     if not path and isinstance(value, dict) and isinstance(value.get("results"), list):
         keys = ["results"]
-    items = value
+    parent, items = None, value
     for key in keys:
         if not isinstance(items, dict) or key not in items:
             return _make_error("path_not_found", f"{path} does not exist")
-        items = items[key]
+        parent, items = items, items[key]
     if not isinstance(items, list):
         if path:
             return _make_error("invalid_array_path", f"{path} is not an array")
@@ -264,13 +264,10 @@ def truncate(value: Any, max_bytes: int, path: str) -> dict[str, Any]:
         return {"result": value, "truncated": False, "kept": 0, "total": 0}
 
     def truncate_to(kept: int) -> Any:
-        truncated: Any = items[:kept]
-        for depth in range(len(keys) - 1, -1, -1):
-            parent = value
-            for key in keys[:depth]:
-                parent = parent[key]
-            truncated = {**parent, keys[depth]: truncated}
-        return truncated
+        if parent is None:
+            return items[:kept]
+        parent[keys[-1]] = items[:kept]
+        return value
 
     def fits(kept: int) -> bool:
         return count_bytes(truncate_to(kept)) <= max_bytes
@@ -312,6 +309,10 @@ def merge(text: str) -> dict[str, Any]:
     return merged
 
 
+def _reject_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
 def run(operation: str, arguments: list[str], text: str) -> tuple[str, int]:
     """Run an operation on `text`. Return the output and the exit status."""
     if operation == "realpath":
@@ -321,7 +322,7 @@ def run(operation: str, arguments: list[str], text: str) -> tuple[str, int]:
     if operation == "merge":
         return dump(merge(text)), 0
     try:
-        value, is_json = json.loads(text), True
+        value, is_json = json.loads(text, parse_constant=_reject_constant), True
     except ValueError:
         value, is_json = text.removesuffix("\n"), False
     if operation in ("success", "error"):
