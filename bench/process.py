@@ -15,7 +15,7 @@ from time import perf_counter
 
 import uvloop
 
-from tidings.workspace.environment import PROGRESS_FD, build_environment
+from tidings.workspace.environment import build_environment
 from tidings.workspace.executable import Executable
 from tidings.workspace.process import run_process
 
@@ -39,9 +39,7 @@ async def measure(folder: Path) -> dict[str, list[float]]:
         os.waitpid(os.posix_spawn(trivial, (trivial,), env, file_actions=actions), 0)  # noqa: ASYNC221, ASYNC222  # this is measured
 
     async def run() -> None:
-        await run_process(
-            [str(trivial)], stdin=b"{}", env=env, cwd=folder, timeout=30, max_output=1000, line_fd_env=PROGRESS_FD
-        )
+        await run_process([str(trivial)], stdin=b"{}", env=env, cwd=folder, timeout=30, max_output=1000, on_line=print)
 
     async def call(path: Path) -> None:
         executable = Executable(command=[str(path)], root=folder, name="t", timeout=30, max_output=1000)

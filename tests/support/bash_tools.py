@@ -22,7 +22,7 @@ class BashTools:
         self.progress: list[dict[str, Any]] = []
         self.on_progress: Callable[[dict[str, Any]], None] = self.progress.append
 
-    async def call(self, text: str, arguments: dict[str, Any] | None = None, **options: Any) -> types.CallToolResult:
+    async def call(self, text: str, arguments: dict[str, Any] | None = None) -> types.CallToolResult:
         path = self.root / "tool.sh"
         header = '#!/usr/bin/env bash\nset -euo pipefail\nsource "${MCP_SDK:?}/tool-sdk.sh"\n'
         path.write_text(header + textwrap.dedent(text), "utf-8")
@@ -30,11 +30,11 @@ class BashTools:
         executable = Executable(
             command=[str(path)], root=self.root, name="tool", timeout=DEADLINE, max_output=8 << 20, env=self.env
         )
-        return await executable.call(arguments or {}, on_progress=self.on_progress, **options)
+        return await executable.call(arguments or {}, on_progress=self.on_progress)
 
-    async def text(self, text: str, arguments: dict[str, Any] | None = None, **options: Any) -> str:
+    async def text(self, text: str, arguments: dict[str, Any] | None = None) -> str:
         """Call the tool, and return its output; fail if it is an error."""
-        result = await self.call(text, arguments, **options)
+        result = await self.call(text, arguments)
         content = result.content[0]
         assert isinstance(content, types.TextContent)
         assert not result.is_error, content.text

@@ -33,14 +33,13 @@ def test_only_allowed_variables_are_inherited(tmp_path: Path, monkeypatch: pytes
 
 def test_environment_has_workspace_name_and_helpers(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
-    env = build_environment(tmp_path, {"a": 1}, name="deploy", request_meta={"user": "ada"}, scratch=scratch)
+    env = build_environment(tmp_path, {"a": 1}, name="deploy", scratch=scratch)
 
     assert env["TIDINGS_WORKSPACE"] == env["MCPBASH_PROJECT_ROOT"] == str(tmp_path)
     assert env["TIDINGS_TOOL_NAME"] == "deploy"
     assert env["TIDINGS_PYTHON"] == sys.executable
     assert Path(env["MCP_SDK"], "tool-sdk.sh").is_file()
     assert env["TIDINGS_ARGS_JSON"] == env["MCP_TOOL_ARGS_JSON"] == '{"a":1}'
-    assert json.loads(env["MCP_TOOL_META_JSON"]) == {"user": "ada"}
     assert env["MCP_TOOL_ERROR_FILE"].startswith(str(scratch))
 
 
@@ -71,12 +70,11 @@ def test_invalid_variable_is_rejected(name: str, value: str, message: str) -> No
 
 def test_value_too_large_for_a_variable_is_in_a_file(tmp_path: Path) -> None:
     arguments = {"text": "ä" * 500_000, "small": "s"}
-    env = build_environment(tmp_path, arguments, request_meta={"m": "y" * 200_000}, scratch=tmp_path)
+    env = build_environment(tmp_path, arguments, scratch=tmp_path)
 
     assert "TIDINGS_ARGS_JSON" not in env
     assert json.loads(Path(env["TIDINGS_ARGS_FILE"]).read_text("utf-8")) == arguments
     assert env["MCP_TOOL_ARGS_FILE"] == env["TIDINGS_ARGS_FILE"]
-    assert json.loads(Path(env["MCP_TOOL_META_FILE"]).read_text("utf-8")) == {"m": "y" * 200_000}
     assert "TIDINGS_ARG_TEXT" not in env
     assert env["TIDINGS_ARG_SMALL"] == "s"
 

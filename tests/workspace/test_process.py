@@ -142,7 +142,7 @@ async def test_failed_start_has_a_reason(tmp_path: Path, content: str | None, mo
         path.chmod(mode)
     before = count_descriptors()
     with pytest.raises(CannotStart, match=re.escape(message)):
-        await run_process([str(path)], stdin=b"", env={}, cwd=tmp_path, timeout=1, max_output=1, line_fd_env="L")
+        await run_process([str(path)], stdin=b"", env={}, cwd=tmp_path, timeout=1, max_output=1, on_line=print)
     assert count_descriptors() == before
 
 
@@ -167,10 +167,10 @@ async def test_lines_are_passed_on_while_the_tool_runs(tmp_path: Path) -> None:
         (tmp_path / line).touch()
 
     text = """for name in one two; do
-        echo $name >"/dev/fd/$LINES_FD"
+        echo $name >"/dev/fd/$TIDINGS_PROGRESS_FD"
         until [ -e $name ]; do sleep 0.01; done
-    done; printf 'tränen 🎉' >"/dev/fd/$LINES_FD" """
-    outcome = await run(tmp_path, text, on_line=on_line, line_fd_env="LINES_FD")
+    done; printf 'tränen 🎉' >"/dev/fd/$TIDINGS_PROGRESS_FD" """
+    outcome = await run(tmp_path, text, on_line=on_line)
 
     assert outcome.status == 0
     assert lines == ["one", "two", "tränen 🎉"]
@@ -178,8 +178,8 @@ async def test_lines_are_passed_on_while_the_tool_runs(tmp_path: Path) -> None:
 
 async def test_too_long_line_is_dropped(tmp_path: Path) -> None:
     lines: list[str] = []
-    text = 'exec 3>"/dev/fd/$L"; head -c 1000000 /dev/zero >&3; echo >&3; echo short >&3'
-    await run(tmp_path, text, on_line=lines.append, line_fd_env="L")
+    text = 'exec 3>"/dev/fd/$TIDINGS_PROGRESS_FD"; head -c 1000000 /dev/zero >&3; echo >&3; echo short >&3'
+    await run(tmp_path, text, on_line=lines.append)
 
     assert lines == ["short"]
 
@@ -188,7 +188,7 @@ async def test_failing_callback_does_not_end_the_run(tmp_path: Path, caplog: pyt
     def fail(line: str) -> None:
         raise LookupError(line)
 
-    outcome = await run(tmp_path, 'echo hi >"/dev/fd/$L"; echo done', on_line=fail, line_fd_env="L")
+    outcome = await run(tmp_path, 'echo hi >"/dev/fd/$TIDINGS_PROGRESS_FD"; echo done', on_line=fail)
 
     assert outcome.stdout == b"done\n"
     assert "LookupError: hi" in caplog.text
@@ -270,15 +270,15 @@ async def test_process_that_left_the_group_does_not_delay_the_call(tmp_path: Pat
 
 # Cancellation
 
-IGNORES_SIGTERM = "exec 9>pipe; trap '' TERM; echo x >\"/dev/fd/$L\"; sleep 1000 & while :; do sleep 1000; done"
+IGNORES_SIGTERM = (
+    "exec 9>pipe; trap '' TERM; echo x >\"/dev/fd/$TIDINGS_PROGRESS_FD\"; sleep 1000 & while :; do sleep 1000; done"
+)
 
 
 async def start_ignoring_sigterm(folder: Path, **options: Any) -> asyncio.Task[Outcome]:
     """Return the task of a run whose tool ignores SIGTERM and has started."""
     has_started = asyncio.Event()
-    task = asyncio.create_task(
-        run(folder, IGNORES_SIGTERM, line_fd_env="L", on_line=lambda line: has_started.set(), **options)
-    )
+    task = asyncio.create_task(run(folder, IGNORES_SIGTERM, on_line=lambda line: has_started.set(), **options))
     async with asyncio.timeout(DEADLINE):
         await has_started.wait()
     return task
@@ -317,7 +317,7 @@ async def test_second_cancellation_kills_the_group_immediately(
 
 async def test_cancel_scope_of_anyio_stops_the_group(tmp_path: Path, pipe: SharedPipe) -> None:
     with anyio.CancelScope() as scope:
-        await run(tmp_path, IGNORES_SIGTERM, line_fd_env="L", on_line=lambda line: scope.cancel())
+        await run(tmp_path, IGNORES_SIGTERM, on_line=lambda line: scope.cancel())
 
     assert scope.cancelled_caught
     assert pipe.has_ended
@@ -339,7 +339,7 @@ async def test_hundred_calls_at_once(tmp_path: Path, pipe: SharedPipe) -> None:
             cwd=tmp_path,
             timeout=5 * DEADLINE,
             max_output=1000,
-            line_fd_env="L",
+            on_line=print,
         )
 
     outcomes = await asyncio.gather(*map(call, range(100)))
@@ -374,7 +374,7 @@ async def test_process_that_can_not_be_watched_is_killed(
     before = count_descriptors()
     monkeypatch.setattr(process._Run, "_watch_exit", fail)
     with pytest.raises(RuntimeError, match="new thread"):
-        await run(tmp_path, IGNORES_SIGTERM, line_fd_env="L", stdin=b"x")
+        await run(tmp_path, IGNORES_SIGTERM, on_line=print, stdin=b"x")
 
     assert pipe.has_ended
     assert count_descriptors() == before

@@ -35,7 +35,7 @@ def register(name: str) -> str:
 async def test_registered_items_replace_those_of_the_folder(tmp_path: Path) -> None:
     write(tmp_path, FILES | {"server.d/register.sh": register("greet")})
     async with watch(tmp_path) as watcher:
-        assert ((await watcher.tools()).keys(), (await watcher.prompts()).keys()) == ({"greet"}, {"found"})
+        assert (sorted(await watcher.tools()), sorted(await watcher.prompts())) == (["greet"], ["found"])
         assert await call(watcher.client, "greet") == "hello"
         write(tmp_path, {"server.d/register.sh": "#!/bin/sh\nexit 3\n"})
         await until(lambda: watcher.workspace.problems)

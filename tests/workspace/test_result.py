@@ -18,9 +18,17 @@ from tidings.workspace.result import make_result, parse_progress, read_embedded_
 SCHEMA = {"type": "object", "required": ["count"], "properties": {"count": {"type": "integer"}}}
 
 
-def outcome(stdout: str | bytes = "", stderr: str = "", status: int | None = 0, **flags: bool) -> Outcome:
-    data = stdout.encode() if isinstance(stdout, str) else stdout
-    return Outcome(status, data, stderr.encode(), **{"is_timeout": False, "is_truncated": False} | flags)
+def convert(
+    stdout: str = "",
+    stderr: str = "",
+    status: int | None = 0,
+    *,
+    schema: dict[str, Any] | None = None,
+    hint: str | None = None,
+    **flags: bool,
+) -> types.CallToolResult:
+    outcome = Outcome(status, stdout.encode(), stderr.encode(), **{"is_timeout": False, "is_truncated": False} | flags)
+    return make_result(outcome, schema, 2.5, hint)
 
 
 def text_of(result: types.CallToolResult) -> str:
@@ -33,48 +41,43 @@ def text_of(result: types.CallToolResult) -> str:
 
 
 def test_text_loses_only_its_last_line_end() -> None:
-    result = make_result(outcome("two\nlines\n"))
+    result = convert("two\nlines\n")
 
     assert (text_of(result), result.structured_content, result.is_error) == ("two\nlines", None, False)
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "42", '"word"', "null", "{broken", "{} {}", '{"a": NaN}', "{" * 5000])
 def test_output_that_is_not_one_object_is_text(text: str) -> None:
-    result = make_result(outcome(text))
+    result = convert(text)
 
     assert (text_of(result), result.structured_content) == (text, None)
 
 
 def test_one_object_is_structured_output() -> None:
-    result = make_result(outcome('\n{"count": 3, "größe": "🎉"}\n'))
+    result = convert('\n{"count": 3, "größe": "🎉"}\n')
 
     assert result.structured_content == {"count": 3, "größe": "🎉"}
     assert json.loads(text_of(result)) == result.structured_content
 
 
 def test_structured_output_must_match_the_schema() -> None:
-    assert make_result(outcome('{"count": 3}'), SCHEMA).structured_content == {"count": 3}
-    wrong = make_result(outcome('{"count": "three"}'), SCHEMA)
-    missing = make_result(outcome("{}"), SCHEMA)
-    plain = make_result(outcome("three"), SCHEMA)
-    nothing = make_result(outcome(), SCHEMA)
-
-    assert wrong.is_error
-    assert "count: 'three' is not of type 'integer'" in text_of(wrong)
-    assert "'count' is a required property" in text_of(missing)
-    assert "must print one JSON value" in text_of(plain)
-    assert "nothing" in text_of(nothing)
-
-
-def test_schema_may_describe_an_array() -> None:
-    schema = {"type": "array", "items": {"$ref": "#/$defs/n"}, "$defs": {"n": {"type": "number"}}}
-
-    assert make_result(outcome("[1, 2]"), schema).structured_content == [1, 2]
+    assert convert('{"count": 3}', schema=SCHEMA).structured_content == {"count": 3}
+    array = {"type": "array", "items": {"$ref": "#/$defs/n"}, "$defs": {"n": {"type": "number"}}}
+    assert convert("[1, 2]", schema=array).structured_content == [1, 2]
+    for stdout, message in (
+        ('{"count": "three"}', "count: 'three' is not of type 'integer'"),
+        ("{}", "'count' is a required property"),
+        ("three", "must print one JSON value, because it has an outputSchema; it printed: three"),
+        ("", "it printed: nothing"),
+    ):
+        result = convert(stdout, schema=SCHEMA)
+        assert result.is_error
+        assert message in text_of(result)
 
 
 @pytest.mark.parametrize("schema", [{"$ref": "https://127.0.0.1:1/x.json"}, {"type": "nonsense"}, {"pattern": "("}])
 def test_unusable_schema_is_an_error_of_the_tool(schema: dict[str, Any]) -> None:
-    result = make_result(outcome('"text"'), schema)
+    result = convert('"text"', schema=schema)
 
     assert result.is_error
     assert "outputSchema" in text_of(result)
@@ -87,7 +90,7 @@ def test_object_with_the_shape_of_a_result_is_that_result() -> None:
         "isError": False,
         "_meta": {"a": 1},
     }
-    result = make_result(outcome(json.dumps(given)), SCHEMA)
+    result = convert(json.dumps(given), schema=SCHEMA)
     dumped = result.model_dump(by_alias=True, exclude_none=True)
 
     assert {key: dumped[key] for key in given} == given
@@ -95,9 +98,9 @@ def test_object_with_the_shape_of_a_result_is_that_result() -> None:
 
 def test_printed_result_must_match_the_schema_unless_it_is_an_error() -> None:
     given = {"content": [{"type": "text", "text": "x"}], "structuredContent": {"count": "?"}, "isError": False}
-    assert make_result(outcome(json.dumps(given)), SCHEMA).is_error
+    assert convert(json.dumps(given), schema=SCHEMA).is_error
 
-    error = make_result(outcome(json.dumps(given | {"isError": True})), SCHEMA)
+    error = convert(json.dumps(given | {"isError": True}), schema=SCHEMA)
     assert text_of(error) == "x"
 
 
@@ -113,11 +116,11 @@ def test_printed_result_must_match_the_schema_unless_it_is_an_error() -> None:
     ],
 )
 def test_object_that_only_resembles_a_result_is_structured_output(given: dict[str, Any]) -> None:
-    assert make_result(outcome(json.dumps(given))).structured_content == given
+    assert convert(json.dumps(given)).structured_content == given
 
 
 def test_unpaired_surrogate_is_replaced() -> None:
-    result = make_result(outcome('{"a": "\\ud800 \\ud83c\\udf89"}'))
+    result = convert('{"a": "\\ud800 \\ud83c\\udf89"}')
 
     assert result.structured_content == {"a": "? 🎉"}
     assert "🎉" in result.model_dump_json()
@@ -128,7 +131,7 @@ def test_unpaired_surrogate_is_replaced() -> None:
 
 def test_failure_has_the_status_and_the_end_of_stderr() -> None:
     stderr = "".join(f"line {number}\n" for number in range(1000))
-    result = make_result(outcome("partial", stderr, status=3))
+    result = convert("partial", stderr, status=3)
     text = text_of(result)
 
     assert result.is_error
@@ -147,19 +150,18 @@ def test_failure_has_the_status_and_the_end_of_stderr() -> None:
     ],
 )
 def test_failure_without_stderr_has_the_output(stdout: str, status: int, text: str) -> None:
-    assert text_of(make_result(outcome(stdout, status=status))) == text
+    assert text_of(convert(stdout, status=status)) == text
 
 
 def test_failure_may_print_its_own_result() -> None:
     given = {"content": [{"type": "text", "text": "the city is unknown"}], "isError": True}
 
-    assert text_of(make_result(outcome(json.dumps(given), "noise", status=1))) == "the city is unknown"
-    assert "exit status 1" in text_of(make_result(outcome(json.dumps(given | {"isError": False}), status=1)))
+    assert text_of(convert(json.dumps(given), "noise", status=1)) == "the city is unknown"
+    assert "exit status 1" in text_of(convert(json.dumps(given | {"isError": False}), status=1))
 
 
 def test_timeout_has_its_limit_and_advice() -> None:
-    late = outcome("half", "waiting for the network", status=None, is_timeout=True)
-    result = make_result(late, timeout=2.5, hint="Use limit=10.")
+    result = convert("half", "waiting for the network", None, hint="Use limit=10.", is_timeout=True)
 
     assert result.is_error
     assert text_of(result) == (
@@ -167,11 +169,11 @@ def test_timeout_has_its_limit_and_advice() -> None:
     )
     assert result.structured_content["error"]["type"] == "timeout"
     assert result.structured_content["error"]["timeoutSecs"] == 2.5
-    assert "raise its timeout" in text_of(make_result(late))
+    assert "raise its timeout" in text_of(convert(status=None, is_timeout=True))
 
 
 def test_too_much_output_has_its_limit_and_advice() -> None:
-    result = make_result(outcome("x" * 1000, status=None, is_truncated=True))
+    result = convert("x" * 1000, status=None, is_truncated=True)
 
     assert result.is_error
     assert "more than 1000 bytes" in text_of(result)
@@ -181,7 +183,7 @@ def test_too_much_output_has_its_limit_and_advice() -> None:
 @given(st.binary() | st.text().map(str.encode), st.binary(), st.integers(-70, 255), st.booleans())
 def test_any_output_can_be_sent(stdout: bytes, stderr: bytes, status: int, has_schema: bool) -> None:
     given = Outcome(status, stdout, stderr, is_timeout=False, is_truncated=False)
-    result = make_result(given, SCHEMA if has_schema else None)
+    result = make_result(given, SCHEMA if has_schema else None, timeout=1)
 
     assert json.loads(result.model_dump_json(by_alias=True))["content"]
     assert result.is_error or status == 0
@@ -200,7 +202,7 @@ RESULTS = st.fixed_dictionaries(
 
 @given(RESULTS)
 def test_anything_like_a_result_can_be_sent(given: dict[str, Any]) -> None:
-    assert json.loads(make_result(outcome(json.dumps(given))).model_dump_json(by_alias=True))
+    assert json.loads(convert(json.dumps(given)).model_dump_json(by_alias=True))
 
 
 # Files written by the helpers

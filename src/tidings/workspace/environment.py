@@ -19,12 +19,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tidings.core.model import is_unicode
 from tidings.errors import InvalidItem
 
-__all__ = ["PROGRESS_FD", "SDK", "build_environment", "check_variables", "encode_json", "find_json_tool", "list_roots"]
-
-PROGRESS_FD = "TIDINGS_PROGRESS_FD"
-"""The variable with the file descriptor for progress and log lines; `run_process` sets it."""
+__all__ = ["SDK", "build_environment", "check_variables", "encode_json", "find_json_tool", "list_roots"]
 
 SDK = Path(__file__).parent / "sdk"
 
@@ -54,7 +52,6 @@ def build_environment(
     allowed: Iterable[str] = (),
     variables: Mapping[str, str] | None = None,
     metadata: Mapping[str, Any] | None = None,
-    request_meta: Mapping[str, Any] | None = None,
     scratch: Path | None = None,
 ) -> dict[str, str]:
     """Return the environment for a tool of the workspace at `root`.
@@ -68,8 +65,6 @@ def build_environment(
     json_tool = find_json_tool(env["PATH"])
     env |= _make_argument_variables(arguments)
     _set_json(env, ("TIDINGS_ARGS", "MCP_TOOL_ARGS"), encode_json(arguments), scratch)
-    if request_meta:
-        _set_json(env, ("MCP_TOOL_META",), encode_json(request_meta), scratch)
     if metadata:
         _set_json(env, ("MCP_TOOL_METADATA",), encode_json(metadata), None)
     roots = list_roots(root)
@@ -105,7 +100,7 @@ def build_environment(
 def encode_json(value: Any) -> str:
     """Return JSON that can be encoded as UTF-8. Escape non-ASCII characters only if there is an unpaired surrogate."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text if _is_utf8(text) else json.dumps(value, separators=(",", ":"))
+    return text if is_unicode(text) else json.dumps(value, separators=(",", ":"))
 
 
 def list_roots(root: Path) -> list[Path]:
@@ -134,7 +129,7 @@ def check_variables(variables: Mapping[str, str]) -> dict[str, str]:
     for name, value in variables.items():
         if not _NAME.fullmatch(name):
             raise InvalidItem(f"env: {name!r} is not a valid name of a variable; use letters, digits and _")
-        if "\0" in value or not _is_utf8(value) or _get_size(name, value) > _MAX_VARIABLE:
+        if "\0" in value or not is_unicode(value) or _get_size(name, value) > _MAX_VARIABLE:
             raise InvalidItem(f"env: the value of {name} is not valid; use text without NUL, up to 128 KiB")
     return dict(variables)
 
@@ -162,7 +157,7 @@ def _make_argument_variables(arguments: Mapping[str, Any]) -> dict[str, str]:
         text = value if isinstance(value, str) else json.dumps(value)
         if name in variables:
             duplicates.add(name)
-        elif "\0" not in text and _is_utf8(text) and (size := _get_size(name, text)) <= min(remaining, _MAX_VARIABLE):
+        elif "\0" not in text and is_unicode(text) and (size := _get_size(name, text)) <= min(remaining, _MAX_VARIABLE):
             variables[name] = text
             remaining -= size
     return {name: text for name, text in variables.items() if name not in duplicates}
@@ -180,11 +175,3 @@ def _set_json(env: dict[str, str], names: Sequence[str], text: str, scratch: Pat
 
 def _get_size(name: str, value: str) -> int:
     return len(name) + len(value.encode("utf-8", "surrogateescape")) + 2
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,7 @@ from mcp.server.mcpserver.tools.base import Tool
 from pydantic import SkipValidation, ValidationError
 
 from tidings.errors import InvalidItem
-from tidings.workspace.environment import PROGRESS_FD, build_environment, check_variables, encode_json, list_roots
+from tidings.workspace.environment import build_environment, check_variables, encode_json, list_roots
 from tidings.workspace.items import LoadedItem, make_item
 from tidings.workspace.problems import invalid_field, invalid_model
 from tidings.workspace.process import CannotStart, run_process
@@ -60,7 +61,6 @@ class Executable:
         self,
         arguments: Mapping[str, Any],
         *,
-        request_meta: Mapping[str, Any] | None = None,
         on_progress: Callable[[dict[str, Any]], None] | None = None,
     ) -> types.CallToolResult:
         """Run the executable and return its result. Call `on_progress` with `parse_progress(line)` for each line.
@@ -84,19 +84,17 @@ class Executable:
                     allowed=self.allowed_env,
                     variables=self.env,
                     metadata=self.metadata,
-                    request_meta=request_meta,
                     scratch=scratch,
                 ),
                 cwd=self.root,
                 timeout=self.timeout,
                 max_output=self.max_output,
                 on_line=on_line,
-                line_fd_env=PROGRESS_FD,
                 on_stop=(scratch / "cancelled").touch,
             )
             if outcome.status and (error := read_protocol_error(scratch / "error.json")) is not None:
                 raise error
-            result = make_result(outcome, self.output_schema, timeout=self.timeout, hint=self.timeout_hint)
+            result = make_result(outcome, self.output_schema, self.timeout, self.timeout_hint)
             if (listing := scratch / "resources").exists() and not result.is_error:
                 folders = (self.root, *list_roots(self.root), Path(tempfile.gettempdir()))
                 result.content += await asyncio.to_thread(read_embedded_files, listing, folders, self.max_output)
@@ -121,56 +119,44 @@ class ExecutableTool(Tool):
             violation = f"its inputSchema can't be used: {error}"
         if violation is not None:
             raise ToolError(f"{self.name}: {violation}")
+        # A queue keeps the lines in order, and a slow caller does not block the tool.
+        queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(maxsize=1000)
+
+        def on_progress(progress: dict[str, Any]) -> None:
+            with suppress(asyncio.QueueFull):  # a caller that is 1000 lines behind does not need each of them
+                queue.put_nowait(progress)
+
+        forwarding = asyncio.create_task(_forward_progress(queue, context))
         try:
-            async with _ProgressForwarder(context) as forwarder:
-                return await self.executable.call(arguments, on_progress=forwarder.put)
+            result = await self.executable.call(arguments, on_progress=on_progress)
+            await queue.put(None)
+            await forwarding
+            return result
         except CannotStart as error:
             raise ToolError(f"{self.name}: {error}") from None
+        finally:
+            forwarding.cancel()
 
 
-class _ProgressForwarder:
-    """A queue that sends the progress and log lines of a tool to its caller, in order, without blocking the tool."""
-
-    def __init__(self, context: Context[Any, Any]) -> None:
-        self._context = context
-        self._queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(maxsize=1000)
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> _ProgressForwarder:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        if self._task is not None:
-            if exception[0] is None:
-                await self._queue.put(None)
-                await self._task
+async def _forward_progress(queue: asyncio.Queue[dict[str, Any] | None], context: Context[Any, Any]) -> None:
+    """Send the progress and log lines in the queue to the caller of a tool, until None."""
+    while (line := await queue.get()) is not None:
+        try:
+            if "progress" in line:
+                await context.report_progress(line["progress"], line["total"], line["message"])
             else:
-                self._task.cancel()
+                await _send_log(line, context)
+        except Exception as error:  # a closed connection of the caller must not make the call fail
+            logger.debug("could not send the progress of a tool to its caller: %r", error)
 
-    def put(self, progress: dict[str, Any]) -> None:
-        if self._queue.full():
-            return  # a caller that is 1000 lines behind does not need each of them
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._forward())
-        self._queue.put_nowait(progress)
 
-    async def _forward(self) -> None:
-        while (progress := await self._queue.get()) is not None:
-            try:
-                if "progress" in progress:
-                    await self._context.report_progress(progress["progress"], progress["total"], progress["message"])
-                else:
-                    await self._send_log(progress)
-            except Exception as error:  # a closed connection of the caller must not make the call fail
-                logger.debug("could not send the progress of a tool to its caller: %r", error)
-
-    async def _send_log(self, line: dict[str, Any]) -> None:
-        request = self._context.request_context
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the SDK deprecates log messages; older clients still show them
-            await request.session.send_log_message(
-                line["level"], line["data"], line["logger"], related_request_id=request.request_id
-            )
+async def _send_log(line: dict[str, Any], context: Context[Any, Any]) -> None:
+    request = context.request_context
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the SDK deprecates log messages; older clients still show them
+        await request.session.send_log_message(
+            line["level"], line["data"], line["logger"], related_request_id=request.request_id
+        )
 
 
 def make_executable(

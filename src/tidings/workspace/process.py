@@ -30,6 +30,9 @@ __all__ = ["CannotStart", "Outcome", "run_process"]
 
 logger = logging.getLogger(__name__)
 
+PROGRESS_FD = "TIDINGS_PROGRESS_FD"
+"""The variable with the file descriptor of the progress channel."""
+
 GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL: enough to remove a temporary file, and short for a user who cancelled."""
 
@@ -77,28 +80,24 @@ async def run_process(
     timeout: float,  # noqa: ASYNC109  # stops a process group, which cancelling an await would not
     max_output: int,
     on_line: Callable[[str], None] | None = None,
-    line_fd_env: str | None = None,
     on_stop: Callable[[], None] | None = None,
 ) -> Outcome:
     """Run `command`, and stop its process group at the end.
 
-    With `line_fd_env`, the process gets one more pipe, and the variable of that name contains its file descriptor.
-    `on_line` is called immediately for each line that the process writes to it. `on_stop` is called before the group is
-    stopped early.
+    With `on_line`, the process gets one more pipe, the progress channel, and `on_line` is called immediately for each
+    line that the process writes to it. `on_stop` is called before the group is stopped early.
     """
     run = _Run(asyncio.get_running_loop(), max_output, on_line, on_stop)
     for attempt in range(_BUSY_RETRIES + 1):
         try:
-            run.start(command, env, cwd, line_fd_env)
+            run.start(command, env, cwd)
             break
         except OSError as error:
             if error.errno != errno.ETXTBSY or attempt == _BUSY_RETRIES:
                 raise CannotStart(_explain(command[0], cwd, error)) from error
             await asyncio.sleep(_BUSY_PAUSE)
     try:
-        run.watch()
-        run.write_input(stdin)
-        run.set_timeout(timeout)
+        run.watch(stdin, timeout)
         await asyncio.shield(run.finished)
     except asyncio.CancelledError:
         run.stop()
@@ -137,14 +136,14 @@ class _Run:
         self._pidfd = -1
         self._lines: IO[bytes] | None = None
 
-    def start(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, line_fd_env: str | None) -> None:
+    def start(self, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
         # Use bytes, because the locale of this process may not be able to encode the arguments of a client.
         environment = {name.encode(): value.encode("utf-8", "surrogateescape") for name, value in env.items()}
         write_end = -1
-        if line_fd_env is not None:
+        if self._on_line is not None:
             read_end, write_end = os.pipe()
             self._lines = os.fdopen(read_end, "rb", buffering=0)
-            environment[line_fd_env.encode()] = str(write_end).encode()
+            environment[PROGRESS_FD.encode()] = str(write_end).encode()
         try:
             # No preexec_fn, user or umask: CPython can then use vfork, whose cost does not grow with this process.
             self._leader = subprocess.Popen(
@@ -166,19 +165,15 @@ class _Run:
             if write_end >= 0:
                 os.close(write_end)
 
-    def watch(self) -> None:
+    def watch(self, stdin: bytes, timeout: float) -> None:
+        assert self._leader.stdin is not None
         self._read(self._leader.stdout, self._add_stdout)
         self._read(self._leader.stderr, self._add_stderr)
         self._read(self._lines, self._add_lines)
         self._watch_exit()
-
-    def write_input(self, data: bytes) -> None:
-        assert self._leader.stdin is not None
         os.set_blocking(self._leader.stdin.fileno(), False)
-        self._input = memoryview(data)
+        self._input = memoryview(stdin)
         self._write()
-
-    def set_timeout(self, timeout: float) -> None:
         self._timers.append(self._loop.call_later(timeout, self._on_timeout))
 
     def stop(self) -> None:

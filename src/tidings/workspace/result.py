@@ -37,11 +37,7 @@ _PLAIN_PROGRESS = re.compile(
 
 
 def make_result(
-    outcome: Outcome,
-    output_schema: Mapping[str, Any] | None = None,
-    *,
-    timeout: float | None = None,
-    hint: str | None = None,
+    outcome: Outcome, output_schema: Mapping[str, Any] | None, timeout: float, hint: str | None = None
 ) -> types.CallToolResult:
     """Return the result of a run. The error after a timeout contains `timeout` and `hint`."""
     if outcome.is_timeout:
@@ -190,9 +186,8 @@ def _parse_result(value: dict[str, Any]) -> types.CallToolResult | None:
         return None
 
 
-def _make_timeout(outcome: Outcome, timeout: float | None, hint: str | None) -> types.CallToolResult:
-    limit = "its time limit" if timeout is None else f"{timeout:g} s"
-    message = f"The tool did not finish within {limit} and was stopped. "
+def _make_timeout(outcome: Outcome, timeout: float, hint: str | None) -> types.CallToolResult:
+    message = f"The tool did not finish within {timeout:g} s and was stopped. "
     message += hint or "Ask it for less, or raise its timeout."
     return _make_error("timeout", message, outcome, reason="fixed", timeoutSecs=timeout, hint=hint)
 

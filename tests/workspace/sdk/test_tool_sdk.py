@@ -74,9 +74,9 @@ async def test_arguments_are_read_by_filter_with_defaults(bash: BashTools) -> No
         mcp_args_raw
     """
     arguments = {"no": False, "list": [0, {"x": "deep"}]}
-    lines = (await bash.text(text, arguments, request_meta={"user": "ada"})).splitlines()
+    lines = (await bash.text(text, arguments)).splitlines()
 
-    assert lines[:6] == ["World", "a default", "false", "deep", "2", "ada"]
+    assert lines[:6] == ["World", "a default", "false", "deep", "2", "null"]
     assert json.loads(lines[6]) == arguments
 
 

@@ -168,26 +168,25 @@ _mcp_get() {
 
 # Arguments ----------------------------------------------------------------------------------------------------------
 
-mcp_args_raw() { _mcp_print_raw ARGS; }
-mcp_meta_raw() { _mcp_print_raw META; }
-
-_mcp_print_raw() {
-	local json="MCP_TOOL_$1_JSON" file="MCP_TOOL_$1_FILE"
-	if [[ -n ${!json:-} ]]; then
-		printf '%s\n' "${!json}"
-	elif [[ -r ${!file:-} ]]; then
-		cat -- "${!file}"
+mcp_args_raw() {
+	if [[ -n ${MCP_TOOL_ARGS_JSON:-} ]]; then
+		printf '%s\n' "${MCP_TOOL_ARGS_JSON}"
+	elif [[ -r ${MCP_TOOL_ARGS_FILE:-} ]]; then
+		cat -- "${MCP_TOOL_ARGS_FILE}"
 	else
 		printf '{}\n'
 	fi
 }
 
-# _mcp_get_from ARGS|META FILTER
-_mcp_get_from() {
-	local json="MCP_TOOL_$1_JSON" file="MCP_TOOL_$1_FILE" _mcp_flat_value _mcp_value other
-	if [[ $2 =~ ${_MCP_SIMPLE} ]]; then
+# `.key`, or `.key // default`
+_MCP_SIMPLE='^\.([A-Za-z_][A-Za-z0-9_]*)[[:space:]]*(//[[:space:]]*(empty|"[^"\\]*"|[0-9]+|true|false|null))?[[:space:]]*$'
+
+# Apply a filter to the arguments.
+_mcp_filter_args() {
+	local _mcp_flat_value _mcp_value other
+	if [[ $1 =~ ${_MCP_SIMPLE} ]]; then
 		other="${BASH_REMATCH[3]}"
-		if _mcp_get_flat "${!json:-x}" "${BASH_REMATCH[1]}"; then
+		if _mcp_get_flat "${MCP_TOOL_ARGS_JSON:-x}" "${BASH_REMATCH[1]}"; then
 			if [[ -n ${other} && ${_mcp_flat_value} =~ ^(null|false)$ ]]; then
 				[[ ${other} != empty ]] || return 0
 				_mcp_flat_value="${other}"
@@ -198,30 +197,24 @@ _mcp_get_from() {
 			fi
 		fi
 	fi
-	if [[ -z ${!json:-} && -r ${!file:-} ]]; then
-		_mcp_get "$2" <"${!file}"
-	else
-		_mcp_get "$2" <<<"${!json:-{\}}"
-	fi
+	mcp_args_raw | _mcp_get "$1"
 }
 
 # mcp_args_get FILTER [--default VALUE]
-mcp_args_get() { _mcp_get_default ARGS "$@"; }
-mcp_meta_get() { _mcp_get_default META "$@"; }
-
-_mcp_get_default() {
+mcp_args_get() {
 	local _mcp_value
-	if [[ ${3-} != --default ]]; then
-		_mcp_get_from "$1" "${2:-.}"
-	elif _mcp_find "$1" "$2"; then
+	if [[ ${2-} != --default ]]; then
+		_mcp_filter_args "${1:-.}"
+	elif _mcp_find_arg "$1"; then
 		printf '%s\n' "${_mcp_value}"
 	else
-		printf '%s\n' "${4-}"
+		printf '%s\n' "${3-}"
 	fi
 }
 
-# `.key`, or `.key // default`
-_MCP_SIMPLE='^\.([A-Za-z_][A-Za-z0-9_]*)[[:space:]]*(//[[:space:]]*(empty|"[^"\\]*"|[0-9]+|true|false|null))?[[:space:]]*$'
+# The server does not pass the _meta of a request, so it is empty here.
+mcp_meta_raw() { printf '{}\n'; }
+mcp_meta_get() { MCP_TOOL_ARGS_JSON='{}' mcp_args_get "$@"; }
 
 # Print a value between two marks, because $(…) drops line ends at the end. Print nothing for null.
 _MCP_MARKED='if . == null then empty else "=" + tostring + "=" end'
@@ -232,27 +225,27 @@ _mcp_unmark() {
 	_mcp_value="${_mcp_value%=}"
 }
 
-# Put the value at $2 into _mcp_value. Fail if it is missing or null; `false` and "" are values.
-_mcp_find() {
-	local json="MCP_TOOL_$1_JSON" _mcp_flat_value
-	if [[ $2 =~ ^\.([A-Za-z_][A-Za-z0-9_]*)$ ]] && _mcp_get_flat "${!json:-x}" "${BASH_REMATCH[1]}"; then
+# Put the argument at $1 into _mcp_value. Fail if it is missing or null; `false` and "" are values.
+_mcp_find_arg() {
+	local _mcp_flat_value
+	if [[ $1 =~ ^\.([A-Za-z_][A-Za-z0-9_]*)$ ]] && _mcp_get_flat "${MCP_TOOL_ARGS_JSON:-x}" "${BASH_REMATCH[1]}"; then
 		[[ ${_mcp_flat_value} != null ]] || return 1
 		_mcp_unquote "${_mcp_flat_value}" && return
 	fi
-	_mcp_value="$(_mcp_get_from "$1" "($2) | ${_MCP_MARKED}")" || _mcp_value=""
+	_mcp_value="$(_mcp_filter_args "($1) | ${_MCP_MARKED}")" || _mcp_value=""
 	_mcp_unmark
 }
 
 mcp_args_require() {
 	local _mcp_value
-	_mcp_find ARGS "$1" || mcp_fail_invalid_args "${2:-$1 is required}"
+	_mcp_find_arg "$1" || mcp_fail_invalid_args "${2:-$1 is required}"
 	printf '%s\n' "${_mcp_value}"
 }
 
 # mcp_args_bool POINTER [--default true|false]
 mcp_args_bool() {
 	local pointer="$1" _mcp_value
-	if ! _mcp_find ARGS "${pointer}"; then
+	if ! _mcp_find_arg "${pointer}"; then
 		[[ ${2-} == --default ]] || mcp_fail_invalid_args "${pointer} is required"
 		_mcp_value="${3-}"
 	fi
@@ -275,7 +268,7 @@ mcp_args_int() {
 		esac
 		shift "$(($# > 1 ? 2 : 1))"
 	done
-	if ! _mcp_find ARGS "${pointer}"; then
+	if ! _mcp_find_arg "${pointer}"; then
 		[[ -n ${default} ]] || mcp_fail_invalid_args "${pointer} is required"
 		printf '%s\n' "${default}"
 		return
@@ -667,7 +660,7 @@ mcp_require_path() {
 		esac
 		shift
 	done
-	_mcp_find ARGS "${pointer}" || _mcp_value=""
+	_mcp_find_arg "${pointer}" || _mcp_value=""
 	if [[ -z ${_mcp_value} && -n ${is_single} && ${MCP_ROOTS_COUNT:-0} == 1 ]]; then
 		_mcp_value="${MCP_ROOTS_PATHS%%$'\n'*}"
 	fi
