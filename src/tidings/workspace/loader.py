@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tidings.workspace.files import FileChecker
-from tidings.workspace.items import ItemKey, LoadedItem
+from tidings.workspace.items import ItemKey, LoadedItem, UnitContent
 from tidings.workspace.problems import InvalidFile
 from tidings.workspace.prompts import load_prompts
 from tidings.workspace.resources import load_resources
@@ -28,9 +28,7 @@ class LoadedUnit:
     state: tuple[Any, ...] = ()
     """The state of `files`, then of the sorted `other_files`, before they were loaded."""
     files: list[Path] = field(default_factory=list)
-    items: list[LoadedItem] = field(default_factory=list)
-    exclusive: frozenset[str] = frozenset()
-    """The registries that serve only the items of this unit."""
+    content: UnitContent = field(default_factory=UnitContent)
     other_files: frozenset[Path] = frozenset()
     """Files of other units that the items are loaded from."""
 

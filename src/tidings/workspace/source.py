@@ -104,8 +104,6 @@ class Workspace(Source):
         self._served: dict[ItemKey, LoadedItem] = {}
         """The items in the SDK's registries and in the catalog. It changes together with them."""
         self._failed: dict[Unit, Problem] = {}
-        self._units_by_file: dict[Path, set[Unit]] = {}
-        """The units that load items from a file of another unit, by that file."""
         self.rescans: Counter[str] = Counter()
         """The number of scans by outcome: `read`, `unchanged` or `failed`."""
         self.tracer = Tracer()
@@ -251,26 +249,23 @@ class Workspace(Source):
         """Return the units that changes at `paths` may affect, with their files."""
         found: dict[Unit, set[Path]] = {}
         folders: set[str] = set()
-        for path in paths:
-            if path == self.root or not path.is_relative_to(self.root):
-                continue
+        changed = {path for path in paths if self.root in path.parents}
+        for path in changed:
             relative = PurePosixPath(path.relative_to(self.root).as_posix())
             if not path.is_file():
                 folders.add(str(relative))
             unit = find_unit(relative)
             if unit is not None:
                 found.setdefault(unit, set()).add(path)
-            for dependent in self._units_by_file.get(path, ()):
-                found.setdefault(dependent, set())
-        if folders:
+        for unit, loaded in list(self._units.items()):
             # A folder may be created or removed without events for its files.
-            for unit in list(self._units):
-                if not folders.isdisjoint(list_parents(unit.key)):
-                    found.setdefault(unit, set())
-            for folder in folders:
-                if folders.isdisjoint(list_parents(folder)):
-                    for unit, files in self._find_units(folder).items():
-                        found.setdefault(unit, set()).update(files)
+            is_below = folders and not folders.isdisjoint(list_parents(unit.key))
+            if is_below or not changed.isdisjoint(loaded.other_files):
+                found.setdefault(unit, set())
+        for folder in folders:
+            if folders.isdisjoint(list_parents(folder)):
+                for unit, files in self._find_units(folder).items():
+                    found.setdefault(unit, set()).update(files)
         for unit in list(self._failed):
             if unit.kind in ("resources", "prompts"):
                 found.setdefault(unit, set())  # a file that was missing may exist now
@@ -320,7 +315,7 @@ class Workspace(Source):
         found: set[Unit] = set()
         if has_new_limits:
             for unit, each in self._units.items():
-                if any(isinstance(item.component, ExecutableTool) for item in each.items):
+                if any(isinstance(item.component, ExecutableTool) for item in each.content.items):
                     found.add(unit)
         folders = {unit.import_folder for unit, files in loaded.items() if unit.is_helper and has_python(files)}
         if folders:
@@ -342,10 +337,9 @@ class Workspace(Source):
             self._failed[unit] = problem
         else:
             self._failed.pop(unit, None)
-        self._update_units_by_file(unit, old.other_files, new.other_files)
-        keys = self._table.replace(unit, old.items, new.items)
+        keys = self._table.replace(unit, old.content.items, new.content.items)
         if unit == REGISTER:
-            keys |= self._table.set_exclusive(new.exclusive)
+            keys |= self._table.set_exclusive(new.content.exclusive)
         return keys
 
     def _load_or_keep(self, due: _DueUnit, checker: FileChecker) -> tuple[LoadedUnit, Problem | None]:
@@ -356,37 +350,28 @@ class Workspace(Source):
             return new, None
         path = files[0] if files else self.root / unit.key
         try:
-            content = self._read(unit, files, old)
-            check_items(content.items, path, self.settings.policy.max_item_bytes)
-            new.items, new.exclusive = content.items, content.exclusive
-            new.other_files = list_other_files(new.items, files, checker)
+            new.content = self._read(unit, files, old)
+            check_items(new.content.items, path, self.settings.policy.max_item_bytes)
+            new.other_files = list_other_files(new.content.items, files, checker)
             new.state = (*due.state[: len(files)], *map(read_state, sorted(new.other_files)))
             return new, None
         except Exception as error:  # a file may contain any error, and may be code that raises any exception
-            new.items, new.exclusive, new.other_files = old.items, old.exclusive, old.other_files
+            new.content, new.other_files = old.content, old.other_files
             if all(file.exists() for file in files):
                 problem: Problem | None = find_problem(error, path, self.root)
             else:  # removed while it was read; the next scan handles that
                 problem = self._failed.get(unit)
                 new.state = _UNKNOWN
         if problem is not None and self._failed.get(unit) != problem:
-            logger.warning("%s%s", problem, "; its last good version is still served" if old.items else "")
+            logger.warning("%s%s", problem, "; its last good version is still served" if old.content.items else "")
         if problem is not None and unit.kind != "tools":
             new.state = _UNKNOWN  # the cause may be a missing file of another unit
         return new, problem
 
-    def _update_units_by_file(self, unit: Unit, old_files: frozenset[Path], new_files: frozenset[Path]) -> None:
-        for file in old_files - new_files:
-            self._units_by_file[file].discard(unit)
-            if not self._units_by_file[file]:
-                del self._units_by_file[file]
-        for file in new_files:
-            self._units_by_file.setdefault(file, set()).add(unit)
-
     def _read(self, unit: Unit, files: list[Path], old: LoadedUnit) -> UnitContent:
         if unit == REGISTER:
             if old.files and not self._scripts.has_output(files):
-                return UnitContent(old.items, old.exclusive)  # until the new script has run
+                return old.content  # until the new script has run
             return self._scripts.load(self.settings, files)
         if unit == SETTINGS:
             self._apply_settings(load_settings(self.root))
