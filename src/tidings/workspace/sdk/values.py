@@ -82,9 +82,7 @@ class Parser:
             raise InvalidFilter("the filter ends too early")
         token = self.tokens.pop(0)
         if token == ".":
-            result: Filter = lambda value: iter([value])  # noqa: E731  # as the others below
-            if self.tokens and re.match(r'[A-Za-z_"]', self.tokens[0]):
-                result = self.member(result)
+            result = self.member() if self.tokens and re.match(r'[A-Za-z_"]', self.tokens[0]) else _identity
         elif token == "(":
             result = self.pipe()
             self.require(")")
@@ -93,49 +91,43 @@ class Parser:
         elif token[0] == '"' or token[0] == "-" or token[0].isdigit() or token in ("true", "false", "null"):
             result = _constant(json.loads(token))
         elif token == "empty":
-            result = lambda value: iter(())  # noqa: E731
+            result = _constant()
         elif token == "[" and self.accept("]"):
             result = _constant([])
         elif token in _FUNCTIONS:
-            function = _FUNCTIONS[token]
-            result = lambda value: iter([function(value)])  # noqa: E731
+            result = _apply(_FUNCTIONS[token])
         else:
             raise InvalidFilter(f"{token!r} is not supported here without jq; install jq")
         return self.suffixes(result)
 
     def suffixes(self, result: Filter) -> Filter:
         while token := self.accept(".", "[", "?"):
-            if token == ".":
-                if self.accept("["):
-                    result = self.bracket(result)
-                    continue
-                if not self.tokens:
-                    raise InvalidFilter("a name is missing after the last dot")
-                result = self.member(result)
-            elif token == "[":
-                result = self.bracket(result)
-            else:
+            if token == "?":
                 result = _optional(result)
+            elif token == "[" or self.accept("["):
+                result = _pipe(result, self.bracket())
+            else:
+                result = _pipe(result, self.member())
         return result
 
-    def member(self, result: Filter) -> Filter:
+    def member(self) -> Filter:
+        if not self.tokens:
+            raise InvalidFilter("a name is missing after the last dot")
         key = self.tokens.pop(0)
-        return _pipe(result, _get_member(json.loads(key) if key.startswith('"') else key))
+        return _get_member(json.loads(key) if key.startswith('"') else key)
 
-    def bracket(self, result: Filter) -> Filter:
+    def bracket(self) -> Filter:
         if self.accept("]"):
-            return _pipe(result, _iterate)
+            return _iterate
         key = json.loads(self.tokens.pop(0))
         self.require("]")
-        return _pipe(result, _get_member(key))
+        return _get_member(key)
 
     def condition(self) -> Filter:
         condition = self.pipe()
         self.require("then")
         then_filter = self.pipe()
-        else_filter: Filter = lambda value: iter([value])  # noqa: E731
-        if self.accept("else"):
-            else_filter = self.pipe()
+        else_filter = self.pipe() if self.accept("else") else _identity
         self.require("end")
 
         def choose(value: Any) -> Iterator[Any]:
@@ -153,8 +145,16 @@ def _combine(left: Filter, right: Filter, operation: Callable[[Any, Any], Any]) 
     return lambda value: (operation(a, b) for a in left(value) for b in right(value))
 
 
-def _constant(constant: Any) -> Filter:
-    return lambda value: iter([constant])
+def _identity(value: Any) -> Iterator[Any]:
+    return iter([value])
+
+
+def _constant(*results: Any) -> Filter:
+    return lambda value: iter(results)
+
+
+def _apply(function: Callable[[Any], Any]) -> Filter:
+    return lambda value: iter([function(value)])
 
 
 def _get_member(key: str | int) -> Filter:
@@ -207,19 +207,19 @@ def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else dump(value)
 
 
+def dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "length": lambda value: 0 if value is None else abs(value) if isinstance(value, int | float) else len(value),
     "keys": lambda value: sorted(value) if isinstance(value, dict) else list(range(len(value))),
     "type": _get_type,
     "tostring": _format_value,
-    "tojson": lambda value: dump(value),  # noqa: PLW0108  # defined below
+    "tojson": dump,
     "tonumber": lambda value: json.loads(value) if isinstance(value, str) else value,
     "not": lambda value: value is None or value is False,
 }
-
-
-def dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def count_bytes(value: Any) -> int:
