@@ -6,12 +6,13 @@ import asyncio
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import GRACE, serving, start_command
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE, until
 from tests.support.workspaces import call, get_problems, list_names, read, run_source, script, serve, watch, write
 from tidings.core.model import Feature
 from tidings.workspace.register import RegisterScripts, select_scripts
@@ -84,6 +85,25 @@ async def test_only_a_change_of_the_script_itself_makes_it_run(tmp_path: Path) -
     assert not scripts.has_changes(select_scripts([path, log]))
     write(tmp_path, {"server.d/register.sh": register("greet")})
     assert scripts.has_changes([path])
+
+
+def test_script_interrupted_at_its_start_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def interrupt(thread: threading.Thread) -> None:
+        threads.append(thread)
+        raise KeyboardInterrupt
+
+    path = tmp_path / "server.d" / "register.sh"
+    write(tmp_path, {"server.d/register.sh": f"#!/bin/sh\nexec sleep {2 * DEADLINE}\n"})
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            RegisterScripts(tmp_path).run_blocking(Settings("a", register_timeout=600), [path])
+    [thread] = threads
+    thread.start()
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,9 @@ __all__ = ["RegisterScripts", "select_scripts"]
 
 _REGISTRIES = {"tools": "tools", "resources": "resources", "resourceTemplates": "templates", "prompts": "prompts"}
 """The kinds of a registration, and the registries of `MCPServer` that they belong to."""
+
+_SIGNAL_INTERVAL = 0.1
+"""Seconds between two checks for a signal: one that arrives just before a wait does not interrupt the wait."""
 
 _KNOWN_MEMBERS = frozenset({*_REGISTRIES, "completions", "version", "_meta", "ui", "uiResources"})
 
@@ -69,12 +72,25 @@ class RegisterScripts:
         """Run the scripts in a thread with its own event loop, because the caller may be inside an event loop."""
         loop = asyncio.new_event_loop()
         task = loop.create_task(self.run(settings, scripts))
-        with closing(loop), ThreadPoolExecutor(1, "register") as thread:
-            try:
-                thread.submit(loop.run_until_complete, task).result()
-            except BaseException:  # this process is stopping, and the script must not outlive it
+        has_ended = threading.Event()  # unlike `Thread.join`, waiting for it can be repeated after an interrupt
+
+        def run_loop() -> None:
+            with closing(loop):
+                loop.run_until_complete(asyncio.wait([task]))
+            has_ended.set()
+
+        thread = threading.Thread(target=run_loop, name="registration")
+        try:
+            thread.start()
+            while not has_ended.wait(_SIGNAL_INTERVAL):
+                pass
+        except BaseException:  # this process is stopping, and a script must not outlive it
+            with suppress(RuntimeError):  # the loop is closed: the scripts have ended
                 loop.call_soon_threadsafe(task.cancel)
-                raise
+            if thread.is_alive():  # if it has not started yet, it stops by itself
+                has_ended.wait()
+            raise
+        task.result()
 
     def has_changes(self, scripts: list[Path]) -> bool:
         """Return whether a script is new or has changed since `run`."""
