@@ -61,7 +61,7 @@ def test_completion_is_available_for_the_shell() -> None:
         (["serve", "--port", "99999"], "Invalid value for '--port'"),
         (["run-tool"], "see `tidings run-tool --help`"),
         (["config", EXAMPLE, "--client", "emacs"], "claude-desktop"),
-        (["history", EXAMPLE, "--feature", "tool"], "'resources'"),
+        (["history", EXAMPLE, "--feature", "tool"], "Invalid value for '--feature': 'tool' is not one of 'tools'"),
     ],
 )
 def test_usage_error_is_one_line(arguments: list[object], message: str) -> None:

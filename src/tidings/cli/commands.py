@@ -55,6 +55,7 @@ def run(arguments: Sequence[str]) -> None:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "tidings"
         message = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]  # see above
+        message = message.replace("Value error, ", "")  # Pydantic's, in front of Typer's own text
         fail(f"{message}; see `{command} --help`")
     sys.exit(status)
 

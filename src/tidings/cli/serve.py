@@ -49,10 +49,7 @@ class Metrics(StrEnum):
 
 _AUDIENCES: dict[Metrics, Audience | None] = {Metrics.LOCAL: "local", Metrics.ANYONE: "anyone", Metrics.OFF: None}
 
-_HTTP_OPTIONS = (
-    *("host", "port", "path", "metrics", "as_json"),
-    *("auth_token", "auth_token_file", "allow_host", "allow_origin", "insecure"),
-)
+_STDIO_OPTIONS = ("folder", "stdio", "poll", "state", "log_level", "log_format", "quiet")
 
 
 def serve(
@@ -185,10 +182,9 @@ def _build_url(host: str, port: int, path: str) -> str:
 
 
 def _refuse_http_options(context: typer.Context) -> None:
-    for name in _HTTP_OPTIONS:
-        if _get_source(context, name) == "COMMANDLINE":
-            option = name.removeprefix("as_").replace("_", "-")
-            fail(f"--{option} is for HTTP; with --stdio, the process that starts the server is its only client")
+    for option in context.command.params:
+        if option.name not in _STDIO_OPTIONS and _get_source(context, option.name) == "COMMANDLINE":
+            fail(f"{option.opts[0]} is for HTTP; with --stdio, the process that starts the server is its only client")
 
 
 def _get_source(context: typer.Context, name: str) -> str | None:
