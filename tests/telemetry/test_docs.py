@@ -18,6 +18,13 @@ from tidings.telemetry.tracing import ATTRIBUTES
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/telemetry.md").read_text(encoding="utf-8")
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana.json").read_text(encoding="utf-8"))
+SAMPLES = {
+    metric.prometheus + suffix
+    for metric in METRICS
+    for suffix in (("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",))
+}
+"""The names that a query can use."""
+LABELS = {label for metric in METRICS for label in metric.labels} | {"le", "instance"}
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -27,13 +34,9 @@ def rows(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[1:]]
 
 
-def sample_names() -> set[str]:
-    """Return the names that a query can use."""
-    names = {metric.prometheus for metric in METRICS if metric.kind != "histogram"}
-    for metric in METRICS:
-        if metric.kind == "histogram":
-            names |= {f"{metric.prometheus}_{part}" for part in ("bucket", "sum", "count")}
-    return names
+def metrics_of(text: str) -> set[str]:
+    """Return the names of metrics in a text."""
+    return set(re.findall(r"\btidings_\w+", text))
 
 
 def labels_of(query: str) -> set[str]:
@@ -68,18 +71,15 @@ def test_every_counted_failure_starts_at_zero() -> None:
 
 
 def test_every_name_in_a_query_is_a_metric_and_every_metric_is_on_the_dashboard() -> None:
-    known = sample_names()
-    in_page = set(re.findall(r"\btidings_\w+", PAGE)) - {metric.prometheus for metric in METRICS}
-    assert in_page <= known
-    labels = {label for metric in METRICS for label in metric.labels} | {"le", "instance"}
+    assert metrics_of(PAGE) - {metric.prometheus for metric in METRICS} <= SAMPLES
     used: set[str] = set()
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
-            names = set(re.findall(r"\btidings_\w+", target["expr"]))
+            names = metrics_of(target["expr"])
             assert names, target
-            assert names <= known, target
+            assert names <= SAMPLES, target
             used |= names
-            assert labels_of(target["expr"]) <= labels, target
+            assert labels_of(target["expr"]) <= LABELS, target
             assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= labels_of(target["expr"]), target
     assert {re.sub("_(bucket|sum|count)$", "", name) for name in used} == {metric.prometheus for metric in METRICS}
 
@@ -107,9 +107,8 @@ def test_recipes_are_valid_and_alerts_use_existing_metrics() -> None:
     [alerts] = [block for block in blocks if "groups" in block]
     rules = {rule["alert"]: rule["expr"] for rule in alerts["groups"][0]["rules"]}
     assert rules.keys() >= {"SlowReaders", "CutOffs", "SuppressedGrowth", "WorkspaceErrors"}
-    labels = {label for metric in METRICS for label in metric.labels} | {"le", "instance"}
     for expression in rules.values():
-        assert set(re.findall(r"\btidings_\w+", expression)) <= sample_names()
-        assert labels_of(expression) <= labels
+        assert metrics_of(expression) <= SAMPLES
+        assert labels_of(expression) <= LABELS
     [scraping] = [block for block in blocks if "scrape_configs" in block]
     assert scraping["scrape_configs"][0]["job_name"] == "tidings"
