@@ -1,16 +1,20 @@
-"""Traces and metrics of real servers with real clients, and with a broken OpenTelemetry SDK."""
+"""Traces and metrics: of real servers with real clients, of a server in this process, and with a broken SDK."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx2
 import mcp_types as types
 import msgspec
 import pytest
+from mcp.server.mcpserver import MCPServer
 from opentelemetry import trace
 
 from tests.support.sdk_clients import (
@@ -26,10 +30,10 @@ from tests.support.sdk_clients import (
 )
 from tests.support.telemetry import BROKEN, RecordedTelemetry
 from tests.support.wire_clients import LegacyWire, http
-from tidings import Catalog, Feature, Hub, Notification
+from tidings import BUSY, Catalog, Feature, Hub, Live, Notification, Policy
 from tidings.core.frames import FrameFormat, write
 from tidings.core.observer import SPANS
-from tidings.telemetry import context_of
+from tidings.telemetry import Telemetry, context_of
 from tidings.telemetry.metrics import METRICS
 from tidings.telemetry.tracing import ATTRIBUTES
 
@@ -48,9 +52,19 @@ def urls() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def tracer() -> trace.Tracer:
-    """The tracer of the clients, which shares nothing with the server."""
-    return RecordedTelemetry().tracer
+def recorded() -> RecordedTelemetry:
+    return RecordedTelemetry()
+
+
+@pytest.fixture
+def tracer(recorded: RecordedTelemetry) -> trace.Tracer:
+    """The tracer of the clients, which shares nothing with a server in another process."""
+    return recorded.tracer
+
+
+def make_live(recorded: RecordedTelemetry, **options: Any) -> Live:
+    telemetry = Telemetry(tracer_provider=recorded.tracer_provider)
+    return Live(MCPServer("traced"), **{"telemetry": telemetry, **options})
 
 
 def ids(span: trace.Span | None) -> tuple[str, str]:
@@ -179,6 +193,33 @@ async def test_late_notification_carries_the_trace_of_its_newest_change(
     await session.end()
 
 
+async def test_delayed_notification_runs_in_the_trace_of_its_change_and_in_no_other_context(
+    recorded: RecordedTelemetry,
+) -> None:
+    caller: ContextVar[str] = ContextVar("caller", default="none")
+    live = make_live(recorded)
+    heard: list[tuple[int, str]] = []
+    done = anyio.Event()
+
+    def hear(notification: Notification) -> None:
+        heard.append((trace.get_current_span().get_span_context().trace_id, caller.get()))
+        done.set()
+
+    app = live.http_app()
+    async with app.router.lifespan_context(app):
+        live.hub.subscribe(hear, Feature.TOOLS, policy=Policy(quiet_gap=0.05, longest_wait=0.05))
+        with recorded.tracer.start_as_current_span("change") as span:
+            live.tools.add(print, name="p")
+        # An unrelated caller resets the timer.
+        token = caller.set("unrelated")
+        with recorded.tracer.start_as_current_span("unrelated"):
+            live.hub.subscribe(lambda notification: None, Feature.TOOLS, ttl=0.01)
+        caller.reset(token)
+        with anyio.fail_after(DEADLINE):
+            await done.wait()
+    assert heard == [(span.get_span_context().trace_id, "none")]
+
+
 @pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
 async def test_server_without_an_sdk_passes_the_trace_on_unless_telemetry_is_off(
     tracer: trace.Tracer, is_on: bool
@@ -210,6 +251,17 @@ async def test_server_without_an_sdk_passes_the_trace_on_unless_telemetry_is_off
 )
 def test_params_without_a_valid_trace_have_no_context(params: Any) -> None:
     assert context_of(params) is None
+
+
+@pytest.mark.parametrize(("members", "is_kept"), [(2, True), (30, False)])
+def test_long_tracestate_is_dropped(members: int, is_kept: bool) -> None:
+    meta = {
+        "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "tracestate": ",".join(f"k{number}={'x' * 200}" for number in range(members)),
+    }
+    context = context_of({"_meta": meta})
+    assert context is not None
+    assert bool(trace.get_current_span(context).get_span_context().trace_state) is is_kept
 
 
 def test_notification_carries_the_trace_with_every_detail_setting() -> None:
@@ -281,6 +333,40 @@ async def test_exporter_gets_every_span_with_its_attributes_and_one_span_per_cha
     assert set(Counter((each["name"], each["attributes"]["tidings.revision"]) for each in changes).values()) == {1}
 
 
+def test_each_batch_written_to_the_store_has_a_span(recorded: RecordedTelemetry, tmp_path: Path) -> None:
+    live = make_live(recorded, store=tmp_path / "state.db")
+    live.catalog.tools.add({"name": "a"})
+    live.catalog.tools.add({"name": "b"})
+    live.close()
+    written = [span["attributes"] for span in recorded.spans("store.write")]
+    assert sum(each["tidings.changes"] for each in written) == 2
+    assert {each["tidings.outcome"] for each in written} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("options", "disabled", "is_traced"), [({}, "", True), ({"telemetry": False}, "", False), ({}, "true", False)]
+)
+def test_tracing_can_be_switched_off_for_a_server_and_for_the_process(
+    recorded: RecordedTelemetry,
+    options: dict[str, Any],
+    disabled: str,
+    is_traced: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", disabled)
+    live = make_live(recorded, **options)
+    subscriber = live.hub.subscribe(lambda notification: None, Feature.TOOLS)
+    live.tools.add(print, name="p")
+    subscriber.close()
+    names = [
+        "change_notifier.subscribe",
+        "tool_list_changed.send",
+        "change_notifier.notify_list_changed",
+        "change_notifier.cleanup_client",
+    ]
+    assert [span["name"] for span in recorded.spans()] == (names if is_traced else [])
+
+
 async def test_exporter_gets_every_metric(urls: dict[str, str], http: httpx2.AsyncClient) -> None:
     async with open_client(urls["mcpserver"], MODERN) as client, client.listen():
         await client.step("add", "tools added metered", feature="tools", key="metered")
@@ -295,6 +381,50 @@ async def test_exporter_gets_every_metric(urls: dict[str, str], http: httpx2.Asy
     sent = sum(point["value"] for point in exported["tidings.notifications.sent"])
     assert latency["count"] == sum(latency["bucket_counts"]) == sent > 0
     assert 0 < latency["sum"] < DEADLINE * sent
+
+
+# Subscriptions that end without a request of the client
+
+
+def test_expired_subscription_has_a_span_outside_of_any_trace(recorded: RecordedTelemetry) -> None:
+    hub = make_live(recorded).hub
+    client = hub.open(lambda notification: None, label="listen 7")
+    hub.subscribe(client, Feature.PROMPTS)
+    hub.subscribe(client, Feature.TOOLS, uris=["a://b"], ttl=5)
+    due = hub.next_due()
+    assert due is not None
+    with recorded.tracer.start_as_current_span("unrelated"):
+        hub.tick(due)
+        hub.tick(due + 5)
+    [span] = recorded.spans("change_notifier.unsubscribe")
+    assert span["parent"] is None
+    expected = {"tidings.outcome": "expired", "tidings.client": "listen 7", "tidings.cleaned": 2}
+    assert span["attributes"].items() >= expected.items() | {("tidings.uri", ("a://b",))}
+
+
+def test_deleted_resource_ends_its_subscriptions_with_one_span_in_the_trace_of_the_change(
+    recorded: RecordedTelemetry,
+) -> None:
+    live = make_live(recorded)
+    hub = live.hub
+    for number in range(3):
+        hub.subscribe(hub.open(lambda notification: None, label=f"listen {number}"), uris=["a://b", "a://c"])
+    hub.subscribe(hub.open(lambda notification: None), uris=["a://*"])  # continues for other resources
+    slow = hub.open(lambda notification: BUSY, label="slow")
+    hub.subscribe(slow, uris=["a://b"])
+    live.catalog.resources.updated("a://b")
+    with recorded.tracer.start_as_current_span("call"):
+        live.catalog.resources.deleted("a://b")
+    with recorded.tracer.start_as_current_span("unrelated"):
+        hub.wake(slow)  # gets its notification only now
+    at_once, later = recorded.spans("change_notifier.unsubscribe")
+    expected = {"tidings.outcome": "deleted", "tidings.cleaned": 3, "tidings.uri": ("a://b",)}
+    assert at_once["attributes"].items() >= expected.items()
+    assert "tidings.client" not in at_once["attributes"]
+    assert later["attributes"]["tidings.client"] == "slow"
+    [call] = recorded.spans("call")
+    [notify] = [each for each in recorded.spans("change_notifier.notify_resource_updated") if each["parent"]]
+    assert {(each["trace"], each["parent"]) for each in (at_once, later)} == {(call["trace"], notify["span"])}
 
 
 # Errors
