@@ -150,12 +150,10 @@ class ExtensionMethods:
     async def _history(self, principal: Principal | None, params: _HistoryParams) -> dict[str, Any]:
         history = self._find_changes(params)
         visibility = _Visibility(self._subscriptions.authorization, principal)
-        is_cut = False
         if params.limit is not None and params.cursor is None:
-            history, is_cut = await _newest(history, params.limit, visibility)
+            history = await _newest(history, params.limit, visibility)
         page, following = await _first_page(history.changes, params.detail == "full", visibility)
-        is_complete = history.complete and not is_cut
-        response: dict[str, Any] = {"changes": page, "complete": is_complete, "epoch": self._epoch}
+        response: dict[str, Any] = {"changes": page, "complete": history.complete, "epoch": self._epoch}
         if following is not None:
             response["nextCursor"] = f"{self._epoch}.{following}"
         return response
@@ -248,15 +246,17 @@ class _Visibility:
         return known
 
 
-async def _newest(history: ChangeHistory, limit: int, visibility: _Visibility) -> tuple[ChangeHistory, bool]:
-    """Return the newest changes that the caller may see, and whether there may be older ones."""
+async def _newest(history: ChangeHistory, limit: int, visibility: _Visibility) -> ChangeHistory:
+    """Return the newest changes that the caller may see. It is not complete if there may be older ones."""
     found: list[Change] = []
+    is_complete = history.complete
     for change in reversed(history.changes):
         if len(found) >= limit or visibility.is_exhausted(change):
-            return ChangeHistory(tuple(reversed(found)), history.complete), True
+            is_complete = False
+            break
         if await visibility.includes(change):
             found.append(change)
-    return ChangeHistory(tuple(reversed(found)), history.complete), False
+    return ChangeHistory(tuple(reversed(found)), is_complete)
 
 
 async def _first_page(

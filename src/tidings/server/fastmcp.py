@@ -66,17 +66,9 @@ class FastMCPSource(Source):
         internals.add_to_fastmcp(self.server, component)
 
     def remove(self, feature: Feature, key: str) -> None:
-        provider = self.server.local_provider
-        component = self._find_registered(feature, key)[0]
-        key = key_of(component)
-        if feature is Feature.TOOLS:
-            provider.remove_tool(key)
-        elif feature is Feature.PROMPTS:
-            provider.remove_prompt(key)
-        elif getattr(component, "uri_template", None) is not None:
-            provider.remove_template(key)
-        else:
-            provider.remove_resource(key)
+        registry = internals.fastmcp_registry(self.server)
+        for component in self._find_registered(feature, key):  # one for each of its versions
+            del registry[component.key]
 
     def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
         found = self._find_registered(feature, key)
