@@ -178,15 +178,11 @@ async def test_files_are_embedded_in_the_result(bash: BashTools) -> None:
         mcp_result_text_with_resource "Report ready" --path "$PWD/report.txt" --mime text/x \\
             --path "$PWD/image.bin" --path /etc/passwd
     """)
-    text, report, image = result.content
+    text, report, image = result.model_dump(by_alias=True)["content"]
 
-    assert isinstance(text, types.TextContent)
-    assert text.text == "Report ready"
-    assert isinstance(report, types.EmbeddedResource)
-    assert isinstance(report.resource, types.TextResourceContents)
-    assert (report.resource.text, report.resource.mime_type) == ("a report", "text/x")
-    assert isinstance(image, types.EmbeddedResource)
-    assert isinstance(image.resource, types.BlobResourceContents)
+    assert text["text"] == "Report ready"
+    assert (report["resource"]["text"], report["resource"]["mimeType"]) == ("a report", "text/x")
+    assert image["resource"]["blob"]
 
 
 async def test_json_is_built_and_checked(bash: BashTools) -> None:

@@ -37,12 +37,6 @@ async def test_progress_and_log_lines_are_sent(bash: BashTools) -> None:
     ]
 
 
-async def test_progress_is_sent_while_the_tool_runs(bash: BashTools) -> None:
-    bash.on_progress = lambda line: (bash.root / "heard").touch()
-
-    assert await bash.text("mcp_progress 1 x; until [ -e heard ]; do sleep 0.01; done; echo done") == "done"
-
-
 async def test_progress_of_a_command_is_forwarded(bash: BashTools) -> None:
     result = await bash.text(r"""
         noisy() { printf '10%%\r20%%\r' >&2; echo "trouble" >&2; echo '30%' >&2; echo output; return 7; }
