@@ -15,7 +15,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,11 @@ class RegisterScripts:
         has_ended = threading.Event()  # unlike `Thread.join`, waiting for it can be repeated after an interrupt
 
         def run_loop() -> None:
-            with closing(loop):
+            try:
                 loop.run_until_complete(asyncio.wait([task]))
-            has_ended.set()
+            finally:
+                loop.close()
+                has_ended.set()
 
         thread = threading.Thread(target=run_loop, name="registration")
         try:
