@@ -116,7 +116,8 @@ def test_lists_come_before_contents_and_contents_by_priority(catalog: Catalog, h
 
 def test_timer_change_is_reported_only_if_earlier(catalog: Catalog, clock: Clock) -> None:
     timer_changes: list[float] = []
-    hub = Hub(catalog, clock=clock, on_timer_change=timer_changes.append)
+    hub = Hub(catalog, clock=clock)
+    hub.on_timer_change = timer_changes.append
     later, sooner = Policy(quiet_gap=5, longest_wait=5), Policy(quiet_gap=2, longest_wait=2)
     hub.subscribe(lambda notification: None, "tools", policy=later)
     hub.subscribe(lambda notification: None, "tools", policy=sooner)

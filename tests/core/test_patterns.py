@@ -113,12 +113,12 @@ def test_index_finds_exactly_the_matching_templates(template: str, uri: str) -> 
 @given(st.lists(globs, max_size=8), uris)
 def test_removed_patterns_leave_an_empty_index(patterns: list[str], uri: str) -> None:
     index = index_of(patterns)
-    assert len(index) == len(set(patterns))
+    assert index.count == len(set(patterns))
 
     for pattern in [*patterns, *patterns, "never/**/there"]:
         index.discard(pattern)
 
-    assert len(index) == 0
+    assert index.count == 0
     assert index.matching(uri) == []
     assert index._root.is_empty()
 

@@ -43,8 +43,6 @@ class SuppressionReason(StrEnum):
 class Latency:
     """A histogram of seconds."""
 
-    __slots__ = ("counts", "sums")
-
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS) + 1)
         """One per bucket, not cumulative. The last bucket has no upper bound."""
@@ -59,21 +57,6 @@ class Latency:
 
 class Counts:
     """The counters of one hub. Add to them with the hub's lock held, or from one thread only."""
-
-    __slots__ = (
-        "bytes",
-        "changes",
-        "closed",
-        "coalesced",
-        "cut_off",
-        "failures",
-        "latency",
-        "open",
-        "runs",
-        "sent",
-        "skipped",
-        "suppressed",
-    )
 
     def __init__(self) -> None:
         self.changes: Counter[tuple[str, str]] = Counter()

@@ -54,32 +54,26 @@ class Cursor:
 
     def then(self, newer: Cursor) -> Cursor:
         """Return the cursor of a client after it has read a newer one."""
-        known = self if newer.epoch == self.epoch else self._carried_over(newer.epoch)
+        known = self
+        if newer.epoch != self.epoch:
+            known = Cursor(newer.epoch, self._in_other_epoch(revision=0), None if self.as_of is None else -1)
         as_of = known.as_of if newer.as_of is None else newer.as_of
         # A heartbeat has the told versions, which may be older than what the client has fetched since.
         kept = {topic for topic, version in newer.versions.items() if _is_older(version, known.versions.get(topic))}
         read = {topic: version for topic, version in newer.versions.items() if topic not in kept}
         return Cursor(known.epoch, {**known.versions, **read}, as_of)
 
-    def _carried_over(self, epoch: str) -> Cursor:
-        """Return the same cursor for another epoch. Revisions are reset, because they are valid in
-        their own epoch only."""
-        versions = {
-            topic: Version(0, version.digest) if version is not None and isinstance(topic, Feature) else None
-            for topic, version in self.versions.items()
-        }
-        return Cursor(epoch, versions, None if self.as_of is None else -1)
-
     def told(self, epoch: str) -> dict[Topic, Version | None]:
-        """Return the told versions for `hub.subscribe(told=…)` of a server with this epoch.
+        """Return the told versions for `hub.subscribe(told=…)` of a server with this epoch."""
+        return dict(self.versions) if epoch == self.epoch else self._in_other_epoch(revision=-1)
 
-        Equal digests of a list mean the same list in any epoch. The digest of a content may contain its revision, which
-        is valid in its own epoch only.
+    def _in_other_epoch(self, revision: int) -> dict[Topic, Version | None]:
+        """Return the versions for another epoch, with this revision: revisions are valid in their own epoch only.
+
+        Equal digests of a list mean the same list in any epoch. The digest of a content may contain its revision.
         """
-        if epoch == self.epoch:
-            return dict(self.versions)
         return {
-            topic: Version(-1, version.digest) if version is not None and isinstance(topic, Feature) else None
+            topic: Version(revision, version.digest) if version is not None and isinstance(topic, Feature) else None
             for topic, version in self.versions.items()
         }
 

@@ -6,8 +6,8 @@ subscriber that is ready gets it immediately. For any other subscriber, it is ad
 Delivery never waits. `deliver` returns `BUSY` if it accepts no more, and the transport calls `wake` later. The owner of
 the hub calls `tick` at `next_due()`.
 
-Delivery does not open or close subscribers: it asks the hub, as its `Registry`. The index finds the subscribers of a
-topic, and `Notifications` builds what they get.
+Delivery does not open or close subscribers: it asks the hub. The index finds the subscribers of a topic, and
+`Notifications` builds what they get.
 
 All methods take the lock of the catalog, except those that say that their caller holds it.
 """
@@ -16,61 +16,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from tidings.core.catalog import Catalog
-from tidings.core.counts import Counts, SuppressionReason, batches
+from tidings.core.counts import SuppressionReason, batches
 from tidings.core.index import WatchIndex
 from tidings.core.mailbox import NEVER, Entry, Mailbox
-from tidings.core.model import Change, Feature, Notification, Operation, Reason, Topic, Version
-from tidings.core.notifications import Notifications, by_topic
-from tidings.core.observer import Observer, Tracer
+from tidings.core.model import Change, Feature, Notification, Reason, Topic, Version
+from tidings.core.notifications import by_topic
 from tidings.core.subscriber import Busy, Subscriber
 from tidings.core.timers import Timers
 
-__all__ = ["Delivery", "Registry"]
+if TYPE_CHECKING:
+    from tidings.core.hub import Hub
 
-
-class Registry(Protocol):
-    """The part of the hub that delivery uses. Delivery holds the lock when it calls these methods."""
-
-    tracer: Tracer
-
-    def close(self, subscriber: Subscriber, reason: Reason) -> None: ...
-
-    def end_subscriptions(
-        self, subscribers: list[Subscriber], topics: list[Topic], reason: Reason, cause: Notification | None = None
-    ) -> None: ...
-
-    def close_collected(self) -> None:
-        """Close the subscribers whose callback was garbage-collected."""
-
-    def timer_changed(self, when: float) -> None:
-        """Called if `tick` is needed earlier than before."""
+__all__ = ["Delivery"]
 
 
 class Delivery:
     """Use it as a context manager around a call that may deliver: it holds the lock, and at the end of the outermost
     block it raises the `KeyboardInterrupt` or `SystemExit` that a callback raised."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        catalog: Catalog,
-        notifications: Notifications,
-        index: WatchIndex,
-        counts: Counts,
-        observer: Observer,
-        clock: Callable[[], float],
-    ) -> None:
-        self.counts = counts
-        self.observer = observer
+    def __init__(self, hub: Hub, index: WatchIndex, clock: Callable[[], float]) -> None:
+        self.counts = hub.counts
+        self.observer = hub.observer
         self.topic: Topic | None = None
         """The topic that is being delivered. Some of its subscribers have not been told the newest version yet."""
-        self._registry = registry
-        self._catalog = catalog
-        self._lock = catalog.lock
-        self._notifications = notifications
+        self._hub = hub
+        self._catalog = hub.catalog
+        self._lock = hub.catalog.lock
+        self._notifications = hub.notifications
         self._index = index
         self._clock = clock
         self._timers = Timers()
@@ -110,7 +84,7 @@ class Delivery:
             self._is_publishing = True
             try:
                 while self._queue:
-                    self._registry.close_collected()
+                    self._hub.close_collected()
                     for changes in by_topic(self._queue.popleft()):
                         self.publish(changes)
                         self._serve_woken()
@@ -130,7 +104,7 @@ class Delivery:
             self.topic = None
         self.observer.published(notification, len(subscribers))
         if told:  # of a deletion, which ends the subscriptions to this URI
-            self._registry.end_subscriptions(told, [notification.topic], Reason.DELETED, notification)
+            self._hub.end_subscriptions(told, [notification.topic], Reason.DELETED, notification)
 
     def _deliver_to_all(
         self,
@@ -143,7 +117,7 @@ class Delivery:
         """Return the subscribers that were told of a deletion."""
         index, now, removals = self._index, self._clock(), self._index.removals
         told: list[Subscriber] = []
-        is_deletion = _is_deletion(notification)
+        is_deletion = notification.is_deletion
         for batch in batches(subscribers):
             skipped = self.counts.skipped
             for subscriber in batch:
@@ -271,7 +245,7 @@ class Delivery:
             mailbox.merge_contents(refetch, subscriber.policy, self._clock())
         self.observer.overflowed(subscriber, pending - subscriber.pending, is_closed=not merges)
         if not merges:
-            self._registry.close(subscriber, Reason.OVERFLOW)
+            self._hub.close(subscriber, Reason.OVERFLOW)
 
     def _serve_woken(self) -> None:
         while self._woken:
@@ -283,7 +257,7 @@ class Delivery:
     def _serve(self, subscriber: Subscriber, now: float) -> None:
         """Deliver what is due, for as long as the subscriber is ready."""
         if subscriber.expiries is not None:
-            self._registry.end_subscriptions([subscriber], subscriber.expired(now), Reason.EXPIRED)
+            self._hub.end_subscriptions([subscriber], subscriber.expired(now), Reason.EXPIRED)
         while subscriber.is_ready and subscriber.mailbox is not None:
             taken = subscriber.mailbox.take(now, subscriber.is_muted)
             if taken is None:
@@ -308,7 +282,7 @@ class Delivery:
             return
         # Before the delivery, because `deliver` may call the hub.
         mailbox.mark_told(topic, entry, subscriber.policy, now)
-        tracer = self._registry.tracer
+        tracer = self._hub.tracer
         try:
             entered = tracer.enter(notification)
             try:
@@ -322,8 +296,8 @@ class Delivery:
                 self.counts.add_sent(topic, max(self._clock(), now) - entry.pending_since)
         except BaseException as error:  # as in `_deliver_to_all`
             self._fail(subscriber, notification, error)
-        if any(change.operation is Operation.DELETED for change in notification.changes):
-            self._registry.end_subscriptions([subscriber], [topic], Reason.DELETED, notification)
+        if notification.is_deletion:
+            self._hub.end_subscriptions([subscriber], [topic], Reason.DELETED, notification)
 
     # Timers
 
@@ -335,7 +309,7 @@ class Delivery:
     def tick(self, now: float | None = None) -> None:
         """Deliver what has become due, and end the subscriptions whose time to live is over."""
         with self:
-            self._registry.close_collected()
+            self._hub.close_collected()
             now = self._clock() if now is None else now
             while (subscriber := self._timers.pop(now)) is not None:
                 subscriber.timer = None
@@ -350,7 +324,7 @@ class Delivery:
         soonest = self._timers.next()
         subscriber.timer = self._timers.add(when, subscriber)
         if soonest is None or when < soonest:
-            self._registry.timer_changed(when)
+            self._hub.timer_changed(when)
 
     def forget(self, subscriber: Subscriber) -> None:
         """Serve a closed subscriber no more. The caller holds the lock."""
@@ -358,7 +332,3 @@ class Delivery:
             self._timers.cancel(subscriber.timer)
             subscriber.timer = None
         self._woken.pop(subscriber, None)
-
-
-def _is_deletion(notification: Notification) -> bool:
-    return bool(notification.changes) and notification.changes[-1].operation is Operation.DELETED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tidings.core.digest import ListDigest, item_hash
+from tidings.core.digest import ListDigest, canonical, item_hash
 from tidings.core.model import Feature
 
 __all__ = ["Copy", "apply_patch", "merge_patch"]
@@ -95,22 +95,8 @@ def _difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]
     patch: dict[str, Any] = dict.fromkeys(name for name in before if name not in after)
     for name, value in after.items():
         old = before.get(name)
-        if name in before and _same(old, value):
+        # Canonical JSON, because in Python True == 1, 1 == 1.0 and 0.0 == -0.0.
+        if name in before and canonical(old) == canonical(value):
             continue
         patch[name] = _difference(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return patch
-
-
-def _same(one: Any, other: Any) -> bool:
-    # True == 1, 1 == 1.0 and 0.0 == -0.0 in Python, but not in a digest.
-    if isinstance(one, dict | list):
-        return _same_nested(one, other)
-    return type(one) is type(other) and one == other and (one != 0 or repr(one) == repr(other))
-
-
-def _same_nested(one: Any, other: Any) -> bool:
-    if type(one) is not type(other) or len(one) != len(other):
-        return False
-    if isinstance(one, dict):
-        return all(name in other and _same(value, other[name]) for name, value in one.items())
-    return all(map(_same, one, other))

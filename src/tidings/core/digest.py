@@ -39,7 +39,6 @@ __all__ = [
 
 _MODULUS = 1 << 256
 _encode_sorted = msgspec.json.Encoder(order="sorted")
-_encode = msgspec.json.Encoder()
 
 
 def canonical(value: Any) -> bytes:
@@ -50,7 +49,7 @@ def canonical(value: Any) -> bytes:
 def item_hash(definition: Any, feature: Feature | None = None) -> bytes:
     if feature is Feature.RESOURCES and "size" in definition:
         definition = {name: value for name, value in definition.items() if name != "size"}
-    return blake2b(_encode_sorted.encode(definition), digest_size=32).digest()
+    return blake2b(canonical(definition), digest_size=32).digest()
 
 
 class ListDigest:
@@ -95,9 +94,9 @@ DELETED = blake2b(b"deleted", digest_size=16).hexdigest()
 def safe_json(value: Any) -> bytes:
     """Encode any value. A value without a JSON form is written as text, because odd metadata must not raise."""
     try:
-        return _encode.encode(value)
+        return msgspec.json.encode(value)
     except Exception:  # any value is possible here; the slow path handles all
-        return _encode.encode(json_value(value))
+        return msgspec.json.encode(json_value(value))
 
 
 def json_value(value: Any, parents: tuple[int, ...] = ()) -> Any:

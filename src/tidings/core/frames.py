@@ -34,7 +34,6 @@ __all__ = [
     "FrameFormat",
     "acknowledgement",
     "encode_tag",
-    "encode_uncached",
     "heartbeat",
     "listen_result",
     "render",
@@ -119,11 +118,6 @@ def write(notification: Notification, format: FrameFormat, tag: bytes = b"") -> 
     """Return the frame for one subscriber. `tag` is its `encode_tag(id)` if the format is tagged."""
     head, tail = render(notification, format)
     return head + tag + tail
-
-
-def encode_uncached(notification: Notification, format: FrameFormat) -> bytes:
-    """Return the frame without a tag, for the only subscriber with this format: it is not cached."""
-    return _render(notification, format)[0]
 
 
 def encode_tag(subscription_id: str | int) -> bytes:
@@ -214,10 +208,11 @@ def _text(notification: Notification, format: FrameFormat) -> bytes:
     params: dict[str, Any] = {}
     if not isinstance(topic, Feature):
         params["uri"] = topic
-        if format.is_extended and _is_deletion(notification):
+        if format.is_extended and notification.is_deletion:
             method = DELETED_METHOD
-        if format.detail in ("full", "delta"):
-            _add_metadata(params, notification)
+        metadata = notification.changes[-1].metadata if notification.changes else None
+        if metadata and format.detail in ("full", "delta"):
+            params["metadata"] = msgspec.Raw(safe_json(metadata))
     elif format.detail == "full":
         params = _members(notification, format)
     meta: dict[str, Any] = {SUBSCRIPTION_KEY: _RAW_TAG} if format.is_tagged else {}
@@ -253,11 +248,6 @@ def _member(change: Change) -> dict[str, Any]:
     return member
 
 
-def _add_metadata(params: dict[str, Any], notification: Notification) -> None:
-    if notification.changes and (metadata := notification.changes[-1].metadata):
-        params["metadata"] = msgspec.Raw(safe_json(metadata))
-
-
 def _summary(notification: Notification, format: FrameFormat) -> dict[str, Any]:
     """Return the `dev.tidings/change` of `_meta`."""
     changes = notification.changes
@@ -284,10 +274,6 @@ def _summarized(change: Change, format: FrameFormat) -> dict[str, Any]:
         else:
             summary |= {"delta": patch, "before": change.before.digest, "after": change.item.digest}
     return summary
-
-
-def _is_deletion(notification: Notification) -> bool:
-    return bool(notification.changes) and notification.changes[-1].operation is Operation.DELETED
 
 
 _LINE_BREAKS = (

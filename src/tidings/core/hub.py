@@ -49,7 +49,6 @@ class Hub:
         clock: Callable[[], float] = time.monotonic,
         first: Callable[[Topic], None] | None = None,
         last: Callable[[Topic], None] | None = None,
-        on_timer_change: Callable[[float], None] | None = None,
     ) -> None:
         """Every commit of the catalog is published immediately, in the thread that made it, unless the catalog is given
         another `publisher` afterwards."""
@@ -65,7 +64,7 @@ class Hub:
         """Called with a feature, URI or pattern when it gets its first subscriber, to start a watcher."""
         self.last = last
         """Called when its last subscriber is gone, to stop the watcher."""
-        self.on_timer_change = on_timer_change
+        self.on_timer_change: Callable[[float], None] | None = None
         """Called with a time when `tick` is needed then, earlier than before."""
         self.templates = templates
         self._clock = clock
@@ -76,7 +75,7 @@ class Hub:
         self._index = WatchIndex(templates, self.policy.subresources)
         self._started: set[Topic] = set()
         """The topics for which `first` was called, and `last` was not."""
-        self._delivery = Delivery(self, catalog, self.notifications, self._index, self.counts, self.observer, clock)
+        self._delivery = Delivery(self, self._index, clock)
         catalog.publisher = self.publish
 
     # Subscribing
@@ -248,7 +247,7 @@ class Hub:
         """Return the versions from which a subscriber can resume: with these as `told`, it gets all that it has not
         been told. Patterns have no version; the URIs that they match are included while they are pending."""
         with self._lock:
-            exact = (topic for topic in subscriber.watched if isinstance(topic, Feature) or not is_pattern(topic))
+            exact = (topic for topic in subscriber.watched if not is_pattern(topic))
             known: dict[Topic, Version | None] = {topic: self.notifications.version(topic) for topic in exact}
             return known | self.pending_versions(subscriber)
 

@@ -103,7 +103,7 @@ class WatchIndex:
         if watchers is None:
             watchers = self.watchers[topic] = {}
             self._ancestors.clear()
-            if not isinstance(topic, Feature) and is_pattern(topic):
+            if isinstance(topic, str) and is_pattern(topic):
                 self.patterns.add(topic, matches.get(topic))
         is_first = not watchers
         watchers[subscriber] = None
@@ -148,7 +148,7 @@ class WatchIndex:
     def _drop(self, topic: Topic) -> None:
         del self.watchers[topic]
         self._ancestors.clear()
-        if not isinstance(topic, Feature) and is_pattern(topic):
+        if isinstance(topic, str) and is_pattern(topic):
             self.patterns.discard(topic)
 
 

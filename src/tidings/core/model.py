@@ -199,6 +199,11 @@ class Notification(msgspec.Struct, eq=False):
     def method(self) -> str:
         return self.topic.method if isinstance(self.topic, Feature) else "notifications/resources/updated"
 
+    @property
+    def is_deletion(self) -> bool:
+        """Whether it says that a resource is gone."""
+        return bool(self.changes) and self.changes[-1].operation is Operation.DELETED
+
     def incomplete(self) -> Notification:
         """Return the same notification for a subscriber that missed more than the journal has."""
         return Notification(self.topic, self.version, self.changes, since=-1, complete=False)

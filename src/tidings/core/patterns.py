@@ -19,7 +19,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Generic, TypeAlias, TypeVar
 
-from tidings.core.model import is_unicode
+from tidings.core.model import Topic, is_unicode
 from tidings.errors import InvalidPattern
 
 __all__ = ["Match", "PatternIndex", "Templates", "compile_pattern", "is_pattern"]
@@ -37,8 +37,8 @@ _MAX_SEGMENTS = 100
 """More than real URIs have. The index recurses once per segment, and clients choose the patterns."""
 
 
-def is_pattern(uri: str) -> bool:
-    return "*" in uri or "{" in uri
+def is_pattern(topic: Topic) -> bool:
+    return isinstance(topic, str) and ("*" in topic or "{" in topic)
 
 
 def compile_pattern(pattern: str, templates: Templates | None = None) -> Match:
@@ -197,14 +197,9 @@ class PatternIndex:
         self._edit(self._root, _segments(pattern), pattern, None)
 
     def matching(self, uri: str) -> list[str]:
-        if not self.count:
-            return []
         found: list[tuple[str, Match]] = []
         self._collect(self._root, uri.split("/"), 0, uri, found)
         return [pattern for pattern, match in found if match(uri)]
-
-    def __len__(self) -> int:
-        return self.count
 
     def _collect(self, node: _Node, parts: list[str], at: int, uri: str, found: list[tuple[str, Match]]) -> None:
         if node.rest is not None:

@@ -41,7 +41,7 @@ def resume(
     uris = [topic for topic in topics if not isinstance(topic, Feature)]
     cursor = Cursor.parse(given)
     if cursor is None:
-        return _combine(None, dict.fromkeys(topic for topic in topics if not _is_pattern(topic)), uris)
+        return _combine(None, dict.fromkeys(topic for topic in topics if not is_pattern(topic)), uris)
     is_watched = watch_predicate(uris, hub, is_authorized)
     told = {
         topic: None if _is_forgotten(version, hub) else version
@@ -102,10 +102,6 @@ def _combine(
 def _is_forgotten(version: Version | None, hub: Hub) -> bool:
     """Return whether a version is that of an unknown content which may have become known and forgotten since."""
     return version is not None and not version.digest and version.revision < hub.catalog.resources.forgotten
-
-
-def _is_pattern(topic: Topic) -> bool:
-    return not isinstance(topic, Feature) and is_pattern(topic)
 
 
 def watch_predicate(

@@ -313,9 +313,6 @@ class Callbacks:
         if subscriber in self:
             del self._subscribers[identity(subscriber.deliver)]
 
-    def __len__(self) -> int:
-        return len(self._subscribers)
-
     def __contains__(self, subscriber: Subscriber) -> bool:
         return self.find(subscriber.deliver) is subscriber
 

@@ -19,7 +19,7 @@ from mcp.server import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
-from tidings.core.frames import CURSOR_KEY, HEARTBEAT_METHOD, SUBSCRIPTION_KEY, encode_tag, encode_uncached, write
+from tidings.core.frames import CURSOR_KEY, HEARTBEAT_METHOD, SUBSCRIPTION_KEY, encode_tag, write
 from tidings.core.mailbox import IsMuted
 from tidings.core.model import Feature, Notification, Reason, Topic, is_unicode
 from tidings.core.redact import short_id
@@ -315,7 +315,7 @@ class _PipeSession(_SDKDelivery):
             await asyncio.wait({self._sending})
 
     def _encode(self, notification: Notification) -> bytes:
-        return encode_uncached(notification, self._format)
+        return write(notification, self._format)
 
     async def send(self, method: str, params: dict[str, Any]) -> None:
         await self._connection.outbound.notify(method, params)

@@ -296,11 +296,11 @@ def assert_nothing_is_left(hub: Hub) -> None:
     assert len(hub) == 0
     assert hub.subscriptions() == []
     assert not hub._subscribers
-    assert not hub._callbacks
+    assert not hub._callbacks._subscribers
     assert not hub._index.watchers
     assert not hub._callbacks._collected
     assert not hub._delivery._queue
     assert hub._index.patterns._root.is_empty()
-    assert len(hub._index.patterns) == 0
+    assert hub._index.patterns.count == 0
     assert hub._delivery._timers._heap == []
     assert hub.next_due() is None
