@@ -9,6 +9,7 @@ import pytest
 from tests.support.published import Published, record_commits
 from tests.support.readers import Clock, Reader
 from tidings import Catalog, Hub
+from tidings.server.uri_templates import read_template
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def published(catalog: Catalog) -> Published:
 
 @pytest.fixture
 def hub(catalog: Catalog, clock: Clock) -> Hub:
-    return Hub(catalog, clock=clock)
+    return Hub(catalog, templates=read_template, clock=clock)
 
 
 @pytest.fixture

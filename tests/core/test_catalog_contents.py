@@ -1,9 +1,7 @@
 """Contents, batches and sinks of the catalog."""
 
 import logging
-import threading
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -239,31 +237,6 @@ def test_stopped_sink_gets_nothing(catalog: Catalog) -> None:
     catalog.tools.add({"name": "b"})
 
     assert len(received) == 1
-
-
-def test_catalog_can_be_changed_from_many_threads(catalog: Catalog) -> None:
-    workers, each = 10, 100
-    received: list[Change] = []
-    catalog.follow(received.extend)
-    start = threading.Barrier(workers)
-
-    def work(worker: int) -> None:
-        start.wait(timeout=60)
-        for number in range(each):
-            catalog.prompts.add({"name": f"{worker}-{number}"})
-
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-
-    assert [change.revision for change in received] == list(range(1, workers * each + 1))
-    for change in received:
-        assert change.item is not None
-        assert change.item.definition == {"name": change.key}
-    assert {change.key for change in received} == {f"{one}-{other}" for one in range(workers) for other in range(each)}
-    assert all(later.previous == earlier.version for earlier, later in pairwise(received))
 
 
 def test_copies_of_one_state_never_give_two_contents_one_version() -> None:

@@ -85,21 +85,6 @@ def test_only_digests_of_lists_are_valid_in_another_epoch() -> None:
     assert cursor.told("now") == {TOOLS: Version(-1, "abc"), PROMPTS: None, "file:///a": None}
 
 
-def test_equal_list_of_another_epoch_needs_no_notification() -> None:
-    catalog = Catalog()
-    catalog.tools.add({"name": "a"})
-    hub = Hub(catalog)
-    same, other = catalog.version(TOOLS), Version(99, "other")
-    received: list[Any] = []
-
-    hub.subscribe(lambda told: received.append(("same", told)), "tools", told=Cursor("then", {TOOLS: same}).told("now"))
-    hub.subscribe(
-        lambda told: received.append(("other", told)), "tools", told=Cursor("then", {TOOLS: other}).told("now")
-    )
-
-    assert [(name, told.complete, told.version) for name, told in received] == [("other", False, same)]
-
-
 def test_newer_cursor_updates_the_older_one() -> None:
     first = Cursor("e", {TOOLS: Version(1, "a"), PROMPTS: Version(2, "b")})
 

@@ -131,16 +131,3 @@ def test_copy_detects_a_delta_for_another_state() -> None:
     assert not Copy("tools", [{"name": "p", "title": "One"}, {"name": "q"}]).apply(summary), "another list"
     assert not Copy("tools", [{"name": "p", "title": "One"}]).apply({**summary, "after": "0" * 32}), "another result"
     assert not Copy("tools", [{"name": "p", "title": "Two"}]).apply({**summary, "complete": False}), "refetch"
-
-
-def test_delta_has_added_items_and_removed_keys() -> None:
-    catalog = Catalog()
-    hub = Hub(catalog)
-    told: list[Any] = []
-    hub.subscribe(told.append, "tools")
-    catalog.tools.add({"name": "p", "title": "One"})
-    catalog.tools.remove("p")
-    added, removed = map(summary_of, told)
-
-    assert (added["operation"], added["item"]) == ("added", {"name": "p", "title": "One"})
-    assert removed.keys() == {"operation", "name", "revision", "digest", "complete"}

@@ -4,16 +4,10 @@ import threading
 
 import pytest
 
-from tests.support.readers import Clock, Reader, add
+from tests.support.readers import Reader, add
 from tidings import Catalog, Feature, Filter, Hub, InvalidPattern, LimitReached, Notification, Policy, Reason
-from tidings.server.uri_templates import read_template
 
 TOOLS, PROMPTS, RESOURCES = Feature
-
-
-@pytest.fixture
-def hub(catalog: Catalog, clock: Clock) -> Hub:
-    return Hub(catalog, templates=read_template, clock=clock)
 
 
 # Subscriptions
@@ -138,14 +132,19 @@ def test_opened_subscriber_stays_open_without_subscriptions(catalog: Catalog, hu
         (Policy(max_patterns=1), ["a://1", "a://*", "b://*"], r"Policy\.max_patterns allows 1"),
     ],
 )
-def test_too_many_subscriptions_of_a_callback_are_refused(
+def test_too_many_subscriptions_are_refused_and_the_limit_is_named(
     catalog: Catalog, reader: Reader, policy: Policy, uris: list[str], limit: str
 ) -> None:
     hub = Hub(catalog, policy=policy)
     with pytest.raises(LimitReached, match=limit):
         hub.subscribe(reader.take, "tools", uris=uris)
-
     assert len(hub) == 0
+
+    subscriber = hub.subscribe(reader.take, uris=uris[:2])
+    hub.subscribe(reader.take, uris=uris[:2])
+    with pytest.raises(LimitReached, match=limit):
+        hub.subscribe(reader.take, "tools", uris=uris[1:])
+    assert subscriber.watched == uris[:2]
 
 
 def test_hub_lists_subscribers_and_subscriptions(hub: Hub) -> None:
@@ -172,35 +171,7 @@ def test_invalid_pattern_or_feature_subscribes_nothing(hub: Hub, reader: Reader)
     assert hub.subscriptions() == []
 
 
-def test_too_many_uris_are_refused_and_the_limit_is_named(catalog: Catalog, reader: Reader) -> None:
-    hub = Hub(catalog, policy=Policy(max_uris=2))
-    subscriber = hub.open(reader.take)
-    subscriber.subscribe(uris=["a://1", "a://2"])
-    subscriber.subscribe(uris=["a://1", "a://2"])
-    with pytest.raises(LimitReached, match=r"Policy\.max_uris allows 2"):
-        subscriber.subscribe("tools", uris=["a://2", "a://3"])
-    assert subscriber.watched == ["a://1", "a://2"]
-
-
 # Many subscribers and threads
-
-
-def test_hub_delivers_commits_published_by_the_caller(catalog: Catalog, reader: Reader) -> None:
-    hub = Hub(catalog)
-    catalog.publisher = None
-    other = Reader()
-
-    def publisher(notification: Notification) -> None:
-        if notification.version.revision == 1:
-            hub.publish(tuple(catalog.tools.add({"name": "y"})))
-
-    for callback in (reader.take, publisher, other.take):
-        hub.subscribe(callback, "tools")
-    changes = tuple(catalog.tools.add({"name": "x"}))
-    assert reader.told() == []
-
-    hub.publish(changes)
-    assert reader.told() == other.told() == [["added x"], ["added y"]]
 
 
 def test_subscribers_share_one_notification_object(catalog: Catalog, hub: Hub) -> None:

@@ -1,25 +1,13 @@
 """The journal returns exactly the changes since a revision, or says that some are discarded."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.readers import Clock
 from tidings import Catalog, Change, Feature, Journal, Operation, Policy
 from tidings.core.journal import net_changes
 
 TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def filled(policy: Policy, clock: Clock) -> tuple[Catalog, Journal]:
@@ -120,20 +108,6 @@ def test_journal_is_restored_with_its_floors(clock: Clock) -> None:
     assert revisions(restored.since(3, TOOLS)) == [4, 5], "as far as the policy still allows"
     assert restored.since(2, TOOLS) is None
     assert restored.since(0, PROMPTS) == []
-
-
-def test_journal_of_length_zero_is_complete_without_changes(clock: Clock) -> None:
-    catalog, journal = filled(Policy(journal_changes=0), clock)
-    catalog.tools.add({"name": "a"})
-
-    assert journal.since(0, TOOLS) is None
-    assert journal.since(1, TOOLS) == []
-
-
-def test_unknown_revision_has_no_changes(clock: Clock) -> None:
-    _, journal = filled(Policy(), clock)
-
-    assert journal.since(-1, TOOLS) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([None, "1", "2"])), max_size=12))

@@ -106,22 +106,6 @@ def test_rate_limited_subscriber_that_keeps_up_is_not_closed(catalog: Catalog, h
     assert not subscriber.is_closed
 
 
-def test_unsubscribed_topic_is_no_longer_pending(catalog: Catalog, hub: Hub, reader: Reader) -> None:
-    reader.is_slow = True
-    subscriber = hub.open(reader.take)
-    subscriber.subscribe("tools", "prompts", uris=["a://b", "a://*"])
-    catalog.prompts.add({"name": "keeps it busy"})
-    add(catalog, "x")
-    catalog.resources.updated("a://b")
-    subscriber.unsubscribe("tools", uris=["a://b"])
-    assert subscriber.mailbox_size == 1, "a://b is still watched through the pattern"
-    reader.told()
-
-    reader.is_slow = False
-    hub.wake(subscriber)
-    assert lines(reader) == ["updated a://b"]
-
-
 def test_mailbox_is_no_larger_than_the_watched_topics(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     reader.is_slow = True
     subscriber = hub.subscribe(reader.take, "tools", uris=["a://b"])

@@ -170,10 +170,6 @@ def keep_a_list(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Mailbox, "add", add_each)
 
 
-def since_any_revision(self: Notifications, topic: Topic, version: Version) -> Notification:
-    return self.since_revision(topic, version.revision)
-
-
 def resume_from_the_last_change_only(patch: pytest.MonkeyPatch) -> None:
     since = Journal.since
 
@@ -182,9 +178,7 @@ def resume_from_the_last_change_only(patch: pytest.MonkeyPatch) -> None:
         return found[-1:] if found else found
 
     patch.setattr(Journal, "since", only_the_last)
-    patch.setattr(
-        Notifications, "since_version", lambda self, topic, version: self.since_revision(topic, version.revision)
-    )
+    believe_any_cursor(patch)
 
 
 def believe_any_cursor(patch: pytest.MonkeyPatch) -> None:

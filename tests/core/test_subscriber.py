@@ -86,14 +86,6 @@ def test_invalid_callback_is_refused(hub: Hub, callback: Callable[..., object], 
     assert len(hub) == 0
 
 
-def test_end_of_the_block_ends_the_subscription(catalog: Catalog, hub: Hub, reader: Reader) -> None:
-    with hub.subscribe(reader.take, "tools"):
-        add(catalog, "x")
-    add(catalog, "y")
-
-    assert reader.told() == [["added x"]]
-
-
 # Garbage collection
 
 
@@ -112,19 +104,6 @@ def test_method_does_not_keep_its_object_alive(catalog: Catalog, hub: Hub, reade
     assert reasons == [Reason.COLLECTED]
     assert [topic for topic, _ in hub.subscriptions()] == [TOOLS]
     assert hub.next_due() is None
-
-
-def test_ten_thousand_collected_methods_leave_nothing(catalog: Catalog, hub: Hub) -> None:
-    readers = [Reader() for _ in range(10_000)]
-    for number, each in enumerate(readers):
-        hub.subscribe(each.take, "tools", uris=[f"a://{number}", f"a://{number}/*"])
-    readers.clear()
-    del each
-    gc.collect()
-
-    assert len(hub) == 0
-    assert hub.subscriptions() == []
-    add(catalog, "x")
 
 
 def test_object_with_a_reused_id_is_another_subscriber(catalog: Catalog, hub: Hub) -> None:
