@@ -144,8 +144,11 @@ def test_notification_that_a_transport_knows_to_be_unread_is_repeated_unchanged(
 
 def test_notification_that_a_transport_knows_to_be_read_is_not_repeated(server: StoredServer) -> None:
     client = Client(server, confirms_receipt=True)
+    server.write()
     server.add_tools("a")
-    client.disconnect()
+    server.durables.save_told(client.connection)
+    server.write()
+    server.kill()
 
     assert Client(server).received == []
 

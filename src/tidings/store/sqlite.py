@@ -126,7 +126,8 @@ class SQLiteStore:
     def write(self, batch: Batch) -> None:
         db = self._opened()
         count = self._unapplied_count + len(batch.changes)
-        newest = max(self._newest, *(version.revision for version in _versions(batch)), 0)
+        versions = (*batch.versions.values(), *batch.contents.values())
+        newest = max([self._newest, *(version.revision for version in versions)])
         rows, durables = _journal_rows(batch.changes), _durable_rows(batch)
         is_apply_due = (
             count >= _MAX_UNAPPLIED
@@ -380,11 +381,6 @@ def _vacuum(db: sqlite3.Connection) -> None:
     free = db.execute("PRAGMA freelist_count").fetchone()[0]
     if free > 1024 and 2 * free > db.execute("PRAGMA page_count").fetchone()[0]:
         db.execute(f"PRAGMA incremental_vacuum({free // 2})").fetchall()
-
-
-def _versions(batch: Batch) -> Iterator[Version]:
-    yield from batch.versions.values()
-    yield from batch.contents.values()
 
 
 # Opening
