@@ -2,8 +2,7 @@
 
 A notification that was written to a connection may be lost with it, without any error. So it counts as received only
 if the connection then stays open for long enough to detect a lost client. A client that returns earlier is told to
-refetch. It may get a notification twice, but never misses one; a client that returns with its cursor avoids
-both.
+refetch. It may get a notification twice, but never misses one; a client that returns with its cursor gets each once.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ a crash, everything that changed since the last write would count as unconfirmed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
@@ -36,10 +36,10 @@ class UnsavedSubscriptions:
         *,
         refresh: Refresh,
         expire: Callable[[], None],
-        stored: Iterable[DurableSubscription],
+        stored: Collection[DurableSubscription],
     ) -> None:
         """`wake` tells the writer that there is something to collect; it returns whether the writer will. `stored` are
-        the records that the store has. Those without a time of expiry get one, so they are written."""
+        the records that the store has. Those without a time of expiry may get one, so they are written."""
         self._lock = lock
         self._now = now
         self._wake = wake
