@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import NoReturn
 
 from tidings.core.filters import Filter
 from tidings.core.model import Feature, Operation, Topic, Version
@@ -24,9 +23,7 @@ from tidings.testing.history import (
     FetchEnded,
     FetchStarted,
     History,
-    MailboxSize,
     Muted,
-    PromiseBroken,
     Subscribed,
     Told,
     TopicEvent,
@@ -41,12 +38,10 @@ __all__ = [
     "Subscriptions",
     "changes_since",
     "explain_unwanted",
-    "fail",
     "find_known_versions",
     "is_deletion",
     "is_excluded",
     "is_up_to_date",
-    "relevant_events",
 ]
 
 
@@ -101,6 +96,10 @@ class Subscriptions:
             for path in self.requested
             if isinstance(path, str)
         )
+
+    def not_covered(self, topics: Iterable[Topic]) -> list[Topic]:
+        """Return the topics that no request covers."""
+        return [topic for topic in topics if not self.covers(topic)]
 
     def is_muted(self, topic: Topic) -> bool:
         return self._is_all_muted or topic in self._muted
@@ -435,17 +434,3 @@ def _compile(glob: str) -> re.Pattern[str]:
 
 def is_deletion(told: Told) -> bool:
     return bool(told.changes) and told.changes is not None and told.changes[-1][0] is Operation.DELETED
-
-
-def fail(promise: str, history: History, index: int, event: Told, reason: str) -> NoReturn:
-    """Raise `PromiseBroken` for a notification."""
-    events = relevant_events(history, index + 1, event.subscriber, event.topic)
-    raise PromiseBroken(promise, event.subscriber, event.topic, reason, events)
-
-
-def relevant_events(history: History, end: int, subscriber: str, topic: Topic | None) -> Iterator[tuple[int, Event]]:
-    """Yield the events before an index that concern one subscriber, and one topic if it is given."""
-    for index, event in enumerate(history.events[:end]):
-        is_other = topic is not None and (isinstance(event, MailboxSize) or getattr(event, "topic", topic) != topic)
-        if not is_other and (isinstance(event, TopicEvent) or event.subscriber == subscriber):
-            yield index, event

@@ -198,7 +198,9 @@ class MailboxSize:
 TopicEvent: TypeAlias = Changed | Fetched | FetchStarted | FetchEnded
 """An event of a topic, which has no subscriber."""
 
-Event: TypeAlias = TopicEvent | Subscribed | Acknowledged | Unsubscribed | Told | Muted | Unmuted | Closed | MailboxSize
+SubscriberEvent: TypeAlias = Subscribed | Acknowledged | Unsubscribed | Told | Muted | Unmuted | Closed | MailboxSize
+
+Event: TypeAlias = TopicEvent | SubscriberEvent
 
 
 class History:
@@ -210,10 +212,13 @@ class History:
     def record(self, event: Event) -> None:
         self.events.append(event)
 
-    def subscribers(self) -> list[str]:
-        """Return all subscribers, in the order of their first events."""
-        found = (event.subscriber for event in self.events if not isinstance(event, TopicEvent))
-        return list(dict.fromkeys(found))
+    def by_subscriber(self) -> dict[str, list[tuple[int, SubscriberEvent]]]:
+        """Return the events of each subscriber, with their indexes, in the order of the first events."""
+        found: dict[str, list[tuple[int, SubscriberEvent]]] = {}
+        for index, event in enumerate(self.events):
+            if not isinstance(event, TopicEvent):
+                found.setdefault(event.subscriber, []).append((index, event))
+        return found
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
@@ -226,16 +231,31 @@ class PromiseBroken(TidingsError, AssertionError):
     """A history breaks a promise. The message names promise, subscriber and topic, and shows the last events."""
 
     def __init__(
-        self, promise: str, subscriber: str, topic: Topic | None, reason: str, events: Iterable[tuple[int, Event]]
+        self,
+        promise: str,
+        history: History,
+        subscriber: str,
+        topic: Topic | None,
+        reason: str,
+        last: int | None = None,
     ) -> None:
+        """`last` is the index of the event that breaks the promise; None if the end of the history does."""
         self.promise = promise
         self.subscriber = subscriber
         self.topic = topic
-        self.events = tuple(events)
+        end = len(history) if last is None else last + 1
+        self.events = tuple((index, event) for index, event in enumerate(history.events[:end]) if self._concerns(event))
         name = topic.value if isinstance(topic, Feature) else topic
         lines = [f"  {index:>5}  {event}" for index, event in self.events[-_MAX_SHOWN_EVENTS:]]
         heading = f"{promise}: {subscriber}" + (f", {name}" if name is not None else "") + f": {reason}"
         super().__init__("\n".join([heading, *lines]))
+
+    def _concerns(self, event: Event) -> bool:
+        """Return whether an event concerns the subscriber, and the topic if there is one."""
+        topic = self.topic
+        if topic is not None and (isinstance(event, MailboxSize) or getattr(event, "topic", topic) != topic):
+            return False
+        return isinstance(event, TopicEvent) or event.subscriber == self.subscriber
 
 
 def _topic_of(method: object, params: Mapping[str, Any]) -> Topic | None:

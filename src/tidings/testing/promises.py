@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
@@ -14,23 +13,11 @@ from tidings.testing.checks import (
     RecordedChanges,
     Subscriptions,
     explain_unwanted,
-    fail,
     find_known_versions,
     is_deletion,
     is_up_to_date,
-    relevant_events,
 )
-from tidings.testing.history import (
-    Changed,
-    Closed,
-    History,
-    MailboxSize,
-    PromiseBroken,
-    Subscribed,
-    Told,
-    TopicEvent,
-    Unsubscribed,
-)
+from tidings.testing.history import Changed, Closed, History, MailboxSize, PromiseBroken, Subscribed, Told, Unsubscribed
 
 __all__ = [
     "PROMISES",
@@ -46,51 +33,46 @@ __all__ = [
 
 def check_filtered(history: History) -> None:
     """Check that a subscriber gets nothing that it did not request, that its filter excludes, or that is muted."""
-    subscribers: dict[str, Subscriptions] = defaultdict(Subscriptions)
-    published: dict[tuple[Topic, Version], int] = {}
-    for index, event in enumerate(history):
-        if isinstance(event, Changed):
-            published[event.topic, event.version] = index
-        if isinstance(event, TopicEvent):
-            continue
-        subscriptions = subscribers[event.subscriber]
-        if not isinstance(event, Told):
-            subscriptions.apply(event, index)
-            continue
-        if reason := explain_unwanted(subscriptions, event):
-            fail("Filtered", history, index, event, reason)
-        if event.version is not None and is_deletion(event):
-            # A subscription that was requested after the deletion does not end with it.
-            subscriptions.end(event.topic, before=published.get((event.topic, event.version)))
+    published = {
+        (event.topic, event.version): index for index, event in enumerate(history) if isinstance(event, Changed)
+    }
+    for events in history.by_subscriber().values():
+        subscriptions = Subscriptions()
+        for index, event in events:
+            if not isinstance(event, Told):
+                subscriptions.apply(event, index)
+                continue
+            if reason := explain_unwanted(subscriptions, event):
+                raise PromiseBroken("Filtered", history, event.subscriber, event.topic, reason, index)
+            if event.version is not None and is_deletion(event):
+                # A subscription that was requested after the deletion does not end with it.
+                subscriptions.end(event.topic, before=published.get((event.topic, event.version)))
 
 
 def check_ordered(history: History) -> None:
     """Check that the revisions of a topic never decrease for a subscriber."""
     known = {(event.topic, event.version) for event in history if isinstance(event, Changed)}
-    subscribers: dict[str, Subscriptions] = {}
-    newest: dict[tuple[str, Topic], int] = {}
-    cursors: dict[tuple[str, Topic], int] = {}
-    for index, event in enumerate(history):
-        if isinstance(event, TopicEvent):
-            continue
-        name = event.subscriber
-        is_new = name not in subscribers
-        subscriptions = subscribers.setdefault(name, Subscriptions())
-        subscriptions.apply(event, index)
-        if isinstance(event, Told) and event.version is not None:
-            revision = event.version.revision
-            previous = max(cursors.pop((name, event.topic), -1), newest.get((name, event.topic), -1))
-            if revision < previous:
-                fail("Ordered", history, index, event, f"revision {revision} came after {previous}")
-            newest[name, event.topic] = revision
-        if isinstance(event, Subscribed):
-            for topic, version in event.told.items():
-                # Only the cursor of a new subscriber counts. Others may still get notifications that were sent earlier.
-                cursors.pop((name, topic), None)
-                if is_new and version is not None and (topic, version) in known and subscriptions.covers(topic):
-                    cursors[name, topic] = version.revision
-        for key in [key for key in cursors if key[0] == name and not subscriptions.covers(key[1])]:
-            del cursors[key]
+    for events in history.by_subscriber().values():
+        subscriptions = Subscriptions()
+        newest: dict[Topic, int] = {}
+        cursors: dict[Topic, int] = {}
+        for position, (index, event) in enumerate(events):
+            subscriptions.apply(event, index)
+            if isinstance(event, Told) and event.version is not None:
+                revision = event.version.revision
+                previous = max(cursors.pop(event.topic, -1), newest.get(event.topic, -1))
+                if revision < previous:
+                    reason = f"revision {revision} came after {previous}"
+                    raise PromiseBroken("Ordered", history, event.subscriber, event.topic, reason, index)
+                newest[event.topic] = revision
+            if isinstance(event, Subscribed):
+                for topic, version in event.told.items():
+                    # Only the first cursor counts. Later, notifications that were sent earlier may still arrive.
+                    cursors.pop(topic, None)
+                    if position == 0 and version is not None and (topic, version) in known:
+                        cursors[topic] = version.revision
+            for topic in subscriptions.not_covered(cursors):
+                del cursors[topic]
 
 
 def check_unique(history: History) -> None:
@@ -100,28 +82,26 @@ def check_unique(history: History) -> None:
     subscribed in between, or if a client fetched another content in between.
     """
     fetches = Fetches(history)
-    subscribers: dict[str, Subscriptions] = defaultdict(Subscriptions)
-    last: dict[tuple[str, Topic], LastTold] = {}
-    for index, event in enumerate(history):
-        if isinstance(event, TopicEvent):
-            continue
-        name, subscriptions = event.subscriber, subscribers[event.subscriber]
-        subscriptions.apply(event, index)
-        if isinstance(event, Told) and event.version is not None:
-            previous = last.get((name, event.topic))
-            if previous is not None and previous.is_repeated_by(event, index, fetches):
-                fail("Unique", history, index, event, f"it was told {event.version.digest} before")
-            last[name, event.topic] = LastTold(event.version, index)
-        if isinstance(event, Subscribed):
-            for topic, version in event.told.items():
-                if subscriptions.covers(topic):
-                    last[name, topic] = LastTold(version, index, is_cursor=True)
-        if isinstance(event, Told | Unsubscribed | Closed):
-            for (subscriber, topic), told in list(last.items()):
-                if subscriber == name and not subscriptions.covers(topic):
-                    told.is_continuous = False
-                    if told.is_cursor:
-                        del last[subscriber, topic]
+    for events in history.by_subscriber().values():
+        subscriptions = Subscriptions()
+        last: dict[Topic, LastTold] = {}
+        for index, event in events:
+            subscriptions.apply(event, index)
+            if isinstance(event, Told) and event.version is not None:
+                previous = last.get(event.topic)
+                if previous is not None and previous.is_repeated_by(event, index, fetches):
+                    reason = f"it was told {event.version.digest} before"
+                    raise PromiseBroken("Unique", history, event.subscriber, event.topic, reason, index)
+                last[event.topic] = LastTold(event.version, index)
+            if isinstance(event, Subscribed):
+                for topic, version in event.told.items():
+                    if subscriptions.covers(topic):
+                        last[topic] = LastTold(version, index, is_cursor=True)
+            if isinstance(event, Told | Unsubscribed | Closed):
+                for topic in subscriptions.not_covered(last):
+                    last[topic].is_continuous = False
+                    if last[topic].is_cursor:
+                        del last[topic]
 
 
 def check_reliable(history: History) -> None:
@@ -136,7 +116,7 @@ def check_reliable(history: History) -> None:
         if isinstance(event, Changed):
             changes.setdefault(event.topic, []).append(event)
     latest = {topic: max(change.version for change in found) for topic, found in changes.items()}
-    for subscriber in history.subscribers():
+    for subscriber in history.by_subscriber():
         subscriptions, known, fetched = find_known_versions(history, subscriber, changes)
         for topic, versions in known.items():
             newest, maybe_fetched = latest[topic], fetched.get(topic, ())
@@ -146,8 +126,7 @@ def check_reliable(history: History) -> None:
             known_text = ", ".join(map(_format, versions)) or "nothing"
             fetched_text = "".join(f", and may have fetched {_format(version)}" for version in maybe_fetched)
             reason = f"the last version is {_format(newest)}, and it knows {known_text}{fetched_text}"
-            events = relevant_events(history, len(history), subscriber, topic)
-            raise PromiseBroken("Reliable", subscriber, topic, reason, events)
+            raise PromiseBroken("Reliable", history, subscriber, topic, reason)
 
 
 def _format(version: Version) -> str:
@@ -163,33 +142,29 @@ def check_resumable(history: History, *, journal: int | None = None) -> None:
     Without `journal`, the first case is not checked.
     """
     record = RecordedChanges(history)
-    subscribers: dict[str, Subscriptions] = defaultdict(Subscriptions)
-    known: dict[tuple[str, Topic], tuple[Version | None, int]] = {}
-    """The version that each subscriber knows, and the index of the event that told it."""
-    for index, event in enumerate(history):
-        if isinstance(event, TopicEvent):
-            continue
-        name, subscriptions = event.subscriber, subscribers[event.subscriber]
-        if isinstance(event, Told) and event.version is not None:
-            key = (name, event.topic)
-            if key in known:
-                reason = record.explain_mismatch(event, index, *known.pop(key), subscriptions.filter, journal)
-                if reason:
-                    fail("Resumable", history, index, event, reason)
-            if record.has(event.topic, event.version):
-                known[key] = (event.version, index)
-        cursors = event.told if isinstance(event, Subscribed) else {}
-        covered_before = {topic for topic in cursors if subscriptions.covers(topic)}
-        subscriptions.apply(event, index)
-        for topic, version in cursors.items():
-            known.pop((name, topic), None)
+    for events in history.by_subscriber().values():
+        subscriptions = Subscriptions()
+        known: dict[Topic, tuple[Version | None, int]] = {}
+        """The version that the subscriber knows, and the index of the event that told it."""
+        for index, event in events:
+            if isinstance(event, Told) and event.version is not None:
+                if event.topic in known:
+                    since = known.pop(event.topic)
+                    if reason := record.explain_mismatch(event, index, *since, subscriptions.filter, journal):
+                        raise PromiseBroken("Resumable", history, event.subscriber, event.topic, reason, index)
+                if record.has(event.topic, event.version):
+                    known[event.topic] = (event.version, index)
+            cursors = event.told if isinstance(event, Subscribed) else {}
             # A subscriber that was subscribed before may still receive notifications that were sent earlier.
-            is_new = topic not in covered_before and subscriptions.covers(topic)
-            if is_new and not record.is_ambiguous(topic, version, index):
-                known[name, topic] = (version, index)
-        if isinstance(event, Unsubscribed | Closed | Told):
-            for key in [key for key in known if key[0] == name and not subscriptions.covers(key[1])]:
-                del known[key]
+            new = subscriptions.not_covered(cursors)
+            subscriptions.apply(event, index)
+            for topic, version in cursors.items():
+                known.pop(topic, None)
+                if topic in new and not record.is_ambiguous(topic, version, index):
+                    known[topic] = (version, index)
+            if isinstance(event, Subscribed | Told | Unsubscribed | Closed):
+                for topic in subscriptions.not_covered(known):
+                    del known[topic]
 
 
 def check_bounded(history: History) -> None:
@@ -197,25 +172,24 @@ def check_bounded(history: History) -> None:
 
     A slow subscriber must also not delay others. This is not checked, because a history contains no times.
     """
-    subscribers: dict[str, Subscriptions] = defaultdict(Subscriptions)
-    topics: dict[Topic, None] = {}
+    topics: dict[Topic, int] = {}
+    """The topics of changes and cursors, each with the index of the first one."""
     for index, event in enumerate(history):
         if isinstance(event, Changed):
-            topics[event.topic] = None
-        if isinstance(event, TopicEvent):
-            continue
-        subscriptions = subscribers[event.subscriber]
-        subscriptions.apply(event, index)
-        if isinstance(event, Subscribed):
-            topics |= dict.fromkeys(event.told)
-        elif isinstance(event, MailboxSize):
-            allowed = sum(map(subscriptions.covers, topics))
-            if event.max_pending is not None:
-                allowed = min(allowed, event.max_pending)
-            if event.pending > allowed:
-                reason = f"{event.pending} topics are pending, and at most {allowed} may be"
-                events = relevant_events(history, index + 1, event.subscriber, None)
-                raise PromiseBroken("Bounded", event.subscriber, None, reason, events)
+            topics.setdefault(event.topic, index)
+        elif isinstance(event, Subscribed):
+            topics = dict.fromkeys(event.told, index) | topics
+    for events in history.by_subscriber().values():
+        subscriptions = Subscriptions()
+        for index, event in events:
+            subscriptions.apply(event, index)
+            if isinstance(event, MailboxSize):
+                allowed = sum(first < index and subscriptions.covers(topic) for topic, first in topics.items())
+                if event.max_pending is not None:
+                    allowed = min(allowed, event.max_pending)
+                if event.pending > allowed:
+                    reason = f"{event.pending} topics are pending, and at most {allowed} may be"
+                    raise PromiseBroken("Bounded", history, event.subscriber, None, reason, index)
 
 
 PROMISES: Final[Mapping[str, Callable[[History], None]]] = {

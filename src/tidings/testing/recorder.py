@@ -27,7 +27,7 @@ from tidings.testing.history import (
 __all__ = ["Recorder"]
 
 
-class Recorder:
+class Recorder(Observer):
     """A recorder of all events of a hub, from its construction on.
 
     Call `look()` at least once before the checks.
@@ -35,32 +35,18 @@ class Recorder:
 
     def __init__(self, hub: Hub, history: History | None = None) -> None:
         self.history = History() if history is None else history
-        self._observer = _EventObserver(hub, self.history)
-        with hub.catalog.lock:
-            self._observer.start()
-            hub.observer.add(self._observer)
-
-    def name(self, subscriber: Subscriber) -> str:
-        """Return the name of a subscriber in the history."""
-        return self._observer.names[subscriber]
-
-    def look(self) -> None:
-        """Record the state that causes no event: muted topics, and the size of each mailbox."""
-        self._observer.look()
-
-
-class _EventObserver(Observer):
-    """The hub's observer. It is separate from `Recorder`, so that users see only `history`, `name` and `look`."""
-
-    def __init__(self, hub: Hub, history: History) -> None:
         self._hub = hub
-        self._record = history.record
-        self.names: dict[Subscriber, str] = {}
+        self._record = self.history.record
+        self._names: dict[Subscriber, str] = {}
         self._muted: dict[Subscriber, set[Topic]] = {}
         """The muted topics of each open subscriber."""
         self._topics: dict[Topic, None] = {}
+        with hub.catalog.lock:
+            self._record_present()
+            hub.observer.add(self)
 
-    def start(self) -> None:
+    def _record_present(self) -> None:
+        """Record the versions, subscribers and fetches that exist already."""
         catalog = self._hub.catalog
         for topic in (*Feature, *catalog.resources.contents()):
             self._topics[topic] = None
@@ -71,14 +57,18 @@ class _EventObserver(Observer):
         for topic, revision in self._hub.notifications.fetched.in_progress():
             self.fetch_started(topic, revision)
 
+    def name(self, subscriber: Subscriber) -> str:
+        """Return the name of a subscriber in the history."""
+        return self._names[subscriber]
+
     def look(self) -> None:
+        """Record the state that causes no event: muted topics, and the size of each mailbox."""
         with self._hub.catalog.lock:
             for subscriber in self._muted:
                 for topic in self._topics:
                     self._record_muting(subscriber, topic)
-                self._record(
-                    MailboxSize(self.names[subscriber], subscriber.mailbox_size, subscriber.policy.max_pending)
-                )
+                size, limit = subscriber.mailbox_size, subscriber.policy.max_pending
+                self._record(MailboxSize(self._names[subscriber], size, limit))
 
     def _record_muting(self, subscriber: Subscriber, topic: Topic) -> None:
         muted = self._muted[subscriber]
@@ -88,27 +78,27 @@ class _EventObserver(Observer):
             is_muted = True
         if is_muted != (topic in muted):
             muted ^= {topic}
-            event: Event = (Muted if is_muted else Unmuted)(self.names[subscriber], (topic,))
+            event: Event = (Muted if is_muted else Unmuted)(self._names[subscriber], (topic,))
             self._record(event)
 
     def opened(self, subscriber: Subscriber) -> None:
-        self.names[subscriber] = f"{subscriber.label or 'subscriber'}-{len(self.names) + 1}"
+        self._names[subscriber] = f"{subscriber.label or 'subscriber'}-{len(self._names) + 1}"
         self._muted[subscriber] = set()
         subscriber.before_delivery(lambda notification: self._delivering(subscriber, notification))
 
     def subscribed(self, subscriber: Subscriber, topics: list[Topic], told: Mapping[Topic, Version | None]) -> None:
-        name, subresources = self.names[subscriber], self._hub.policy.subresources
+        name, subresources = self._names[subscriber], self._hub.policy.subresources
         self._record(Subscribed(name, tuple(topics), told, subscriber.filter, subresources))
 
     def unsubscribed(
         self, ended: list[tuple[Subscriber, Topic]], reason: Reason, cause: Notification | None = None
     ) -> None:
         for subscriber, topic in ended:
-            self._record(Unsubscribed(self.names[subscriber], (topic,)))
+            self._record(Unsubscribed(self._names[subscriber], (topic,)))
 
     def closed(self, subscriber: Subscriber, reason: Reason) -> None:
         del self._muted[subscriber]
-        self._record(Closed(self.names[subscriber], reason.value))
+        self._record(Closed(self._names[subscriber], reason.value))
 
     def publishing(self, notification: Notification, subscribers: int) -> None:
         for change in notification.changes:
@@ -118,7 +108,7 @@ class _EventObserver(Observer):
     def _delivering(self, subscriber: Subscriber, notification: Notification) -> None:
         if subscriber in self._muted:
             self._record_muting(subscriber, notification.topic)
-        name, topic = self.names[subscriber], notification.topic
+        name, topic = self._names[subscriber], notification.topic
         changes = tuple((change.operation, change.key) for change in notification.changes)
         self._record(Told(name, topic, notification.version, changes, notification.complete))
 
