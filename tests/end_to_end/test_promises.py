@@ -19,7 +19,6 @@ from tempfile import TemporaryFile
 from typing import Any, Literal, TypeAlias
 
 import httpx2
-import msgspec
 import pytest
 from mcp.client import Client
 from mcp.client.session import MessageHandlerFnT
@@ -27,7 +26,8 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import BaseModel
 
-from tests.support.faults.wire import COMMANDS, MODERN, ROOT, Process, Settings, changed, environment, request, serve
+from tests.support.faults.wire import COMMANDS, ROOT, Process, Settings, changed, environment, serve
+from tests.support.messages import MODERN
 from tidings.core.model import Feature, Topic, Version
 from tidings.testing import (
     PROMISES,
@@ -437,16 +437,11 @@ async def test_all_promises_hold_for_fifty_clients_during_random_changes(
 def run_over_http(process: Process, dice: random.Random, least: int, tasks: asyncio.TaskGroup) -> Server:
     url = f"http://127.0.0.1:{process.port}/mcp"
 
-    async def record(start: int) -> list[Any]:
-        _, _, body = await request(process.port, "GET", f"/record?start={start}")
-        rows: list[Any] = msgspec.json.decode(body)
-        return rows
-
     async def pending() -> dict[str, int]:
         found: dict[str, int] = (await process.state())["pending"]
         return found
 
-    server = Server(lambda operations: process.change(*operations), record, pending, has_streams=True)
+    server = Server(lambda operations: process.change(*operations), process.record, pending, has_streams=True)
     random_clients: list[RandomClient] = []
     for number in range(46):
         kind: ConnectionKind = "modern" if number % 3 else "legacy"

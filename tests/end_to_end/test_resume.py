@@ -26,13 +26,11 @@ import httpx2
 import msgspec
 import pytest
 from mcp.client import Client
-from mcp.client.extension import ClientExtension, NotificationBinding
 from mcp.client.streamable_http import streamable_http_client
-from pydantic import BaseModel, ConfigDict, SerializeAsAny
+from pydantic import BaseModel
 
 from tests.end_to_end.test_promises import URIS, Changes, Server, Subscription
 from tests.support.faults.wire import (
-    MODERN,
     OPERATIONS,
     RECORD,
     STATE,
@@ -41,14 +39,15 @@ from tests.support.faults.wire import (
     Process,
     Settings,
     Stream,
-    envelope,
     listen_request,
     request,
     serve,
 )
+from tests.support.messages import modern_headers, modern_message
+from tests.support.sdk_clients import ChangesExtension, DeletedParams
 from tidings.core.cursor import Cursor
 from tidings.core.delta import Copy
-from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, EXTENSION, FILTER_KEY, RESUME_KEY
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, FILTER_KEY, RESUME_KEY
 from tidings.core.model import Feature, Topic, Version
 from tidings.store.sqlite import peek
 from tidings.testing import Acknowledged, Subscribed, Told, check_resumable
@@ -74,20 +73,12 @@ class Place:
 
     async def record(self, start: int) -> list[Any]:
         """Return the changes from the nth on."""
-        _, _, body = await request(self.process.port, "GET", f"/record?start={start}")
-        rows: list[Any] = msgspec.json.decode(body)
-        return rows
+        return await self.process.record(start)
 
     async def fetch(self, feature: Feature) -> dict[str, Any]:
         """Fetch a list."""
         method = f"{feature.value}/list"
-        headers = {
-            "accept": "application/json, text/event-stream",
-            "content-type": "application/json",
-            "mcp-protocol-version": MODERN,
-            "mcp-method": method,
-        }
-        _, _, body = await request(self.process.port, "POST", "/mcp", headers, envelope(method, 1))
+        _, _, body = await request(self.process.port, "POST", "/mcp", modern_headers(method), modern_message(method))
         result: dict[str, Any] = msgspec.json.decode(body)["result"]
         return result
 
@@ -284,17 +275,18 @@ class Reader:
         messages, early = self._messages, list[dict[str, Any]]()
         is_granted = False
 
+        def keep(content: dict[str, Any]) -> None:
+            messages.put_nowait(content) if is_granted else early.append(content)
+
         async def note(message: Any) -> None:
             if isinstance(message, BaseModel):
-                content = message.model_dump(by_alias=True, mode="json", exclude_none=True)
-                messages.put_nowait(content) if is_granted else early.append(content)
+                keep(message.model_dump(by_alias=True, mode="json", exclude_none=True))
+
+        async def note_deleted(params: DeletedParams) -> None:
+            keep({"method": DELETED_METHOD, "params": params.model_dump(by_alias=True, mode="json")})
 
         url = f"http://127.0.0.1:{self._place.process.port}/mcp"
-
-        async def note_deleted(params: _DeletedParams) -> None:
-            await note(_Message(method=DELETED_METHOD, params=params))
-
-        extension = _Extension({"resume": resume, "filter": {"detail": "delta"}}, note_deleted)
+        extension = ChangesExtension({"resume": resume, "filter": {"detail": "delta"}}, note_deleted)
         async with httpx2.AsyncClient(verify=False, trust_env=False, timeout=httpx2.Timeout(30, read=300)) as http:
             transport = streamable_http_client(url, http_client=http)
             async with Client(transport, message_handler=note, cache=None, extensions=[extension]) as client:
@@ -306,32 +298,6 @@ class Reader:
                         messages.put_nowait(content)
                     is_granted = True
                     yield
-
-
-class _DeletedParams(BaseModel):
-    model_config = ConfigDict(extra="allow")
-    uri: str
-
-
-class _Message(BaseModel):
-    method: str
-    params: SerializeAsAny[BaseModel]
-
-
-class _Extension(ClientExtension):
-    """The extension, as a client declares it."""
-
-    identifier = EXTENSION
-
-    def __init__(self, settings: dict[str, Any], note_deleted: Callable[[_DeletedParams], Awaitable[None]]) -> None:
-        self._settings = settings
-        self._note_deleted = note_deleted
-
-    def settings(self) -> dict[str, Any]:
-        return self._settings
-
-    def notifications(self) -> list[NotificationBinding[Any]]:
-        return [NotificationBinding(method=DELETED_METHOD, params_type=_DeletedParams, handler=self._note_deleted)]
 
 
 Condition: TypeAlias = Callable[[Server, list[Reader]], bool]

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from tests.support.faults.many_clients import many, open_legacy, open_unread_streams, sockets, update
-from tests.support.faults.wire import ALL, HTTP, START, TIMEOUT, How, Settings, envelope, listen, serve
+from tests.support.faults.wire import ALL, HTTP, START, TIMEOUT, How, Settings, listen, serve
+from tests.support.messages import modern_message
 
 pytestmark = pytest.mark.anyio
 
@@ -72,9 +73,8 @@ async def test_signal_ends_a_listen_on_stdio_gracefully(number: signal.Signals) 
         assert child.stdin is not None
         assert child.stdout is not None
         async with asyncio.timeout(START):
-            child.stdin.write(
-                json.dumps(envelope("subscriptions/listen", "mine", {"notifications": ALL})).encode() + b"\n"
-            )
+            message = modern_message("subscriptions/listen", "mine", {"notifications": ALL})
+            child.stdin.write(json.dumps(message).encode() + b"\n")
             acknowledged = json.loads(await child.stdout.readline())
         assert acknowledged["method"] == "notifications/subscriptions/acknowledged"
         server.send_signal(number)

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.faults.wire import TIMEOUT, Process, Stream, envelope, listen_request, request, serve
+from tests.support.faults.wire import TIMEOUT, Process, Stream, listen_request, request, serve
+from tests.support.messages import modern_headers, modern_message
 from tidings.core.delta import Copy
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, FILTER_KEY
 
@@ -18,12 +19,6 @@ pytestmark = pytest.mark.anyio
 TOOLS = 200
 EDITS = 1_000
 WANTED = {"toolsListChanged": True}
-HEADERS = {
-    "accept": "application/json, text/event-stream",
-    "content-type": "application/json",
-    "mcp-protocol-version": "2026-07-28",
-    "mcp-method": "tools/list",
-}
 
 
 class Counted(Stream):
@@ -71,7 +66,8 @@ async def message(stream: Stream) -> dict[str, Any]:
 
 async def fetch(process: Process) -> tuple[dict[str, Any], int]:
     """Return the list of tools, and the bytes of its body. Headers are not counted, in favour of refetches."""
-    status, _, body = await request(process.port, "POST", "/mcp", HEADERS, envelope("tools/list", 1))
+    headers, message = modern_headers("tools/list"), modern_message("tools/list")
+    status, _, body = await request(process.port, "POST", "/mcp", headers, message)
     assert status == 200
     return msgspec.json.decode(body)["result"], len(body)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from mcp.shared.exceptions import MCPError
 
+from tests.support.messages import modern_headers, modern_message
 from tests.support.receiver import receiving, verify
 from tests.support.sdk_clients import MODERN, RecordingClient, open_client, stdio_server
 from tests.support.wire_clients import Wires, read_answer
@@ -135,8 +136,8 @@ async def test_lone_surrogate_is_refused_and_the_store_continues(wires: Wires) -
     """JSON can contain it, but the store can't save it."""
     wire = wires.modern("open")
     for name, requested in (("\ud800", TOOLS), ("n", {"resourceSubscriptions": ["a://\ud800"]})):
-        message = wire.message(f"{METHOD}/put", 1, {"name": name, "notifications": requested})
-        headers = wire._headers(f"{METHOD}/put", {})
+        message = modern_message(f"{METHOD}/put", 1, {"name": name, "notifications": requested})
+        headers = modern_headers(f"{METHOD}/put")
         answer = await wire.http.post(wire.url, content=json.dumps(message), headers=headers)
         assert read_answer(answer.text)["error"]["code"] == -32602
     listed = await wire.post(f"{METHOD}/list")

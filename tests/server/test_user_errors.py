@@ -21,8 +21,6 @@ from tests.support.faults.many_clients import open_legacy, update
 from tests.support.faults.wire import (
     COMMANDS,
     HTTP,
-    LEGACY,
-    MODERN,
     ROOT,
     TIMEOUT,
     WATCHED,
@@ -37,7 +35,9 @@ from tests.support.faults.wire import (
     open_session,
     request,
     serve,
+    session_headers,
 )
+from tests.support.messages import ACCEPT_BOTH, MODERN
 
 pytestmark = pytest.mark.anyio
 
@@ -147,8 +147,7 @@ async def ask_for_everything_else(server: Process) -> None:
         "method": "tools/call",
         "params": {"name": "echo", "arguments": {"text": "hi"}},
     }
-    headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-    headers |= {"mcp-session-id": session_id, "mcp-protocol-version": LEGACY}
+    headers = ACCEPT_BOTH | session_headers(session_id)
     status, _, body = await request(server.port, "POST", "/mcp", headers, call)
     assert status == 200
     assert b'"text":"hi"' in body

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from tests.support.messages import initialize
 from tidings.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -30,12 +31,7 @@ DEADLINE = 120
 """Seconds for everything that a test does with its processes. They start slowly on a busy machine."""
 GRACE = 60.0
 """Seconds for a server to exit. Only a server that hangs reaches it; test_live_stopping checks how fast one exits."""
-INITIALIZE = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}},
-}
+INITIALIZE = initialize()
 
 
 class Result(NamedTuple):

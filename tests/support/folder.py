@@ -7,7 +7,6 @@ the end, the copies must equal the folder.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -256,7 +255,7 @@ class Client:
         return {RESUME: self.cursor} if self.told else {}
 
     async def _receive_all(self, stream: Stream, url: str) -> None:
-        acknowledgement = await next_message(stream)
+        acknowledgement = await stream.message()
         meta = acknowledgement["params"]["_meta"]
         is_new = not self.told or meta.get(DURABLE, {}).get("isNew")
         # A cursor contains what the client has fetched. A client that resumes by name must fetch those lists again.
@@ -275,7 +274,7 @@ class Client:
         }
         self.is_connected.set()
         while True:
-            message = await next_message(stream)
+            message = await stream.message(deadline=None)  # there is none between two changes
             if "result" in message:
                 return  # the server has stopped
             await self._receive(message, url)
@@ -358,19 +357,6 @@ def open_listen(
     wire: Wire, meta: dict[str, Any], notifications: dict[str, Any] = SUBSCRIPTIONS
 ) -> AbstractAsyncContextManager[Stream]:
     return wire.listen(1, notifications, meta)
-
-
-async def next_message(stream: Stream) -> dict[str, Any]:
-    """Wait for the next message, without a deadline: there is none between two changes."""
-    while True:
-        with contextlib.suppress(TimeoutError):
-            event = await stream.event()
-            if not event:
-                raise EOFError
-            for line in event.split("\r\n"):
-                if line.startswith("data: {"):
-                    message: dict[str, Any] = json.loads(line[6:])
-                    return message
 
 
 async def until_connected(clients: list[Client]) -> None:

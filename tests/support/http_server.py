@@ -17,18 +17,13 @@ import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.prompts import Prompt
 
-from tests.support.sdk_clients import DEADLINE, MODERN
+from tests.support.messages import INITIALIZED, META, MODERN, initialize, modern_message
 from tests.support.uvicorn_server import address_of, run_uvicorn
+from tests.support.waiting import DEADLINE
 from tidings import Live, Policy
 from tidings.http.router import Router
 
-__all__ = ["HttpResponse", "LocalServer", "RawClient", "example_server", "modern_body", "serving"]
-
-META = {
-    "io.modelcontextprotocol/protocolVersion": MODERN,
-    "io.modelcontextprotocol/clientInfo": {"name": "dör", "version": "1"},
-    "io.modelcontextprotocol/clientCapabilities": {},
-}
+__all__ = ["META", "HttpResponse", "LocalServer", "RawClient", "example_server", "modern_body", "serving"]
 
 
 class HttpResponse(NamedTuple):
@@ -59,8 +54,7 @@ def example_server(**options: Any) -> MCPServer[Any]:
 
 def modern_body(method: str, request_id: Any = 1, *, params: Any = None, **envelope: Any) -> bytes:
     """Return the body of a modern request."""
-    message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": {"_meta": META, **(params or {})}}
-    return json.dumps({**message, **envelope}).encode()
+    return json.dumps(modern_message(method, request_id, params) | envelope).encode()
 
 
 @dataclass
@@ -127,13 +121,10 @@ class RawClient:
 
     async def initialize(self, version: str, **headers: str | None) -> dict[str, str | None]:
         """Open a legacy session; return the headers that name it."""
-        params = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "client", "version": "1"}}
-        body = json.dumps({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}).encode()
-        answer = await self.send(self.request(body, **headers))
+        answer = await self.send(self.request(json.dumps(initialize(version)).encode(), **headers))
         session_id = dict(answer.headers)[b"mcp-session-id"].decode()
         named = {**headers, "Mcp_Session_Id": session_id, "MCP_Protocol_Version": version}
-        body = json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}).encode()
-        assert b"202" in (await self.send(self.request(body, **named))).status
+        assert b"202" in (await self.send(self.request(json.dumps(INITIALIZED).encode(), **named))).status
         return named
 
 

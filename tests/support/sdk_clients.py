@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import Subscription
 from pydantic import BaseModel, ConfigDict, Field
 
+from tests.support.messages import LATEST_LEGACY, MODERN
+from tests.support.waiting import DEADLINE
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, EXTENSION, SUBSCRIPTION_KEY
 
 __all__ = [
@@ -38,6 +40,8 @@ __all__ = [
     "MARKER",
     "MODERN",
     "MUTED",
+    "ChangesExtension",
+    "DeletedParams",
     "Received",
     "RecordingClient",
     "keys",
@@ -50,12 +54,9 @@ __all__ = [
 
 BOARD = Path(__file__).with_name("board.py")
 KINDS = ("mcpserver", "lowlevel", "fastmcp")
-MODERN = "2026-07-28"
 MUTED = "2025-03-26"
-LEGACY = ("2024-11-05", MUTED, "2025-06-18", "2025-11-25")
+LEGACY = ("2024-11-05", MUTED, "2025-06-18", LATEST_LEGACY)
 MARKER = "board://marker"
-DEADLINE = 60.0
-"""Seconds for one wait, which may include the start of a process."""
 
 ENVIRONMENT = {
     # The SDK passes almost nothing of the environment to a child process.
@@ -139,10 +140,28 @@ class Received:
         return ", ".join(f"{topic} {each.get('operation')} {each.get('name', each.get('uri'))}" for each in changes)
 
 
-class _DeletedParams(BaseModel):
+class DeletedParams(BaseModel):
+    """The params of `notifications/resources/deleted`."""
+
     model_config = ConfigDict(extra="allow")
     uri: str
     meta: dict[str, Any] = Field(default_factory=dict, alias="_meta")
+
+
+class ChangesExtension(ClientExtension):
+    """`dev.tidings/changes`, as a client of the SDK declares it."""
+
+    identifier = EXTENSION
+
+    def __init__(self, settings: dict[str, Any], on_deleted: Callable[[DeletedParams], Awaitable[None]]) -> None:
+        self._settings = settings
+        self._on_deleted = on_deleted
+
+    def settings(self) -> dict[str, Any]:
+        return self._settings
+
+    def notifications(self) -> list[NotificationBinding[Any]]:
+        return [NotificationBinding(method=DELETED_METHOD, params_type=DeletedParams, handler=self._on_deleted)]
 
 
 @dataclass
@@ -171,7 +190,7 @@ class RecordingClient:
         params = message.params
         self.note(Received(message.method, dict(params.meta or {}) if params else {}, getattr(params, "uri", None)))
 
-    async def take_deleted(self, params: _DeletedParams) -> None:
+    async def take_deleted(self, params: DeletedParams) -> None:
         self.note(Received(DELETED_METHOD, params.meta, params.uri))
 
     def note(self, heard: Received) -> None:
@@ -304,6 +323,7 @@ async def open_client(
     """Connect a client of this version. `extended` is the capability in which it declares `dev.tidings/changes`, with
     `settings`."""
     client = RecordingClient(version)
+    extension = ChangesExtension(settings or {}, client.take_deleted)
     async with AsyncExitStack() as stack:
         transport: Any
         if isinstance(server, str):
@@ -313,7 +333,7 @@ async def open_client(
         else:
             transport = stdio_client(server)
         if version == MODERN:
-            extensions = [_Extension(client, settings or {})] if extended else None
+            extensions = [extension] if extended else None
             sdk_client = Client(transport, mode="auto", message_handler=client.take, cache=None, extensions=extensions)
             client.sdk_client = await stack.enter_async_context(sdk_client)
             client.session = sdk_client.session
@@ -321,9 +341,7 @@ async def open_client(
             client.capabilities = sdk_client.server_capabilities
         else:
             reader, writer = await stack.enter_async_context(transport)
-            bindings = [
-                NotificationBinding(method=DELETED_METHOD, params_type=_DeletedParams, handler=client.take_deleted)
-            ]
+            bindings = extension.notifications()
             client.session = ClientSession(reader, writer, message_handler=client.take, notification_bindings=bindings)
             await stack.enter_async_context(client.session)
             with anyio.fail_after(DEADLINE):
@@ -350,22 +368,6 @@ async def _shake_hands(
     session.adopt(result)
     await session.send_notification(types.InitializedNotification())
     return result.capabilities
-
-
-class _Extension(ClientExtension):
-    identifier = EXTENSION
-
-    def __init__(self, client: RecordingClient, settings: dict[str, Any]) -> None:
-        self._client = client
-        self._settings = settings
-
-    def settings(self) -> dict[str, Any]:
-        return self._settings
-
-    def notifications(self) -> list[NotificationBinding[Any]]:
-        return [
-            NotificationBinding(method=DELETED_METHOD, params_type=_DeletedParams, handler=self._client.take_deleted)
-        ]
 
 
 @asynccontextmanager

@@ -12,7 +12,8 @@ import anyio
 import httpx2
 import pytest
 
-from tests.support.sdk_clients import DEADLINE, MODERN, Received
+from tests.support.messages import ACCEPT_BOTH, initialize, modern_headers, modern_message
+from tests.support.sdk_clients import DEADLINE, Received
 
 __all__ = ["EVERYTHING", "LegacyWire", "Stream", "Wire", "Wires", "http", "read_answer"]
 
@@ -39,33 +40,10 @@ class Wire:
     http: httpx2.AsyncClient
     headers: dict[str, str] = field(default_factory=dict)
 
-    def message(
-        self, method: str, request_id: str | int, params: dict[str, Any], meta: Any = None, **capabilities: Any
-    ) -> dict[str, Any]:
-        meta = {
-            "io.modelcontextprotocol/protocolVersion": MODERN,
-            "io.modelcontextprotocol/clientInfo": {"name": "wire", "version": "1"},
-            "io.modelcontextprotocol/clientCapabilities": capabilities,
-            **(meta or {}),
-        }
-        return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": {**params, "_meta": meta}}
-
-    def _headers(self, method: str, params: dict[str, Any]) -> dict[str, str]:
-        named = {"Mcp-Name": params["name"]} if "name" in params else {}
-        return {
-            "Accept": "application/json, text/event-stream",
-            "Content-Type": "application/json",
-            "MCP-Protocol-Version": MODERN,
-            "Mcp-Method": method,
-            **named,
-            **self.headers,
-        }
-
     async def post(self, method: str, request_id: str | int = 1, **params: Any) -> httpx2.Response:
+        headers = modern_headers(method, params) | self.headers
         with anyio.fail_after(DEADLINE):
-            return await self.http.post(
-                self.url, json=self.message(method, request_id, params), headers=self._headers(method, params)
-            )
+            return await self.http.post(self.url, json=modern_message(method, request_id, params), headers=headers)
 
     async def change(self, what: str, **args: Any) -> Any:
         response = await self.post("tools/call", name="change", arguments={"what": what, "args": args})
@@ -76,12 +54,13 @@ class Wire:
         self, request_id: str | int, requested: dict[str, Any], meta: dict[str, Any] | None = None, **capabilities: Any
     ) -> AsyncIterator[Stream]:
         method = "subscriptions/listen"
-        message = self.message(method, request_id, {"notifications": requested}, meta, **capabilities)
+        meta = {"io.modelcontextprotocol/clientCapabilities": capabilities, **(meta or {})}
+        message = modern_message(method, request_id, {"notifications": requested}, meta)
         body = json.dumps(message)  # in ASCII, which can contain a lone surrogate
-        async with self.http.stream("POST", self.url, content=body, headers=self._headers(method, {})) as response:
-            stream = Stream(
-                response, response.aiter_text()
-            )  # referenced here, because garbage collection closes the response
+        headers = modern_headers(method) | self.headers
+        async with self.http.stream("POST", self.url, content=body, headers=headers) as response:
+            # Referenced here, because garbage collection closes the response.
+            stream = Stream(response, response.aiter_text())
             yield stream
 
 
@@ -97,7 +76,7 @@ class LegacyWire:
     @property
     def headers(self) -> dict[str, str]:
         named = {"Mcp-Session-Id": self.session_id, "MCP-Protocol-Version": self.version} if self.session_id else {}
-        return {"Accept": "application/json, text/event-stream", "Content-Type": "application/json", **named}
+        return ACCEPT_BOTH | named
 
     async def post(self, method: str, request_id: int | None = 1, **params: Any) -> dict[str, Any]:
         message: dict[str, Any] = {"jsonrpc": "2.0", "method": method, "params": params}
@@ -110,10 +89,8 @@ class LegacyWire:
         return read_answer(response.text) if request_id is not None else {}
 
     async def shake_hands(self, meta: dict[str, Any] | None = None, **capabilities: Any) -> dict[str, Any]:
-        params: dict[str, Any] = {"capabilities": capabilities, "clientInfo": {"name": "wire", "version": "1"}}
-        if meta is not None:
-            params["_meta"] = meta
-        answer = await self.post("initialize", protocolVersion=self.version, **params)
+        params = {"capabilities": capabilities} if meta is None else {"capabilities": capabilities, "_meta": meta}
+        answer = await self.post("initialize", **initialize(self.version, **params)["params"])
         await self.post("notifications/initialized", None)
         result: dict[str, Any] = answer["result"]
         return result
@@ -162,9 +139,9 @@ class Stream:
     chunks: AsyncIterator[str]
     _rest: str = ""
 
-    async def event(self) -> str:
+    async def event(self, deadline: float | None = DEADLINE) -> str:
         """Return the next event or comment; an empty string at the end."""
-        with anyio.fail_after(DEADLINE):
+        with anyio.fail_after(deadline):
             while "\r\n\r\n" not in self._rest:
                 try:
                     self._rest += await anext(self.chunks)
@@ -173,11 +150,12 @@ class Stream:
         event, _, self._rest = self._rest.partition("\r\n\r\n")
         return event
 
-    async def message(self) -> dict[str, Any]:
+    async def message(self, deadline: float | None = DEADLINE) -> dict[str, Any]:
         """Return the next JSON-RPC message."""
         while True:
-            event = await self.event()
-            assert event, "the stream ended"
+            event = await self.event(deadline)
+            if not event:
+                raise EOFError("the stream ended")
             for line in event.split("\r\n"):
                 if line.startswith("data: {"):
                     message: dict[str, Any] = json.loads(line[6:])

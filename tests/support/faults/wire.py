@@ -19,6 +19,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from tests.support.messages import (
+    ACCEPT_BOTH,
+    INITIALIZED,
+    LATEST_LEGACY,
+    initialize,
+    modern_headers,
+    modern_message,
+)
 from tests.support.waiting import DEADLINE
 from tidings.core.model import Feature, Operation, Version
 from tidings.testing import Changed
@@ -27,8 +35,6 @@ ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = "TIDINGS_FAULTS"
 WATCHED = "board://watched"
 """The only URI that a broken `authorize` lets through."""
-MODERN = "2026-07-28"
-LEGACY = "2025-11-25"
 TIMEOUT = DEADLINE
 """Seconds for one wait. Only a failure reaches it."""
 START = 100.0
@@ -108,6 +114,12 @@ class Process:
         assert status == 200, body
         state: dict[str, Any] = json.loads(body)
         return state
+
+    async def record(self, start: int) -> list[Any]:
+        """Return the changes from the nth on; `changed` reads a row."""
+        _, _, body = await request(self.port, "GET", f"/record?start={start}")
+        rows: list[Any] = json.loads(body)
+        return rows
 
     async def change(self, *operations: dict[str, Any]) -> None:
         status, _, body = await request(self.port, "POST", "/change", body=list(operations))
@@ -255,19 +267,6 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
     return int(first.split()[1]), fields
 
 
-def envelope(
-    method: str, request_id: int | str, params: dict[str, Any] | None = None, meta: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return a request of the modern protocol."""
-    meta = {
-        **(meta or {}),
-        "io.modelcontextprotocol/protocolVersion": MODERN,
-        "io.modelcontextprotocol/clientInfo": {"name": "by hand", "version": "1"},
-        "io.modelcontextprotocol/clientCapabilities": {},
-    }
-    return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": {**(params or {}), "_meta": meta}}
-
-
 ALL: dict[str, Any] = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
 
 
@@ -284,49 +283,31 @@ def modern_request(
     meta: Mapping[str, Any] | None = None,
     **more: str,
 ) -> bytes:
-    headers = {
-        **more,
-        "accept": "application/json, text/event-stream",
-        "content-type": "application/json",
-        "mcp-protocol-version": MODERN,
-        "mcp-method": method,
-    }
-    if params and "name" in params:
-        headers["mcp-name"] = params["name"]
-    return encode("POST", "/mcp", headers, envelope(method, request_id, params, meta))
+    headers = more | modern_headers(method, params)
+    return encode("POST", "/mcp", headers, modern_message(method, request_id, params, meta))
 
 
 async def open_session(port: int) -> str:
     """Do the handshake of a legacy client; return the id of its session."""
-    opening = {
-        "jsonrpc": "2.0",
-        "id": 0,
-        "method": "initialize",
-        "params": {
-            "protocolVersion": LEGACY,
-            "capabilities": {},
-            "clientInfo": {"name": "by hand", "version": "1"},
-        },
-    }
-    headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-    status, fields, body = await request(port, "POST", "/mcp", headers, opening)
+    status, fields, body = await request(port, "POST", "/mcp", ACCEPT_BOTH, initialize())
     assert status == 200, body
     session_id = fields["mcp-session-id"]
-    headers |= {"mcp-session-id": session_id, "mcp-protocol-version": LEGACY}
-    done = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-    status, _, body = await request(port, "POST", "/mcp", headers, done)
+    status, _, body = await request(port, "POST", "/mcp", ACCEPT_BOTH | session_headers(session_id), INITIALIZED)
     assert status == 202, body
     return session_id
 
 
 async def close_session(port: int, session_id: str) -> None:
-    headers = {"mcp-session-id": session_id, "mcp-protocol-version": LEGACY}
-    status, _, body = await request(port, "DELETE", "/mcp", headers)
+    status, _, body = await request(port, "DELETE", "/mcp", session_headers(session_id))
     assert status == 200, body
 
 
+def session_headers(session_id: str) -> dict[str, str]:
+    return {"mcp-session-id": session_id, "mcp-protocol-version": LATEST_LEGACY}
+
+
 def get_request(session_id: str, last_event_id: str | None = None) -> bytes:
-    headers = {"accept": "text/event-stream", "mcp-session-id": session_id, "mcp-protocol-version": LEGACY}
+    headers = {"accept": "text/event-stream", **session_headers(session_id)}
     if last_event_id is not None:
         headers["last-event-id"] = last_event_id
     return encode("GET", "/mcp", headers)
