@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import sys
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
@@ -16,7 +15,7 @@ from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from tests.support.command import DEADLINE, GRACE, Notifications, line_with, start_process
-from tests.support.waiting import until_served
+from tests.support.waiting import free_port, until_served
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -24,13 +23,6 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 def running(example: str, *arguments: str) -> AbstractAsyncContextManager[Any]:
     env = {"PYTHONUNBUFFERED": "1"}
     return start_process(sys.executable, EXAMPLES / example, *arguments, env=env, stderr=asyncio.subprocess.DEVNULL)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 async def call(url: str, *arguments: str) -> str:

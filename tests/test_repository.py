@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCK = (ROOT / "requirements.lock").read_text()
+LOCKED = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==", LOCK, re.MULTILINE)
 
 
 def test_the_package_lies_below_src_and_needs_python_3_11() -> None:
@@ -20,20 +22,17 @@ def test_the_package_lies_below_src_and_needs_python_3_11() -> None:
 
 
 def test_the_lock_has_versions_and_hashes_and_no_address() -> None:
-    lock = (ROOT / "requirements.lock").read_text()
-    pinned = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==", lock, re.MULTILINE)
-    assert len(pinned) > 20
-    assert lock.count("--hash=sha256:") >= len(pinned)
-    assert "://" not in lock
+    assert len(LOCKED) > 20
+    assert LOCK.count("--hash=sha256:") >= len(LOCKED)
+    assert "://" not in LOCK
     assert not (ROOT / "uv.lock").exists()
 
 
 def test_every_dependency_is_locked() -> None:
-    locked = set(re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
     extras = PROJECT["project"]["optional-dependencies"]
     named = PROJECT["project"]["dependencies"] + [each for extra in extras.values() for each in extra]
     wanted = {match[0].lower() for each in named if (match := re.match(r"[\w.-]+", each))} - {"tidings"}
-    assert wanted <= locked
+    assert wanted <= set(LOCKED)
 
 
 def test_the_licence_is_apache_2() -> None:

@@ -7,7 +7,7 @@ requirement. Tests are found by parsing their files, so that a reference can be 
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,7 @@ LAST_R = 146  # the number of requirements in the source documents, which are co
 LETTERS = frozenset("RCLWSMT")
 
 # Path segments start with a word character, so `..` can't lead out of the repository.
-TEST = re.compile(r"`(?P<path>tests/(?:\w[\w-]*/)*test_\w+\.py)::(?:(?P<group>Test\w*)(?:::|(?=`)))?(?P<name>\w+)?`")
+TEST = re.compile(r"`(?P<path>tests/(?:\w[\w-]*/)*test_\w+\.py)::(?P<name>\w+)`")
 FILE = re.compile(r"`(?P<path>(?:bench|docs|\.ci)(?:/\w[\w.-]*)+)`")
 
 
@@ -63,33 +63,14 @@ def exists(reference: str, root: Path) -> bool:
     found = TEST.fullmatch(reference)
     if found is None or not (root / found["path"]).is_file():
         return False
-    tests = find_tests(root / found["path"]).get(found["group"], frozenset())
-    return found["name"] in tests if found["name"] else bool(tests)
+    return found["name"] in find_tests(root / found["path"])
 
 
 @cache
-def find_tests(file: Path) -> dict[str | None, frozenset[str]]:
-    """Return the names of the tests by class (None for functions), including tests inherited in the same file.
-
-    A Hypothesis state machine is a test through an assignment: `TestHub = HubMachine.TestCase`.
-    """
+def find_tests(file: Path) -> frozenset[str]:
+    """Return the names of the tests of a file, which are functions: no test is in a class."""
     module = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
-    tests: dict[str | None, frozenset[str]] = {None: find_functions(module.body)}
-    for statement in module.body:
-        match statement:
-            case ast.ClassDef(name=name, bases=bases, body=body):
-                inherited = [tests.get(base.id, frozenset()) for base in bases if isinstance(base, ast.Name)]
-                tests[name] = find_functions(body).union(*inherited)
-            case (
-                ast.Assign(targets=[ast.Name(id=name)], value=ast.Attribute(attr="TestCase"))
-                | ast.AnnAssign(target=ast.Name(id=name), value=ast.Attribute(attr="TestCase"))
-            ):
-                tests[name] = frozenset({"runTest"})
-    return tests
-
-
-def find_functions(body: Iterable[ast.stmt]) -> frozenset[str]:
-    functions = (statement for statement in body if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef))
+    functions = (node for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     return frozenset(function.name for function in functions if function.name.startswith("test"))
 
 
@@ -110,13 +91,8 @@ def test_every_requirement_of_the_documents_has_exactly_one_row(table: str) -> N
 
 
 HUB = """
-class Contract:
-    def test_inherited(self): ...
-class TestHub(Contract):
-    def helper(self): ...
-class TestEmpty: ...
-TestMachine = HubMachine.TestCase
 async def test_listen(): ...
+def test_hub(): ...
 def helper(): ...
 """
 
@@ -126,11 +102,8 @@ def helper(): ...
     [
         ("| C1 | It works. | planned |", True),
         ("| C1 | It works. | `tests/core/test_hub.py::test_listen`<br>`bench/core.py` |", True),
-        ("| C1 | It works. | `tests/core/test_hub.py::TestHub::test_inherited` |", True),
-        ("| C1 | It works. | `tests/core/test_hub.py::TestMachine` |", True),
-        ("| C1 | It works. | `tests/core/test_hub.py::test_inherited` |", False),
-        ("| C1 | It works. | `tests/core/test_hub.py::TestHub::helper` |", False),
-        ("| C1 | It works. | `tests/core/test_hub.py::TestEmpty` |", False),
+        ("| C1 | It works. | `tests/core/test_hub.py::test_hub` |", True),
+        ("| C1 | It works. | `tests/core/test_hub.py::test_gone` |", False),
         ("| C1 | It works. | `tests/core/test_hub.py::helper` |", False),
         ("| C1 | It works. | `tests/core/test_hub.py` |", False),
         ("| C1 | It works. | `tests/core/test_gone.py::test_listen` |", False),

@@ -28,7 +28,7 @@ from tests.support.command import (
     start_command,
     tidings,
 )
-from tests.support.waiting import until_served
+from tests.support.waiting import free_port, until_served
 from tidings.cli.commands import app
 
 pytestmark = pytest.mark.anyio
@@ -161,9 +161,7 @@ async def test_allowed_hosts_and_origins_are_accepted_and_quiet_prints_only_warn
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_signal_during_start_ends_the_server_with_status_0(board: Path, number: signal.Signals) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     async with asyncio.timeout(DEADLINE), start_command("serve", board, "--port", port) as process:
         await until_served(port)  # the port is bound before the slow part of the start
         process.send_signal(number)

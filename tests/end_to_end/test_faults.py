@@ -19,6 +19,7 @@ import pytest
 from tests.support.faults.many_clients import (
     fill_sdk_streams,
     many,
+    measure_baseline,
     open_and_close,
     open_legacy,
     open_unread_streams,
@@ -100,7 +101,7 @@ async def test_two_hundred_unread_streams_delay_no_other_and_cost_one_mailbox_ea
 async def test_unread_streams_are_aborted_after_the_write_deadline(how: How) -> None:
     settings = Settings(policy={"write_deadline": 1.0, "journal_changes": 20}, options={"session_idle_timeout": IDLE})
     async with serve(how, settings) as server:
-        base, fds = await server.state(is_deep=True), server.fds()
+        until_nothing_is_left = await measure_baseline(server)
         async with readers(server, 5) as among:
             with sockets(await open_unread_streams(server, listening=30, sessions=10)) as silent:
                 await server.logged("listen stream was not read for 1.0 s; aborting it", times=30)
@@ -111,9 +112,7 @@ async def test_unread_streams_are_aborted_after_the_write_deadline(how: How) -> 
                 state = await server.until(lambda state: state["subscribers"] == 5)
                 assert (state["listening"], state["spliced"], state["streams"]) == (5, 0, 5)
                 await among.round(100)
-        await server.until(lambda state: state["objects"] == base["objects"], is_deep=True)
-        await server.until(lambda _: server.fds() <= fds)
-        assert not server.errors()
+        await until_nothing_is_left()
 
 
 @pytest.mark.parametrize("how", HTTP)
@@ -188,12 +187,11 @@ async def test_unread_stream_of_the_sdk_is_aborted_and_cannot_keep_the_process(
     the client to read."""
     settings = Settings(policy={"write_deadline": 1.0, "journal_changes": 20}, **options)
     async with serve("uvicorn", settings) as server:
-        base, fds = await server.state(is_deep=True), server.fds()
+        until_nothing_is_left = await measure_baseline(server)
         with sockets(await fill_sdk_streams(server, 10, wanted)) as silent:
             await server.logged("listen stream was not read for 1.0 s; aborting it", times=10)
             assert all(await asyncio.gather(*map(is_cut, silent)))
-            await server.until(lambda state: state["objects"] == base["objects"], is_deep=True)
-            await server.until(lambda _: server.fds() <= fds)
+            await until_nothing_is_left()
     async with serve("uvicorn", Settings(policy={"journal_changes": 20}, **options)) as server:
         stream = await listen(server.port, 1, wanted)
         resting = asyncio.ensure_future(stream.rest())
@@ -242,7 +240,7 @@ async def test_client_that_vanishes_without_closing_is_detected(how: How) -> Non
     """The client acknowledges no packet, and does not close the connection. A keep-alive is enough to detect this."""
     settings = Settings(policy={"write_deadline": 1.0, "keep_alive": 0.2}, options={"session_idle_timeout": IDLE})
     async with serve(how, settings) as server:
-        base, fds = await server.state(is_deep=True), server.fds()
+        until_nothing_is_left = await measure_baseline(server)
         session_ids = await many(2, lambda _: open_session(server.port))
         requests = [listen_request(number) for number in range(5)] + [*map(get_request, session_ids)]
         with sockets([connect_unread(server.port, each) for each in requests]) as clients:
@@ -253,9 +251,7 @@ async def test_client_that_vanishes_without_closing_is_detected(how: How) -> Non
             # Keep-alives of legacy streams are the SDK's, every 15 s. A change is noticed sooner.
             await server.change(update(1))
             await server.until(lambda state: (state["spliced"], state["streams"]) == (0, 0))
-            await server.until(lambda state: state["objects"] == base["objects"], is_deep=True)
-            await server.until(lambda _: server.fds() <= fds)
-        assert not server.errors()
+            await until_nothing_is_left()
 
 
 _VICTIM = """
@@ -278,7 +274,7 @@ while True:
 async def test_clients_killed_in_the_middle_of_a_stream_leave_nothing_behind(how: How) -> None:
     settings = Settings(policy={"keep_alive": UNMET}, options={"session_idle_timeout": IDLE})
     async with serve(how, settings) as server:
-        base, fds = await server.state(is_deep=True), server.fds()
+        until_nothing_is_left = await measure_baseline(server)
         victim = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", _VICTIM, str(server.port)),
             stdin=asyncio.subprocess.PIPE,
@@ -299,9 +295,7 @@ async def test_clients_killed_in_the_middle_of_a_stream_leave_nothing_behind(how
         await victim.wait()
         victim._transport.close()  # type: ignore[attr-defined]  # else it warns when it is collected
         await server.until(lambda state: (state["subscribers"], state["streams"], state["spliced"]) == (0, 0, 0))
-        await server.until(lambda state: state["objects"] == base["objects"], is_deep=True)
-        await server.until(lambda _: server.fds() <= fds)
-        assert not server.errors()
+        await until_nothing_is_left()
 
 
 @pytest.mark.parametrize(("how", "count"), [pytest.param("asgi", 10_000, marks=pytest.mark.slow), ("run", 2_000)])

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 SCRIPT = """
-import asyncio, logging, os, signal, socket, threading, urllib.request
+import asyncio, logging, os, signal, threading, urllib.request
 from mcp.server.mcpserver import MCPServer
-from tests.support.waiting import until_served
+from tests.support.waiting import free_port, until_served
 from tidings import Live
 
 def ask_and_end(port):
@@ -19,9 +19,7 @@ def ask_and_end(port):
     os.kill(os.getpid(), signal.SIGINT)
 
 for level in (None, logging.WARNING, logging.INFO, "WARNING", "info"):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     asking = threading.Thread(target=ask_and_end, args=(port,))
     asking.start()
     print(f"level {level}", flush=True)

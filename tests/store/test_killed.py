@@ -20,7 +20,6 @@ import httpx2
 import pytest
 
 from tests.support.folder import (
-    DEADLINE,
     URIS,
     Client,
     Folder,
@@ -31,7 +30,7 @@ from tests.support.folder import (
     stopping,
     until_connected,
 )
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE, until
 from tidings.core.model import Feature
 from tidings.store.sqlite import peek
 

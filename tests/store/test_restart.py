@@ -18,7 +18,6 @@ from tests.support.command import line_with
 from tests.support.folder import (
     CHANGE,
     CURSOR,
-    DEADLINE,
     DURABLE,
     RESUME,
     URIS,
@@ -30,7 +29,7 @@ from tests.support.folder import (
     serve_folder,
     until_connected,
 )
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE, until
 from tests.support.wire_clients import LegacyWire, Stream, Wire
 from tidings import Feature
 from tidings.store import State

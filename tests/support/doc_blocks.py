@@ -23,7 +23,6 @@ import inspect
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -34,9 +33,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import DEADLINE, free_port
+
 __all__ = ["Block", "Session", "read_blocks"]
 
-DEADLINE = 60.0
 PORT = "8765"
 SHELLS = ("sh", "bash", "console")
 
@@ -170,9 +170,7 @@ class Session:
         self.has_run: list[Block] = []
         self._terminals: dict[str, Terminal] = {}
         self._runner = asyncio.Runner()
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self.port = str(listener.getsockname()[1])
+        self.port = str(free_port())
         self._environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("TIDINGS_", "OTEL_"))},
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",

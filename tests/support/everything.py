@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.support.waiting import free_port, is_served
 
 __all__ = ["serving"]
 
@@ -17,13 +18,11 @@ EVERYTHING = Path(__file__).parent.parent.parent / "examples" / "everything.py"
 @contextmanager
 def serving(*options: str) -> Iterator[str]:
     """Yield the URL of its endpoint on `localhost`. The server must refuse other hosts, and the suite checks that."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
+    port = free_port()
     command = [sys.executable, str(EVERYTHING), "--port", str(port), *options]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            while not accepts(port):
+            while not is_served(port):
                 try:
                     process.wait(0.05)  # the pause between two tries
                 except subprocess.TimeoutExpired:
@@ -32,11 +31,3 @@ def serving(*options: str) -> Iterator[str]:
             yield f"http://localhost:{port}/mcp"
         finally:
             process.terminate()
-
-
-def accepts(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True

@@ -22,11 +22,11 @@ from typing import Any, Literal, TypeVar
 import anyio
 import httpx2
 
+from tests.support.waiting import DEADLINE
 from tests.support.wire_clients import Stream, Wire, read_answer
 
 S = TypeVar("S", bound="Server")
 
-DEADLINE = 60.0
 CURSOR, RESUME, DURABLE, CHANGE = (f"dev.tidings/{name}" for name in ("cursor", "resume", "durable", "change"))
 URIS = [f"workspace:///{number}.txt" for number in range(5)]
 LISTS = {"prompts": ("prompt", "name"), "resources": ("resource", "uri")}

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Delivery", "Receiver", "receiving", "verify"]
+from tests.support.waiting import DEADLINE
 
-DEADLINE = 60.0
+__all__ = ["Delivery", "Receiver", "receiving", "verify"]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mcp.server.auth.provider import AccessToken
+from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.auth.settings import AuthSettings
 from pydantic import AnyHttpUrl
 
@@ -16,12 +16,12 @@ TOKENS = {
 """By token. All but the last have the required scope."""
 
 
-def authentication() -> dict[str, Any]:
-    """Return the options of the SDK's servers that require tokens."""
+def authentication(verifier: TokenVerifier | None = None) -> dict[str, Any]:
+    """Return the options of the SDK's servers that require tokens, by default those of `TOKENS`."""
     settings = AuthSettings(
         issuer_url=AnyHttpUrl("https://issuer.example"), resource_server_url=None, required_scopes=["read"]
     )
-    return {"auth": settings, "token_verifier": Verifier()}
+    return {"auth": settings, "token_verifier": verifier or Verifier()}
 
 
 class Verifier:

@@ -1,4 +1,4 @@
-"""Poll for a condition, always with a deadline.
+"""Poll for a condition, always with a deadline; and ports of servers that other processes start.
 
 A test that can wait for an event, a line of output or a message waits for that. Only state that is never announced,
 such as a flag of uvicorn or the port of another process, is polled. All polling of the tests is here.
@@ -10,7 +10,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-__all__ = ["DEADLINE", "until", "until_served"]
+__all__ = ["DEADLINE", "free_port", "is_served", "until", "until_served"]
 
 DEADLINE = 60.0
 """Seconds for one wait: far above the slowest, so that only a condition that never becomes true reaches it."""
@@ -34,11 +34,19 @@ async def until(
                 await asyncio.sleep(0)  # let other tasks run
 
 
+def free_port() -> int:
+    """Return a local port that no server uses."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def is_served(port: int) -> bool:
+    """Return whether a local port accepts connections."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 async def until_served(port: int) -> None:
-    """Wait until a local port accepts connections."""
-
-    def is_taken() -> bool:
-        with socket.socket() as client:
-            return client.connect_ex(("127.0.0.1", port)) == 0
-
-    await until(is_taken)
+    await until(lambda: is_served(port))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from mcp.server.mcpserver import MCPServer
 
-from tidings import BUSY, Catalog, Feature, Hub, Live, Version
-from tidings.server.response_cursor import ResponseCursor
+from tidings import Catalog, Feature, Hub, Version
 from tidings.testing import (
     Changed,
     Event,
@@ -121,31 +119,3 @@ def test_recorder_records_fetches_from_start_to_end() -> None:
 
     assert history.events[start - 1] == FetchStarted(PROMPTS, 0), "it had started before the recorder"
     assert [type(each) for each in history.events[start:]] == [FetchStarted, Changed, Fetched, FetchEnded, FetchEnded]
-
-
-@pytest.mark.parametrize("is_correct", [True, False])
-def test_promises_are_checked_while_clients_fetch_all_the_time(
-    monkeypatch: pytest.MonkeyPatch, is_correct: bool
-) -> None:
-    if not is_correct:
-        monkeypatch.setattr("tidings.core.fetched.FetchedVersions.may_differ", lambda self, topic, now, since: True)
-    live = Live(MCPServer("lists"))
-    recorder = Recorder(live.hub)
-    reader = live.hub.open(lambda _: BUSY, label="slow")
-    reader.subscribe("prompts")
-    live.catalog.prompts.add({"name": "first"})
-    for _ in range(3):
-        with ResponseCursor(live.hub, live.list_reader, live.epoch, [PROMPTS]) as cursor:
-            cursor.as_json()
-        live.catalog.prompts.add({"name": "passing"})
-        live.catalog.prompts.remove("passing")
-        with ResponseCursor(live.hub, live.list_reader, live.epoch, [PROMPTS]) as cursor:
-            cursor.as_json()
-        live.hub.wake(reader)
-    recorder.look()
-
-    if is_correct:
-        check_all(recorder.history)
-    else:
-        with pytest.raises(PromiseBroken, match="Unique"):
-            check_all(recorder.history)

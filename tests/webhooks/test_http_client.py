@@ -20,8 +20,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support.certificates import make_certificates
-from tests.support.receiver import DEADLINE, Delivery, receiving, verify
-from tests.support.waiting import until
+from tests.support.receiver import Delivery, receiving, verify
+from tests.support.waiting import DEADLINE, until
 from tidings import TidingsError
 from tidings.webhooks import http_client
 from tidings.webhooks.http_client import PostResult, Resolve, WebhookClient, check_url, reason_not_public

@@ -21,15 +21,14 @@ import mcp_types as types
 import msgspec
 from mcp.server import Server, ServerRequestContext
 from mcp.server.auth.provider import AccessToken
-from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import MCPServer
-from pydantic import AnyHttpUrl
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tests.support.faults.wire import ENVIRONMENT, OPERATIONS, RECORD, STATE, WATCHED, Settings
+from tests.support.tokens import authentication
 from tidings import Live, Policy
 from tidings.core.model import Change, Feature, Notification, Topic
 from tidings.server.authorization import Principal
@@ -49,7 +48,7 @@ class Board:
             self.server: Any = Server("board", on_list_tools=self._list_tools, on_call_tool=self._call_tool)
             settings.options["custom_starlette_routes"] = self._routes()
         else:
-            self.server = MCPServer("board", **(_authentication() if settings.is_guarded else {}))
+            self.server = MCPServer("board", **(authentication(_AnyToken()) if settings.is_guarded else {}))
             self.server.add_tool(_echo, name="echo")
             self.server.add_tool(self.change, name="change")
             self.server.add_tool(self.record, name="record")
@@ -231,9 +230,7 @@ def _row(at: int, change: Change) -> list[Any]:
     return [
         at,
         change.topic.value if isinstance(change.topic, Feature) else None,
-        *msgspec.to_builtins(
-            (change.key, change.version, change.previous, change.operation),
-        ),
+        *msgspec.to_builtins((change.key, change.version, change.previous, change.operation)),
         change.before.digest if change.before else None,
         change.item.digest if change.item else None,
     ]
@@ -251,12 +248,6 @@ class _AnyToken:
     async def verify_token(self, token: str) -> AccessToken:
         claims = {"sub": f"subject of {token}", "iss": "https://issuer.example"}
         return AccessToken(token=token, client_id=f"client of {token}", scopes=["read"], claims=claims)
-
-
-def _authentication() -> dict[str, Any]:
-    issuer = AnyHttpUrl("https://issuer.example")
-    settings = AuthSettings(issuer_url=issuer, resource_server_url=None, required_scopes=["read"])
-    return {"auth": settings, "token_verifier": _AnyToken()}
 
 
 def _authorize(principal: Principal | None, topic: Topic) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -137,6 +137,18 @@ async def wait_until_idle(server: Process) -> dict[str, Any]:
     # The last connections may take a moment to close.
     await server.until(lambda state: state["objects"]["RequestResponseCycle"] == 1, is_deep=True)
     return await server.state(is_deep=True)
+
+
+async def measure_baseline(server: Process) -> Callable[[], Awaitable[None]]:
+    """Return a function that waits until the server keeps no more than now, and checks that it logged no error."""
+    base, fds = await server.state(is_deep=True), server.fds()
+
+    async def until_nothing_is_left() -> None:
+        await server.until(lambda state: state["objects"] == base["objects"], is_deep=True)
+        await server.until(lambda _: server.fds() <= fds)
+        assert not server.errors()
+
+    return until_nothing_is_left
 
 
 async def open_and_close(server: Process, streams: int, sessions: int) -> None:
