@@ -1,6 +1,6 @@
 """The wheel and the sdist are complete, and the wheel works in an environment that has nothing else.
 
-The environment gets the wheel and its dependencies through pip, without extras and without this source tree. Where pip
+The environment gets the wheel and its dependencies through pip, without extras and without this source tree. If pip
 finds no packages, the tests that need it are skipped.
 """
 

@@ -1,7 +1,7 @@
-"""Every kind of server, on either transport, to clients of every version: each change is told exactly once.
+"""Every kind of server notifies clients of every version, over both transports, exactly once of each change.
 
-One real client per (kind, transport, version), for all tests of this module. Each step is one change, made through the
-board's tool `change`; what is told of it is compared up to a marker that comes after it, so that nothing more can hide.
+There is one real client per (kind, transport, version), for all tests of this module. Each step is one change, made
+through the board's tool `change`. All notifications up to that of a later marker are compared with the expected ones.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ pytestmark = pytest.mark.anyio
 TRANSPORTS = ("stdio", "http")
 VERSIONS = (*LEGACY, MODERN)
 CASES = [(kind, transport, version) for kind in KINDS for transport in TRANSPORTS for version in VERSIONS]
-WHERE = ("request", "thread", "loop", "outside")
+PLACES = ("request", "thread", "loop", "outside")
 
 KEYS = {"tools": "zoom", "prompts": "zest", "resources": "board://zone", "templates": "board://zone/{number}"}
-"""What is added to each list."""
+"""The item that the tests add to each list."""
 BASE = {
     "tools": ["change", "steady"],
     "prompts": ["greet"],
     "resources": ["board://sprint"],
     "templates": ["board://card/{number}"],
 }
-"""What is on each list all the time, in the order of a list."""
+"""The items that are always on each list, in the order of a list."""
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def summaries_of(client: RecordingClient, subscription: Any) -> list[str]:
 
 
 async def test_subscription_id_keeps_its_type(modern: RecordingClient) -> None:
-    """The SDK's own listen has a text for an id, and any other request of it a number."""
+    """The id is a string in the SDK's own `listen()`, and a number in its other requests."""
     wanted = types.SubscriptionFilter(resource_subscriptions=["board://sprint", MARKER])
     request = types.SubscriptionsListenRequest(params=types.SubscriptionsListenRequestParams(notifications=wanted))
     async with anyio.create_task_group() as tasks, modern.listen("board://sprint") as subscription:
@@ -157,28 +157,28 @@ class Board:
         self.subscription = subscription
 
     @property
-    def wheres(self) -> tuple[str, ...]:
-        """Where changes are made: everywhere for the newest version of each era, and in the request for all."""
-        return WHERE if self.client.version in (LEGACY[-1], MODERN) else WHERE[:1]
+    def places(self) -> tuple[str, ...]:
+        """The places of changes: all for the newest version of each era, and only the request for the others."""
+        return PLACES if self.client.version in (LEGACY[-1], MODERN) else PLACES[:1]
 
-    def told(self, *gists: str) -> list[str]:
-        """What of these a client of this version is told."""
+    def expected(self, *summaries: str) -> list[str]:
+        """Return the notifications that a client of this version gets."""
         if self.client.version == MUTED:
-            return [gist for gist in gists if gist.startswith("content ")]
-        return list(gists)
+            return [summary for summary in summaries if summary.startswith("content ")]
+        return list(summaries)
 
     async def step(self, what: str, *expected: str, where: str = "request", **args: Any) -> list[Received]:
-        heard = await self.client.step(what, *self.told(*expected), where=where, **args)
-        for each in heard:
+        received = await self.client.step(what, *self.expected(*expected), where=where, **args)
+        for each in received:
             # Every frame of a listen stream carries its id, and no other frame has one.
             assert each.subscription == (self.subscription.subscription_id if self.subscription else None)
-        return heard
+        return received
 
-    async def check_list(self, feature: str, *more: str, heard: list[Received]) -> None:
-        """The list, fetched anew, is what was told: these items, in order, at the version of the notification."""
+    async def check_list(self, feature: str, *more: str, received: list[Received]) -> None:
+        """Fetch the list, and check that it has these items, in order, and the version of the notifications."""
         items, version = await self.client.listed(feature)
         assert keys(items) == sorted([*BASE[feature], *more])
-        for each in heard:
+        for each in received:
             if each.method.endswith("/list_changed"):
                 assert version == {"revision": each.change["revision"], "digest": each.change["digest"]}
 
@@ -217,29 +217,29 @@ async def test_capabilities_match_what_is_served(board: Board) -> None:
 async def test_added_updated_and_removed_item_notifies_once_each(board: Board, feature: str) -> None:
     key, topic = KEYS[feature], board.topic(feature)
 
-    heard = await board.step("add", f"{topic} added {key}", feature=feature, key=key)
-    await board.check_list(feature, key, heard=heard)
+    received = await board.step("add", f"{topic} added {key}", feature=feature, key=key)
+    await board.check_list(feature, key, received=received)
     await check_served(board.client, feature, key)
 
-    heard = await board.step(
+    received = await board.step(
         "update", f"{topic} updated {key}", feature=feature, key=key, fields={"description": "Updated in place."}
     )
-    await board.check_list(feature, key, heard=heard)
+    await board.check_list(feature, key, received=received)
     items, _ = await board.client.listed(feature)
     assert [item["description"] for item in items if key in item.values()] == ["Updated in place."]
     await check_served(board.client, feature, key)
 
-    heard = await board.step(
+    received = await board.step(
         "add", f"{topic} updated {key}", feature=feature, key=key, description="Replaced.", replace=True
     )
-    await board.check_list(feature, key, heard=heard)
+    await board.check_list(feature, key, received=received)
 
-    heard = await board.step("remove", f"{topic} removed {key}", feature=feature, key=key)
-    await board.check_list(feature, heard=heard)
+    received = await board.step("remove", f"{topic} removed {key}", feature=feature, key=key)
+    await board.check_list(feature, received=received)
 
 
 async def check_served(client: RecordingClient, feature: str, key: str) -> None:
-    """What is listed can be used, and what was there before still can."""
+    """Check that the listed item can be used, and that the one that was there before still can."""
     with anyio.fail_after(DEADLINE):
         if feature == "tools":
             for name in (key, "steady"):
@@ -278,13 +278,13 @@ async def test_same_content_notifies_once(board: Board) -> None:
 async def test_deleted_resource_notifies_subscribers_and_leaves_the_list(board: Board) -> None:
     await board.step("add", "resources added board://doomed", feature="resources", key="board://doomed")
 
-    heard = await board.step(
+    received = await board.step(
         "deleted", "content deleted board://doomed", "resources removed board://doomed", uri="board://doomed"
     )
-    await board.check_list("resources", heard=[each for each in heard if each.uri is None])
-    assert heard[0].method == "notifications/resources/updated"
+    await board.check_list("resources", received=[each for each in received if each.uri is None])
+    assert received[0].method == "notifications/resources/updated"
 
-    # Its subscription is over with it, and a look at the server anew does not bring it back.
+    # Its subscription has ended with it, and a refresh does not bring it back.
     await board.step("refresh")
     await board.step("updated", uri="board://doomed")
 
@@ -306,16 +306,16 @@ async def test_operation_without_a_change_does_not_notify(board: Board) -> None:
 
 async def test_several_changes_are_one_notification(board: Board) -> None:
     steps = [{"what": "add", "args": {"feature": "tools", "key": f"one-{number}"}} for number in range(3)]
-    heard = await board.step("many", "tools added one-0, tools added one-1, tools added one-2", steps=steps)
-    await board.check_list("tools", "one-0", "one-1", "one-2", heard=heard)
+    received = await board.step("many", "tools added one-0, tools added one-1, tools added one-2", steps=steps)
+    await board.check_list("tools", "one-0", "one-1", "one-2", received=received)
 
     steps = [{"what": "remove", "args": {"feature": "tools", "key": f"one-{number}"}} for number in range(3)]
-    heard = await board.step("many", "tools removed one-0, tools removed one-1, tools removed one-2", steps=steps)
-    await board.check_list("tools", heard=heard)
+    received = await board.step("many", "tools removed one-0, tools removed one-1, tools removed one-2", steps=steps)
+    await board.check_list("tools", received=received)
 
 
 async def test_change_from_any_thread_or_task_notifies(board: Board) -> None:
-    for where in board.wheres:
+    for where in board.places:
         await board.step("add", "tools added here", where=where, feature="tools", key="here")
         fields = {"title": where}
         await board.step("update", "tools updated here", where=where, feature="tools", key="here", fields=fields)
@@ -327,7 +327,7 @@ Steps = list[tuple[str, dict[str, Any], list[str]]]
 
 
 def both_ways(name: str, topic: str, key: str, remove: str | None = None) -> Steps:
-    """An item added by one of the server's own methods, and removed again: by another one, or through Live."""
+    """Return steps that add an item by a method of the server, and remove it by another one, or through Live."""
     removal: tuple[str, dict[str, Any]] = (
         (remove, {"key": key}) if remove else ("remove", {"feature": topic, "key": key})
     )
@@ -344,7 +344,7 @@ OWN: dict[str, Steps] = {
         *both_ways("own_add_resource", "resources", "board://own"),
         *both_ways("own_resource", "resources", "board://own"),
         *both_ways("own_template", "resources", "board://own/{number}"),
-        # `ctx.notify_*()` is a wake-up: whether a list changed is for its digest to say.
+        # `ctx.notify_*()` is only a wake-up: the digest decides whether a list changed.
         ("notify", {"kind": "tools"}, []),
         ("notify", {"kind": "prompts"}, []),
         ("notify", {"kind": "resources"}, []),
@@ -364,7 +364,7 @@ OWN: dict[str, Steps] = {
         *both_ways("own_add_template", "resources", "board://own/{number}", "own_remove_template"),
         *both_ways("own_template", "resources", "board://own/{number}", "own_remove_template"),
     ],
-    # It has handlers and no registry: a change there is seen by live.refresh().
+    # It has handlers and no registry, so only live.refresh() finds a change.
     "lowlevel": [
         ("own_set_and_refresh", {"feature": "prompts", "key": "own", "item": {"name": "own"}}, ["prompts added own"]),
         (
@@ -375,17 +375,17 @@ OWN: dict[str, Steps] = {
         ("own_set_and_refresh", {"feature": "prompts", "key": "own", "item": None}, ["prompts removed own"]),
     ],
 }
-"""What the servers' own methods do behind Live's back, and what is told of it."""
+"""Changes by methods of the server itself, without Live, and the expected notifications."""
 
 
 async def test_methods_of_the_server_itself_notify(board: Board) -> None:
-    for where in board.wheres:
+    for where in board.places:
         for what, args, expected in OWN[board.kind]:
             await board.step(what, *expected, where=where, **args)
 
 
 async def test_refresh_finds_unnoticed_changes(board: Board) -> None:
-    # A name of its own for each client: what Live took from a user's own list stays off it.
+    # Each client has its own name, because an item that Live removed from the server's own list stays removed.
     key = f"quiet-{board.transport}-{board.client.version}"
     if board.kind == "lowlevel":
         item = {"name": key, "inputSchema": {"type": "object"}}
@@ -396,14 +396,14 @@ async def test_refresh_finds_unnoticed_changes(board: Board) -> None:
     await board.client.settle()
 
     operation = "added" if board.kind == "lowlevel" else "updated"
-    heard = await board.step("refresh", f"tools {operation} {key}")
-    await board.check_list("tools", key, heard=heard)
+    received = await board.step("refresh", f"tools {operation} {key}")
+    await board.check_list("tools", key, received=received)
     await board.step("refresh")
 
     if board.kind == "lowlevel":
         await board.step("update", f"tools updated {key}", feature="tools", key=key, fields={"title": "Quiet"})
-        heard = await board.step("remove", f"tools removed {key}", feature="tools", key=key)
-        await board.check_list("tools", heard=heard)
+        received = await board.step("remove", f"tools removed {key}", feature="tools", key=key)
+        await board.check_list("tools", received=received)
         await board.client.change("own_set", feature="tools", key=key, item=None)
         await board.step("refresh")
     else:

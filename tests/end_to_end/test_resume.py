@@ -60,7 +60,7 @@ pytestmark = pytest.mark.anyio
 CLIENTS = 20
 SDK_CLIENTS = 4
 MAX_CHANGES = 50_000
-"""Far more than a slow machine needs, so that only a run without events meets it."""
+"""Far more than a slow machine needs. Only a run without reconnections or restarts reaches it."""
 
 
 class Place:

@@ -1,7 +1,7 @@
-"""The TypeScript clients are told of every change and refresh their lists by themselves: real clients, in Node, of both
-eras, against real servers of each kind, over HTTP and stdio.
+"""The TypeScript clients are notified of every change and refresh their lists by themselves.
 
-What a client heard is compared whole, up to a marker at the end of each of its streams: nothing more can hide.
+These are real clients of both eras, in Node, with real servers of each kind, over HTTP and stdio. All notifications up
+to that of a marker at the end of each stream are compared with the expected ones.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ pytestmark = [pytest.mark.anyio, pytest.mark.node, needs_node]
 
 WATCH = Path(__file__).parents[1] / "typescript" / "watch.mjs"
 DEADLINE = 100.0
-"""Seconds for one wait: far above the slowest, so that only what never comes meets it."""
+"""Seconds for one wait. Only a failure reaches it."""
 KEYS = {"tools": "zoom", "prompts": "zest", "resources": "board://zone"}
-"""What comes, changes and goes on each list."""
+"""The item of each list that is added, updated and removed."""
 SPRINT = "board://sprint"
 TOLD = tuple(f"notifications/{feature}/" for feature in KEYS)
-"""The methods of interest; acknowledgements and log messages come as well."""
+"""The methods that are compared. Clients also receive acknowledgements and log messages."""
 
 any_kind = pytest.mark.parametrize("kind", KINDS)
 any_transport = pytest.mark.parametrize("transport", ["http", "stdio"])
 
 
 class Watcher:
-    """A TypeScript client in a process of its own: tests/typescript/watch.mjs says what it writes."""
+    """A TypeScript client in its own process. tests/typescript/watch.mjs describes its output."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -44,28 +44,28 @@ class Watcher:
         self.connected: dict[str, Any] = {}
         self.received: list[dict[str, Any]] = []
         self.lists: dict[str, dict[str, dict[str, Any]]] = {}
-        """By feature, what the client refreshed last."""
+        """By feature, the list that the client fetched last."""
         self.updated: list[dict[str, Any]] = []
         self.closed: dict[str, str] = {}
         self.errors: list[str] = []
 
     async def until(self, is_so: Callable[[], object]) -> None:
-        """Take in what the client writes until something holds."""
+        """Read the output of the client until a condition is true."""
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(DEADLINE):
                 while not is_so():
                     line = await self._process.stdout.readline()
-                    assert line, f"the client ended; it had heard {self.summaries}"
+                    assert line, f"the client ended; it had received {self.summaries}"
                     self._take(json.loads(line))
         except TimeoutError:
-            raise AssertionError(f"the wait was in vain; heard {self.summaries}, errors {self.errors}") from None
+            raise AssertionError(f"still false; received {self.summaries}, errors {self.errors}") from None
 
     def _take(self, event: dict[str, Any]) -> None:
         match event.pop("event"):
             case "connected":
                 self.connected = event
-            case "heard" if event["method"].startswith(TOLD):
+            case "received" if event["method"].startswith(TOLD):
                 self.received.append(event)
             case "listed":
                 assert "error" not in event, event
@@ -89,7 +89,7 @@ class Watcher:
         return answer["result"]
 
     async def change(self, what: str, **args: Any) -> None:
-        """Change the server, on a thread that knows nothing of any request."""
+        """Change the server, on a thread outside any request."""
         assert await self.ask("change", {"what": what, "where": "outside", "args": args}) == {"result": "later"}
 
     def has(self, feature: str, key: str, description: str | None = None) -> bool:
@@ -140,7 +140,7 @@ def find_target(kind: str, transport: str, stack: ExitStack) -> dict[str, Any]:
 
 
 async def follow_every_change(watcher: Watcher) -> None:
-    """Each list through an item's life, then contents: told once each, in order, and refreshed without our doing."""
+    """Add, update and remove an item of each list, then change contents. Check each notification and each list."""
     expected = []
     for feature, key in KEYS.items():
         await watcher.change("add", feature=feature, key=key)
@@ -173,23 +173,23 @@ async def follow_every_change(watcher: Watcher) -> None:
     expected += [f"resources added {zone}", f"resources removed {zone}", f"content deleted {zone}"]
 
     await watcher.ask("unsubscribe", SPRINT)
-    await watcher.change("updated", uri=SPRINT)  # nobody watches it any more
+    await watcher.change("updated", uri=SPRINT)  # no client watches it any more
     await watcher.change("add", feature="tools", key="last")
     await watcher.change("updated", uri=MARKER)
     await watcher.until(lambda: watcher.has("tools", "last") and watcher.updated[-1]["uri"] == MARKER)
     expected.append("tools added last")
-    # Lists and contents may come on streams of their own; each is in order.
+    # Lists and contents may come on different streams; each stream is in order.
     assert sorted(watcher.summaries, key=is_content) == sorted(expected, key=is_content)
     assert watcher.errors == []
 
 
-def is_content(gist: str) -> bool:
-    return gist.startswith("content ")
+def is_content(summary: str) -> bool:
+    return summary.startswith("content ")
 
 
-def check_items(heard: list[dict[str, Any]]) -> None:
-    """On the wire each notification has the operation and the item itself."""
-    first = {each["method"]: each["params"] for each in reversed(heard)}
+def check_items(received: list[dict[str, Any]]) -> None:
+    """Check that each notification on the wire has the operation and the item."""
+    first = {each["method"]: each["params"] for each in reversed(received)}
     tool = first["notifications/tools/list_changed"]
     prompt = first["notifications/prompts/list_changed"]
     resource = first["notifications/resources/list_changed"]
@@ -212,7 +212,7 @@ async def test_legacy_client_gets_every_change_and_refreshes_its_lists(kind: str
 @any_kind
 @any_transport
 async def test_modern_client_gets_every_change_and_refreshes_its_lists(kind: str, transport: str) -> None:
-    """`@modelcontextprotocol/client`, 2.x: it opens a stream for the lists by itself, and we two for contents."""
+    """`@modelcontextprotocol/client`, 2.x: it opens a stream for the lists, and the test opens two for contents."""
     with ExitStack() as stack:
         async with watching("client", find_target(kind, transport, stack)) as watcher:
             assert watcher.connected["version"] == MODERN

@@ -33,7 +33,7 @@ from tidings.http.app import serve_app
 def main() -> None:
     kind, transport, *rest = sys.argv[1:]
     options: dict[str, Any] = json.loads(rest[0]) if rest else {}
-    logging.basicConfig(level=options.get("log", "WARNING"), format="%(name)s %(levelname)s %(message)s")
+    logging.basicConfig(level="WARNING", format="%(name)s %(levelname)s %(message)s")
     board = BOARDS[kind](options)
     # No list handler hangs here. A busy machine may take long to read the lists for the first time.
     board.live.list_reader.request_timeout = 60.0

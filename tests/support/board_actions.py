@@ -78,8 +78,8 @@ class Board:
 
     def _terms(self, principal: Principal | None) -> Terms | None:
         """The `terms` function of the server."""
-        knobs = self.options["terms"].get(principal.client_id if principal else "*")
-        return None if knobs is None else Terms(**knobs)
+        settings = self.options["terms"].get(principal.client_id if principal else "*")
+        return None if settings is None else Terms(**settings)
 
     def _authorize(self, principal: Principal | None, topic: Topic) -> bool:
         name = topic.value if isinstance(topic, Feature) else topic

@@ -353,10 +353,8 @@ class Client:
         return {"prompts": self.lists.get("prompts", {}), "resources": resources, "contents": self.contents}
 
 
-def open_listen(
-    wire: Wire, meta: dict[str, Any], notifications: dict[str, Any] = SUBSCRIPTIONS
-) -> AbstractAsyncContextManager[Stream]:
-    return wire.listen(1, notifications, meta)
+def open_listen(wire: Wire, meta: dict[str, Any]) -> AbstractAsyncContextManager[Stream]:
+    return wire.listen(1, SUBSCRIPTIONS, meta)
 
 
 async def until_connected(clients: list[Client]) -> None:

@@ -72,11 +72,9 @@ async def open_webhook(live: Live, receiver: Receiver, *features: str, name: str
     return webhook_of(live, name)
 
 
-def connect_stream(
-    live: Live, feature: Feature, name: str = "hook", deliver: Callable[[Notification], object] = lambda told: None
-) -> Subscriber:
-    """Open a stream that takes over the durable subscription of a webhook."""
-    connection = live.durables.connect({"name": name}, SERVER, [feature], (), {}, nothing)
+def connect_stream(live: Live, feature: Feature, deliver: Callable[[Notification], object]) -> Subscriber:
+    """Open a stream that takes over the durable subscription of the webhook `hook`."""
+    connection = live.durables.connect({"name": "hook"}, SERVER, [feature], (), {}, nothing)
     assert connection is not None
     stream = live.hub.open(deliver)
     connection.attach(stream)
@@ -84,10 +82,10 @@ def connect_stream(
     return stream
 
 
-async def gists_until_now(live: Live, receiver: Receiver) -> list[str]:
+async def summaries_until_now(live: Live, receiver: Receiver) -> list[str]:
     """Return what the receiver gets before the notification of one more change: to show that nothing else was sent."""
     live.resources.updated("board://marker")
-    gists: list[str] = []
-    while not gists or "board://marker" not in gists[-1]:
-        gists.append((await receiver.next()).summary)
-    return gists[:-1]
+    summaries: list[str] = []
+    while not summaries or "board://marker" not in summaries[-1]:
+        summaries.append((await receiver.next()).summary)
+    return summaries[:-1]

@@ -175,14 +175,11 @@ async def serving(
     shared_lists: bool | None = None,
     authorize: Any = None,
     app: dict[str, Any] | None = None,
-    prepare: Any = None,
     **config: Any,
 ) -> AsyncIterator[LocalServer]:
-    """Serve on a free port. `app` are options of the app, `config` those of uvicorn; `prepare` gets the app first."""
+    """Serve on a free port. `app` are options of the app, `config` those of uvicorn."""
     live = Live(server, policy=policy or Policy(list_memory=3600), shared_lists=shared_lists, authorize=authorize)
     built = live.http_app(**(app or {}))
-    if prepare is not None:
-        prepare(built)
     local = LocalServer(live, built)
 
     if hasattr(live.server, "session_manager"):

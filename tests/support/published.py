@@ -6,9 +6,9 @@ Published = list[tuple[Change, ...]]
 
 
 def record_commits(catalog: Catalog) -> Published:
-    heard: Published = []
-    catalog.follow(heard.append)
-    return heard
+    commits: Published = []
+    catalog.follow(commits.append)
+    return commits
 
 
 def summary(changes: tuple[Change, ...] | list[Change]) -> list[tuple[Operation, str]]:

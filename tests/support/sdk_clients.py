@@ -193,8 +193,8 @@ class RecordingClient:
     async def take_deleted(self, params: DeletedParams) -> None:
         self.note(Received(DELETED_METHOD, params.meta, params.uri))
 
-    def note(self, heard: Received) -> None:
-        self.received.append(heard)
+    def note(self, received: Received) -> None:
+        self.received.append(received)
         self._arrival.set()
         self._arrival = anyio.Event()
 
@@ -318,7 +318,6 @@ async def open_client(
     extended: str | None = None,
     settings: dict[str, Any] | None = None,
     token: str | None = None,
-    terminate: bool = True,
 ) -> AsyncIterator[RecordingClient]:
     """Connect a client of this version. `extended` is the capability in which it declares `dev.tidings/changes`, with
     `settings`."""
@@ -329,7 +328,7 @@ async def open_client(
         if isinstance(server, str):
             headers = {"Authorization": f"Bearer {token}"} if token else {}
             http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30)))
-            transport = streamable_http_client(server, http_client=http, terminate_on_close=terminate)
+            transport = streamable_http_client(server, http_client=http)
         else:
             transport = stdio_client(server)
         if version == MODERN:

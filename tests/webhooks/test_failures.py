@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 
 from tests.support.hooks import (
-    gists_until_now,
     live_server,
     nothing,
     open_webhook,
+    summaries_until_now,
     webhook_of,
 )
 from tests.support.receiver import receiving
@@ -60,7 +60,7 @@ async def test_only_an_accepted_delivery_counts_as_told() -> None:
             "resources.updated updated board://a",
             "tools.list_changed added one, added two",
         ]
-        assert await gists_until_now(live, receiver) == []
+        assert await summaries_until_now(live, receiver) == []
 
 
 async def test_change_that_is_undone_before_the_next_attempt_is_not_delivered() -> None:
@@ -71,7 +71,7 @@ async def test_change_that_is_undone_before_the_next_attempt_is_not_delivered() 
         await receiver.next()
         await until(lambda: webhook_of(live).attempts)
         live.tools.remove("one")
-        assert await gists_until_now(live, receiver) == []
+        assert await summaries_until_now(live, receiver) == []
 
 
 async def test_topic_accepted_before_a_failure_is_not_delivered_again() -> None:

@@ -56,9 +56,7 @@ def sockets(opened: list[socket.socket]) -> Iterator[list[socket.socket]]:
         yield opened
 
 
-async def open_unread_streams(
-    server: Process, listening: int, sessions: int, size: int = 60_000
-) -> list[socket.socket]:
+async def open_unread_streams(server: Process, listening: int, sessions: int) -> list[socket.socket]:
     """Open streams without reading them, and make changes until each is full or the server has closed it."""
     ids = await many(sessions, lambda _: open_session(server.port))
     before = await server.state()
@@ -69,7 +67,7 @@ async def open_unread_streams(
     )
     ready = before["subscribers"] - before["stuck"]  # a session is not ready until its stream is open
     for number in range(0, 1_000, 5):
-        await server.change(*(update(number + each, size) for each in range(5)))
+        await server.change(*(update(number + each, 60_000) for each in range(5)))
         state = await server.state()
         if state["subscribers"] - state["stuck"] == ready:
             return opened
