@@ -4,15 +4,14 @@ A comment on the line before a block says how it is run:
 
     <!-- file: NAME -->      save the block as NAME in the working directory
     <!-- terminal: NAME -->  run its commands in a terminal of their own, and go on while they run
-    <!-- status: N -->       expect this exit status of its last command
     <!-- not run: REASON --> skip the block
     <!-- setup LANGUAGE      run these lines, which the reader does not see; LANGUAGE may be `terminal: NAME`
     ...
     -->
 
 `python` blocks of one page share their names, and may use `await`. `sh` blocks must succeed. `console` blocks show
-commands (`$ …`, continued with `> …`) and their whole output, where `…` stands for any text, and a line that is only
-`…` for any number of lines. Times are not compared. The port 8765 is replaced by a free one.
+commands (`$ …`) and their whole output, where `…` stands for any text, and a line that is only `…` for any number of
+lines. Times are not compared. The port 8765 is replaced by a free one.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ __all__ = ["Block", "Session", "read_blocks"]
 PORT = "8765"
 SHELLS = ("sh", "bash", "console")
 
-_MARKER = re.compile(r"<!-- (file|terminal|status|not run): (.+) -->")
-_SETUP = re.compile(r"<!-- setup (python|sh|console|terminal: (\w+))")
+_MARKER = re.compile(r"<!-- (file|terminal|not run): (.+) -->")
+_SETUP = re.compile(r"<!-- setup (python|sh|terminal: (\w+))")
 _TIME = r"(?:\d{4}-\d\d-\d\dT)?\d\d:\d\d:\d\d(?:\.\d+)?"
 
 
@@ -167,7 +166,6 @@ class Session:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.names: dict[str, Any] = {"__name__": "page"}
-        self.has_run: list[Block] = []
         self._terminals: dict[str, Terminal] = {}
         self._runner = asyncio.Runner()
         self.port = str(free_port())
@@ -204,9 +202,6 @@ class Session:
             self._run_console(block)
         elif block.language in SHELLS:
             self._run_command(block.text, block)
-        else:
-            return
-        self.has_run.append(block)
 
     def _run_python(self, block: Block) -> None:
         source = "\n" * block.line + block.text
@@ -224,14 +219,11 @@ class Session:
         for line in block.text.splitlines():
             if line.startswith("$ "):
                 commands.append((line[2:], []))
-            elif line.startswith("> ") and commands and not commands[-1][1]:
-                commands[-1] = (f"{commands[-1][0]}\n{line[2:]}", [])
             elif commands:
                 commands[-1][1].append(self._with_port(line))
             else:  # more output of a terminal
                 commands.append(("", [self._with_port(line)]))
-        for number, (command, shown) in enumerate(commands):
-            is_last = number == len(commands) - 1
+        for command, shown in commands:
             if block.marker == "terminal":
                 if command:
                     if block.value in self._terminals:
@@ -239,12 +231,12 @@ class Session:
                     self._terminals[block.value] = Terminal(self._with_port(command), self.folder, self._environment)
                 self._terminals[block.value].expect(shown, block)
             else:
-                output = self._run_command(command, block, int(block.value or 0) if is_last else 0)
+                output = self._run_command(command, block)
                 assert shown_matches(shown, output), (
                     f"{block}: $ {command} shows\n{_indent(shown)}\nbut prints\n{_indent(output)}"
                 )
 
-    def _run_command(self, command: str, block: Block, status: int = 0) -> list[str]:
+    def _run_command(self, command: str, block: Block) -> list[str]:
         done = subprocess.run(
             ["bash", "-e", "-c", self._with_port(command)],
             cwd=self.folder,
@@ -257,7 +249,7 @@ class Session:
             timeout=DEADLINE,
             check=False,
         )
-        assert done.returncode == status, f"{block}: {command}\nended with {done.returncode}:\n{done.stdout}"
+        assert done.returncode == 0, f"{block}: {command}\nended with {done.returncode}:\n{done.stdout}"
         return done.stdout.splitlines()
 
     def _with_port(self, text: str) -> str:
