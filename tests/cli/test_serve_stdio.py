@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.command import DEADLINE, GRACE, HELLO, INITIALIZE, replace_file, start_command
+from tests.support.messages import modern_message
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions
 from tidings.cli.serve_stdio import StdioOptions, parse_arguments
 
@@ -21,16 +22,7 @@ from mcp.server.mcpserver import MCPServer
 MCPServer("bare").run("stdio")
 """
 
-ENVELOPE = {
-    "_meta": {
-        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-        "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
-        "io.modelcontextprotocol/clientCapabilities": {},
-    }
-}
-DISCOVER = {"jsonrpc": "2.0", "id": 1, "method": "server/discover", "params": ENVELOPE}
-LIST = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": ENVELOPE}
-STARTS: list[list[dict[str, Any]]] = [[INITIALIZE], [DISCOVER, LIST]]
+STARTS = [[INITIALIZE], [modern_message("server/discover", 1), modern_message("tools/list", 2)]]
 
 
 @pytest.mark.parametrize("requests", STARTS, ids=["legacy", "modern"])

@@ -18,6 +18,7 @@ from typing import IO, Any
 import pytest
 
 from tests.support.faults.wire import WaitMeter
+from tests.support.messages import META
 from tests.support.sdk_clients import BOARD, DEADLINE, ENVIRONMENT, LEGACY, MODERN, listening, open_client, stdio_server
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY
 
@@ -122,12 +123,7 @@ def message(version: str, method: str, request_id: str | int | None, **params: A
     if request_id is not None:
         message["id"] = request_id
     if version == MODERN:
-        envelope = {
-            "io.modelcontextprotocol/protocolVersion": MODERN,
-            "io.modelcontextprotocol/clientInfo": {"name": "pipe", "version": "1"},
-            "io.modelcontextprotocol/clientCapabilities": {},
-        }
-        params["_meta"] = envelope | params.get("_meta", {})
+        params["_meta"] = META | params.get("_meta", {})
     if params:
         message["params"] = params
     return json.dumps(message).encode() + b"\n"
