@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.support.board_actions import UNNOTICED
 from tests.support.sdk_clients import serving_all
 from tests.support.wire_clients import EVERYTHING, Wire, http, read_answer
 from tidings.core.frames import CURSOR_KEY
@@ -80,11 +81,11 @@ async def test_list_comes_from_the_cache_until_its_revision_changes(
     assert read_answer(await ask("two")) == {**first, "id": "two"}
 
     # The SDK responds to a request with a cursor.
-    assert "Changed without a notification." in await ask(3, cursor="")
+    assert UNNOTICED in await ask(3, cursor="")
 
     await wire.change("refresh")
     anew = await ask(4)
-    assert "Changed without a notification." in anew
+    assert UNNOTICED in anew
     assert read_answer(anew)["result"]["_meta"][CURSOR_KEY] != first["result"]["_meta"][CURSOR_KEY]
     await wire.change("remove", feature=feature, key=key)
     assert key not in await ask(5)

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import pytest
 
+from tests.support.board_actions import UNNOTICED
 from tests.support.faults.wire import WaitMeter
 from tests.support.messages import META
 from tests.support.sdk_clients import BOARD, DEADLINE, ENVIRONMENT, LEGACY, MODERN, listening, open_client, stdio_server
@@ -25,7 +26,6 @@ from tidings.core.frames import CHANGE_KEY, CURSOR_KEY
 LONG = 3600.0
 METHODS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 VERSIONS = (*LEGACY, MODERN)
-UNNOTICED = "Changed without a notification."
 
 
 class Pipe:

@@ -22,6 +22,8 @@ from tidings.core.journal import change_json
 from tidings.http.parking import ParkedStream
 
 LOREM = "Unchanging."
+UNNOTICED = "Changed without a notification."
+"""The description of a tool that was changed in place, which Tidings does not notice."""
 CHANGE_SCHEMA = {
     "type": "object",
     "properties": {"what": {"type": "string"}, "where": {"type": "string"}, "args": {"type": "object"}},

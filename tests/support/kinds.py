@@ -10,7 +10,7 @@ import mcp_types as types
 from mcp.server import Server, ServerRequestContext
 from mcp.server.mcpserver import Context, MCPServer
 
-from tests.support.board_actions import CHANGE_SCHEMA, LOREM, Board, card, greet, sprint, steady
+from tests.support.board_actions import CHANGE_SCHEMA, LOREM, UNNOTICED, Board, card, greet, sprint, steady
 from tests.support.tokens import TOKENS, authentication
 from tidings import Feature
 from tidings.server import internals
@@ -98,7 +98,7 @@ class MCPServerBoard(HighLevelBoard):
 
     def quietly(self, key: str, feature: str = "tools") -> None:
         """Make a change that only `live.refresh()` detects."""
-        internals.registry_of(self.server, feature)[key].description = "Changed without a notification."
+        internals.registry_of(self.server, feature)[key].description = UNNOTICED
 
 
 class FastMCPBoard(HighLevelBoard):
@@ -165,7 +165,7 @@ class FastMCPBoard(HighLevelBoard):
         """Make a change that only `live.refresh()` detects."""
         registry = internals.fastmcp_registry(self.server)
         component = next(each for each in registry.values() if each.name == key)
-        component.description = "Changed without a notification."
+        component.description = UNNOTICED
 
 
 class LowLevelBoard(Board):
