@@ -11,7 +11,7 @@ import inspect
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def load_python(path: Path, meta: dict[str, Any], meta_path: Path | None = None)
         try:
             tool = PythonTool.from_function(function, **options)
         except Exception as error:  # pydantic and the SDK raise many types for a bad signature
-            raise InvalidFile(path, f"{function.__name__}: {error}", _get_line(function)) from error
+            raise InvalidFile(path, f"{function.__name__}: {error}", function.__code__.co_firstlineno) from error
         items.append(make_item(tool))
     return items
 
@@ -163,16 +163,11 @@ def _is_tool(name: str, value: Any, module: types.ModuleType) -> bool:
     return inspect.isfunction(value) and is_public and value.__module__ == module.__name__
 
 
-def _check_hints(path: Path, function: Callable[..., Any]) -> None:
+def _check_hints(path: Path, function: types.FunctionType) -> None:
     for parameter in inspect.signature(function).parameters.values():
         if parameter.annotation is inspect.Parameter.empty:
             message = (
                 f"{function.__name__}: parameter {parameter.name!r} has no type hint; "
                 "add one, or start the function's name with _ if it is not a tool"
             )
-            raise InvalidFile(path, message, _get_line(function))
-
-
-def _get_line(function: Callable[..., Any]) -> int | None:
-    code = getattr(function, "__code__", None)
-    return code.co_firstlineno if code else None
+            raise InvalidFile(path, message, function.__code__.co_firstlineno)

@@ -95,6 +95,7 @@ def test_download_is_written_to_the_file(site: str, tmp_path: Path) -> None:
     [
         ("/old", "redirect", {"location": "https://elsewhere.example/new"}),
         ("/absent", "network_error", {}),
+        ("/busy", "network_error", {}),
         ("/a-page-with-a-long-name", "size_exceeded", {}),
     ],
 )
@@ -102,8 +103,8 @@ def test_failed_download_has_a_reason(
     site: str, tmp_path: Path, path: str, error_type: str, details: dict[str, str]
 ) -> None:
     given = ["--url", site + path, "--out", str(tmp_path / "out"), "--allow", "example.com", "--max-bytes", "20"]
-    with pytest.raises(download.DownloadError) as caught:
-        download.main(given)
+    with pytest.raises(download.DownloadError, match=r"example\.com") as caught:
+        download.main([*given, "--retries", "-1"])
 
     assert (caught.value.error_type, caught.value.details) == (error_type, details)
     assert not (tmp_path / "out").exists()

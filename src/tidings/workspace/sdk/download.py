@@ -152,17 +152,18 @@ def main(arguments: list[str]) -> dict[str, Any]:
     allow = _parse_hosts(*options.allow, os.environ.get("MCPBASH_HTTPS_ALLOW_HOSTS", ""))
     deny = _parse_hosts(*options.deny, os.environ.get("MCPBASH_HTTPS_DENY_HOSTS", ""))
     timeout, max_bytes = min(options.timeout, MAX_SECONDS), min(options.max_bytes, MAX_BYTES)
-    for attempt in range(max(0, options.retries) + 1):
+    retries, pause = options.retries, 0.2
+    while True:
         try:
             size = download(options.url, options.out, allow, deny, timeout, max_bytes, options.user_agent)
             return {"success": True, "bytes": size, "path": options.out}
         except DownloadError as error:
             if error.error_type != "transient":
                 raise
-            if attempt == options.retries:
+            if retries <= 0:
                 raise DownloadError("network_error", str(error)) from error
-            threading.Event().wait(0.2 * 2**attempt)
-    raise DownloadError("network_error", "no attempt was made")
+        threading.Event().wait(pause)
+        retries, pause = retries - 1, 2 * pause
 
 
 if __name__ == "__main__":
