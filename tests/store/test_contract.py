@@ -132,6 +132,15 @@ def test_durable_subscriptions_are_written_and_removed(server: StoredServer) -> 
     assert server.state.durables == {durable.key: durable}
 
 
+def test_contents_are_restored_in_the_order_of_their_last_changes(server: StoredServer) -> None:
+    for is_killed, uris in ((False, ["a://1", "a://2"]), (True, ["a://1"])):
+        for uri in uris:
+            server.catalog.resources.updated(uri)
+        server.write()
+        server.restart(is_killed=is_killed)
+    assert list(server.state.contents) == ["a://2", "a://1"]
+
+
 def test_batch_can_replace_all_items(create_server: CreateServer) -> None:
     """The writer makes such a batch after a long outage of the disk."""
     server = create_server(journal_changes=2)
