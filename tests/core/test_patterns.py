@@ -45,9 +45,9 @@ def matches_glob(pattern: str, uri: str) -> bool:
 
 
 def index_of(patterns: Iterable[str]) -> PatternIndex:
-    index = PatternIndex(read_template)
+    index = PatternIndex()
     for pattern in patterns:
-        index.add(pattern)
+        index.add(pattern, compile_pattern(pattern, read_template))
     return index
 
 

@@ -213,7 +213,7 @@ class Hub:
 
     def close_collected(self) -> None:
         """Close the subscribers whose callback was garbage-collected. The caller holds the lock."""
-        for subscriber in self._callbacks.collected():
+        while (subscriber := self._callbacks.next_collected()) is not None:
             self.close(subscriber, Reason.COLLECTED)
 
     # Queries

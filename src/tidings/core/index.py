@@ -35,7 +35,7 @@ class WatchIndex:
     def __init__(self, templates: Templates | None, covers_subresources: bool) -> None:
         self.watchers: dict[Topic, dict[Subscriber, None]] = {}
         """By feature, URI and pattern."""
-        self.patterns = PatternIndex(templates)
+        self.patterns = PatternIndex()
         self.removals = 0
         """Grows when a result of `subscribers` may be outdated."""
         self._ancestors: dict[str, list[Topic]] = {}
@@ -104,7 +104,8 @@ class WatchIndex:
             watchers = self.watchers[topic] = {}
             self._ancestors.clear()
             if isinstance(topic, str) and is_pattern(topic):
-                self.patterns.add(topic, matches.get(topic))
+                # Not in `matches` if its last subscriber was garbage-collected in the meantime.
+                self.patterns.add(topic, matches.get(topic) or compile_pattern(topic, self._templates))
         is_first = not watchers
         watchers[subscriber] = None
         if isinstance(topic, Feature):

@@ -184,14 +184,13 @@ class _Node:
 class PatternIndex:
     """A set of patterns, and the search for those that match a URI."""
 
-    def __init__(self, templates: Templates | None = None) -> None:
-        self._templates = templates
+    def __init__(self) -> None:
         self._root = _Node()
         self.count = 0
 
-    def add(self, pattern: str, match: Match | None = None) -> None:
-        """Add a pattern. `match` is its compiled form, if the caller has it."""
-        self._edit(self._root, _segments(pattern), pattern, match or compile_pattern(pattern, self._templates))
+    def add(self, pattern: str, match: Match) -> None:
+        """Add a pattern with its compiled form."""
+        self._edit(self._root, _segments(pattern), pattern, match)
 
     def discard(self, pattern: str) -> None:
         self._edit(self._root, _segments(pattern), pattern, None)

@@ -9,7 +9,7 @@ import inspect
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -32,11 +32,8 @@ __all__ = [
     "ConnectionKind",
     "Deliver",
     "OnClose",
-    "State",
     "Subscriber",
-    "WeakMethod",
     "check_callback",
-    "identity",
 ]
 
 
@@ -316,14 +313,12 @@ class Callbacks:
     def __contains__(self, subscriber: Subscriber) -> bool:
         return self.find(subscriber.deliver) is subscriber
 
-    def collected(self) -> Iterable[Subscriber]:
-        """Return the subscribers whose object was garbage-collected since the last call."""
-        return self._take_collected() if self._collected else ()
-
-    def _take_collected(self) -> Iterator[Subscriber]:
+    def next_collected(self) -> Subscriber | None:
+        """Return a subscriber whose object was garbage-collected, or None if there is no other one."""
         while self._collected:
             if (subscriber := self._subscribers.get(self._collected.popleft())) is not None:
-                yield subscriber
+                return subscriber
+        return None
 
 
 def check_callback(callback: object) -> None:
