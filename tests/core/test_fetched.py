@@ -16,6 +16,7 @@ from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Topic, Version
 from tidings.core import fetched as fetched_module
 from tidings.core.fetched import FetchedVersions
+from tidings.core.observer import Observer
 from tidings.testing import PromiseBroken, Recorder, check_all
 
 pytestmark = pytest.mark.usefixtures("no_logs")
@@ -223,8 +224,7 @@ def test_subscriber_ahead_of_the_hub_is_notified() -> None:
 
 def test_fetched_contents_are_bounded_and_unknown_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetched_module, "_MAX_CONTENTS", 3)
-    catalog = Catalog()
-    shown = FetchedVersions(catalog.lock)
+    shown = FetchedVersions(Catalog().lock, {}, Observer())
     for revision in range(1, 8):
         shown.record(f"a://{revision}", Version(revision, str(revision)))
         shown.record(TOOLS, Version(revision, str(revision)))
@@ -239,7 +239,7 @@ def test_fetched_contents_are_bounded_and_unknown_ones_count(monkeypatch: pytest
 
 def test_dropped_content_that_is_fetched_again_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetched_module, "_MAX_CONTENTS", 1)
-    shown = FetchedVersions(Catalog().lock)
+    shown = FetchedVersions(Catalog().lock, {}, Observer())
     shown.record(URI, Version(5, "b"))
     shown.record("a://other", Version(6, "x"))
     shown.record(URI, Version(9, "a"))

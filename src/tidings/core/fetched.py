@@ -23,16 +23,11 @@ _MAX_CONTENTS = 4096
 
 
 class FetchedVersions:
-    def __init__(
-        self,
-        lock: AbstractContextManager[Any],
-        started: Mapping[Topic, int] | None = None,
-        observer: Observer | None = None,
-    ) -> None:
+    def __init__(self, lock: AbstractContextManager[Any], started: Mapping[Topic, int], observer: Observer) -> None:
         """`started` has the revisions at the start of this process. Fetches before them are unknown."""
         self._lock = lock
-        self._started = started or {}
-        self._observer = observer or Observer()
+        self._started = started
+        self._observer = observer
         self._lists: dict[Topic, tuple[Version, Version | None]] = {}
         self._contents: dict[Topic, tuple[Version, Version | None]] = {}
         """Ordered by when a new version was fetched; the oldest is dropped first."""

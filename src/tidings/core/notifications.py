@@ -27,9 +27,7 @@ _MAX_CACHED = 256
 
 
 class Notifications:
-    def __init__(
-        self, catalog: Catalog, policy: Policy, journal: Journal | None = None, observer: Observer | None = None
-    ) -> None:
+    def __init__(self, catalog: Catalog, policy: Policy, journal: Journal | None, observer: Observer) -> None:
         # Not `journal or …`: an empty journal is falsy.
         self.journal = Journal(policy, since=catalog.revision) if journal is None else journal
         self._catalog = catalog
