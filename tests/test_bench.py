@@ -76,15 +76,20 @@ def peers(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 @needs_linux
 @needs_compiler
 def test_peers_and_the_load_client_are_measured() -> None:
-    done = peers("--quick", "--json", "--only", "fanout,lists,floor,raw,bare,asgi,sdk", "--streams", "1,100")
+    done = peers("--quick", "--json", "--only", "fanout,lists,floor,raw,bare,starlette,asgi,sdk", "--streams", "1,100")
 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["failures"] == []
-    assert set(found["samples"]) == {"floor", "raw", "bare", "asgi", "sdk"}
+    assert set(found["samples"]) == {"floor", "raw", "bare", "starlette", "asgi", "sdk"}
     for peer, samples in found["samples"].items():
         streams = ("last/1", "last/100", "delivery/100", "memory/100", "opens/100", "client/100", "client-busy/100")
-        for name in (*(streams if peer != "bare" else ()), "lists/10", "list/10", "list-client-busy/10"):
+        for name in (
+            *(streams if peer not in ("bare", "starlette") else ()),
+            "lists/10",
+            "list/10",
+            "list-client-busy/10",
+        ):
             assert len(samples[name]) == 1, name
             assert samples[name][0] > 0, name
     verdicts = {target["requirement"]: target["verdict"] for target in found["targets"]}

@@ -26,7 +26,7 @@ from bench.measuring import machine
 from bench.peers import plots, report
 from bench.peers.figures import TARGETS, Samples
 from bench.peers.pipes import sit_at_pipes
-from bench.peers.programs import MODULES, PEERS, Failure, Peer, compile_c
+from bench.peers.programs import MODULES, PEERS, RECORDED, Failure, Peer, compile_c
 from bench.peers.record import record
 from bench.peers.work import SITTINGS, Scale, sit
 
@@ -97,7 +97,7 @@ class Run:
                 self._peers.append(peer)
         if PEERS["floor"] in self._peers:
             compile_c("floor", self._programs)
-        if {PEERS["floor"], PEERS["raw"], PEERS["bare"]} & set(self._peers):
+        if any(peer.key in RECORDED for peer in self._peers):
             for tools in sorted({sitting.tools for sitting in self._options.sittings}):
                 record(tools, self._programs)
         for turn in range(self._options.rounds):

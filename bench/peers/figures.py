@@ -191,11 +191,12 @@ def _faster(requirement: str, what: str, peer: str, key: str, least: float, than
 
 
 def _near_bare(requirement: str, tools: int) -> Iterator[Target]:
-    """Require that a list takes at most 1.3 times the CPU of an ASGI app that only sends the same bytes."""
+    """Require that a list takes at most 1.3 times the CPU of an app that only sends the same bytes."""
     key = f"list/{tools}"
-    for peer, name in (("asgi", "plain ASGI"), ("own", "own process")):
-        what = f"{name}: CPU per list over that of a bare ASGI app, {tools:,} tools"
-        yield Target(requirement, what, (peer, key), ("bare", key), most=1.3)
+    for bare, app in (("bare", "ASGI"), ("starlette", "Starlette")):
+        for peer, name in (("asgi", "plain ASGI"), ("own", "own process")):
+            what = f"{name}: CPU per list over that of a bare {app} app, {tools:,} tools"
+            yield Target(requirement, what, (peer, key), (bare, key), most=1.3)
 
 
 def _ahead(keys: Iterable[tuple[str, bool]]) -> Iterator[Target]:

@@ -24,6 +24,7 @@ COLOURS = {
     "floor": "#8c8c8c",
     "raw": "#5c6f7b",
     "bare": "#7a5c3e",
+    "starlette": "#a3825f",
     "own": "#0a84c9",
     "asgi": "#2aa876",
     "typescript": "#b07aa1",

@@ -67,6 +67,10 @@ START = 60.0
 ENVIRONMENT = {"FASTMCP_CHECK_FOR_UPDATES": "off", "FASTMCP_SHOW_SERVER_BANNER": "false", "FASTMCP_LOG_LEVEL": "ERROR"}
 
 
+RECORDED = ("floor", "raw", "bare", "starlette")
+"""The peers that send what Tidings sent when it was recorded."""
+
+
 class Failure(Exception):
     """One measurement failed; the others continue."""
 
@@ -87,8 +91,9 @@ class Peer:
     def command(self, transport: str, tools: int, programs: Path) -> list[str]:
         if self.key == "floor":
             return [str(programs / "floor"), str(programs / f"recorded-{tools}")]
-        if self.key in ("raw", "bare"):
-            return [sys.executable, "-m", f"bench.peers.servers.{self.key}", str(programs / f"recorded-{tools}")]
+        if self.key in RECORDED:
+            given = [str(programs / f"recorded-{tools}"), *self.options]
+            return [sys.executable, "-m", f"bench.peers.servers.{self.module}", *given]
         given = [transport, "--tools", str(tools), *self.options]
         if self.key == "typescript":
             return [str(node()), str(HERE / "servers" / "typescript.mjs"), *given]
@@ -110,8 +115,9 @@ PEERS = {
     peer.key: peer
     for peer in (
         Peer("floor", "C loop of send()", does=frozenset({"listen", "lists"})),
-        Peer("raw", "raw protocol on uvloop", does=frozenset({"listen", "lists"})),
-        Peer("bare", "bare ASGI app", does=frozenset({"lists"})),
+        Peer("raw", "raw protocol on uvloop", "raw", does=frozenset({"listen", "lists"})),
+        Peer("bare", "bare ASGI app", "bare", does=frozenset({"lists"})),
+        Peer("starlette", "bare Starlette app", "bare", ("--starlette",), does=frozenset({"lists"})),
         Peer("own", "Tidings, own process", "live", ("--own-process",)),
         Peer("asgi", "Tidings, plain ASGI", "live", does=frozenset({"listen", "lists", "legacy"})),
         Peer("typescript", "TypeScript SDK", is_taken_once=True),
