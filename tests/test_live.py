@@ -129,7 +129,7 @@ def test_failures_are_counted_by_kind_and_survived(caplog: pytest.LogCaptureFixt
     def broken_hook(topic: Topic) -> None:
         raise RuntimeError("broken")
 
-    live = Live(mcp, first=broken_hook)
+    live = Live(mcp, on_watched=broken_hook)
 
     def broken(notification: Notification) -> None:
         raise RuntimeError("broken")

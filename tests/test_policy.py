@@ -19,7 +19,7 @@ def test_defaults_delay_nothing() -> None:
 
 @pytest.mark.parametrize("setting", ["quiet_gap", "min_interval"])
 def test_gap_and_interval_delay_notifications(setting: str) -> None:
-    assert Policy().but(**{setting: 0.1}).has_delays
+    assert Policy().replace(**{setting: 0.1}).has_delays
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_invalid_setting_is_refused_with_its_reason(settings: dict[str, Any], co
 
 def test_changed_keeps_the_other_settings() -> None:
     policy = Policy(quiet_gap=0.5, longest_wait=5.0)
-    changed = policy.but(longest_wait=6.0)
+    changed = policy.replace(longest_wait=6.0)
 
     differing = {field.name for field in fields(Policy) if getattr(policy, field.name) != getattr(changed, field.name)}
     assert differing == {"longest_wait"}
@@ -64,12 +64,12 @@ def test_changed_keeps_the_other_settings() -> None:
 
 def test_unknown_setting_names_the_known_ones() -> None:
     with pytest.raises(InvalidPolicy, match=r"no such setting: quite_gap; there are .*quiet_gap"):
-        Policy().but(quite_gap=1)
+        Policy().replace(quite_gap=1)
 
 
 def test_changed_settings_are_checked() -> None:
     with pytest.raises(InvalidPolicy, match="longest_wait"):
-        Policy(quiet_gap=0.5).but(longest_wait=0.1)
+        Policy(quiet_gap=0.5).replace(longest_wait=0.1)
 
 
 def test_lists_come_before_contents_by_default() -> None:

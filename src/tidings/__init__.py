@@ -11,7 +11,7 @@ from tidings.core.model import Change, Feature, Item, Notification, Operation, P
 from tidings.core.subscriber import Subscriber
 from tidings.errors import (
     AlreadyExists,
-    Behind,
+    ChangesMissed,
     InvalidFeature,
     InvalidItem,
     InvalidPattern,
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 __all__ = [
     "BUSY",
     "AlreadyExists",
-    "Behind",
     "Catalog",
     "Change",
+    "ChangesMissed",
     "Cursor",
     "Feature",
     "Filter",

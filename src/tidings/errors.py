@@ -7,7 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "AlreadyExists",
-    "Behind",
+    "ChangesMissed",
     "InvalidFeature",
     "InvalidItem",
     "InvalidPattern",
@@ -55,7 +55,7 @@ class TooManyStreams(LimitReached):
     """As many streams are open as the policy allows. A later attempt may succeed."""
 
 
-class Behind(TidingsError):
+class ChangesMissed(TidingsError):
     """An in-process listener missed changes that the journal no longer has.
 
     The listener stays usable: read the catalog again and continue the iteration.

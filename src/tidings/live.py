@@ -64,16 +64,22 @@ class Live:
         authorize: Authorize | None = None,
         shared_lists: bool | None = None,
         telemetry: bool | Telemetry = True,
-        first: Callable[[Topic], None] | None = None,
-        last: Callable[[Topic], None] | None = None,
+        on_watched: Callable[[Topic], None] | None = None,
+        on_unwatched: Callable[[Topic], None] | None = None,
         terms: TermsOf | None = None,
         store: StoreWriter | Store | str | os.PathLike[str] | None = None,
     ) -> None:
-        """`shared_lists` says whether every caller sees the same lists, so that they can be encoded once for all.
-        Tidings detects it for an `MCPServer`. Other servers may list other items for each caller. `terms`
-        returns the terms that the server sets for a caller; the caller's own options apply within them. `store` is the
-        path of a file, or a store, in which the state survives a restart. `telemetry` is a bool, or has other
-        providers. `first` and `last` are called with a topic that gets its first subscriber, or loses its last."""
+        """Make `server` live.
+
+        * `policy`: all settings.
+        * `authorize`: decides which topics a caller may watch.
+        * `shared_lists`: whether every caller sees the same lists, so that they can be encoded once for all. Tidings
+          detects it for an `MCPServer`; other servers may list other items for each caller.
+        * `telemetry`: whether to trace and measure, or the OpenTelemetry providers to use.
+        * `on_watched`, `on_unwatched`: called with a topic that gets its first subscriber, or loses its last.
+        * `terms`: returns the terms that the server sets for a caller; the caller's own options apply within them.
+        * `store`: the path of a file, or a store, in which the state survives a restart.
+        """
         self.policy = policy or Policy()
         self.source = source_of(server)
         self.server = self.source.server
@@ -86,7 +92,7 @@ class Live:
         state = self.writer.state or State(secrets.token_hex(4), 0)
         self.epoch = state.epoch
         """Identifies the revisions: those of the store, or of this process. Those of another epoch are unknown here."""
-        self._build_core(state, first, last)
+        self._build_core(state, on_watched, on_unwatched)
         self.durables = DurableSubscriptions(self.hub, state.durables.values(), wake=self.writer.wake)
         """Subscriptions that outlive their connections."""
         self._build_server(authorize, terms, shared_lists)
@@ -99,7 +105,10 @@ class Live:
         self.list_reader.start()
 
     def _build_core(
-        self, state: State, first: Callable[[Topic], None] | None, last: Callable[[Topic], None] | None
+        self,
+        state: State,
+        on_watched: Callable[[Topic], None] | None,
+        on_unwatched: Callable[[Topic], None] | None,
     ) -> None:
         self.catalog = Catalog(self.policy, life=secrets.token_hex(4))
         # Each process has its own revisions, because a client may know some that a killed process could not save.
@@ -107,7 +116,12 @@ class Live:
         journal = Journal(self.policy)
         journal.restore(state.journal, state.floors)
         self.hub = Hub(
-            self.catalog, policy=self.policy, journal=journal, templates=read_template, first=first, last=last
+            self.catalog,
+            policy=self.policy,
+            journal=journal,
+            templates=read_template,
+            on_watched=on_watched,
+            on_unwatched=on_unwatched,
         )
         self.failures: Counter[str] = self.hub.counts.failures
         """The number of errors inside Tidings, by kind. Each was logged and did not stop the server."""
@@ -171,7 +185,9 @@ class Live:
         from tidings.http.health import routes
         from tidings.telemetry.metrics import render
 
-        return routes(self.waits_for, partial(render, self.metrics), health=health, metrics=metrics, token=token)
+        return routes(
+            self.missing_for_readiness, partial(render, self.metrics), health=health, metrics=metrics, token=token
+        )
 
     def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
         """Serve until the process gets a signal to end.
@@ -213,7 +229,7 @@ class Live:
         self.stop()
         self.writer.close()
 
-    def waits_for(self) -> list[str]:
+    def missing_for_readiness(self) -> list[str]:
         """Return what is missing before the server is ready; an empty list if it is ready."""
         if self.subscriptions.is_stopping or not self.bridge.is_bound:
             return ["the server"]

@@ -85,7 +85,7 @@ class Policy:
     """Seconds that a client may keep a list without asking again (`ttlMs`). 0: a client that does not listen must not
     use an old list. On the wire it is never shorter than `spread`."""
 
-    list_memory: float = 1.0
+    list_max_age: float = 1.0
     """Seconds that an encoded list is used before the server is asked again. A change that Tidings did not notice (a
     tool changed in place) is found then. A list that takes much CPU is used longer: 50 times that CPU time, at most a
     minute, so that this takes at most 2 % of a core. With 0, every request asks the server."""
@@ -151,7 +151,7 @@ class Policy:
     def __post_init__(self) -> None:
         self._check_choice("webhooks", get_args(Callers))
         self._check_choice("detail", get_args(Detail))
-        for name in ("quiet_gap", "longest_wait", "min_interval", "spread", "journal_age", "list_ttl", "list_memory"):
+        for name in ("quiet_gap", "longest_wait", "min_interval", "spread", "journal_age", "list_ttl", "list_max_age"):
             self._check_number(name, (int, float), 0)
         for name in ("keep_alive", "write_deadline", "webhook_timeout", "webhook_backoff"):
             self._check_number(name, (int, float), 0.001)
@@ -206,7 +206,7 @@ class Policy:
                 return priority
         return Priority.NORMAL
 
-    def but(self, **settings: Any) -> Policy:
+    def replace(self, **settings: Any) -> Policy:
         """Return the same policy with some settings changed."""
         known = {field.name for field in fields(self)}
         if unknown := sorted(settings.keys() - known):

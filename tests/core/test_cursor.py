@@ -88,22 +88,22 @@ def test_only_digests_of_lists_are_valid_in_another_epoch() -> None:
 def test_newer_cursor_updates_the_older_one() -> None:
     first = Cursor("e", {TOOLS: Version(1, "a"), PROMPTS: Version(2, "b")})
 
-    assert first.then(Cursor("e", {TOOLS: Version(3, "c")})).versions == {TOOLS: (3, "c"), PROMPTS: (2, "b")}
-    watcher = first.then(Cursor("e", {}, 5))
+    assert first.merge(Cursor("e", {TOOLS: Version(3, "c")})).versions == {TOOLS: (3, "c"), PROMPTS: (2, "b")}
+    watcher = first.merge(Cursor("e", {}, 5))
     assert watcher == Cursor("e", first.versions, 5)
-    assert watcher.then(Cursor("e", {"file:///a": Version(6, "d")})).as_of == 5, (
+    assert watcher.merge(Cursor("e", {"file:///a": Version(6, "d")})).as_of == 5, (
         "one notification says nothing of others"
     )
-    assert watcher.then(Cursor("e", {}, 9)).as_of == 9
+    assert watcher.merge(Cursor("e", {}, 9)).as_of == 9
 
 
 def test_older_cursor_does_not_replace_newer_versions() -> None:
     listed = Cursor("here", {TOOLS: Version(2, "B"), "a://b": Version(3, "C")})
     heartbeat = Cursor("here", {TOOLS: Version(1, "A"), "a://b": Version(4, "D")}, as_of=4)
 
-    assert listed.then(heartbeat) == Cursor("here", {TOOLS: Version(2, "B"), "a://b": Version(4, "D")}, as_of=4)
-    assert listed.then(Cursor("here", {TOOLS: None})).versions[TOOLS] is None
-    assert listed.then(Cursor("there", {TOOLS: Version(1, "A")})).versions[TOOLS] == Version(1, "A")
+    assert listed.merge(heartbeat) == Cursor("here", {TOOLS: Version(2, "B"), "a://b": Version(4, "D")}, as_of=4)
+    assert listed.merge(Cursor("here", {TOOLS: None})).versions[TOOLS] is None
+    assert listed.merge(Cursor("there", {TOOLS: Version(1, "A")})).versions[TOOLS] == Version(1, "A")
 
 
 def test_versions_of_an_earlier_epoch_are_not_taken_as_current() -> None:
@@ -118,14 +118,14 @@ def test_versions_of_an_earlier_epoch_are_not_taken_as_current() -> None:
     catalog.tools.add({"name": "b"})
     hub = Hub(catalog)
 
-    cursor = held.then(Cursor("after", {TOOLS: catalog.version(TOOLS)}))
+    cursor = held.merge(Cursor("after", {TOOLS: catalog.version(TOOLS)}))
     told, refetch = resume(cursor.as_json(), "after", hub, [*topics, "board://*"])
     received: list[Notification] = []
     hub.subscribe(received.append, *Feature, uris=["file:///a"], told=told)
 
     assert [(each.topic, each.complete) for each in received] == [(Feature.RESOURCES, False), ("file:///a", False)]
     assert refetch == ("board://*",)
-    assert cursor.then(Cursor("after", {"file:///a": Version(9, "c")}, 9)).as_of == 9
+    assert cursor.merge(Cursor("after", {"file:///a": Version(9, "c")}, 9)).as_of == 9
 
 
 def test_uri_that_is_not_encodable_is_ignored() -> None:

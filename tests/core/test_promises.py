@@ -33,7 +33,7 @@ def test_nothing_remains_after_100_000_random_openings() -> None:
     clock = Clock()
     catalog = Catalog(clock=clock)
     watched: set[Topic] = set()
-    hub = Hub(catalog, clock=clock, first=watched.add, last=watched.remove)
+    hub = Hub(catalog, clock=clock, on_watched=watched.add, on_unwatched=watched.remove)
     options: list[dict[str, Any]] = [
         {},
         {"policy": Policy(quiet_gap=0.5, min_interval=1.0)},

@@ -71,7 +71,7 @@ def test_version_in_the_cursor_overrides_its_revision() -> None:
     cursor = Cursor.parse(server.cursor())
     assert cursor is not None
     server.change("board://1", "board://2")
-    received = cursor.then(Cursor(EPOCH, {"board://1": server.hub.notifications.version("board://1")}))
+    received = cursor.merge(Cursor(EPOCH, {"board://1": server.hub.notifications.version("board://1")}))
 
     assert [each.topic for each in server.told(received.as_json(), "board://*")] == ["board://2"]
 

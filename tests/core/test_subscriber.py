@@ -127,8 +127,8 @@ def test_hooks_are_called_for_first_and_last_subscriber(catalog: Catalog) -> Non
     received: list[tuple[str, Topic]] = []
     hub = Hub(
         catalog,
-        first=lambda topic: received.append(("first", topic)),
-        last=lambda topic: received.append(("last", topic)),
+        on_watched=lambda topic: received.append(("first", topic)),
+        on_unwatched=lambda topic: received.append(("last", topic)),
     )
     one, other = hub.open(print), hub.open(print)
     one.subscribe("tools", uris=["a://b", "a://*"])
@@ -149,7 +149,7 @@ def test_failing_hook_is_logged_and_the_subscription_stays(
     def broken(argument: object) -> None:
         raise RuntimeError("broken hook")
 
-    hub = Hub(catalog, first=broken, last=broken)
+    hub = Hub(catalog, on_watched=broken, on_unwatched=broken)
     subscriber = hub.subscribe(reader.take, "tools", on_close=broken)
     add(catalog, "x")
     subscriber.close()

@@ -127,7 +127,7 @@ class Client:
         version = server.catalog.version(TOOLS)
         server.hub.notifications.fetched.record(TOOLS, version)
         self.copy = {item["name"]: item for item in server.catalog.tools if self.sees(item["name"])}
-        self.cursor = self.cursor.then(Cursor(server.epoch, {TOOLS: version}))
+        self.cursor = self.cursor.merge(Cursor(server.epoch, {TOOLS: version}))
         self.has_to_fetch, self.has_fetched = False, True
 
     def connect(self) -> None:
@@ -151,7 +151,7 @@ class Client:
 
     def bookmark(self) -> None:
         if self.subscriber is not None and not self.has_to_fetch:
-            self.cursor = self.cursor.then(Cursor(self.server.epoch, self.server.hub.known_versions(self.subscriber)))
+            self.cursor = self.cursor.merge(Cursor(self.server.epoch, self.server.hub.known_versions(self.subscriber)))
 
     def deliver(self, notification: Notification) -> object:
         shape = FrameFormat(
@@ -166,7 +166,7 @@ class Client:
                 assert self.has_fetched or not said["complete"], f"{said} does not fit {self.copy}"
                 self.has_to_fetch = True
             if not self.has_to_fetch:
-                self.cursor, self.has_fetched = self.cursor.then(cursor), False
+                self.cursor, self.has_fetched = self.cursor.merge(cursor), False
         return BUSY if self.is_busy else None
 
     def apply(self, said: dict[str, Any]) -> bool:

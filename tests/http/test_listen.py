@@ -25,13 +25,13 @@ LONG = 3600.0
 SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
     "mcpserver": (
         "mcpserver",
-        {"policy": {"keep_alive": 0.5, "list_memory": LONG, "max_changes_per_frame": 3}},
+        {"policy": {"keep_alive": 0.5, "list_max_age": LONG, "max_changes_per_frame": 3}},
     ),
-    "lowlevel": ("lowlevel", {"policy": {"detail": "summary", "list_memory": LONG}, "only": ["tools"]}),
+    "lowlevel": ("lowlevel", {"policy": {"detail": "summary", "list_max_age": LONG}, "only": ["tools"]}),
     "fastmcp": (
         "fastmcp",
         # FastMCP checks Host and Origin only with this option.
-        {"policy": {"detail": "none", "list_memory": LONG}, "app": {"host_origin_protection": True}},
+        {"policy": {"detail": "none", "list_max_age": LONG}, "app": {"host_origin_protection": True}},
     ),
     "few streams": ("lowlevel", {"policy": {"max_streams": 2, "max_uris": 3, "max_patterns": 1}}),
     "few per address": ("lowlevel", {"policy": {"max_streams_per_address": 1}}),

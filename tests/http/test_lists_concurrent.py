@@ -152,7 +152,7 @@ async def test_clients_do_not_wait_for_the_first_to_read() -> None:
 async def test_expired_response_is_used_while_a_new_one_is_made() -> None:
     slow = Slow()
     slow.may.set()
-    async with serving(slow.server, shared_lists=True, policy=Policy(list_memory=0.0)) as local:
+    async with serving(slow.server, shared_lists=True, policy=Policy(list_max_age=0.0)) as local:
         assert b"slow" in (await local.send(modern)).body
         slow.may.clear()
         slow.begun.clear()
@@ -167,7 +167,7 @@ async def test_expired_response_is_used_while_a_new_one_is_made() -> None:
 
 @pytest.mark.parametrize(("cpu", "requests"), [(0.0, 5), (0.2, 0)], ids=["cheap", "expensive"])
 async def test_expensive_list_is_requested_from_the_sdk_less_often(cpu: float, requests: int) -> None:
-    """One that takes 0.2 s of CPU is used for 10 s, however short `list_memory` is."""
+    """One that takes 0.2 s of CPU is used for 10 s, however short `list_max_age` is."""
 
     class Expensive(Slow):
         async def _list(self, ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:
@@ -178,7 +178,7 @@ async def test_expensive_list_is_requested_from_the_sdk_less_often(cpu: float, r
 
     slow = Expensive()
     slow.may.set()
-    async with serving(slow.server, shared_lists=True, policy=Policy(list_memory=0.001 if cpu else 0.0)) as local:
+    async with serving(slow.server, shared_lists=True, policy=Policy(list_max_age=0.001 if cpu else 0.0)) as local:
         await local.send(modern)
         with sdk_requests(local, requests):
             for _ in range(5):

@@ -17,7 +17,7 @@ __all__ = ["http"]
 
 pytestmark = pytest.mark.anyio
 
-REMEMBERING = {"list_memory": 3600.0}
+REMEMBERING = {"list_max_age": 3600.0}
 """Longer than any test."""
 
 

@@ -129,7 +129,7 @@ async def test_refused_request_gets_its_error_and_the_connection_goes_on(case: s
         asked.append(topic)
         return topic is not Feature.PROMPTS
 
-    policy = Policy(max_uris=1, list_memory=3600)
+    policy = Policy(max_uris=1, list_max_age=3600)
     async with serving(example_server(), policy=policy, authorize=authorize) as local, local.client() as client:
         status, changes = REFUSED[case]
         request = listen_request(client, **changes)

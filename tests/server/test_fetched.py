@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 LEGACY = "2025-11-25"
 SPRINT = "board://sprint"
-PATIENT = {"policy": {"quiet_gap": 0.8, "longest_wait": 6.0, "list_memory": 3600.0}}
+PATIENT = {"policy": {"quiet_gap": 0.8, "longest_wait": 6.0, "list_max_age": 3600.0}}
 """Longer than a step takes, so that notifications follow it."""
 SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
     "asgi": ("mcpserver", PATIENT),

@@ -98,9 +98,9 @@ async def test_failed_list_is_retried_once() -> None:
             each for each in loop._scheduled if not each.cancelled() and each._callback == lists.live.list_reader.wake
         ]
         assert len(retries) <= 1
-        assert lists.live.waits_for() == ["tools"]
+        assert lists.live.missing_for_readiness() == ["tools"]
         lists.is_broken = False
-        await until(lambda: not lists.live.waits_for())
+        await until(lambda: not lists.live.missing_for_readiness())
 
 
 async def test_refresh_from_another_loop_reads_on_the_server_loop() -> None:

@@ -22,7 +22,7 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"auth": True, "terms": {"bob": {"operations": ["added"], "names": ["public-*"], "detail": "summary"}}},
     ),
     "broken": ("mcpserver", {"terms": {"*": {"no_such_knob": 1}}}),
-    "spread": ("mcpserver", {"policy": {"spread": 2.5, "list_memory": 3600.0}}),
+    "spread": ("mcpserver", {"policy": {"spread": 2.5, "list_max_age": 3600.0}}),
 }
 
 

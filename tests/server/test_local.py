@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tidings import Behind, Catalog, Feature, Filter, Hub, Policy, Reason
+from tidings import Catalog, ChangesMissed, Feature, Filter, Hub, Policy, Reason
 from tidings.server.local import Listener, listen
 
 pytestmark = pytest.mark.anyio
@@ -105,7 +105,7 @@ async def test_listener_behind_the_journal_raises_once_and_continues(catalog: Ca
         for name in "abcd":
             catalog.tools.add({"name": name})
         assert await take(changes, 1) == ["added a"]
-        with pytest.raises(Behind, match=r"tools changed.*read it again.*revision 4"):
+        with pytest.raises(ChangesMissed, match=r"tools changed.*read it again.*revision 4"):
             await anext(changes)
         catalog.tools.add({"name": "e"})
         assert await take(changes, 1) == ["added e"]

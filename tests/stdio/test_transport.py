@@ -163,8 +163,8 @@ def test_list_from_the_cache_equals_the_response_of_the_sdk(version: str) -> Non
     """The server with middleware leaves each list to the SDK; only the cursor differs."""
     methods = (*METHODS, *(["server/discover"] if version == MODERN else []))
     with (
-        piped(version, policy={"list_memory": LONG}) as pipe,
-        piped(version, policy={"list_memory": LONG}, middleware=True) as slow,
+        piped(version, policy={"list_max_age": LONG}) as pipe,
+        piped(version, policy={"list_max_age": LONG}, middleware=True) as slow,
     ):
         for method in methods:
             first, second, third = [pipe.answer(pipe.send(method, number)) for number in (901, "zweitens", 903)]
@@ -176,7 +176,7 @@ def test_list_from_the_cache_equals_the_response_of_the_sdk(version: str) -> Non
 @pytest.mark.parametrize("version", VERSIONS)
 def test_list_is_answered_from_the_cache_until_its_revision_changes(version: str) -> None:
     """A change in place, which Tidings does not notice, shows whether the cache or the SDK answers."""
-    with piped(version, policy={"list_memory": LONG}) as pipe:
+    with piped(version, policy={"list_max_age": LONG}) as pipe:
         first = pipe.ask("tools/list")
         pipe.do("quietly", key="steady")
         assert pipe.ask("tools/list", "other") == first
@@ -195,7 +195,7 @@ def test_list_is_answered_from_the_cache_until_its_revision_changes(version: str
 def test_sdk_answers_if_middleware_or_the_caller_can_change_the_list(
     version: str, kind: str, options: dict[str, Any]
 ) -> None:
-    with piped(version, kind, policy={"list_memory": LONG}, **options) as pipe:
+    with piped(version, kind, policy={"list_max_age": LONG}, **options) as pipe:
         pipe.ask("tools/list")
         pipe.ask("tools/list")
         if kind == "lowlevel":
@@ -207,14 +207,14 @@ def test_sdk_answers_if_middleware_or_the_caller_can_change_the_list(
 
 
 def test_response_is_not_taken_for_that_of_a_list_request_with_the_same_id() -> None:
-    with piped("2025-11-25", "lowlevel", policy={"list_memory": LONG}, shared_lists=True, only=["tools"]) as pipe:
+    with piped("2025-11-25", "lowlevel", policy={"list_max_age": LONG}, shared_lists=True, only=["tools"]) as pipe:
         assert "error" in pipe.answer(pipe.send("prompts/list", "same"))
         assert "content" in pipe.ask("tools/call", "same", name="steady", arguments={})
         assert "error" in pipe.answer(pipe.send("prompts/list", "same"))
 
 
 def test_second_handshake_does_not_use_responses_of_the_first() -> None:
-    with piped("2024-11-05", policy={"list_memory": LONG}) as pipe:
+    with piped("2024-11-05", policy={"list_max_age": LONG}) as pipe:
         pipe.ask("tools/list")
         pipe.do("quietly", key="steady")
         assert UNNOTICED not in str(pipe.ask("tools/list"))

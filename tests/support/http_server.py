@@ -178,7 +178,7 @@ async def serving(
     **config: Any,
 ) -> AsyncIterator[LocalServer]:
     """Serve on a free port. `app` are options of the app, `config` those of uvicorn."""
-    live = Live(server, policy=policy or Policy(list_memory=3600), shared_lists=shared_lists, authorize=authorize)
+    live = Live(server, policy=policy or Policy(list_max_age=3600), shared_lists=shared_lists, authorize=authorize)
     built = live.http_app(**(app or {}))
     local = LocalServer(live, built)
 

@@ -189,7 +189,7 @@ def test_failures_of_user_functions_are_logged_without_secrets(caplog: pytest.Lo
         raise RuntimeError("no")
 
     catalog = Catalog()
-    hub = Hub(catalog, first=fail, last=fail)
+    hub = Hub(catalog, on_watched=fail, on_unwatched=fail)
     hub.subscribe(hub.open(fail, label="a"), uris=[uri])
     hub.subscribe(hub.open(print, label="b", is_muted=fail), uris=[uri])
     hub.subscribe(hub.open(fail, label="c"), Feature.RESOURCES)

@@ -182,15 +182,15 @@ async def test_owner_that_is_no_longer_authorized_gets_nothing() -> None:
         alice = Principal("alice", None, ("read",))
         webhook = Webhook(url=receiver.url, secret=new_secret(), scopes=alice.scopes)
         live.durables.put(
-            DurableSubscription(name="hook", owner=alice.who, features=(Feature.TOOLS,), ttl=60.0, webhook=webhook)
+            DurableSubscription(name="hook", owner=alice.identity, features=(Feature.TOOLS,), ttl=60.0, webhook=webhook)
         )
-        await until_open(live, owner=alice.who)
+        await until_open(live, owner=alice.identity)
         assert asked[-1][0] == alice, "with the scopes of the put"
         allowed.clear()
         receiver.answers(500, 200)
         live.tools.add(nothing, name="one")
         await receiver.next()
-        await until(lambda: webhook_of(live, owner=alice.who).is_dead)
+        await until(lambda: webhook_of(live, owner=alice.identity).is_dead)
         assert receiver.connections == 1
 
 

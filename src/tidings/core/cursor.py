@@ -52,7 +52,7 @@ class Cursor:
     def as_json(self) -> dict[str, Any]:
         return cursor_json(self.epoch, self.versions, self.as_of)
 
-    def then(self, newer: Cursor) -> Cursor:
+    def merge(self, newer: Cursor) -> Cursor:
         """Return the cursor of a client after it has read a newer one."""
         known = self
         if newer.epoch != self.epoch:

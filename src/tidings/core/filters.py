@@ -162,7 +162,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
             "priorities": None if terms.priorities is None else (*terms.priorities.items(), *base.priorities),
         }
         chosen = {name: value for name, value in settings.items() if value is not None}
-        return base.but(**chosen) if chosen else base
+        return base.replace(**chosen) if chosen else base
 
     def _with_consistent_times(self, base: Policy) -> Terms:
         """Return terms whose gap is not longer than the longest wait. The one that the client asked for counts."""

@@ -47,8 +47,8 @@ class Hub:
         journal: Journal | None = None,
         templates: Templates | None = None,
         clock: Callable[[], float] = time.monotonic,
-        first: Callable[[Topic], None] | None = None,
-        last: Callable[[Topic], None] | None = None,
+        on_watched: Callable[[Topic], None] | None = None,
+        on_unwatched: Callable[[Topic], None] | None = None,
     ) -> None:
         """Every commit of the catalog is published immediately, in the thread that made it, unless the catalog is given
         another `publisher` afterwards."""
@@ -60,10 +60,10 @@ class Hub:
         """Add an observer with `hub.observer.add(…)`."""
         self.tracer = Tracer()
         self.notifications = Notifications(catalog, self.policy, journal, self.observer)
-        self.first = first
-        """Called with a feature, URI or pattern when it gets its first subscriber, to start a watcher."""
-        self.last = last
-        """Called when its last subscriber is gone, to stop the watcher."""
+        self.on_watched = on_watched
+        """Called with a feature, URI or pattern when it gets its first subscriber, for example to start polling it."""
+        self.on_unwatched = on_unwatched
+        """Called when its last subscriber is gone."""
         self.on_timer_change: Callable[[float], None] | None = None
         """Called with a time when `tick` is needed then, earlier than before."""
         self.templates = templates
@@ -74,7 +74,7 @@ class Hub:
         self._callbacks = Callbacks()
         self._index = WatchIndex(templates, self.policy.subresources)
         self._started: set[Topic] = set()
-        """The topics for which `first` was called, and `last` was not."""
+        """The topics for which `on_watched` was called, and `on_unwatched` was not."""
         self._delivery = Delivery(self, self._index, clock)
         catalog.publisher = self.publish
 
@@ -316,14 +316,14 @@ class Hub:
     def _start(self, topic: Topic) -> None:
         if topic in self._index.watchers and topic not in self._started:
             self._started.add(topic)
-            if self.first is not None:
-                self._call_hook(self.first, topic)
+            if self.on_watched is not None:
+                self._call_hook(self.on_watched, topic)
 
     def _stop(self, topic: Topic) -> None:
         if topic in self._started and topic not in self._index.watchers:
             self._started.remove(topic)
-            if self.last is not None:
-                self._call_hook(self.last, topic)
+            if self.on_unwatched is not None:
+                self._call_hook(self.on_unwatched, topic)
 
     def _call_hook(self, hook: Callable[[Any], object], argument: object) -> None:
         try:

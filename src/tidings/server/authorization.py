@@ -47,8 +47,8 @@ class Principal:
     claims: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
-    def who(self) -> tuple[str, str | None]:
-        """The identity of the caller, whatever its present token allows."""
+    def identity(self) -> tuple[str, str | None]:
+        """The caller itself, without the rights of its present token."""
         return (self.client_id, self.subject)
 
 
@@ -69,7 +69,7 @@ def caller_of(ctx: ServerRequestContext[Any, Any]) -> Principal | None:
 
 def owner_of(principal: Principal | None) -> Owner:
     """Return the owner of the caller's durable subscriptions."""
-    return principal.who if principal is not None else None
+    return principal.identity if principal is not None else None
 
 
 class StreamSlot(NamedTuple):
@@ -93,12 +93,12 @@ class StreamLimits:
         policy = self._policy
         _check("max_streams", self.count, policy.max_streams)
         if principal is not None:
-            _check("max_streams_per_principal", self._principals[principal.who], policy.max_streams_per_principal)
+            _check("max_streams_per_principal", self._principals[principal.identity], policy.max_streams_per_principal)
         if address is not None:
             _check("max_streams_per_address", self._addresses[address], policy.max_streams_per_address)
         self.count += 1
         if principal is not None:
-            self._principals[principal.who] += 1
+            self._principals[principal.identity] += 1
         if address is not None:
             self._addresses[address] += 1
         return StreamSlot(principal, address)
@@ -106,7 +106,7 @@ class StreamLimits:
     def release(self, slot: StreamSlot) -> None:
         self.count -= 1
         if slot.principal is not None:
-            _decrement(self._principals, slot.principal.who)
+            _decrement(self._principals, slot.principal.identity)
         if slot.address is not None:
             _decrement(self._addresses, slot.address)
 

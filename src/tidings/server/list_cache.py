@@ -5,7 +5,7 @@ each version of the protocol. All other clients get the same bytes with their ow
 response, the cache requests it again as soon as the list changes, before these clients do.
 
 Only for servers whose lists are the same for every caller, and for requests of the whole list. The cache asks the SDK
-again after `Policy.list_memory`, and later if its response took much CPU. If the response differs although no change
+again after `Policy.list_max_age`, and later if its response took much CPU. If the response differs although no change
 was noticed, the list is read again and clients are notified.
 """
 
@@ -42,7 +42,7 @@ _COST_FACTOR = 50
 """A response is used for this multiple of the CPU time that the SDK took for it: asking again takes 2 % of a core."""
 
 _MAX_MEMORY = 60.0
-"""Seconds after which the cache asks the SDK again in any case, unless `Policy.list_memory` is longer."""
+"""Seconds after which the cache asks the SDK again in any case, unless `Policy.list_max_age` is longer."""
 
 Key = tuple[str, str]
 """The method, and the version of the protocol or the form of the request."""
@@ -167,7 +167,7 @@ class ListCache:
 
     def _memory(self, key: Key) -> float:
         """Return for how many seconds the response that has just been made is used."""
-        memory, pending = self._hub.policy.list_memory, self._pending.get(key)
+        memory, pending = self._hub.policy.list_max_age, self._pending.get(key)
         if memory == 0 or pending is None:
             return memory
         cost = time.thread_time() - pending.started

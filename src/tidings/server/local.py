@@ -16,7 +16,7 @@ from typing import Any
 from tidings.core.hub import Hub
 from tidings.core.model import Change, Feature, Notification, Reason, Topic
 from tidings.core.subscriber import BUSY, OnClose, Subscriber
-from tidings.errors import Behind
+from tidings.errors import ChangesMissed
 
 __all__ = ["Listener", "listen"]
 
@@ -96,7 +96,7 @@ class Listener:
         self._notification = None
         self._changes.extend(notification.changes)
         if not notification.complete:
-            raise Behind(
+            raise ChangesMissed(
                 f"{_name(notification.topic)} changed, and the journal no longer knows how; "
                 f"read it again (it is at revision {notification.version.revision}) and go on"
             )

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 Owner: TypeAlias = tuple[str, str | None] | None
-"""The principal that a subscription belongs to (`Principal.who`); None for callers without authentication."""
+"""The principal that a subscription belongs to (`Principal.identity`); None for callers without authentication."""
 
 SERVER: Owner = ("", "")
 """The owner of subscriptions made by the server's own code or its operator. No caller can have it."""

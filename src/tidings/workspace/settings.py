@@ -93,7 +93,7 @@ def _load_toml(path: Path, root: Path) -> Settings:
     if "env" in chosen:
         chosen["env"] = tuple(chosen["env"])
     try:
-        chosen["policy"] = Policy(announce=True).but(**policy)
+        chosen["policy"] = Policy(announce=True).replace(**policy)
     except (InvalidPolicy, TypeError) as error:
         name = next((name for name in policy if re.search(rf"\b{re.escape(name)}\b", str(error))), None)
         line = _find_line(text, name, "policy") if name else None

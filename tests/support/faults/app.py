@@ -61,8 +61,8 @@ class Board:
             self.server,
             policy=Policy(**settings.policy),
             authorize=_broken_authorize if settings.is_broken else _authorize if settings.is_guarded else None,
-            first=_broken_hook if settings.is_broken else None,
-            last=_broken_hook if settings.is_broken else None,
+            on_watched=_broken_hook if settings.is_broken else None,
+            on_unwatched=_broken_hook if settings.is_broken else None,
             store=Path(settings.folder, STATE) if settings.folder else None,
         )
         if not settings.lists_fail:

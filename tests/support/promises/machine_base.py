@@ -154,7 +154,7 @@ class MachineBase(RuleBasedStateMachine):
         self.is_late = False
         """Whether time passed without a tick."""
         self.catalog.follow(self.committed)
-        self.hub = Hub(self.catalog, clock=self.clock, first=self.first, last=self.last)
+        self.hub = Hub(self.catalog, clock=self.clock, on_watched=self.first, on_unwatched=self.last)
         if not follows:
             self.catalog.publisher = None
         self.recorder = Recorder(self.hub)
