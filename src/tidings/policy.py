@@ -122,8 +122,8 @@ class Policy:
     tools need a tenth of it; very large tools must not fill the memory."""
 
     durable_ttl: float = 7 * 24 * 3600.0
-    """Seconds that a durable subscription is kept without its client, which may ask for less: the length of a holiday.
-    At most 100 years."""
+    """Seconds that a durable subscription is kept while its client is not connected. A client may ask for less. 7 days,
+    so that it survives a holiday. At most 100 years."""
 
     max_durables: int = 10_000
     """Durable subscriptions in total. Each costs memory and disk space, whether or not its client comes back."""
@@ -132,8 +132,8 @@ class Policy:
     """Durable subscriptions of one authenticated caller: one per agent or machine, not one per start."""
 
     webhooks: Callers = "principals"
-    """Who may create webhooks: `"none"`, `"principals"` (authenticated callers), or `"anyone"`. Not anyone, because a
-    stranger could direct this server's requests at others."""
+    """The callers that may create webhooks: `"none"`, `"principals"` (authenticated callers), or `"anyone"`. With
+    `"anyone"`, a stranger could make this server send requests to others."""
 
     webhook_private: bool = False
     """Whether a webhook may lead to this machine or into a private network, which a client could otherwise reach
@@ -146,7 +146,8 @@ class Policy:
     """Seconds until the first retry of a webhook; doubled each time, up to an hour."""
 
     webhook_attempts: int = 20
-    """Failures in a row after which a webhook is given up: with the times above, after a night."""
+    """Failures in a row after which Tidings stops delivering to a webhook: with the times above, after about 10
+    hours."""
 
     def __post_init__(self) -> None:
         self._check_choice("webhooks", get_args(Callers))

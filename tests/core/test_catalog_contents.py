@@ -104,7 +104,7 @@ def test_listed_resource_can_be_deleted_again(catalog: Catalog, published: Publi
 @pytest.mark.parametrize("uri", [b"a://b", None, "half \ud800"])
 def test_uri_must_be_encodable_text(catalog: Catalog, uri: Any) -> None:
     for publish in (catalog.resources.updated, catalog.resources.deleted):
-        with pytest.raises(InvalidItem, match="resources: a URI is a text"):
+        with pytest.raises(InvalidItem, match="resources: a URI must be a string"):
             publish(uri)
 
     assert catalog.revision == 0

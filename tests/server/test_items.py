@@ -81,7 +81,7 @@ async def uris_of(client: Client) -> list[str]:
         {"inputSchema": {"type": "object", "x": nested(250)}},
         {"inputSchema": {"type": "object", "x": nested(500)}},
     ],
-    ids=["number", "object", "half a surrogate pair", "bytes", "no schema", "deep", "deeper"],
+    ids=["number", "object", "unpaired surrogate", "bytes", "no schema", "deep", "deeper"],
 )
 async def test_item_that_would_break_the_list_is_refused(definition: dict[str, Any]) -> None:
     server = lowlevel({"there": None})
@@ -118,7 +118,7 @@ async def test_update_can_not_rename_or_remove_required_fields(key: str, fields:
     live.tools.add({"name": "ours"}, handler=hello)
     async with Client(server) as client:
         await client.list_tools()
-        with pytest.raises(InvalidItem, match=f"^tools: .*({key}|needs a name)"):
+        with pytest.raises(InvalidItem, match=f"^tools: .*({key}|the name of an item)"):
             live.tools.update(key, fields)
         assert await tools_of(client) == {"theirs": None, "ours": None}
 

@@ -208,7 +208,7 @@ def test_item_from_json_equals_one_from_a_mapping() -> None:
     other.tools.put(json.dumps(definition, indent=1).encode())
     assert one.tools.version == other.tools.version
     assert not one.tools.put(json.dumps(definition).encode())
-    with pytest.raises(InvalidItem, match="needs a name"):
+    with pytest.raises(InvalidItem, match="the name of an item"):
         one.tools.put(b'{"title":"a"}')
 
 

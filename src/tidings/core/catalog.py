@@ -140,7 +140,7 @@ class Catalog:
             try:
                 sink(published)
             except Exception:  # a defect of a sink must not fail the call that changed the catalog
-                logger.exception("a sink of the catalog failed; going on")
+                logger.exception("a sink of the catalog failed; the other sinks are still called")
 
 
 class CatalogBatch:
@@ -332,7 +332,7 @@ class Items:
     def _key(self, definition: Mapping[str, Any]) -> str:
         key = definition.get("name")
         if not isinstance(key, str):
-            raise InvalidItem(f"{self.feature.value}: an item needs a name, a text; got {definition!r:.80}")
+            raise InvalidItem(f"{self.feature.value}: the name of an item must be a string; got {definition!r:.80}")
         return key
 
     def _add_net_changes(self, now: float, changes: list[Change]) -> None:
@@ -415,12 +415,12 @@ class Resources(Items):
     def _key(self, definition: Mapping[str, Any]) -> str:
         key = definition.get("uri", definition.get("uriTemplate"))
         if not isinstance(key, str):
-            raise InvalidItem(f"resources: an item needs a uri or a uriTemplate, a text; got {definition!r:.80}")
+            raise InvalidItem(f"resources: the uri or uriTemplate of an item must be a string; got {definition!r:.80}")
         return key
 
     def _update(self, uri: str, content: str | None, metadata: Mapping[str, Any] | None) -> Sequence[Change]:
         if not isinstance(uri, str) or not (uri.isascii() or is_unicode(uri)):
-            raise InvalidItem(f"resources: a URI is a text that can be encoded as UTF-8, not {uri!r:.80}")
+            raise InvalidItem(f"resources: a URI must be a string that can be encoded as UTF-8, not {uri!r:.80}")
         if metadata is not None:
             # A copy, because the caller may change its objects before a slow subscriber gets them.
             metadata = msgspec.json.decode(digest.safe_json(metadata))

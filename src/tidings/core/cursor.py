@@ -104,7 +104,7 @@ def _version(given: Any) -> Version | None:
 
 
 def _is_valid_text(given: Any) -> TypeGuard[str]:
-    # Some parsers accept half a surrogate pair, which cannot be encoded.
+    # Some parsers accept an unpaired surrogate, which cannot be encoded.
     return isinstance(given, str) and is_unicode(given)
 
 

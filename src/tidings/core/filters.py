@@ -1,4 +1,4 @@
-"""Which changes one subscriber gets, how often, and with how much detail.
+"""Filters, and the terms of a subscription: which changes a subscriber gets, how often, and in how much detail.
 
 A `Filter` selects changes of lists. `Terms` are the options that a client requests in `_meta["dev.tidings/filter"]`;
 the acknowledgement contains those that are granted. A server may set terms of its own, which limit the client's. A

@@ -48,7 +48,7 @@ RESUME_KEY = "dev.tidings/resume"
 REFETCH_KEY = "dev.tidings/refetch"
 """In the acknowledgement: the URIs and patterns that such a client must refetch."""
 DURABLE_KEY = "dev.tidings/durable"
-"""A durable subscription: in the request what the client asks for, in the acknowledgement what it has."""
+"""A durable subscription: in the request the options that the client asks for, in the acknowledgement its state."""
 FILTER_KEY = "dev.tidings/filter"
 """The `Terms` that a client asks for, and in the acknowledgement those that are granted."""
 EXTENSION = "dev.tidings/changes"
@@ -82,7 +82,7 @@ class FrameFormat(NamedTuple):
 
     @property
     def is_bare(self) -> bool:
-        """Whether a notification has nothing but what the specification has."""
+        """Whether notifications contain only members of the specification."""
         return self.detail == "none" and not self.is_extended
 
     @property

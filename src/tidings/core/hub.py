@@ -331,7 +331,7 @@ class Hub:
         except Exception:  # the user's function must not leave the hub inconsistent
             self.counts.failures["hook"] += 1
             name = redact_uri(argument) if isinstance(argument, str) else argument
-            logger.exception("a hook of the hub failed on %r; going on", name)
+            logger.exception("a hook of the hub failed on %r; the hub continues without it", name)
 
     def _open_callback(self, callback: Callable[[Notification], object], options: Mapping[str, Any]) -> Subscriber:
         check_callback(callback)

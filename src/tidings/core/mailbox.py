@@ -49,7 +49,8 @@ class Entry:
         self.not_before = 0.0
         """The end of the minimal interval since the last notification."""
         self.awaited_revision = 0
-        """The subscriber is ahead of the hub: it knows everything before this revision."""
+        """If not 0, the subscriber knows a version that is not published yet, so changes before this revision need no
+        notification."""
 
     @property
     def is_up_to_date(self) -> bool:
@@ -58,7 +59,7 @@ class Entry:
 
     @property
     def is_told_current(self) -> bool:
-        """Whether the content that the subscriber was told is the present one, still or again."""
+        """Whether the told version and the latest one have the same digest. There may have been others in between."""
         return self.told is not None and self.told.digest == self.latest.digest
 
 
@@ -126,7 +127,7 @@ class Mailbox:
         entry.due = now if is_urgent else max(now, entry.not_before)
 
     def wait_for_revision(self, topic: Topic, told: Version, revision: int) -> None:
-        """Wait for a revision, because the subscriber knows a version up to it that is not published yet."""
+        """Ignore the changes before a revision, because the subscriber knows a version that is not published yet."""
         self.drop(topic)
         entry = self.entries[topic] = Entry(told, told.revision, told)
         entry.awaited_revision = revision

@@ -214,7 +214,7 @@ class Notification(msgspec.Struct, eq=False):
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text can be encoded as UTF-8. Half of a surrogate pair cannot."""
+    """Return whether a text can be encoded as UTF-8. An unpaired surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

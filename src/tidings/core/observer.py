@@ -258,7 +258,8 @@ class EventLog(Observer):
 
     def failed(self, subscriber: Subscriber, notification: Notification, error: BaseException) -> None:
         self._counts.failures["delivery"] += 1
-        logger.error("%r failed to take %r; going on", subscriber, notification, exc_info=error)
+        text = "%r raised an error on %r; delivery to the other subscribers continues"
+        logger.error(text, subscriber, notification, exc_info=error)
 
 
 class SpanOutcome:

@@ -44,7 +44,7 @@ def is_pattern(topic: Topic) -> bool:
 def compile_pattern(pattern: str, templates: Templates | None = None) -> Match:
     """Return a predicate for the URIs that match a pattern. A glob also matches itself."""
     if not is_unicode(pattern):
-        raise InvalidPattern(f"{pattern!r:.80} contains half a surrogate pair, which no URI has")
+        raise InvalidPattern(f"{pattern!r:.80} contains an unpaired surrogate, which no URI has")
     if pattern.count("/") >= _MAX_SEGMENTS:
         raise InvalidPattern(f"{pattern!r:.80} has more than {_MAX_SEGMENTS} segments")
     if "{" not in pattern:

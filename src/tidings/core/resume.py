@@ -90,7 +90,7 @@ def _combine(
     changed: Mapping[str, Version | None] | None, told: Mapping[Topic, Version | None], uris: Iterable[str]
 ) -> Resumed:
     """Combine the changed contents with the told versions. If the changed contents are unknown, the client must refetch
-    all URIs, except those that it gets a notification of."""
+    all patterns, and all URIs except those whose told version is None: these get a notification."""
     if changed is None:
         return Resumed(dict(told), tuple(uri for uri in uris if is_pattern(uri) or told.get(uri, ...) is not None))
     known: dict[Topic, Version | None] = {}
@@ -100,7 +100,7 @@ def _combine(
 
 
 def _is_forgotten(version: Version | None, hub: Hub) -> bool:
-    """Return whether a version is that of an unknown content which may have become known and forgotten since."""
+    """Return whether a version stands for "content unknown" and the content may have changed since, without a trace."""
     return version is not None and not version.digest and version.revision < hub.catalog.resources.forgotten
 
 

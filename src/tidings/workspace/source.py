@@ -217,7 +217,7 @@ class Workspace(Source):
             return self.rescan(paths, defer_removals=defer_removals)
         except Exception:  # a file system may raise any error, and the watcher must continue
             self.rescans["failed"] += 1
-            logger.exception("could not scan %s; Tidings scans it again", self.root)
+            logger.exception("could not scan %s; the next scan covers all files", self.root)
             return set() if paths is None else self.rescan_safely(None, defer_removals=defer_removals)
 
     def rescan(self, paths: Iterable[Path] | None = None, *, defer_removals: bool = False) -> set[Path]:
