@@ -39,7 +39,7 @@ from bench.measuring import (
     written,
 )
 from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Reason, Subscriber
-from tidings.core.frames import FrameFormat, encode_tag, write
+from tidings.core.frames import FrameFormat, encode_frame, encode_tag
 from tidings.server.uri_templates import read_template
 
 FEATURES = ("tools", "prompts", "resources")
@@ -77,7 +77,7 @@ def writers(number: int) -> list[Callable[[Notification], object]]:
 
     def one(tag: bytes, send: Callable[[bytes], None] = wire.append) -> Callable[[Notification], object]:
         def callback(notification: Notification) -> None:
-            send(write(notification, LISTEN, tag))
+            send(encode_frame(notification, LISTEN, tag))
 
         return callback
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tidings.core.catalog import Catalog
 from tidings.core.delta import Copy, apply_patch, merge_patch
 from tidings.core.digest import canonical
-from tidings.core.frames import CHANGE_KEY, FrameFormat, write
+from tidings.core.frames import CHANGE_KEY, FrameFormat, encode_frame
 from tidings.core.hub import Hub
 from tidings.core.model import Feature
 
@@ -82,7 +82,7 @@ def test_patches_are_applied_as_in_the_rfc(target: object, patch: object, result
 
 def summary_of(notification: Any) -> dict[str, Any]:
     """Return the `dev.tidings/change` of a notification with deltas."""
-    params = msgspec.json.decode(write(notification, FrameFormat(detail="delta", max_changes=1_000)))["params"]
+    params = msgspec.json.decode(encode_frame(notification, FrameFormat(detail="delta", max_changes=1_000)))["params"]
     assert params.keys() == {"_meta"}, "no second copy of the item"
     summary: dict[str, Any] = params["_meta"][CHANGE_KEY]
     return summary

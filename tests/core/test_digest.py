@@ -17,8 +17,8 @@ from tidings.core.digest import (
     content_digest,
     item_hash,
     revision_digest,
-    safe_json,
 )
+from tidings.core.encoding import safe_json
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 values = st.recursive(
@@ -119,7 +119,10 @@ def test_empty_list_has_its_own_digest() -> None:
 @given(texts, texts, st.integers(0, 1 << 62))
 def test_contents_differ_by_etag_or_revision(one: str, other: str, revision: int) -> None:
     assert (content_digest(one) == content_digest(other)) == (one == other)
-    assert len({content_digest(one), revision_digest(revision), revision_digest(revision + 1), DELETED, EMPTY}) == 5
+    assert (
+        len({content_digest(one), revision_digest(revision, ""), revision_digest(revision + 1, ""), DELETED, EMPTY})
+        == 5
+    )
 
 
 @given(values)

@@ -22,10 +22,10 @@ from tidings.core.frames import (
     FrameEncoder,
     FrameFormat,
     acknowledgement,
+    encode_frame,
     encode_tag,
     listen_result,
     render,
-    write,
 )
 from tidings.policy import Detail
 
@@ -120,7 +120,7 @@ def read(frame: bytes, shape: FrameFormat) -> dict[str, Any]:
 
 def told(notification: Notification, **shape: Any) -> dict[str, Any]:
     """Return the params of a notification."""
-    params: dict[str, Any] = read(write(notification, FrameFormat(**shape)), FrameFormat(**shape))["params"]
+    params: dict[str, Any] = read(encode_frame(notification, FrameFormat(**shape)), FrameFormat(**shape))["params"]
     return params
 
 
@@ -135,7 +135,7 @@ def validate(message: dict[str, Any], schema: str) -> None:
 def test_every_frame_matches_the_official_schemas(case: str) -> None:
     notification = CASES[case]()
     for shape in SHAPES:
-        message = read(write(notification, shape, encode_tag(NASTY) if shape.is_tagged else b""), shape)
+        message = read(encode_frame(notification, shape, encode_tag(NASTY) if shape.is_tagged else b""), shape)
 
         assert message["jsonrpc"] == "2.0"
         assert "id" not in message
@@ -198,7 +198,7 @@ def test_no_detail_is_the_plain_specification(case: str) -> None:
 
     assert told(notification, detail="none") == expected
     tagged = FrameFormat("none", is_tagged=True)
-    assert read(write(notification, tagged, encode_tag(7)), tagged)["params"] == {
+    assert read(encode_frame(notification, tagged, encode_tag(7)), tagged)["params"] == {
         **expected,
         "_meta": {SUBSCRIPTION_KEY: 7},
     }
@@ -258,7 +258,7 @@ def test_content_has_uri_and_metadata() -> None:
 
 def test_deletion_is_an_update_without_the_extension() -> None:
     plain, extended = (
-        json.loads(write(CASES["content deleted"](), FrameFormat(is_extended=is_extended)))
+        json.loads(encode_frame(CASES["content deleted"](), FrameFormat(is_extended=is_extended)))
         for is_extended in (False, True)
     )
 
@@ -306,18 +306,18 @@ def test_any_unicode_is_kept_in_names_contents_and_ids(name: str, text: str, tag
 
     for is_sse in (True, False):
         shape = FrameFormat(is_sse=is_sse, is_tagged=True)
-        params = read(write(listed, shape, encode_tag(tag)), shape)["params"]
+        params = read(encode_frame(listed, shape, encode_tag(tag)), shape)["params"]
         assert params["prompt"] == {"name": name, "description": text}
         assert params["_meta"][CHANGE_KEY]["name"] == name
         assert params["_meta"][SUBSCRIPTION_KEY] == tag
         assert type(params["_meta"][SUBSCRIPTION_KEY]) is type(tag)
-        params = read(write(content, shape, encode_tag(tag)), shape)["params"]
+        params = read(encode_frame(content, shape, encode_tag(tag)), shape)["params"]
         assert (params["uri"], params["metadata"], params["_meta"][SUBSCRIPTION_KEY]) == (name, {"note": text}, tag)
 
 
 def test_successive_frames_are_one_event_each() -> None:
     shape = FrameFormat(is_sse=True, is_tagged=True)
-    frames = [write(CASES[case](), shape, encode_tag(case)) for case in CASES]
+    frames = [encode_frame(CASES[case](), shape, encode_tag(case)) for case in CASES]
 
     events = read_events(KEEP_ALIVE + KEEP_ALIVE.join(frames))
 
@@ -329,7 +329,7 @@ def test_encoder_makes_valid_chunks_of_each_notification(tag: bytes) -> None:
     shape = FrameFormat(is_sse=True, is_tagged=True)
     chunked, plain = FrameEncoder(shape, len(tag)), FrameEncoder(shape)
     for notification in (CASES["several tools"](), CASES["several tools"]()):
-        frame = write(notification, shape, tag)
+        frame = encode_frame(notification, shape, tag)
         chunked.encode(notification)
         plain.encode(notification)
         assert chunked.notification is notification
@@ -347,9 +347,9 @@ def test_frame_is_encoded_once_and_shared(is_tagged: bool) -> None:
         assert again[0] is head
         assert again[1] is tail
         if is_tagged:
-            assert write(notification, shape, b'"me"') == head + b'"me"' + tail
+            assert encode_frame(notification, shape, b'"me"') == head + b'"me"' + tail
         else:
-            assert write(notification, shape) is head, "not even copied"
+            assert encode_frame(notification, shape) is head, "not even copied"
 
 
 @given(texts | st.integers())

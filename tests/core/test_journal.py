@@ -149,10 +149,10 @@ def test_changes_of_one_content_equal_those_among_all(uris: list[str], most: int
     catalog.follow(journal.append)
     for uri in uris:
         catalog.resources.updated(uri)
-        kept, _ = journal.after(-1)
+        kept, _ = journal.kept_since(-1)
         for each in "abc":
             for revision in (-1, kept[0].revision if kept else 0, catalog.revision - 1):
                 expected = [change for change in kept if change.topic == each and change.revision > revision]
-                assert journal.after(revision, each)[0] == expected
+                assert journal.kept_since(revision, each)[0] == expected
     indexed = journal._contents._by_uri.values()
     assert sum(map(len, indexed)) <= 2 * (most + 3), "discarded changes are released"

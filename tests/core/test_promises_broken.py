@@ -98,7 +98,7 @@ def keep_what_is_no_longer_watched(patch: pytest.MonkeyPatch) -> None:
 
 def tell_everybody(patch: pytest.MonkeyPatch) -> None:
     def everybody(self: WatchIndex, keys: list[Topic]) -> dict[Subscriber, None]:
-        return {subscriber: None for watchers in self.watchers.values() for subscriber in watchers}
+        return {subscriber: None for subscribers in self.by_topic.values() for subscriber in subscribers}
 
     patch.setattr(WatchIndex, "subscribers", everybody)
 
@@ -121,8 +121,8 @@ def not_remember_what_was_told(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Entry, "is_told_current", property(lambda self: False))
 
 
-def serve_during_a_delivery(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Delivery, "serve", Delivery._serve)
+def deliver_due_during_a_delivery(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Delivery, "deliver_due", Delivery._deliver_now)
 
 
 def forget_what_is_taken(patch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_correct_core_passes() -> None:
         ("Filtered", tell_everybody),
         ("Ordered", tell_the_newest_commit_first),
         ("Unique", not_remember_what_was_told),
-        ("Unique", serve_during_a_delivery),
+        ("Unique", deliver_due_during_a_delivery),
         ("Reliable", forget_what_is_taken),
         ("Reliable", never_wake),
         ("Reliable", never_arm),

@@ -19,7 +19,7 @@ from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Hub, Notification, Policy, Version
 from tidings.core.cursor import Cursor
 from tidings.core.filters import Filter, Terms
-from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, FrameFormat, write
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, FrameFormat, encode_frame
 from tidings.core.model import Feature
 from tidings.core.resume import resume
 from tidings.core.subscriber import Subscriber
@@ -157,7 +157,7 @@ class Client:
         shape = FrameFormat(
             detail="delta", max_changes=self.server.policy.max_changes_per_frame, epoch=self.server.epoch
         )
-        meta = json.loads(write(notification, shape))["params"]["_meta"]
+        meta = json.loads(encode_frame(notification, shape))["params"]["_meta"]
         said, cursor = meta[CHANGE_KEY], Cursor.parse(meta[CURSOR_KEY])
         assert cursor is not None
         known = self.cursor.versions.get(TOOLS) if self.cursor.epoch == cursor.epoch else None

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from tidings import Live
 from tidings.core.catalog import Catalog
-from tidings.core.frames import FrameFormat, render, write
+from tidings.core.frames import FrameFormat, encode_frame, render
 from tidings.core.model import Change, Feature, Item, Notification, Operation, Version
 from tidings.errors import InvalidItem
 from tidings.policy import Detail
@@ -243,13 +243,13 @@ def test_frame_from_a_template_equals_an_encoded_one(shape: FrameFormat) -> None
         )
         filled, written = (Notification(feature, version, (change,), since=1) for _ in range(2))
         written.trace = {"traceparent": "x"}
-        tail = b',"traceparent":"x"' if shape.is_tagged or not shape.is_bare else b""
-        plain = write(written, shape, b"7")
+        tail = b',"traceparent":"x"' if shape.is_tagged or not shape.is_standard else b""
+        plain = encode_frame(written, shape, b"7")
         if tail:
             plain = plain.replace(tail, b"")
         else:
             plain = plain.replace(b'"_meta":{"traceparent":"x"}', b"").replace(b",}", b"}")
-        assert write(filled, shape, b"7") == plain
+        assert encode_frame(filled, shape, b"7") == plain
         assert bool(render(filled, shape)[1]) == shape.is_tagged
 
 
@@ -257,7 +257,9 @@ def test_frame_from_a_template_equals_an_encoded_one(shape: FrameFormat) -> None
 def test_change_without_an_item_is_encoded(shape: FrameFormat) -> None:
     version = Version(5, "d")
     change = Change(Feature.TOOLS, Operation.REMOVED, "a", version, Version(4, "c"), 0.0, "local")
-    frame = write(Notification(Feature.TOOLS, version, (change,), since=4), shape, b"7" if shape.is_tagged else b"")
+    frame = encode_frame(
+        Notification(Feature.TOOLS, version, (change,), since=4), shape, b"7" if shape.is_tagged else b""
+    )
     said = json.loads(frame.decode().partition("data: ")[2] if shape.is_sse else frame)["params"]
     assert "tool" not in said
     assert said.get("operation") == ("removed" if shape.detail == "full" else None)

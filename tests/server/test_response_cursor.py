@@ -14,7 +14,7 @@ from mcp.server.mcpserver import MCPServer
 from tests.support.sdk_clients import MODERN
 from tidings import Live
 from tidings.core.delta import Copy
-from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, FrameFormat, write
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, FrameFormat, encode_frame
 from tidings.core.model import Feature, Notification
 from tidings.core.resume import resume
 from tidings.server.internals import WatchedDict, registry_of
@@ -170,7 +170,7 @@ async def test_deltas_keep_a_copy_of_a_folder_equal_to_the_list(tmp_path: Path) 
         elsewhere(lambda path=path: workspace.rescan([path]))  # type: ignore[misc]
         live.hub.publish_queued()
     for notification in heard:
-        frame = msgspec.json.decode(write(notification, FrameFormat(detail="delta")))
+        frame = msgspec.json.decode(encode_frame(notification, FrameFormat(detail="delta")))
         assert copy.apply(frame["params"]["_meta"][CHANGE_KEY])
     assert len(heard) == 2, "another size alone is another content, and no other list"
     again, cursor = await resources_of(live)

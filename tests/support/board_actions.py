@@ -208,13 +208,13 @@ class Board:
         return {
             "subscribers": len(live.hub),
             "watched": sorted(topic for topic, _ in subscriptions if isinstance(topic, str)),
-            "labels": sorted({each.label for _, watchers in subscriptions for each in watchers}),
+            "labels": sorted({each.label for _, subscribers in subscriptions for each in subscribers}),
             "behind": {
                 each.label: sorted(feature.value for feature in each.features if self._is_behind(each, feature))
-                for _, watchers in subscriptions
-                for each in watchers
+                for _, subscribers in subscriptions
+                for each in subscribers
             },
-            "pending": sum(each.mailbox_size for _, watchers in subscriptions for each in watchers),
+            "pending": sum(each.mailbox_size for _, subscribers in subscriptions for each in subscribers),
             "streams": live.subscriptions.limits.count,
             "parked": sum(type(each.response) is ParkedStream for each in live.listen_streams),
             "spliced": len(live.legacy_streams._sessions),

@@ -31,7 +31,7 @@ from tests.support.sdk_clients import (
 from tests.support.telemetry import BROKEN, RecordedTelemetry
 from tests.support.wire_clients import LegacyWire, http
 from tidings import BUSY, Catalog, Feature, Hub, Live, Notification, Policy
-from tidings.core.frames import FrameFormat, write
+from tidings.core.frames import FrameFormat, encode_frame
 from tidings.core.observer import SPANS
 from tidings.telemetry import Telemetry, context_of
 from tidings.telemetry.metrics import METRICS
@@ -278,7 +278,7 @@ def test_notification_carries_the_trace_with_every_detail_setting() -> None:
         FrameFormat("none", is_tagged=True),
         FrameFormat("summary"),
     ):
-        frame = write(told[0], shape, b"1" if shape.is_tagged else b"")
+        frame = encode_frame(told[0], shape, b"1" if shape.is_tagged else b"")
         assert trace_of.items() <= msgspec.json.decode(frame)["params"]["_meta"].items()
 
 

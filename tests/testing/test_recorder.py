@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Feature, Hub, Notification, Operation, Policy, Topic, Version
-from tidings.core.frames import FrameFormat, write
+from tidings.core.frames import FrameFormat, encode_frame
 from tidings.testing import (
     Changed,
     Closed,
@@ -49,14 +49,14 @@ def notifications() -> list[Notification]:
 def test_message_is_read(detail: str, is_extended: bool) -> None:
     shape = FrameFormat(detail=detail, is_extended=is_extended)  # type: ignore[arg-type]
     for notification in notifications():
-        read = Told.from_message("s", json.loads(write(notification, shape)))
+        read = Told.from_message("s", json.loads(encode_frame(notification, shape)))
         changes = tuple((change.operation, change.key) for change in notification.changes)
         assert read == Told("s", notification.topic, notification.version, changes, notification.complete)
 
 
 def test_missing_parts_of_a_message_stay_unknown() -> None:
     for notification in notifications():
-        read = Told.from_message("s", json.loads(write(notification, FrameFormat(detail="none"))))
+        read = Told.from_message("s", json.loads(encode_frame(notification, FrameFormat(detail="none"))))
         assert read == Told("s", notification.topic, None, None)
     assert Told.from_message("s", {"method": "notifications/message", "params": {"level": "info"}}) is None
     assert Told.from_message("s", {"id": 1, "result": {}}) is None

@@ -18,17 +18,18 @@ from typing import Any
 import msgspec
 
 from tidings.core import digest
-from tidings.core.model import Change, Feature, Item, Operation, Topic, Version, is_unicode, operation
+from tidings.core.encoding import is_unicode, safe_json
+from tidings.core.model import Change, Feature, Item, Operation, Topic, Version, item_key, operation_between
 from tidings.errors import AlreadyExists, InvalidItem, NotFound
 from tidings.policy import Policy
 
-__all__ = ["UNKNOWN", "Catalog", "Items", "Resources", "Sink"]
+__all__ = ["UNKNOWN_VERSION", "Catalog", "Items", "Resources", "Sink"]
 
 logger = logging.getLogger(__name__)
 
 Sink = Callable[[tuple[Change, ...]], None]
 
-UNKNOWN = Version(0, "")
+UNKNOWN_VERSION = Version(0, "")
 """The version of a content that the catalog does not know."""
 
 # Looked up once, because access to an Enum member is slow and contents change often.
@@ -77,7 +78,7 @@ class Catalog:
         return self._features[feature if isinstance(feature, Feature) else Feature(feature)]
 
     def version(self, topic: Topic) -> Version:
-        """Return the version of a list, or of the content of a resource (`UNKNOWN` if it is unknown)."""
+        """Return the version of a list, or of the content of a resource (`UNKNOWN_VERSION` if it is unknown)."""
         return self.items(topic).version if isinstance(topic, Feature) else self.resources.content(topic)
 
     def now(self) -> float:
@@ -228,7 +229,7 @@ class Items:
         with self._catalog.batch() as changes:
             given = {**(fields or {}), **more}
             merged = self._known(key).definition | given
-            item = self._item({name: value for name, value in merged.items() if given.get(name, ...) is not None})
+            item = self._item({name: value for name, value in merged.items() if name not in given or value is not None})
             if item.key != key:
                 raise InvalidItem(
                     f"{self.feature.value}: an update can't rename {key!r} to {item.key!r}; remove and add"
@@ -241,9 +242,9 @@ class Items:
         definitions: Iterable[Mapping[str, Any]],
         *,
         on_invalid: Callable[[InvalidItem], None] | None = None,
-        keep: bool = False,
+        remove_others: bool = True,
     ) -> Sequence[Change]:
-        """Replace all items by these. Equal items make no change. With `keep`, other items stay.
+        """Replace all items by these. Equal items make no change. Without `remove_others`, other items stay.
 
         With `on_invalid`, an invalid item is reported and left out. Without it, it raises.
         """
@@ -260,8 +261,8 @@ class Items:
                 raise InvalidItem(f"{self.feature.value}: {item.key!r} occurs twice; give each item its own key")
             items[item.key] = item
         with self._catalog.batch() as changes:
-            self.was_read = self.was_read or not keep
-            for key in [] if keep else [key for key in self._items if key not in items]:
+            self.was_read = self.was_read or remove_others
+            for key in [key for key in self._items if key not in items] if remove_others else ():
                 self._put(key, None)
             for key, item in items.items():
                 self._put(key, item)
@@ -311,7 +312,7 @@ class Items:
         feature = self.feature
         if not isinstance(definition, Mapping):
             raise InvalidItem(f"{feature.value}: an item is a mapping, not {definition!r:.80}")
-        key = self._key(definition)
+        key = item_key(feature, definition)
         try:
             text = msgspec.json.encode(definition if isinstance(definition, dict) else dict(definition))
         except Exception as error:  # any value is possible here; the message names the item
@@ -321,19 +322,13 @@ class Items:
     def _read(self, text: bytes) -> Item:
         # The hash is that of the decoded text and not of the given object, because clients hash what they decode.
         definition = msgspec.json.decode(text)
-        key = self._key(definition)
+        key = item_key(self.feature, definition)
         limit = self._catalog.policy.max_item_bytes
         if len(text) > limit:
             raise InvalidItem(
                 f"{self.feature.value}: {key!r} has {len(text)} bytes of JSON; Policy.max_item_bytes allows {limit}"
             )
         return Item(self.feature, key, text, digest.item_hash(definition, self.feature))
-
-    def _key(self, definition: Mapping[str, Any]) -> str:
-        key = definition.get("name")
-        if not isinstance(key, str):
-            raise InvalidItem(f"{self.feature.value}: the name of an item must be a string; got {definition!r:.80}")
-        return key
 
     def _add_net_changes(self, now: float, changes: list[Change]) -> None:
         """Add the net changes of the batch, each with a new version."""
@@ -353,7 +348,7 @@ class Items:
             changes.append(
                 Change(
                     topic=self.feature,
-                    operation=operation(before, after),
+                    operation=operation_between(before, after),
                     key=key,
                     version=self._version,
                     previous=previous,
@@ -373,9 +368,9 @@ class Resources(Items):
     def __init__(self, catalog: Catalog) -> None:
         super().__init__(catalog, Feature.RESOURCES)
         self._contents: dict[str, Version] = {}
-        """Ordered by their last change; the oldest is dropped first."""
+        """Ordered by their last change; the oldest is forgotten first."""
         self.forgotten = 0
-        """The revision up to which contents may have been dropped."""
+        """The revision up to which contents may have been forgotten."""
         self._updates: dict[str, tuple[str | None, Mapping[str, Any] | None]] = {}
         """The contents changed in the present batch: digest (None for a new one) and metadata."""
 
@@ -397,7 +392,7 @@ class Resources(Items):
         return changes
 
     def content(self, uri: str) -> Version:
-        return self._contents.get(uri, UNKNOWN)
+        return self._contents.get(uri, UNKNOWN_VERSION)
 
     def contents(self) -> dict[str, Version]:
         """Return the versions of all known contents, the one unchanged for longest first."""
@@ -412,18 +407,12 @@ class Resources(Items):
                 self._updates[key] = (None, None)  # `_put` sets `is_touched`
         super()._put(key, item)
 
-    def _key(self, definition: Mapping[str, Any]) -> str:
-        key = definition.get("uri", definition.get("uriTemplate"))
-        if not isinstance(key, str):
-            raise InvalidItem(f"resources: the uri or uriTemplate of an item must be a string; got {definition!r:.80}")
-        return key
-
     def _update(self, uri: str, content: str | None, metadata: Mapping[str, Any] | None) -> Sequence[Change]:
         if not isinstance(uri, str) or not (uri.isascii() or is_unicode(uri)):
             raise InvalidItem(f"resources: a URI must be a string that can be encoded as UTF-8, not {uri!r:.80}")
         if metadata is not None:
             # A copy, because the caller may change its objects before a slow subscriber gets them.
-            metadata = msgspec.json.decode(digest.safe_json(metadata))
+            metadata = msgspec.json.decode(safe_json(metadata))
         with self._catalog.batch() as changes:
             self.is_touched = True
             self._updates[uri] = (content, metadata)
@@ -433,7 +422,7 @@ class Resources(Items):
         catalog, contents = self._catalog, self._contents
         # Contents first, so that a subscriber learns of a deletion before the resource leaves the list.
         for uri, (content, metadata) in self._updates.items():
-            previous = contents.get(uri, UNKNOWN)
+            previous = contents.get(uri, UNKNOWN_VERSION)
             if content == previous.digest:
                 continue
             catalog._revision = revision = catalog._revision + 1

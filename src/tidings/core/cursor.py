@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from tidings.core.model import Feature, Topic, Version, is_unicode
+from tidings.core.encoding import is_unicode
+from tidings.core.model import UNKNOWN_REVISION, Feature, Topic, Version
 
 __all__ = ["Cursor", "cursor_json"]
 
@@ -32,7 +33,7 @@ class Cursor:
     versions: Mapping[Topic, Version | None] = field(default_factory=dict)
     """None for a topic of which the client was never told, or whose version is invalid."""
     as_of: int | None = None
-    """The revision as of which the client knows all other contents that it watches; -1 if it is invalid."""
+    """The revision as of which the client knows all other contents that it watches. `UNKNOWN_REVISION` if invalid."""
 
     @classmethod
     def parse(cls, given: Any) -> Cursor | None:
@@ -47,7 +48,7 @@ class Cursor:
         }
         versions |= {uri: _version(version) for uri, version in uris.items() if _is_valid_text(uri)}
         as_of = given.get("asOf")
-        return cls(epoch, versions, as_of if as_of is None or _is_revision(as_of) else -1)
+        return cls(epoch, versions, as_of if as_of is None or _is_revision(as_of) else UNKNOWN_REVISION)
 
     def as_json(self) -> dict[str, Any]:
         return cursor_json(self.epoch, self.versions, self.as_of)
@@ -56,7 +57,8 @@ class Cursor:
         """Return the cursor of a client after it has read a newer one."""
         known = self
         if newer.epoch != self.epoch:
-            known = Cursor(newer.epoch, self._in_other_epoch(revision=0), None if self.as_of is None else -1)
+            as_of = None if self.as_of is None else UNKNOWN_REVISION
+            known = Cursor(newer.epoch, self._in_other_epoch(revision=0), as_of)
         as_of = known.as_of if newer.as_of is None else newer.as_of
         # A heartbeat has the told versions, which may be older than what the client has fetched since.
         kept = {topic for topic, version in newer.versions.items() if _is_older(version, known.versions.get(topic))}
@@ -65,7 +67,7 @@ class Cursor:
 
     def told(self, epoch: str) -> dict[Topic, Version | None]:
         """Return the told versions for `hub.subscribe(told=…)` of a server with this epoch."""
-        return dict(self.versions) if epoch == self.epoch else self._in_other_epoch(revision=-1)
+        return dict(self.versions) if epoch == self.epoch else self._in_other_epoch(revision=UNKNOWN_REVISION)
 
     def _in_other_epoch(self, revision: int) -> dict[Topic, Version | None]:
         """Return the versions for another epoch, with this revision: revisions are valid in their own epoch only.

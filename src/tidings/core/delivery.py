@@ -1,4 +1,4 @@
-"""Delivery of changes to subscribers: publish commits, serve mailboxes, keep timers.
+"""Delivery of changes to subscribers: publish commits, deliver what is due in mailboxes, keep timers.
 
 One rule: if the digest of a topic differs from the digest that a subscriber was told, deliver one notification. A
 subscriber that is ready gets it immediately. For any other subscriber, it is added to the mailbox and delivered later.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from tidings.core.counts import SuppressionReason, batches
 from tidings.core.index import WatchIndex
 from tidings.core.mailbox import NEVER, Entry, Mailbox
-from tidings.core.model import Change, Feature, Notification, Reason, Topic, Version
+from tidings.core.model import UNKNOWN_REVISION, Change, Feature, Notification, Reason, Topic, Version
 from tidings.core.notifications import by_topic
 from tidings.core.subscriber import Busy, Subscriber
 from tidings.core.timers import Timers
@@ -38,7 +38,7 @@ class Delivery:
 
     def __init__(self, hub: Hub, index: WatchIndex, clock: Callable[[], float]) -> None:
         self.counts = hub.counts
-        self.observer = hub.observer
+        self.observers = hub.observers
         self.topic: Topic | None = None
         """The topic that is being delivered. Some of its subscribers have not been told the newest version yet."""
         self._hub = hub
@@ -51,7 +51,7 @@ class Delivery:
         self._queue: deque[tuple[Change, ...]] = deque()
         self._is_publishing = False
         self._woken: dict[Subscriber, None] = {}
-        """The subscribers to serve after the present change has been delivered to all."""
+        """The subscribers with deliveries due after the present change has been delivered to all."""
         self._depth = 0
         self._exit: BaseException | None = None
 
@@ -87,7 +87,7 @@ class Delivery:
                     self._hub.close_collected()
                     for changes in by_topic(self._queue.popleft()):
                         self.publish(changes)
-                        self._serve_woken()
+                        self._deliver_to_woken()
             finally:
                 self._is_publishing = False
 
@@ -96,15 +96,15 @@ class Delivery:
         notification, previous = self._notifications.publish(changes), changes[0].previous
         keys = self._index.keys(notification.topic)
         subscribers = tuple(self._index.subscribers(keys))
-        self.observer.publishing(notification, len(subscribers))
+        self.observers.publishing(notification, len(subscribers))
         self.topic = notification.topic
         try:
-            told = self._deliver_to_all(notification, previous, subscribers, keys, changes[0].time)
+            notified = self._deliver_to_all(notification, previous, subscribers, keys, changes[0].time)
         finally:
             self.topic = None
-        self.observer.published(notification, len(subscribers))
-        if told:  # of a deletion, which ends the subscriptions to this URI
-            self._hub.end_subscriptions(told, [notification.topic], Reason.DELETED, notification)
+        self.observers.published(notification, len(subscribers))
+        if notified:  # of a deletion, which ends the subscriptions to this URI
+            self._hub.end_subscriptions(notified, [notification.topic], Reason.DELETED, notification)
 
     def _deliver_to_all(
         self,
@@ -114,9 +114,9 @@ class Delivery:
         keys: list[Topic],
         changed_at: float,
     ) -> list[Subscriber]:
-        """Return the subscribers that were told of a deletion."""
+        """Return the subscribers that were notified of a deletion."""
         index, now, removals = self._index, self._clock(), self._index.removals
-        told: list[Subscriber] = []
+        notified: list[Subscriber] = []
         is_deletion = notification.is_deletion
         for batch in batches(subscribers):
             skipped = self.counts.skipped
@@ -127,11 +127,11 @@ class Delivery:
                     continue
                 message, deliver = notification, subscriber.deliver
                 if not subscriber.is_direct:
-                    if (filtered := self._filtered(subscriber, notification)) is None:
+                    if (immediate := self._immediate_notification(subscriber, notification)) is None:
                         self.counts.skip()
                         self._add(subscriber, notification, previous, now)
                         continue
-                    message, deliver = filtered, subscriber.call_deliver
+                    message, deliver = immediate, subscriber.call_deliver
                 try:
                     result = deliver(message)
                     if result is not None and isinstance(result, Busy):
@@ -141,12 +141,12 @@ class Delivery:
                     self.counts.skip()
                     self._fail(subscriber, message, error)
                 if is_deletion:
-                    told.append(subscriber)
+                    notified.append(subscriber)
             latency = self._catalog.now() - changed_at
             self.counts.add_sent(notification.topic, latency, len(batch) - (self.counts.skipped - skipped))
-        return told
+        return notified
 
-    def _filtered(self, subscriber: Subscriber, notification: Notification) -> Notification | None:
+    def _immediate_notification(self, subscriber: Subscriber, notification: Notification) -> Notification | None:
         """Return what to deliver immediately, or None if it has to go through the mailbox."""
         if not subscriber.bypasses_mailbox:
             return None
@@ -160,7 +160,7 @@ class Delivery:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             self._exit = error
         else:
-            self.observer.failed(subscriber, notification, error)
+            self.observers.failed(subscriber, notification, error)
 
     # Mailboxes
 
@@ -173,22 +173,23 @@ class Delivery:
             now = self._clock()
             if was_absent and subscriber.mailbox is not None:
                 subscriber.mailbox.restart_latency(now)
-            self.serve(subscriber, now)
+            self.deliver_due(subscriber, now)
 
-    def serve(self, subscriber: Subscriber, now: float) -> None:
+    def deliver_due(self, subscriber: Subscriber, now: float) -> None:
         """Deliver what is due. While a change is being published, do so afterwards, because the change would deliver
         the same version again. The caller holds the lock."""
         if self._is_publishing:
             self._woken[subscriber] = None
         else:
-            self._serve(subscriber, now)
+            self._deliver_now(subscriber, now)
 
     def add_missed(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
         """Add what differs between the versions that a subscriber was told and the present ones. The caller holds the
         lock."""
         for topic, version in told.items():
             if subscriber.mailbox and not subscriber.mailbox.has_room(topic, subscriber.policy):
-                self.serve(subscriber, now)  # otherwise a subscriber that missed much would be closed at each return
+                # Otherwise a subscriber that missed much would be closed at each return.
+                self.deliver_due(subscriber, now)
             if not self._index.is_watching(subscriber, self._index.keys(topic)):
                 continue
             mailbox = subscriber.mailbox = subscriber.mailbox or Mailbox()
@@ -229,11 +230,11 @@ class Delivery:
             return
         was_pending = mailbox.is_pending(topic)
         due = mailbox.add(notification, previous, subscriber.policy, subscriber.filter, now, subscriber.delay)
-        self.observer.queued(subscriber, notification, due, was_pending=was_pending)
+        self.observers.queued(subscriber, notification, due, was_pending=was_pending)
         if not subscriber.is_ready:
             return
         if due <= now or due == NEVER:
-            self._serve(subscriber, now)
+            self._deliver_now(subscriber, now)
         else:
             self.set_timer(subscriber, due)
 
@@ -241,20 +242,20 @@ class Delivery:
         merges = subscriber.merges_on_overflow and Feature.RESOURCES in subscriber.features
         pending = subscriber.pending + 1
         if merges:
-            refetch = self._notifications.since_revision(Feature.RESOURCES, -1)
+            refetch = self._notifications.since_revision(Feature.RESOURCES, UNKNOWN_REVISION)
             mailbox.merge_contents(refetch, subscriber.policy, self._clock())
-        self.observer.overflowed(subscriber, pending - subscriber.pending, is_closed=not merges)
+        self.observers.overflowed(subscriber, pending - subscriber.pending, is_closed=not merges)
         if not merges:
             self._hub.close(subscriber, Reason.OVERFLOW)
 
-    def _serve_woken(self) -> None:
+    def _deliver_to_woken(self) -> None:
         while self._woken:
             subscriber = next(iter(self._woken))
             del self._woken[subscriber]
             if subscriber.is_ready:
-                self._serve(subscriber, self._clock())
+                self._deliver_now(subscriber, self._clock())
 
-    def _serve(self, subscriber: Subscriber, now: float) -> None:
+    def _deliver_now(self, subscriber: Subscriber, now: float) -> None:
         """Deliver what is due, for as long as the subscriber is ready."""
         if subscriber.expiries is not None:
             self._hub.end_subscriptions([subscriber], subscriber.expired(now), Reason.EXPIRED)
@@ -313,10 +314,10 @@ class Delivery:
             now = self._clock() if now is None else now
             while (subscriber := self._timers.pop(now)) is not None:
                 subscriber.timer = None
-                self.serve(subscriber, now)
+                self.deliver_due(subscriber, now)
 
     def set_timer(self, subscriber: Subscriber, when: float) -> None:
-        """Serve a subscriber at this time at the latest. The caller holds the lock."""
+        """Deliver what is due to a subscriber at this time at the latest. The caller holds the lock."""
         if subscriber.timer is not None:
             if subscriber.timer.when <= when:
                 return
@@ -327,7 +328,7 @@ class Delivery:
             self._hub.timer_changed(when)
 
     def forget(self, subscriber: Subscriber) -> None:
-        """Serve a closed subscriber no more. The caller holds the lock."""
+        """Deliver nothing more to a closed subscriber. The caller holds the lock."""
         if subscriber.timer is not None:
             self._timers.cancel(subscriber.timer)
             subscriber.timer = None

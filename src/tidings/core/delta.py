@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tidings.core.digest import ListDigest, canonical, item_hash
-from tidings.core.model import Feature
+from tidings.core.model import Feature, item_key
 
 __all__ = ["Copy", "apply_patch", "merge_patch"]
 
@@ -23,7 +23,7 @@ class Copy:
         self.items: dict[str, dict[str, Any]] = {}
         self._hashes: dict[str, bytes] = {}
         for item in items:
-            self._put(item.get("uri", item.get("uriTemplate", item["name"])) if self._has_uris else item["name"], item)
+            self._put(item_key(self.feature, item), item)
 
     @property
     def digest(self) -> str:
@@ -59,10 +59,6 @@ class Copy:
 
     def _put(self, key: str, item: dict[str, Any]) -> None:
         self.items[key], self._hashes[key] = item, item_hash(item, self.feature)
-
-    @property
-    def _has_uris(self) -> bool:
-        return self.feature is Feature.RESOURCES
 
 
 def _digest(hashed: bytes) -> str:

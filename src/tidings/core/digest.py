@@ -32,9 +32,7 @@ __all__ = [
     "canonical",
     "content_digest",
     "item_hash",
-    "json_value",
     "revision_digest",
-    "safe_json",
 ]
 
 _MODULUS = 1 << 256
@@ -81,7 +79,7 @@ def content_digest(etag: str) -> str:
     return blake2b(b"etag:" + etag.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def revision_digest(revision: int, life: str = "") -> str:
+def revision_digest(revision: int, life: str) -> str:
     """Return the digest of a content without an etag. `life` identifies the server process: two processes that started
     with copies of one store would give different contents the same revision."""
     return f"{life}{revision:024x}"
@@ -89,32 +87,3 @@ def revision_digest(revision: int, life: str = "") -> str:
 
 DELETED = blake2b(b"deleted", digest_size=16).hexdigest()
 """The digest of a content that is gone."""
-
-
-def safe_json(value: Any) -> bytes:
-    """Encode any value. A value without a JSON form is written as text, because odd metadata must not raise."""
-    try:
-        return msgspec.json.encode(value)
-    except Exception:  # any value is possible here; the slow path handles all
-        return msgspec.json.encode(json_value(value))
-
-
-def json_value(value: Any, parents: tuple[int, ...] = ()) -> Any:
-    """Convert a value into one that every format can write."""
-    if id(value) in parents or len(parents) > 64:  # it contains itself, or is deeper than any metadata
-        return "…"
-    if value is None or isinstance(value, bool | int | float):
-        return value if not isinstance(value, int) or abs(value) < 1 << 63 else str(value)
-    if isinstance(value, dict):
-        return {_text(key): json_value(inner, (*parents, id(value))) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [json_value(inner, (*parents, id(value))) for inner in value]
-    return _text(value)
-
-
-def _text(value: Any) -> str:
-    try:
-        text = value if isinstance(value, str) else str(value)
-    except Exception:  # the user's __str__ fails, which is no reason to lose the notification
-        text = object.__repr__(value)
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -14,7 +14,7 @@ import msgspec
 
 from tidings.core.cursor import Cursor, cursor_json
 from tidings.core.delta import merge_patch
-from tidings.core.digest import safe_json
+from tidings.core.encoding import safe_json
 from tidings.core.model import Change, Feature, Item, Notification, Operation, Version
 from tidings.policy import Detail
 
@@ -33,11 +33,11 @@ __all__ = [
     "FrameEncoder",
     "FrameFormat",
     "acknowledgement",
+    "encode_frame",
     "encode_tag",
     "heartbeat",
     "listen_result",
     "render",
-    "write",
 ]
 
 SUBSCRIPTION_KEY = "io.modelcontextprotocol/subscriptionId"
@@ -77,18 +77,18 @@ class FrameFormat(NamedTuple):
     """For a client that declared `dev.tidings/changes`."""
     epoch: str = ""
     """The epoch of the cursors. If it is empty, there are none."""
-    is_brief: bool = False
+    omits_items: bool = False
     """The client or the server chose a lower detail, so the extension adds no items."""
 
     @property
-    def is_bare(self) -> bool:
+    def is_standard(self) -> bool:
         """Whether notifications contain only members of the specification."""
         return self.detail == "none" and not self.is_extended
 
     @property
     def has_deltas(self) -> bool:
         """Whether the summary contains items and deltas."""
-        return (self.is_extended and not self.is_brief) or self.detail == "delta"
+        return (self.is_extended and not self.omits_items) or self.detail == "delta"
 
 
 class FrameEncoder:
@@ -114,7 +114,7 @@ class FrameEncoder:
         self.head, self.tail, self.notification = head, tail, notification
 
 
-def write(notification: Notification, format: FrameFormat, tag: bytes = b"") -> bytes:
+def encode_frame(notification: Notification, format: FrameFormat, tag: bytes = b"") -> bytes:
     """Return the frame for one subscriber. `tag` is its `encode_tag(id)` if the format is tagged."""
     head, tail = render(notification, format)
     return head + tag + tail
@@ -216,7 +216,7 @@ def _text(notification: Notification, format: FrameFormat) -> bytes:
     elif format.detail == "full":
         params = _members(notification, format)
     meta: dict[str, Any] = {SUBSCRIPTION_KEY: _RAW_TAG} if format.is_tagged else {}
-    if not format.is_bare:
+    if not format.is_standard:
         meta[CHANGE_KEY] = _summary(notification, format)
         if format.epoch:
             meta[CURSOR_KEY] = cursor_json(format.epoch, {topic: notification.version})

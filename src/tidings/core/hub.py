@@ -56,10 +56,10 @@ class Hub:
         self.policy = policy or catalog.policy
         self.counts = Counts()
         self.log = EventLog(self.counts)
-        self.observer = Observers(self.log)
-        """Add an observer with `hub.observer.add(…)`."""
+        self.observers = Observers(self.log)
+        """Add an observer with `hub.observers.add(…)`."""
         self.tracer = Tracer()
-        self.notifications = Notifications(catalog, self.policy, journal, self.observer)
+        self.notifications = Notifications(catalog, self.policy, journal, self.observers)
         self.on_watched = on_watched
         """Called with a feature, URI or pattern when it gets its first subscriber, for example to start polling it."""
         self.on_unwatched = on_unwatched
@@ -106,7 +106,7 @@ class Hub:
                 on_close=on_close,
             )
             self._subscribers[subscriber] = None
-            self.observer.opened(subscriber)
+            self.observers.opened(subscriber)
             return subscriber
 
     def subscribe(
@@ -141,7 +141,7 @@ class Hub:
             topics: list[Topic] = [*requested_features, *requested_uris]
             newly_watched = [topic for topic in topics if self._index.add(subscriber, topic, matches)]
             told = told or {}
-            self.observer.subscribed(subscriber, topics, told)
+            self.observers.subscribed(subscriber, topics, told)
             now = self._clock()
             subscriber.set_expiry(topics, None if ttl is None else now + ttl)
             if ttl is not None:
@@ -151,7 +151,7 @@ class Hub:
             for topic in newly_watched:
                 self._start(topic)
             if told and not subscriber.is_closed:
-                self._delivery.serve(subscriber, now)
+                self._delivery.deliver_due(subscriber, now)
             return subscriber
 
     def unsubscribe(
@@ -178,7 +178,7 @@ class Hub:
             known = self._find(subscriber)
             if known is None or known.is_closed:
                 return
-            self.observer.closed(known, reason)
+            self.observers.closed(known, reason)
             if known.before_close is not None:
                 self._call_hook(known.before_close, known)
             known.mark_closed()
@@ -204,7 +204,7 @@ class Hub:
             subscriber.set_expiry([topic], None)
             self._stop(topic)
         if ended:
-            self.observer.unsubscribed(ended, reason, cause)
+            self.observers.unsubscribed(ended, reason, cause)
         for subscriber in subscribers:
             self._delivery.drop_unwatched(subscriber)
             # A callback without subscriptions is closed. A connection stays open: it may subscribe again.
@@ -232,11 +232,11 @@ class Hub:
         """Return every feature, URI and pattern that is watched, with its subscribers."""
         with self._lock:
             self.close_collected()
-            return [(topic, list(watchers)) for topic, watchers in self._index.watchers.items()]
+            return [(topic, list(subscribers)) for topic, subscribers in self._index.by_topic.items()]
 
     def count_subscriptions(self) -> list[tuple[Topic, int]]:
         """Return the same with the number of subscribers, and without the lock, because metrics ask often."""
-        return [(topic, len(watchers)) for topic, watchers in list(self._index.watchers.items())]
+        return [(topic, len(subscribers)) for topic, subscribers in list(self._index.by_topic.items())]
 
     def told(self, subscriber: Subscriber, topic: Topic) -> Version | None:
         """Return the version that a subscriber was told, or knew when it subscribed; None for none."""
@@ -265,9 +265,9 @@ class Hub:
         with self._lock:
             self.journal.expire(self.catalog.now())
             if isinstance(since, Cursor):
-                changes, _ = self.journal.after(0)
+                changes, _ = self.journal.kept_since(0)
                 return changes_since_told(changes, self.notifications.version, since.told(epoch), topic)
-            changes, is_complete = self.journal.after(since or 0, topic)
+            changes, is_complete = self.journal.kept_since(since or 0, topic)
             return ChangeHistory(tuple(changes), is_complete)
 
     def __iter__(self) -> Iterator[Subscriber]:
@@ -314,13 +314,13 @@ class Hub:
     # Hooks
 
     def _start(self, topic: Topic) -> None:
-        if topic in self._index.watchers and topic not in self._started:
+        if topic in self._index.by_topic and topic not in self._started:
             self._started.add(topic)
             if self.on_watched is not None:
                 self._call_hook(self.on_watched, topic)
 
     def _stop(self, topic: Topic) -> None:
-        if topic in self._started and topic not in self._index.watchers:
+        if topic in self._started and topic not in self._index.by_topic:
             self._started.remove(topic)
             if self.on_unwatched is not None:
                 self._call_hook(self.on_unwatched, topic)

@@ -33,8 +33,8 @@ class WatchIndex:
     """Uses dicts as ordered sets: the first subscriber is served first."""
 
     def __init__(self, templates: Templates | None, covers_subresources: bool) -> None:
-        self.watchers: dict[Topic, dict[Subscriber, None]] = {}
-        """By feature, URI and pattern."""
+        self.by_topic: dict[Topic, dict[Subscriber, None]] = {}
+        """The subscribers of each feature, URI and pattern."""
         self.patterns = PatternIndex()
         self.removals = 0
         """Grows when a result of `subscribers` may be outdated."""
@@ -46,7 +46,7 @@ class WatchIndex:
     def compile_patterns(self, uris: Iterable[str]) -> dict[str, Match]:
         """Return those URIs that are new patterns, compiled for `add`. Raise `InvalidPattern` for a bad one."""
         return {
-            uri: compile_pattern(uri, self._templates) for uri in uris if is_pattern(uri) and uri not in self.watchers
+            uri: compile_pattern(uri, self._templates) for uri in uris if is_pattern(uri) and uri not in self.by_topic
         }
 
     def keys(self, topic: Topic) -> list[Topic]:
@@ -69,7 +69,7 @@ class WatchIndex:
         root = scheme + 3 if scheme >= 0 else 0
         end = len(folder) - 1
         while end > root:
-            ancestors += [path for path in (folder[: end + 1], folder[:end]) if path in self.watchers]
+            ancestors += [path for path in (folder[: end + 1], folder[:end]) if path in self.by_topic]
             end = folder.rfind("/", root, end)
         if len(self._ancestors) >= _MAX_FOLDERS:
             self._ancestors.clear()
@@ -80,34 +80,34 @@ class WatchIndex:
     def subscribers(self, keys: list[Topic]) -> Mapping[Subscriber, None]:
         """Return the subscribers of a topic with these `keys`, each once."""
         topic = keys[0]
-        found = self.watchers.get(topic, _NO_SUBSCRIBERS)
+        found = self.by_topic.get(topic, _NO_SUBSCRIBERS)
         if len(keys) > 1:
             found, uri = dict(found), str(topic)
             for key in keys[1:]:
-                for subscriber in self.watchers.get(key, _NO_SUBSCRIBERS):
+                for subscriber in self.by_topic.get(key, _NO_SUBSCRIBERS):
                     if subscriber.is_authorized is None or subscriber.is_authorized(uri):
                         found[subscriber] = None
         return found
 
     def is_watching(self, subscriber: Subscriber, keys: list[Topic]) -> bool:
         topic, *others = keys
-        if subscriber in self.watchers.get(topic, _NO_SUBSCRIBERS):
+        if subscriber in self.by_topic.get(topic, _NO_SUBSCRIBERS):
             return True
-        if not any(subscriber in self.watchers.get(key, _NO_SUBSCRIBERS) for key in others):
+        if not any(subscriber in self.by_topic.get(key, _NO_SUBSCRIBERS) for key in others):
             return False
         return subscriber.is_authorized is None or subscriber.is_authorized(str(topic))
 
     def add(self, subscriber: Subscriber, topic: Topic, matches: Mapping[str, Match]) -> bool:
         """Add a subscription. Return whether it is the first one to the topic."""
-        watchers = self.watchers.get(topic)
-        if watchers is None:
-            watchers = self.watchers[topic] = {}
+        subscribers = self.by_topic.get(topic)
+        if subscribers is None:
+            subscribers = self.by_topic[topic] = {}
             self._ancestors.clear()
             if isinstance(topic, str) and is_pattern(topic):
                 # Not in `matches` if its last subscriber was garbage-collected in the meantime.
                 self.patterns.add(topic, matches.get(topic) or compile_pattern(topic, self._templates))
-        is_first = not watchers
-        watchers[subscriber] = None
+        is_first = not subscribers
+        subscribers[subscriber] = None
         if isinstance(topic, Feature):
             subscriber.features = _FEATURE_SETS[subscriber.features | {topic}]
         elif subscriber.uris is None:
@@ -118,18 +118,18 @@ class WatchIndex:
 
     def discard(self, subscriber: Subscriber, topic: Topic) -> bool:
         """Remove a subscription. Return whether it existed."""
-        watchers = self.watchers.get(topic)
-        if watchers is None or subscriber not in watchers:
+        subscribers = self.by_topic.get(topic)
+        if subscribers is None or subscriber not in subscribers:
             return False
         self.removals += 1
-        del watchers[subscriber]
+        del subscribers[subscriber]
         if isinstance(topic, Feature):
             subscriber.features = _FEATURE_SETS[subscriber.features - {topic}]
         elif subscriber.uris is not None:
             del subscriber.uris[topic]
             if not subscriber.uris:
                 subscriber.uris = None
-        if not watchers:
+        if not subscribers:
             self._drop(topic)
         return True
 
@@ -137,9 +137,9 @@ class WatchIndex:
         """Remove all subscriptions of a subscriber. Return the topics that have no subscriber now."""
         unwatched: list[Topic] = []
         for topic in subscriber.watched:
-            watchers = self.watchers[topic]
-            del watchers[subscriber]
-            if not watchers:
+            subscribers = self.by_topic[topic]
+            del subscribers[subscriber]
+            if not subscribers:
                 self._drop(topic)
                 unwatched.append(topic)
         self.removals += 1
@@ -147,7 +147,7 @@ class WatchIndex:
         return unwatched
 
     def _drop(self, topic: Topic) -> None:
-        del self.watchers[topic]
+        del self.by_topic[topic]
         self._ancestors.clear()
         if isinstance(topic, str) and is_pattern(topic):
             self.patterns.discard(topic)

@@ -12,19 +12,17 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import structs
 
-from tidings.core.model import Change, Feature, Topic, Version, operation
+from tidings.core.encoding import iso_time
+from tidings.core.model import Change, Feature, Topic, Version, operation_between
 from tidings.policy import Policy
 
-__all__ = ["ChangeHistory", "Journal", "change_json", "changes_since_told", "iso_time", "net_changes"]
-
-_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+__all__ = ["ChangeHistory", "Journal", "change_json", "changes_since_told", "net_changes"]
 
 
 class ChangeHistory(NamedTuple):
@@ -50,21 +48,21 @@ class Journal:
         self._max_changes = policy.journal_changes
         self._max_age = policy.journal_age
         self._max_bytes = policy.journal_bytes
-        self._contents = _TopicJournal(since)
-        self._lists = {feature: _TopicJournal(since) for feature in Feature}
+        self._contents = _Part(since)
+        self._lists = {feature: _Part(since) for feature in Feature}
 
     def append(self, changes: Iterable[Change]) -> None:
         """Add changes, in the order of their revisions."""
         for change in changes:
             topic = change.topic
-            journal = self._contents if isinstance(topic, str) else self._lists[topic]
-            kept = journal.changes
+            part = self._contents if isinstance(topic, str) else self._lists[topic]
+            kept = part.changes
             kept.append(change)
             if change.item or change.before or change.metadata:
-                journal.size += _size(change)
+                part.size += _size(change)
             oldest = change.time - self._max_age
-            while len(kept) > self._max_changes or journal.size > self._max_bytes or kept[0].time < oldest:
-                journal.discard_oldest()
+            while len(kept) > self._max_changes or part.size > self._max_bytes or kept[0].time < oldest:
+                part.discard_oldest()
                 if not kept:
                     break
 
@@ -76,48 +74,48 @@ class Journal:
 
     def floors(self) -> dict[Feature | None, int]:
         """Return for each feature, and for contents (None), the revision after which no change is discarded."""
-        floors: dict[Feature | None, int] = {feature: journal.floor for feature, journal in self._lists.items()}
+        floors: dict[Feature | None, int] = {feature: part.floor for feature, part in self._lists.items()}
         return floors | {None: self._contents.floor}
 
     def expire(self, now: float) -> None:
         """Discard the changes that are older than the policy allows."""
-        for journal in self._journals():
-            while journal.changes and journal.changes[0].time < now - self._max_age:
-                journal.discard_oldest()
+        for part in self._parts():
+            while part.changes and part.changes[0].time < now - self._max_age:
+                part.discard_oldest()
 
     def since(self, revision: int, topic: Topic | None = None) -> list[Change] | None:
         """Return the changes of one topic, or of all, after `revision`, oldest first; None if some are discarded."""
-        journals = self._journals() if topic is None else (self._journal(topic),)
-        if any(revision < journal.floor for journal in journals):
+        parts = self._parts() if topic is None else (self._part(topic),)
+        if any(revision < part.floor for part in parts):
             return None
-        return self.after(revision, topic)[0]
+        return self.kept_since(revision, topic)[0]
 
-    def after(self, revision: int, topic: Topic | None = None) -> tuple[list[Change], bool]:
-        """Return the remaining changes after `revision`, oldest first, and whether these are all of them."""
+    def kept_since(self, revision: int, topic: Topic | None = None) -> tuple[list[Change], bool]:
+        """Return the changes after `revision` that are not discarded, oldest first, and whether these are all."""
         if topic is not None:
-            journal = self._journal(topic)
-            found = journal.after(revision, None if isinstance(topic, Feature) else topic)
-            return found, revision >= journal.floor
-        changes = [journal.after(revision) for journal in self._journals()]
+            part = self._part(topic)
+            found = part.after(revision, None if isinstance(topic, Feature) else topic)
+            return found, revision >= part.floor
+        changes = [part.after(revision) for part in self._parts()]
         merged = heapq.merge(*changes, key=attrgetter("revision"))
-        return list(merged), all(revision >= journal.floor for journal in self._journals())
+        return list(merged), all(revision >= part.floor for part in self._parts())
 
     def contents_since(self, revision: int) -> list[Change] | None:
         """Return the changes of all contents after `revision`, oldest first; None if some are discarded."""
         return None if revision < self._contents.floor else self._contents.after(revision)
 
     def __len__(self) -> int:
-        return sum(len(journal.changes) for journal in self._journals())
+        return sum(len(part.changes) for part in self._parts())
 
-    def _journal(self, topic: Topic) -> _TopicJournal:
+    def _part(self, topic: Topic) -> _Part:
         return self._lists[topic] if isinstance(topic, Feature) else self._contents
 
-    def _journals(self) -> Iterable[_TopicJournal]:
+    def _parts(self) -> Iterable[_Part]:
         return (*self._lists.values(), self._contents)
 
 
-class _TopicJournal:
-    """The changes of one feature, or of all contents."""
+class _Part:
+    """The part of a journal with the changes of one feature, or of all contents."""
 
     __slots__ = ("_by_uri", "_indexed", "changes", "floor", "size")
 
@@ -172,7 +170,7 @@ def net_changes(changes: Iterable[Change]) -> tuple[Change, ...]:
             before, after = earlier.before, change.item
             if before is after or (before is not None and after is not None and before.hash == after.hash):
                 continue
-            change = structs.replace(change, operation=operation(before, after), before=before)
+            change = structs.replace(change, operation=operation_between(before, after), before=before)
         merged[change.key] = change
     return tuple(merged.values())
 
@@ -181,7 +179,7 @@ def changes_since_told(
     journal: Iterable[Change],
     current: Callable[[Topic], Version],
     told: Mapping[Topic, Version | None],
-    topic: Topic | None = None,
+    topic: Topic | None,
 ) -> ChangeHistory:
     """Return the changes of one topic, or of all topics in `told`, after the version that a client was told.
 
@@ -226,11 +224,6 @@ def change_json(change: Change, *, is_full: bool = False) -> dict[str, Any]:
         if change.metadata:
             written["metadata"] = dict(change.metadata)
     return written
-
-
-def iso_time(time: float) -> str:
-    """Format a Unix time as ISO 8601, in UTC."""
-    return (_UNIX_EPOCH + timedelta(seconds=time)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _size(change: Change) -> int:

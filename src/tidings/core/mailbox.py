@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from tidings.core.filters import Filter
-from tidings.core.model import Feature, Notification, Priority, Topic, Version
+from tidings.core.model import UNKNOWN_REVISION, Feature, Notification, Priority, Topic, Version
 from tidings.core.redact import topic_name
 from tidings.policy import Policy
 
@@ -31,7 +31,7 @@ IsMuted: TypeAlias = Callable[[Topic], bool]
 class Entry:
     """One topic of which the subscriber may not know the newest version."""
 
-    __slots__ = ("awaited_revision", "content", "due", "latest", "not_before", "pending_since", "since", "told")
+    __slots__ = ("awaited_revision", "due", "latest", "not_before", "notification", "pending_since", "since", "told")
 
     def __init__(self, told: Version | None, since: int, latest: Version) -> None:
         self.told = told
@@ -39,7 +39,7 @@ class Entry:
         self.since = since
         """The revision after which there may be something to tell. Later than `told` if a filter excluded changes."""
         self.latest = latest
-        self.content: Notification | None = None
+        self.notification: Notification | None = None
         """The notification of a resource's content: always the newest change, shared by all subscribers. The
         notification of a list depends on what its subscriber missed, and is built when it is delivered."""
         self.pending_since = NEVER
@@ -97,10 +97,10 @@ class Mailbox:
             if notification.version.revision < entry.awaited_revision:
                 self.suppress(topic, entry, now)
                 return NEVER
-            entry.awaited_revision, entry.since = 0, -1
+            entry.awaited_revision, entry.since = 0, UNKNOWN_REVISION
         if not isinstance(topic, Feature):
             # A subscriber that has to refetch must not take the last change for all changes.
-            entry.content = notification.incomplete() if entry.since < 0 else notification
+            entry.notification = notification.as_incomplete() if entry.since < 0 else notification
         elif (
             filter is not None
             and entry.due == NEVER
@@ -122,7 +122,7 @@ class Mailbox:
             entry.not_before = before.not_before
         self.entries[topic] = entry
         if not isinstance(topic, Feature):
-            entry.content = notification
+            entry.notification = notification
         is_urgent = self._queue(topic, entry, policy, now) is Priority.URGENT
         entry.due = now if is_urgent else max(now, entry.not_before)
 

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from tidings.core.redact import change_name
-from tidings.errors import InvalidFeature
+from tidings.errors import InvalidFeature, InvalidItem
 
 __all__ = [
+    "UNKNOWN_REVISION",
     "Change",
     "Feature",
     "Item",
@@ -25,11 +26,14 @@ __all__ = [
     "Reason",
     "Topic",
     "Version",
-    "is_unicode",
-    "operation",
+    "item_key",
+    "operation_between",
     "topic_named",
     "topics_json",
 ]
+
+UNKNOWN_REVISION = -1
+"""The revision of a client about which nothing is known. It must refetch."""
 
 
 class Feature(Enum):
@@ -68,6 +72,17 @@ def topics_json(features: Iterable[Feature], uris: Iterable[str]) -> dict[str, A
 def topic_named(name: Topic) -> Topic:
     """Return the feature with a name, or else the name itself, which is a URI."""
     return next((feature for feature in Feature if feature.value == name), name)
+
+
+def item_key(feature: Feature, definition: Mapping[str, Any]) -> str:
+    """Return the value that identifies an item of a list: its name, or the URI or URI template of a resource."""
+    key = definition.get(feature.key_field)
+    if key is None and feature is Feature.RESOURCES:
+        key = definition.get("uriTemplate")
+    if not isinstance(key, str):
+        fields = "uri or uriTemplate" if feature is Feature.RESOURCES else "name"
+        raise InvalidItem(f"{feature.value}: the {fields} of an item must be a string; got {definition!r:.80}")
+    return key
 
 
 class Operation(StrEnum):
@@ -165,7 +180,7 @@ class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return self.version.digest
 
 
-def operation(before: Item | None, after: Item | None) -> Operation:
+def operation_between(before: Item | None, after: Item | None) -> Operation:
     """Return the operation that leads from one state of an item to another."""
     if before is None:
         return Operation.ADDED
@@ -204,19 +219,10 @@ class Notification(msgspec.Struct, eq=False):
         """Whether it says that a resource is gone."""
         return bool(self.changes) and self.changes[-1].operation is Operation.DELETED
 
-    def incomplete(self) -> Notification:
+    def as_incomplete(self) -> Notification:
         """Return the same notification for a subscriber that missed more than the journal has."""
-        return Notification(self.topic, self.version, self.changes, since=-1, complete=False)
+        return Notification(self.topic, self.version, self.changes, since=UNKNOWN_REVISION, complete=False)
 
     def __repr__(self) -> str:
         operations = ", ".join(f"{change.operation} {change_name(change)!r}" for change in self.changes[:4])
         return f"<Notification {self.method} r{self.version.revision}: {operations or 'refetch'}>"
-
-
-def is_unicode(text: str) -> bool:
-    """Return whether a text can be encoded as UTF-8. An unpaired surrogate cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby, takewhile
 from operator import attrgetter
 
-from tidings.core.catalog import UNKNOWN, Catalog
+from tidings.core.catalog import UNKNOWN_VERSION, Catalog
 from tidings.core.counts import SuppressionReason
 from tidings.core.fetched import FetchedVersions
 from tidings.core.filters import Filter
 from tidings.core.journal import Journal, net_changes
 from tidings.core.mailbox import Entry
-from tidings.core.model import Change, Feature, Notification, Topic, Version
+from tidings.core.model import UNKNOWN_REVISION, Change, Feature, Notification, Topic, Version
 from tidings.core.observer import Observer
 from tidings.policy import Policy
 
@@ -49,7 +49,7 @@ class Notifications:
         return self._revision
 
     def version(self, topic: Topic) -> Version:
-        return self._versions[topic] if isinstance(topic, Feature) else self._contents.get(topic, UNKNOWN)
+        return self._versions[topic] if isinstance(topic, Feature) else self._contents.get(topic, UNKNOWN_VERSION)
 
     @property
     def newest_content(self) -> int:
@@ -85,14 +85,14 @@ class Notifications:
         self.journal.expire(self._catalog.now())
         changes = None if version is None else self.journal.since(version.revision, topic)
         if version is None or not changes or changes[0].previous != version:
-            return self.since_revision(topic, -1)
+            return self.since_revision(topic, UNKNOWN_REVISION)
         return self.since_revision(topic, version.revision)
 
     def since_revision(self, topic: Topic, revision: int, filter: Filter | None = None) -> Notification:
-        """Return the notification for a subscriber that knows a topic as of `revision`; -1 if that is unknown."""
+        """Return the notification for a subscriber that knows a topic as of `revision`, which may be unknown."""
         if not isinstance(topic, Feature):
             changes = self.journal.since(revision, topic)
-            version = self._contents.get(topic) or Version(self._revision, UNKNOWN.digest)
+            version = self._contents.get(topic) or Version(self._revision, UNKNOWN_VERSION.digest)
             return Notification(topic, version, tuple(changes or ())[-1:], since=revision, complete=bool(changes))
         cache = self._cache[topic]
         notification = cache.get((revision, filter))
@@ -107,15 +107,15 @@ class Notifications:
         told, latest = entry.told, entry.latest
         if told and entry.is_told_current and not self.fetched.may_differ(topic, latest, told.revision):
             return SuppressionReason.SAME_DIGEST
-        notification = entry.content or self.since_revision(topic, entry.since, filter)
-        if entry.content is not None or not notification.complete or (notification.changes and filter is None):
+        notification = entry.notification or self.since_revision(topic, entry.since, filter)
+        if entry.notification is not None or not notification.complete or (notification.changes and filter is None):
             return notification
         # The net change is empty, or a filter hides a part of it. A client that fetched an intermediate version has to
         # refetch.
         if self.fetched.may_differ(topic, latest, entry.since) and self._hides_changes(
             topic, entry.since, filter, notification
         ):
-            return self.since_revision(topic, -1)
+            return self.since_revision(topic, UNKNOWN_REVISION)
         return notification if notification.changes else SuppressionReason.FILTERED
 
     def without_outdated(self, told: Mapping[Topic, Version | None]) -> dict[Topic, Version | None]:

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Generic, TypeAlias, TypeVar
 
-from tidings.core.model import Topic, is_unicode
+from tidings.core.encoding import is_unicode
+from tidings.core.model import Topic
 from tidings.errors import InvalidPattern
 
 __all__ = ["Match", "PatternIndex", "Templates", "compile_pattern", "is_pattern"]

@@ -92,7 +92,8 @@ def _combine(
     """Combine the changed contents with the told versions. If the changed contents are unknown, the client must refetch
     all patterns, and all URIs except those whose told version is None: these get a notification."""
     if changed is None:
-        return Resumed(dict(told), tuple(uri for uri in uris if is_pattern(uri) or told.get(uri, ...) is not None))
+        unknown = {topic for topic, version in told.items() if version is None}
+        return Resumed(dict(told), tuple(uri for uri in uris if is_pattern(uri) or uri not in unknown))
     known: dict[Topic, Version | None] = {}
     known.update(changed.items())
     known.update(told)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BUSY",
     "LOCAL",
-    "PENDING",
+    "UNCONFIRMED",
     "Busy",
     "Callbacks",
     "ConnectionKind",
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Busy:
-    """A result of `deliver`: `BUSY` or `PENDING`."""
+    """A result of `deliver`: `BUSY` or `UNCONFIRMED`."""
 
     __slots__ = ("is_told",)
 
@@ -46,7 +46,7 @@ class Busy:
         self.is_told = is_told
 
     def __repr__(self) -> str:
-        return "BUSY" if self.is_told else "PENDING"
+        return "BUSY" if self.is_told else "UNCONFIRMED"
 
 
 BUSY: Final = Busy(is_told=True)
@@ -55,7 +55,7 @@ BUSY: Final = Busy(is_told=True)
 An object of its own, because a callback that happens to return False or None must not be paused.
 """
 
-PENDING: Final = Busy(is_told=False)
+UNCONFIRMED: Final = Busy(is_told=False)
 """The same for a subscriber that learns later whether the notification has arrived, and counts it then."""
 
 
@@ -122,13 +122,13 @@ class Subscriber:
         hub: Hub,
         deliver: Deliver,
         policy: Policy,
-        serial: int = 0,
+        serial: int,
         *,
-        label: str = "",
-        kind: ConnectionKind = LOCAL,
-        filter: Filter | None = None,
-        is_muted: IsMuted | None = None,
-        on_close: OnClose | None = None,
+        label: str,
+        kind: ConnectionKind,
+        filter: Filter | None,
+        is_muted: IsMuted | None,
+        on_close: OnClose | None,
     ) -> None:
         self.hub = hub
         self.deliver = deliver

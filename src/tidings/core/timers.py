@@ -58,9 +58,6 @@ class Timers:
         self._drop_cancelled()
         return heapq.heappop(self._heap).subscriber if self._heap and self._heap[0].when <= now else None
 
-    def __len__(self) -> int:
-        return len(self._heap) - self._cancelled
-
     def _drop_cancelled(self) -> None:
         while self._heap and self._heap[0].subscriber is None:
             heapq.heappop(self._heap)

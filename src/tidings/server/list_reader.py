@@ -135,7 +135,7 @@ class ListReader:
                 listed = self._source.read_items(feature, self._report)
                 if listed is not None:
                     self._stale -= set() if is_early else {feature}
-                    self._replace(feature, listed, keep=is_early)
+                    self._replace(feature, listed, remove_others=not is_early)
                     return
             self._stale.add(feature)
             if (cause := self._hub.tracer.current_trace()) is not None:
@@ -261,8 +261,9 @@ class ListReader:
         if key in items:
             items.remove(key)
 
-    def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]], *, keep: bool = False) -> None:
-        self._catalog.items(feature).replace(distinct(feature, listed), on_invalid=self._report, keep=keep)
+    def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]], *, remove_others: bool = True) -> None:
+        items = self._catalog.items(feature)
+        items.replace(distinct(feature, listed), on_invalid=self._report, remove_others=remove_others)
         self._unread.discard(feature)
 
     def _report(self, error: InvalidItem) -> None:

@@ -70,9 +70,9 @@ class ListenOptions:
         return self.is_extended or self.has_terms or self.resume is not ABSENT or self.durable is not ABSENT
 
     def frame_format(self, epoch: str, *, is_sse: bool = False, is_tagged: bool = False) -> FrameFormat:
-        policy, is_brief = self.policy, self.terms.detail in ("summary", "none")
+        policy, omits_items = self.policy, self.terms.detail in ("summary", "none")
         return FrameFormat(
-            policy.detail, policy.max_changes_per_frame, is_sse, is_tagged, self.is_extended, epoch, is_brief
+            policy.detail, policy.max_changes_per_frame, is_sse, is_tagged, self.is_extended, epoch, omits_items
         )
 
 

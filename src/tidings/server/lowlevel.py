@@ -20,8 +20,8 @@ from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
 from tidings.core.catalog import Catalog
-from tidings.core.digest import safe_json
-from tidings.core.model import Feature
+from tidings.core.encoding import safe_json
+from tidings.core.model import Feature, item_key
 from tidings.errors import InvalidItem, NotFound
 from tidings.server.components import already_exists
 from tidings.server.definitions import as_dict
@@ -58,10 +58,10 @@ class LowLevelSource(Source):
         self, feature: Feature, thing: Any, *, replace: bool, handler: Callable[..., Any] | None = None, **options: Any
     ) -> None:
         definition = _checked(feature, _definition(feature, thing, options))
-        key = _key(feature, definition)
+        key = item_key(feature, definition)
         if handler is not None and not callable(handler):
             raise InvalidItem(f"{feature.value}: the handler of {key!r} must be a function, not {handler!r:.80}")
-        is_hidden = self._changed[feature].get(key, key) is None
+        is_hidden = self._is_hidden(feature, key)
         is_listed = self._is_listed(feature, key) and key not in self._dropped[feature]
         is_taken = key in self._added[feature] or (is_listed and not is_hidden)
         if is_taken and not replace:
@@ -94,9 +94,9 @@ class LowLevelSource(Source):
             self._check_listed(feature, key)
         # The definition that the handlers list is not known here; a minimal one is enough to check the fields.
         merged = _checked(feature, _merged(_minimal(feature, key) if added is None else added, fields))
-        if _key(feature, merged) != key:
+        if item_key(feature, merged) != key:
             raise InvalidItem(
-                f"{feature.value}: an update can't rename {key!r} to {_key(feature, merged)!r}; remove and add"
+                f"{feature.value}: an update can't rename {key!r} to {item_key(feature, merged)!r}; remove and add"
             )
         if added is not None:
             self._added[feature][key] = merged
@@ -115,9 +115,11 @@ class LowLevelSource(Source):
             self._wake(Feature.RESOURCES)
 
     def _check_listed(self, feature: Feature, key: str) -> None:
-        is_hidden = self._changed[feature].get(key, key) is None
-        if is_hidden or not self._may_be_listed(feature, key):
+        if self._is_hidden(feature, key) or not self._may_be_listed(feature, key):
             raise NotFound(f"{feature.value}: there is no {key!r}")
+
+    def _is_hidden(self, feature: Feature, key: str) -> bool:
+        return key in self._changed[feature] and self._changed[feature][key] is None
 
     def _is_listed(self, feature: Feature, key: str) -> bool:
         """Return whether the list was read and has the item. Before, the catalog has only what the store remembers."""
@@ -172,7 +174,7 @@ class LowLevelSource(Source):
         expected, keys = self._paginations.pop(method, ("", set())) if cursor else (cursor, set())
         if expected != cursor:
             return None
-        keys = keys | {_key(feature, item) for item in items}
+        keys = keys | {item_key(feature, item) for item in items}
         if not following:
             return keys
         self._paginations[method] = following, keys
@@ -180,7 +182,7 @@ class LowLevelSource(Source):
 
     def _with_changes(self, feature: Feature, item: dict[str, Any]) -> dict[str, Any] | None:
         """Return an item of the user's handlers with its changes; None if it is hidden, deleted or replaced."""
-        key = _key(feature, item)
+        key = item_key(feature, item)
         self._dropped[feature].discard(key)
         if key in self._added[feature]:
             self._covered[feature].add(key)
@@ -201,7 +203,7 @@ class LowLevelSource(Source):
                 handler, arguments = found
                 value = handler(**(arguments or getattr(params, "arguments", None) or {}))
                 return to_result(key, await value if inspect.isawaitable(value) else value)
-            if inner is None or self._changed[feature].get(key, key) is None:
+            if inner is None or self._is_hidden(feature, key):
                 raise MCPError(types.INVALID_PARAMS, f"Unknown {feature.singular}: {key}")
             return await inner.handler(ctx, params)
 
@@ -231,7 +233,7 @@ def _definition(feature: Feature, thing: Any, options: dict[str, Any]) -> dict[s
 
 def _checked(feature: Feature, definition: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a valid definition. An invalid item would make the whole list fail."""
-    key = _key(feature, definition)
+    key = item_key(feature, definition)
     try:
         copy: dict[str, Any] = from_json(to_json(definition))
         _kind(feature, copy).model_validate(copy, by_name=False)
@@ -252,14 +254,6 @@ def _minimal(feature: Feature, key: str) -> dict[str, Any]:
     if feature is Feature.RESOURCES:
         return {"uriTemplate" if "{" in key else "uri": key, "name": key}
     return {"name": key, "inputSchema": {"type": "object"}}
-
-
-def _key(feature: Feature, definition: Mapping[str, Any]) -> str:
-    names = ("uri", "uriTemplate") if feature is Feature.RESOURCES else ("name",)
-    for name in names:
-        if isinstance(definition.get(name), str):
-            return str(definition[name])
-    raise InvalidItem(f"{feature.value}: an item needs a {' or a '.join(names)}; got {definition!r:.80}")
 
 
 def _merged(item: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

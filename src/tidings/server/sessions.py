@@ -19,9 +19,10 @@ from mcp.server import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
-from tidings.core.frames import CURSOR_KEY, HEARTBEAT_METHOD, SUBSCRIPTION_KEY, encode_tag, write
+from tidings.core.encoding import is_unicode
+from tidings.core.frames import CURSOR_KEY, HEARTBEAT_METHOD, SUBSCRIPTION_KEY, encode_frame, encode_tag
 from tidings.core.mailbox import IsMuted
-from tidings.core.model import Feature, Notification, Reason, Topic, is_unicode
+from tidings.core.model import Feature, Notification, Reason, Topic
 from tidings.core.redact import short_id
 from tidings.core.subscriber import BUSY, ConnectionKind, Subscriber
 from tidings.errors import InvalidPattern, LimitReached, TooManyStreams
@@ -315,7 +316,7 @@ class _PipeSession(_SDKDelivery):
             await asyncio.wait({self._sending})
 
     def _encode(self, notification: Notification) -> bytes:
-        return write(notification, self._format)
+        return encode_frame(notification, self._format)
 
     async def send(self, method: str, params: dict[str, Any]) -> None:
         await self._connection.outbound.notify(method, params)
@@ -370,7 +371,7 @@ class _ListenStream(_SDKDelivery):
                 self._sending.cancel()  # the request was cancelled
 
     def _encode(self, notification: Notification) -> bytes:
-        return write(notification, self._format, self._tag)
+        return encode_frame(notification, self._format, self._tag)
 
     async def send(self, method: str, params: dict[str, Any]) -> None:
         raw: Any = _RawNotification(method=method, params=params)

@@ -17,12 +17,13 @@ from functools import partial
 from typing import Any
 
 from tidings.core.cursor import Cursor
+from tidings.core.encoding import is_unicode
 from tidings.core.filters import Terms
 from tidings.core.frames import CURSOR_KEY, DURABLE_KEY, FILTER_KEY, REFETCH_KEY, FrameFormat
 from tidings.core.hub import Hub
 from tidings.core.index import check_limit
 from tidings.core.mailbox import IsMuted
-from tidings.core.model import Feature, Topic, Version, is_unicode
+from tidings.core.model import Feature, Topic, Version
 from tidings.core.patterns import compile_pattern, is_pattern
 from tidings.core.resume import Resumed, resume, watch_predicate
 from tidings.core.subscriber import ConnectionKind, Deliver, OnClose, Subscriber

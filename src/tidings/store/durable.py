@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import structs
 
-from tidings.core.journal import iso_time
+from tidings.core.encoding import iso_time
 from tidings.core.model import Feature, Topic, Version, topics_json
 
 __all__ = [

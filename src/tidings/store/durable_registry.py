@@ -163,7 +163,7 @@ class DurableSubscriptions:
             return
         for key, record in list(self._records.items()):
             if record.expires is not None and record.expires <= now:
-                self.hub.observer.expired(record.name)
+                self.hub.observers.expired(record.name)
                 self.remove(key)
         ends = [record.expires for record in self._records.values() if record.expires is not None]
         self._next_expiry = min(ends, default=0.0)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from tidings.core.digest import json_value
+from tidings.core.encoding import json_value
 from tidings.core.model import Change, Item, Operation, Version
 from tidings.store import JournalPart
 

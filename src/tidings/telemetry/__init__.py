@@ -41,7 +41,7 @@ def observe(telemetry: bool | Telemetry, server_name: str, server: MeasuredServe
         return
     providers = Telemetry() if telemetry is True else telemetry
     observer = TracingObserver(server.hub.counts, server_name)
-    server.hub.observer.add(observer)
+    server.hub.observers.add(observer)
     server.hub.tracer = observer
     server.hub.catalog.trace = observer.current_trace
     if hasattr(server.source, "tracer"):

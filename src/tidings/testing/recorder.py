@@ -43,7 +43,7 @@ class Recorder(Observer):
         self._topics: dict[Topic, None] = {}
         with hub.catalog.lock:
             self._record_present()
-            hub.observer.add(self)
+            hub.observers.add(self)
 
     def _record_present(self) -> None:
         """Record the versions, subscribers and fetches that exist already."""

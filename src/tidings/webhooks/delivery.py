@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from tidings.core.frames import CURSOR_KEY, REFETCH_KEY, FrameFormat, write
-from tidings.core.journal import iso_time
+from tidings.core.encoding import iso_time
+from tidings.core.frames import CURSOR_KEY, REFETCH_KEY, FrameFormat, encode_frame
 from tidings.core.model import Feature, Notification, Reason, Topic
 from tidings.core.redact import topic_name
-from tidings.core.subscriber import PENDING, ConnectionKind, Subscriber
+from tidings.core.subscriber import UNCONFIRMED, ConnectionKind, Subscriber
 from tidings.errors import TidingsError
 from tidings.server.subscribe import PreparedSubscription, Subscriptions
 from tidings.store.durable import SERVER, DurableSubscription, Key, Owner, Webhook
@@ -321,7 +321,7 @@ class _WebhookDelivery:
     def _deliver(self, notification: Notification) -> object:
         self._delivered_at = self._now()
         self._task = self._start_task(partial(self._send, notification))
-        return PENDING
+        return UNCONFIRMED
 
     async def _send(self, notification: Notification) -> None:
         topic = notification.topic.value if isinstance(notification.topic, Feature) else notification.topic
@@ -348,9 +348,9 @@ class _WebhookDelivery:
             return await self._webhooks.http_client.post(self._webhook.url, headers, body)
 
     def _body(self, notification: Notification) -> bytes:
-        line = write(notification, self._format)
+        line = encode_frame(notification, self._format)
         if len(line) > _MAX_BYTES:
-            line = write(notification, self._format._replace(detail="summary"))
+            line = encode_frame(notification, self._format._replace(detail="summary"))
         params = line.partition(b'"params":')[2].removesuffix(b"}\n")
         changed_at = notification.changes[-1].time if notification.changes else self._now()
         kind = notification.method.removeprefix("notifications/").replace("/", ".")

@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tidings.core.model import is_unicode
+from tidings.core.encoding import is_unicode
 from tidings.errors import InvalidItem
 
 __all__ = ["SDK", "build_environment", "check_variables", "encode_json", "find_json_tool", "list_roots"]

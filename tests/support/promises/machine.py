@@ -29,7 +29,8 @@ from tests.support.promises.strategies import (
     subscriptions,
     topics,
 )
-from tidings import Feature, Filter, Hub, LimitReached, Policy, Subscriber, Topic, Version
+from tidings import Feature, Filter, Hub, LimitReached, Policy, Topic, Version
+from tidings.core.catalog import Catalog
 from tidings.core.cursor import Cursor
 from tidings.core.index import WatchIndex
 from tidings.core.resume import resume
@@ -162,7 +163,7 @@ class Machine(MachineBase):
         refetch: tuple[str, ...],
     ) -> None:
         """Check that each watched topic that changed is told, or must be refetched."""
-        index, subscriber = WatchIndex(None, self.hub.policy.subresources), Subscriber(self.hub, print, self.hub.policy)
+        index, subscriber = WatchIndex(None, self.hub.policy.subresources), Hub(Catalog()).open(print)
         for path in paths:
             index.add(subscriber, path, index.compile_patterns([path] if isinstance(path, str) else []))
         for uri, version in held.items():
@@ -242,10 +243,9 @@ class Machine(MachineBase):
         assert self.watched == {topic for topic, _ in self.hub.subscriptions()}
 
     def check_closed_are_removed(self) -> None:
-        assert not any(subscriber.is_closed for subscriber in self.hub._subscribers)
-        assert not any(subscriber.is_closed for _, watchers in self.hub.subscriptions() for subscriber in watchers)
+        subscribed = [subscriber for _, subscribers in self.hub.subscriptions() for subscriber in subscribers]
+        assert not any(subscriber.is_closed for subscriber in [*self.hub, *subscribed])
         assert len(self.hub) == sum(reader.closed is None for reader in self.readers)
-        assert len(self.hub._delivery._timers) <= len(self.hub)
 
     def check_nothing_is_overdue(self) -> None:
         due = self.hub.next_due()
@@ -295,12 +295,9 @@ class Machine(MachineBase):
 def assert_nothing_is_left(hub: Hub) -> None:
     assert len(hub) == 0
     assert hub.subscriptions() == []
-    assert not hub._subscribers
     assert not hub._callbacks._subscribers
-    assert not hub._index.watchers
     assert not hub._callbacks._collected
     assert not hub._delivery._queue
     assert hub._index.patterns._root.is_empty()
     assert hub._index.patterns.count == 0
-    assert hub._delivery._timers._heap == []
     assert hub.next_due() is None
