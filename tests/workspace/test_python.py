@@ -66,6 +66,7 @@ async def test_file_that_exits_or_never_ends_affects_no_other(tmp_path: Path, mo
     write(
         tmp_path,
         {
+            "tools/cancels.py": "import asyncio\nraise asyncio.CancelledError\n",
             "tools/exits.py": "import sys\nsys.exit(3)\n",
             "tools/hangs.py": "import threading\nthreading.Event().wait(60)\n",
             "tools/good.py": "import sys\ndef quits() -> str:\n    sys.exit(4)\ndef stays() -> int:\n    return 1\n",
@@ -73,9 +74,10 @@ async def test_file_that_exits_or_never_ends_affects_no_other(tmp_path: Path, mo
     )
     async with serve(tmp_path) as (client, workspace):
         assert (await list_tools(client)).keys() == {"quits", "stays"}
-        first, second = map(str, workspace.problems)
-        assert first == "tools/exits.py: calls sys.exit(3) when it is loaded"
-        assert second.startswith("tools/hangs.py: still running after 2 s")
+        cancels, exits, hangs = map(str, workspace.problems)
+        assert cancels == "tools/cancels.py:2: CancelledError"
+        assert exits == "tools/exits.py:2: SystemExit: 3"
+        assert hangs.startswith("tools/hangs.py: still running after 2 s")
         assert (await client.call_tool("quits", {})).is_error
         assert await call(client, "stays") == {"result": 1}
 

@@ -59,7 +59,7 @@ def invalid_model(path: Path, error: ValidationError) -> InvalidFile:
 def find_problem(error: BaseException, path: Path, root: Path) -> Problem:
     """Return the problem for an exception that was raised while `path` was loaded."""
     line: int | None = None
-    message = str(error) or type(error).__name__
+    message = str(error)
     if isinstance(error, InvalidFile):
         path, line = error.path, error.line
     elif isinstance(error, SyntaxError):
@@ -70,7 +70,7 @@ def find_problem(error: BaseException, path: Path, root: Path) -> Problem:
     else:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = frames[-1].lineno if frames else None
-        message = f"{type(error).__name__}: {message}"
+        message = f"{type(error).__name__}: {message}" if message else type(error).__name__
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
     return Problem(name, line, message)
 

@@ -22,7 +22,7 @@ from mcp_types import ToolAnnotations
 from pydantic import ValidationError
 
 from tidings.workspace.items import LoadedItem, make_item
-from tidings.workspace.problems import InvalidFile, invalid_field
+from tidings.workspace.problems import InvalidFile, find_problem, invalid_field
 
 __all__ = ["load_python", "unload_modules"]
 
@@ -93,7 +93,7 @@ def _run_with_timeout(path: Path) -> types.ModuleType:
     def run() -> None:
         try:
             outcome.append(_run(path))
-        except BaseException as error:  # also SystemExit: a file that calls sys.exit() must not stop the server
+        except BaseException as error:
             outcome.append(error)
 
     thread = threading.Thread(target=run, name=f"loading {path.name}", daemon=True)
@@ -103,10 +103,12 @@ def _run_with_timeout(path: Path) -> types.ModuleType:
         message = f"still running after {_LOAD_TIMEOUT:g} s; loading runs it, so move slow code into a function"
         raise InvalidFile(path, message)
     [result] = outcome
-    if isinstance(result, SystemExit):
-        raise InvalidFile(path, f"calls sys.exit({result.code!r}) when it is loaded")
-    if isinstance(result, BaseException):
+    if isinstance(result, Exception):
         raise result
+    if isinstance(result, BaseException):
+        # For example SystemExit or CancelledError, which must not stop the server or its watcher.
+        problem = find_problem(result, path, path.parent)
+        raise InvalidFile(path, problem.message, problem.line)
     return result
 
 
