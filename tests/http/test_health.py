@@ -6,7 +6,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from tests.support.sdk_clients import DEADLINE, KINDS, serving_all
-from tidings import Live
+from tidings import Live, TidingsError
 from tidings.workspace.source import Workspace
 
 pytestmark = pytest.mark.anyio
@@ -145,6 +145,11 @@ async def test_metrics_are_refused_to_other_machines_and_proxies(
     transport = httpx2.ASGITransport(app, client=None if address is None else (address, 1))  # type: ignore[arg-type]
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         assert (await client.get("/metrics", headers=headers)).status_code == status
+
+
+def test_unknown_audience_of_metrics_is_refused() -> None:
+    with pytest.raises(TidingsError, match="metrics is 'off'; it must be None or one of local, anyone"):
+        Live(MCPServer("mine")).http_app(metrics=cast(Any, "off"))
 
 
 async def test_anyone_can_read_public_metrics() -> None:

@@ -11,11 +11,13 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+
+from tidings.errors import TidingsError
 
 __all__ = ["Audience", "routes"]
 
@@ -37,10 +39,12 @@ def routes(
     metrics: Audience | None = "local",
     token: str | None = None,
 ) -> list[Route]:
-    """Return the routes. `find_missing` returns what the server waits for before it is ready.
+    """Return the routes. `find_missing` returns the lists that the server needs before it is ready.
 
     With a token, a request for local metrics must contain it: a proxy on the same machine may not be recognizable.
     """
+    if metrics not in (None, *get_args(Audience)):
+        raise TidingsError(f"metrics is {metrics!r}; it must be None or one of {', '.join(get_args(Audience))}")
 
     async def is_alive(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
