@@ -24,7 +24,7 @@ from tidings.errors import TidingsError
 from tidings.http.legacy import LegacyStreams
 from tidings.http.listen import ListenStreams
 from tidings.policy import Policy
-from tidings.server.authorization import Authorization, Authorize, StreamLimits
+from tidings.server.authorization import Authorization, Authorize
 from tidings.server.extension import ExtensionMethods, find_changes
 from tidings.server.items import LiveItems, LiveResources
 from tidings.server.list_cache import ListCache
@@ -34,6 +34,7 @@ from tidings.server.loop_bridge import LoopBridge
 from tidings.server.middleware import NotificationMiddleware, ToolCallMiddleware, server_info_meta
 from tidings.server.sessions import Sessions
 from tidings.server.source import source_of
+from tidings.server.stream_limits import StreamLimits
 from tidings.server.subscribe import Subscriptions, TermsOf
 from tidings.server.uri_templates import read_template
 from tidings.store import State, Store
@@ -214,7 +215,7 @@ class Live:
         """End every stream with its graceful result. Can be called from a signal handler's callback, and twice."""
         if not self.subscriptions.is_stopping:
             self._log("stopping", f"stopping {self.lowlevel.name}: subscribers to close: {len(self.hub)}")
-        self.subscriptions.is_stopping = True
+        self.subscriptions.stop()
         self.listen_streams.stop()
         self.legacy_streams.stop()
         self._sessions.stop()
@@ -238,7 +239,7 @@ class Live:
     def _restart(self) -> None:
         """Start again after a stop: some applications do so in one process."""
         if self.subscriptions.is_stopping:
-            self.subscriptions.is_stopping = False
+            self.subscriptions.restart()
             self.bridge.unbind()
 
     def _start(self) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable
 
 import pytest
 
-from tidings import Catalog, Feature, Hub, LimitReached, Notification, Policy, Principal, Topic
-from tidings.server.authorization import Authorization, StreamLimits
+from tidings import Catalog, Feature, Hub, Notification, Principal, Topic
+from tidings.server.authorization import Authorization
 
 ADA, BOB = Principal("ada", scopes=("admin",)), Principal("bob")
 
@@ -103,12 +103,3 @@ def test_failing_authorize_refuses() -> None:
     assert may is not None
     assert not may("board://open")
     assert asyncio.run(gate.filter(ADA, [Feature.TOOLS])) == []
-
-
-def test_stream_limit_counts_a_caller_across_tokens() -> None:
-    limits = StreamLimits(Policy(max_streams_per_principal=1))
-    slot = limits.reserve(Principal("ada", scopes=("read",)), None)
-    with pytest.raises(LimitReached, match="max_streams_per_principal"):
-        limits.reserve(ADA, None)
-    limits.release(slot)
-    limits.reserve(ADA, None)

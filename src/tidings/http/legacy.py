@@ -1,4 +1,4 @@
-"""Legacy sessions over HTTP: notifications on the standing `GET` stream, between the events of the SDK.
+"""Legacy sessions over HTTP: notifications on the standalone `GET` stream, between the events of the SDK.
 
 The SDK is responsible for the session, authentication and keep-alives. If the stream of a session is not open, or not
 read, its topics stay pending in its mailbox.
@@ -41,7 +41,18 @@ _RELEASE_TIMEOUT = 10.0
 class HttpSession:
     """A legacy session over HTTP, with or without a stream. Either may come first."""
 
-    __slots__ = ("_format", "_hub", "_read", "_sent", "_start", "_streams", "responses", "subscriber", "version")
+    __slots__ = (
+        "_format",
+        "_hub",
+        "_prepared",
+        "_read",
+        "_sent",
+        "_start",
+        "_streams",
+        "responses",
+        "subscriber",
+        "version",
+    )
 
     def __init__(self, streams: LegacyStreams) -> None:
         self._streams = streams
@@ -52,8 +63,9 @@ class HttpSession:
         self._read: int | None = None
         """The number of events that were certainly read, after a stream was aborted."""
         self._format = FrameFormat(is_sse=True)
+        self._prepared: PreparedSubscription | None = None
         self.responses: list[AsgiStream] = []
-        """The open streams. Notifications are written to the last one."""
+        """The responses that are open streams. Notifications are written to the last one."""
         self.subscriber: Subscriber | None = None
         self.version = ""
         """The version of the protocol, after the handshake."""
@@ -63,18 +75,21 @@ class HttpSession:
         return self.responses[-1] if self.responses else None
 
     def open(self, prepared: PreparedSubscription, version: str, label: str, is_muted: IsMuted | None) -> Subscriber:
-        """Open the subscriber at the handshake, which may be the second one of the session."""
+        """Subscribe at the handshake, which may be the second one of the session."""
         self._format = prepared.frame_format(is_sse=True)
         self._sent.forget_all()
         self.version = version
-        self.subscriber = prepared.open(
+        self._prepared = prepared
+        self.subscriber = prepared.subscribe(
             self._deliver,
             label=label,
             kind=_KIND,
             is_muted=is_muted,
-            is_ready=self.response is not None and not self.response.is_busy,
+            is_ready=False,
             merges_on_overflow=True,
+            announces=self._hub.policy.announce,
         )
+        self._wake()
         return self.subscriber
 
     def start(self) -> None:
@@ -82,7 +97,7 @@ class HttpSession:
 
     def _deliver(self, notification: Notification) -> object:
         response = self.response
-        frame, _ = notification.frames.get(self._format) or render(notification, self._format)
+        frame, _ = render(notification, self._format)
         if not self._streams.has_event_store:
             is_watched = self.subscriber is not None and notification.topic in (self.subscriber.uris or ())
             frame = self._sent.add(notification, is_watched=is_watched) + frame
@@ -109,12 +124,9 @@ class HttpSession:
             response.write(self._sent.id_line + b"data: \r\n\r\n")
         read, self._read = self._read if read is None else read, None
         self._start = self._sent.count
-        if read is not None and self.subscriber is not None:
-            told, ended_uris = self._sent.missed(read)
+        if read is not None and self.subscriber is not None and self._prepared is not None:
             try:
-                # The client may have fetched other versions since then.
-                known = self._hub.notifications.without_outdated(told)
-                self._hub.subscribe(self.subscriber, uris=ended_uris, told=known)
+                self._prepared.notify_again(self.subscriber, *self._sent.missed(read))
             except LimitReached as error:  # the client has subscribed to other URIs since then
                 logger.warning("a legacy session can't be told of what it missed: %s", error)
         self._wake(was_absent=True)
@@ -123,7 +135,7 @@ class HttpSession:
         """Return the number of the event that a `Last-Event-ID` names, if it is one of this session."""
         return self._sent.find(event_id)
 
-    async def end_uri(self, uri: str) -> None:
+    async def finish_unsubscribe(self, uri: str) -> None:
         self._sent.forget(uri)
 
     def detach(self, response: AsgiStream) -> None:

@@ -17,6 +17,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+import mcp_types as types
 import msgspec
 
 from tidings.core.frames import (
@@ -35,7 +36,8 @@ from tidings.errors import LimitReached, TooManyStreams
 from tidings.http.parking import buffer_response
 from tidings.http.stream import NO_STREAM, AsgiStream, Receive, ResponseStream, Scope, Send, abort_unfinished
 from tidings.policy import Policy
-from tidings.server.authorization import Principal, StreamSlot
+from tidings.server.authorization import Principal
+from tidings.server.stream_limits import StreamSlot
 from tidings.server.subscribe import PreparedSubscription, Subscriptions
 
 if TYPE_CHECKING:
@@ -114,8 +116,8 @@ class ListenStreams:
             await _refuse(send, request.id, str(error))
             return None
         except LimitReached as error:
-            # A second attempt would fail too.
-            await _refuse(send, request.id, str(error), code=-32602, status=400)
+            # 400, not 503: a retry would fail too.
+            await _refuse(send, request.id, str(error), code=types.INVALID_PARAMS, status=400)
             return None
         tag = encode_tag(request.id)
         stream = ListenStream(self, prepared.slot, tag, has_heartbeats=prepared.options.terms.bookmarks)
@@ -146,9 +148,7 @@ class ListenStreams:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
             # Nothing awaits from here to the subscription, so that no change can fall in between.
-            if prepared.granted:
-                prepared.connect(partial(stream.end, Reason.REPLACED))
-            event = self._acknowledge(prepared, stream.tag)
+            event = self._acknowledge(prepared, stream)
             response.write(event)
             if not prepared.granted or self.subscriptions.is_stopping:
                 stream.end()
@@ -164,21 +164,21 @@ class ListenStreams:
             response.watch_connection(stream.end)
         return True
 
-    def _acknowledge(self, prepared: PreparedSubscription, tag: bytes) -> bytes:
+    def _acknowledge(self, prepared: PreparedSubscription, stream: ListenStream) -> bytes:
         """Return the event that acknowledges a subscription.
 
         It is encoded once for all clients that listen to the same lists without options, until a list changes."""
-        granted = prepared.granted
+        granted, end = prepared.granted, partial(stream.end, Reason.REPLACED)
         if granted.uris or prepared.options.uses_extension:
-            return acknowledgement(granted.as_json(), prepared.acknowledgement(), tag)
+            return acknowledgement(granted.as_json(), prepared.acknowledge(end), stream.tag)
         features = tuple(granted.features)
         state = (self.subscriptions.epoch, *map(self.hub.notifications.version, features))
         cached = self._acknowledgements.get(features)
         if cached is None or cached[0] != state:
-            event = acknowledgement(granted.as_json(), prepared.acknowledgement(), _TAG_PLACEHOLDER)
+            event = acknowledgement(granted.as_json(), prepared.acknowledge(end), _TAG_PLACEHOLDER)
             head, _, tail = event.partition(_TAG_PLACEHOLDER)
             cached = self._acknowledgements[features] = (state, head, tail)
-        return cached[1] + tag + cached[2]
+        return cached[1] + stream.tag + cached[2]
 
     async def relay(
         self, app: Any, scope: Scope, receive: Receive, send: Send, replayed: Receive | None = None
@@ -212,7 +212,7 @@ class ListenStreams:
             self._timer.cancel()
             self._timer = None
 
-    def encoder(self, frame_format: FrameFormat, tag_length: int | None = None) -> FrameEncoder:
+    def encoder(self, frame_format: FrameFormat, tag_length: int | None) -> FrameEncoder:
         """Return the encoder that all streams with the same format share."""
         found = self._encoders.get((frame_format, tag_length))
         if found is None:
@@ -249,7 +249,7 @@ class ListenStream:
 
     __slots__ = ("_has_heartbeats", "_slot", "_streams", "group", "response", "subscriber", "tag")
 
-    def __init__(self, streams: ListenStreams, slot: StreamSlot | None, tag: bytes, *, has_heartbeats: bool) -> None:
+    def __init__(self, streams: ListenStreams, slot: StreamSlot, tag: bytes, *, has_heartbeats: bool) -> None:
         self._streams = streams
         self._slot = slot
         self._has_heartbeats = has_heartbeats
@@ -262,14 +262,15 @@ class ListenStream:
         streams, tag, response = self._streams, self.tag, self.response
         frame_format = prepared.frame_format(is_sse=True, is_tagged=True)
         encoder = streams.encoder(frame_format, len(tag) if response.writes_chunk_sizes else None)
-        self.subscriber = prepared.open(
+        subscriber = prepared.subscribe(
             response.deliverer(tag, encoder, streams.hub.counts),
             label=label,
             kind=_KIND,
             on_close=self._on_close,
             is_ready=not response.is_busy,
         )
-        prepared.subscribe(self.subscriber)
+        if not subscriber.is_closed:
+            self.subscriber = subscriber
 
     async def wait_for_end(self, receive: Receive) -> None:
         """Wait for the end of the connection, or of the response."""
@@ -295,7 +296,7 @@ class ListenStream:
         self._close(reason)
         if not self.response.is_busy:
             self.response.write(listen_result(self._streams.result_meta(), self.tag), is_last=True)
-            self._release_slot()  # the connection may stay open for a while
+            self._slot.release()  # the connection may stay open for a while
 
     # Called by the response
 
@@ -313,15 +314,10 @@ class ListenStream:
         """Clean up after the connection or the request has ended, and leave no reference cycles."""
         self._streams.remove(self)
         self._close(Reason.DISCONNECTED)
-        self._release_slot()
+        self._slot.release()
         response, self.response = self.response, NO_STREAM
         if response.is_busy:
             response.abort()
-
-    def _release_slot(self) -> None:
-        if self._slot is not None:
-            self._streams.subscriptions.limits.release(self._slot)
-            self._slot = None
 
     def _close(self, reason: Reason) -> None:
         subscriber, self.subscriber = self.subscriber, None
@@ -355,7 +351,9 @@ def _log_slow(policy: Policy) -> None:
     logger.warning("a listen stream was not read for %s s; aborting it", policy.write_deadline)
 
 
-async def _refuse(send: Send, request_id: str | int, message: str, *, code: int = -32603, status: int = 503) -> None:
+async def _refuse(
+    send: Send, request_id: str | int, message: str, *, code: int = types.INTERNAL_ERROR, status: int = 503
+) -> None:
     """Respond with a JSON-RPC error. With status 503, the client may try again later."""
     body = msgspec.json.encode({"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": message}})
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]

@@ -84,9 +84,12 @@ class ResponseStream(Protocol):
         """Whether the stream itself adds the sizes of HTTP chunks. `FrameEncoder` can add them for many streams."""
 
     def write(self, chunk: bytes, *, is_last: bool = False) -> bool:
-        """Write a chunk, unless the stream is busy or closed.
+        """Write a chunk. Return False in two cases:
 
-        Return False if the write has to wait for the client; `on_writable` is called when it is done.
+        * The stream is busy or closed: nothing is written.
+        * The chunk waits for the client to read: `on_writable` is called when it is written.
+
+        Return True also if the client has disconnected; the request's task cleans up then.
         """
 
     def deliverer(self, tag: bytes, encoder: FrameEncoder, counts: Counts) -> Deliver:

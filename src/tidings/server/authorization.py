@@ -1,5 +1,4 @@
-"""Authorization of callers to watch topics, and limits for the number of open streams. Both are checked before anything
-is acknowledged.
+"""Authorization of callers to watch topics, checked before anything is acknowledged.
 
 A refusal never says whether a topic exists.
 """
@@ -8,16 +7,13 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tidings.core.model import Topic
 from tidings.core.patterns import is_pattern
 from tidings.core.redact import redact_uri, topic_name
-from tidings.errors import TooManyStreams
-from tidings.policy import Policy
 from tidings.store.durable import Owner
 
 if TYPE_CHECKING:
@@ -27,8 +23,6 @@ __all__ = [
     "Authorization",
     "Authorize",
     "Principal",
-    "StreamLimits",
-    "StreamSlot",
     "caller_of",
     "owner_of",
     "principal_of",
@@ -70,45 +64,6 @@ def caller_of(ctx: ServerRequestContext[Any, Any]) -> Principal | None:
 def owner_of(principal: Principal | None) -> Owner:
     """Return the owner of the caller's durable subscriptions."""
     return principal.identity if principal is not None else None
-
-
-class StreamSlot(NamedTuple):
-    """One open stream, as `StreamLimits` counts it."""
-
-    principal: Principal | None
-    address: str | None
-
-
-class StreamLimits:
-    """Counts the open streams, and refuses more than the policy allows."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._principals: Counter[tuple[str, str | None]] = Counter()
-        self._addresses: Counter[str] = Counter()
-        self.count = 0
-
-    def reserve(self, principal: Principal | None, address: str | None) -> StreamSlot:
-        """Count one more stream. Raise `TooManyStreams` if a limit is reached."""
-        policy = self._policy
-        _check("max_streams", self.count, policy.max_streams)
-        if principal is not None:
-            _check("max_streams_per_principal", self._principals[principal.identity], policy.max_streams_per_principal)
-        if address is not None:
-            _check("max_streams_per_address", self._addresses[address], policy.max_streams_per_address)
-        self.count += 1
-        if principal is not None:
-            self._principals[principal.identity] += 1
-        if address is not None:
-            self._addresses[address] += 1
-        return StreamSlot(principal, address)
-
-    def release(self, slot: StreamSlot) -> None:
-        self.count -= 1
-        if slot.principal is not None:
-            _decrement(self._principals, slot.principal.identity)
-        if slot.address is not None:
-            _decrement(self._addresses, slot.address)
 
 
 Authorize: TypeAlias = Callable[[Principal | None, Topic], bool | Awaitable[bool]]
@@ -173,14 +128,3 @@ class _MayWatch:
         except Exception:  # as in `filter`
             logger.exception("authorize() failed for %r; refusing", redact_uri(uri))
         return False
-
-
-def _check(name: str, count: int, limit: int | None) -> None:
-    if limit is not None and count >= limit:
-        raise TooManyStreams(f"{count} streams are open; Policy.{name} allows {limit}")
-
-
-def _decrement(counter: Counter[Any], key: object) -> None:
-    counter[key] -= 1
-    if counter[key] <= 0:
-        del counter[key]

@@ -54,7 +54,7 @@ Params = TypeVar("Params")
 
 
 class WebhookRules(Protocol):
-    """Which webhooks callers may have."""
+    """Decides which webhooks callers may have."""
 
     def allows(self, owner: Owner) -> bool:
         """Return whether the policy allows webhooks for this owner."""
@@ -193,12 +193,12 @@ class ExtensionMethods:
         if (params.webhook or (known and known.webhook)) and not self._webhooks.allows(owner):
             raise TidingsError("this server has no webhooks for this caller (Policy.webhooks)")
         if params.notifications is None and known is None:
-            raise TidingsError(f"there is no {params.name!r}; a new one says in `notifications` what it watches")
+            raise TidingsError(f"there is no {params.name!r}; to create it, name in `notifications` what it watches")
         durable = known or DurableSubscription(name=params.name, owner=owner, ttl=self._policy.durable_ttl)
         if params.notifications is not None:
             granted = await self._subscriptions.grant(params.notifications, principal)
             if not granted:
-                raise TidingsError("nothing of that can be watched by this caller")
+                raise TidingsError("this caller may watch none of the requested topics")
             durable = structs.replace(durable, features=tuple(granted.features), uris=tuple(granted.uris))
         if params.filter is not None:
             durable = structs.replace(durable, terms=Terms.parse(params.filter, self._policy).as_json())

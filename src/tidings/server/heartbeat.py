@@ -44,6 +44,6 @@ class Heartbeat:
             try:
                 function()
             except Exception:  # an error of one connection must not stop the others
-                logger.exception("a heartbeat could not be sent; going on")
+                logger.exception("a heartbeat could not be sent; sending the others")
         if self._functions:
             self._start_timer()

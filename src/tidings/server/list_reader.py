@@ -111,7 +111,9 @@ class ListReader:
             reading = self._bridge.start_task(self._read_and_log_errors())
             done, _ = await asyncio.wait({reading}, timeout=self.request_timeout)
             if not done:
-                logger.warning("the server's lists were not read in %s s; going on without them", self.request_timeout)
+                logger.warning(
+                    "the server's lists were not read in %s s; handling the request without them", self.request_timeout
+                )
                 self._is_late = True
                 reading.add_done_callback(self._end_late)
 

@@ -97,8 +97,8 @@ class Listener:
         self._changes.extend(notification.changes)
         if not notification.complete:
             raise ChangesMissed(
-                f"{_name(notification.topic)} changed, and the journal no longer knows how; "
-                f"read it again (it is at revision {notification.version.revision}) and go on"
+                f"{_name(notification.topic)} changed, and the journal no longer has the changes; "
+                f"read it again (it is at revision {notification.version.revision}) and continue"
             )
 
     def _wake(self) -> None:

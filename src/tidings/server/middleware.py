@@ -58,7 +58,7 @@ class NotificationMiddleware:
             await self._reader.ensure_loaded(ctx.lifespan_context)
         except Exception:
             self._hub.counts.failures["reading"] += 1
-            logger.exception("reading the server's lists failed; going on with what was known")
+            logger.exception("reading the server's lists failed; handling the request with the lists read before")
         if ctx.method == LISTEN and not self._source.has_user_middleware() and (params := _listen_params(ctx)):
             # Not through the SDK's span of the request, which would last as long as the stream.
             self._hub.tracer.continue_trace(ctx.meta)

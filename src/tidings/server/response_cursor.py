@@ -1,9 +1,11 @@
 """The cursor on a response: the version of the topic that its reader sees, if that is certain.
 
-A version that is too new would hide a change from the reader. One that is too old would hide that a change was
-reverted: a reader that has B, and says that it knows A, gets no notification when the topic is A again. So a response
-during which the topic changed has no version, and a client that returns with it is told to refetch. For the same reason
-the hub records which versions clients may have fetched, from the start of each response.
+* A version that is too new would hide a change from the reader.
+* One that is too old would hide that a change was reverted: a reader that has B, and says that it knows A, gets no
+  notification when the topic is A again.
+
+So a response during which the topic changed has no version, and a client that returns with it is told to refetch. For
+the same reason the hub records which versions clients may have fetched, from the start of each response.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class ResponseCursor:
     __slots__ = ("_before", "_epoch", "_fetched", "_hub", "_reader")
 
     def __init__(
-        self, hub: Hub, reader: ListReader, epoch: str, topics: Collection[Topic], *, is_internal: bool = False
+        self, hub: Hub, reader: ListReader, epoch: str, topics: Collection[Topic], *, is_internal: bool
     ) -> None:
         """`is_internal` says that no client gets this response yet."""
         self._hub = hub

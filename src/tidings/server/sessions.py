@@ -51,14 +51,14 @@ class LegacySession(Protocol):
     """How the notifications of a legacy session reach its client."""
 
     def open(self, prepared: PreparedSubscription, version: str, label: str, is_muted: IsMuted | None) -> Subscriber:
-        """Open the subscriber at the handshake."""
+        """Subscribe at the handshake."""
 
     def start(self) -> None:
         """Start to notify the client, which has ended the handshake."""
 
     def send_heartbeat(self) -> None: ...
 
-    async def end_uri(self, uri: str) -> None:
+    async def finish_unsubscribe(self, uri: str) -> None:
         """Return when no notification of a URI can follow, after the client has unsubscribed from it."""
 
 
@@ -137,15 +137,13 @@ class Sessions:
         session_id = connection.session_id
         session: LegacySession
         if session_id is None:
-            session, label = _PipeSession(self._subscriptions, connection), "pipe"
+            session, label = _StdioSession(self._subscriptions, connection), "pipe"
         else:
             session, label = self._http_sessions.find_or_add(session_id), f"session {short_id(session_id)}"
         # If another connection takes over the durable subscription, the session goes on without it: a client that lost
         # its session would lose more.
-        prepared.connect(lambda: None)
-        meta = prepared.acknowledgement(is_session=True) if prepared.options.uses_extension else {}
-        policy = self._subscriptions.policy
-        is_muted = _is_feature if version in policy.mute_list_changed else None
+        meta = prepared.acknowledge(lambda: None, is_session=True)
+        is_muted = _is_feature if version in self._subscriptions.policy.mute_list_changed else None
         subscriber = session.open(prepared, version, label, is_muted)
         opened = connection.state[_SESSION] = _OpenSession(session, prepared, subscriber)
         connection.exit_stack.callback(self._close, opened)
@@ -153,7 +151,6 @@ class Sessions:
             connection.exit_stack.callback(self._http_sessions.forget, session_id)
         if prepared.options.terms.bookmarks:
             self._heartbeat.add(session.send_heartbeat)
-        prepared.subscribe(subscriber, announces=policy.announce)
         return meta
 
     def start(self, ctx: Ctx) -> None:
@@ -165,13 +162,13 @@ class Sessions:
     def _close(self, opened: _OpenSession) -> None:
         """Close the subscription of a legacy session. Closing twice has no effect."""
         self._heartbeat.remove(opened.session.send_heartbeat)
-        opened.prepared.release()
+        opened.prepared.slot.release()
         self._hub.close(opened.subscriber, Reason.DISCONNECTED)
 
     async def _subscribe(self, ctx: Ctx, params: types.SubscribeRequestParams) -> types.EmptyResult:
         uri = str(params.uri)
         if not is_unicode(uri):
-            raise MCPError(types.INVALID_PARAMS, "A URI is a text of whole characters", {"uri": ascii(uri)})
+            raise MCPError(types.INVALID_PARAMS, "The URI contains an unpaired surrogate", {"uri": ascii(uri)})
         if not await self._subscriptions.allows_uri(caller_of(ctx), uri):
             raise MCPError(types.INVALID_PARAMS, "This caller may not watch that URI", {"uri": uri})
         state = internals.connection_of(ctx.session).state
@@ -189,7 +186,7 @@ class Sessions:
         opened = internals.connection_of(ctx.session).state.get(_SESSION)
         if opened is not None:
             opened.prepared.remove_uri(opened.subscriber, str(params.uri))
-            await opened.session.end_uri(str(params.uri))
+            await opened.session.finish_unsubscribe(str(params.uri))
         return types.EmptyResult()
 
     # Listen streams
@@ -228,7 +225,7 @@ class Sessions:
             self._streams.pop(stream, None)
             self._heartbeat.remove(stream.send_heartbeat)
             stream.close()
-            prepared.release()
+            prepared.slot.release()
         return types.SubscriptionsListenResult(_meta=meta)
 
 
@@ -294,24 +291,25 @@ class _SDKDelivery(ABC):
         self.start()
 
 
-class _PipeSession(_SDKDelivery):
-    """A legacy session on a duplex pipe."""
+class _StdioSession(_SDKDelivery):
+    """A legacy session on stdio, or on another pair of streams."""
 
     def open(self, prepared: PreparedSubscription, version: str, label: str, is_muted: IsMuted | None) -> Subscriber:
         self._format = prepared.frame_format()
         if self._stream is not None:
             self._stream.on_handshake()
-        self.subscriber = prepared.open(
+        self.subscriber = prepared.subscribe(
             self._deliver,
             label=label,
             kind=ConnectionKind("legacy", "stdio"),
             is_muted=is_muted,
             is_ready=False,
             merges_on_overflow=True,
+            announces=self._subscriptions.policy.announce,
         )
         return self.subscriber
 
-    async def end_uri(self, uri: str) -> None:
+    async def finish_unsubscribe(self, uri: str) -> None:
         if self._sending is not None:
             await asyncio.wait({self._sending})
 
@@ -341,17 +339,14 @@ class _ListenStream(_SDKDelivery):
 
     def open(self, prepared: PreparedSubscription) -> dict[str, Any]:
         """Subscribe; return the `_meta` of the acknowledgement. Later changes are sent after it."""
-        if prepared.granted:
-            prepared.connect(self.close)
-        acknowledgement = prepared.acknowledgement()
-        self.subscriber = prepared.open(
+        acknowledgement = prepared.acknowledge(self.close)
+        self.subscriber = prepared.subscribe(
             self._deliver,
             label=f"listen {self._ctx.request_id}",
             kind=ConnectionKind("modern", "stdio" if self._ctx.request is None else "http"),
             on_close=lambda reason: self.close(),
             is_ready=False,
         )
-        prepared.subscribe(self.subscriber)
         return acknowledgement
 
     def close(self) -> None:

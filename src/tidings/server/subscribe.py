@@ -1,11 +1,11 @@
 """The one way to open a subscription, for every transport.
 
 1. `await subscriptions.prepare(…)` checks the limits, reads the client's options and asks for authorization.
-2. `prepared.connect(…)` takes over the durable subscription that the client names, if it names one.
-3. `prepared.acknowledgement()` returns what the client is told first.
-4. `prepared.open(deliver, …)` opens the subscriber, and `prepared.subscribe(subscriber)` lets it watch its topics.
+2. `prepared.acknowledge(end)` takes over the durable subscription that the client names, if it names one, and returns
+   what the client is told first. A webhook has no acknowledgement, and calls `prepared.connect(end, …)` instead.
+3. `prepared.subscribe(deliver, …)` opens the subscriber, which watches the granted topics from then on.
 
-Steps 2 to 4 do not await. If a transport does not await between them either, no change can fall between the
+Steps 2 and 3 do not await. If a transport does not await between them either, no change can fall between the
 acknowledgement and the subscription. A transport supplies only `deliver`: how bytes reach its client.
 """
 
@@ -23,15 +23,16 @@ from tidings.core.frames import CURSOR_KEY, DURABLE_KEY, FILTER_KEY, REFETCH_KEY
 from tidings.core.hub import Hub
 from tidings.core.index import check_limit
 from tidings.core.mailbox import IsMuted
-from tidings.core.model import Feature, Topic, Version
+from tidings.core.model import Feature, Reason, Topic, Version
 from tidings.core.patterns import compile_pattern, is_pattern
 from tidings.core.resume import Resumed, resume, watch_predicate
 from tidings.core.subscriber import ConnectionKind, Deliver, OnClose, Subscriber
 from tidings.errors import InvalidPattern
-from tidings.server.authorization import Authorization, Principal, StreamLimits, StreamSlot, owner_of
+from tidings.server.authorization import Authorization, Principal, owner_of
 from tidings.server.granted_topics import GrantedTopics, RequestedTopics
 from tidings.server.listen_options import ABSENT, ListenOptions
 from tidings.server.loop_bridge import LoopBridge
+from tidings.server.stream_limits import StreamLimits, StreamSlot
 from tidings.store.durable import SERVER, DurableSubscription, Owner
 from tidings.store.durable_connection import DurableConnection
 from tidings.store.durable_registry import DurableSubscriptions
@@ -45,7 +46,7 @@ TermsOf = Callable[[Principal | None], Terms | None]
 
 
 class Subscriptions:
-    """Opens the subscriptions of one server."""
+    """Opens the subscriptions of one server. The hub holds them."""
 
     def __init__(
         self,
@@ -71,20 +72,26 @@ class Subscriptions:
         """Whether the server stops: streams that open now end immediately, and take over no durable subscription."""
         self._terms = terms
 
+    def stop(self) -> None:
+        self.is_stopping = True
+
+    def restart(self) -> None:
+        self.is_stopping = False
+
     async def prepare(
         self,
         requested: RequestedTopics | None,
         principal: Principal | None,
         *,
-        meta: object = None,
-        capabilities: object = None,
-        address: str | None = None,
+        meta: object,
+        capabilities: object,
+        address: str | None,
     ) -> PreparedSubscription:
         """Prepare the subscription of a client. Without `requested`, it is a legacy session, which watches all lists
         and what its durable subscription watches.
 
         Raise `TooManyStreams` if no more stream may be opened, and `LimitReached` if this one asks for too much. The
-        caller calls `prepared.release()` when the stream ends."""
+        caller calls `prepared.slot.release()` when the stream ends."""
         slot = self.limits.reserve(principal, address)
         try:
             owner = owner_of(principal)
@@ -96,7 +103,7 @@ class Subscriptions:
                 topics: list[Topic] = [*features, *self._remembered(options, owner).uris]
                 granted = GrantedTopics(await self.authorization.filter(principal, topics))
         except BaseException:
-            self.limits.release(slot)
+            slot.release()
             raise
         return PreparedSubscription(self, options, granted, owner, self.authorization.predicate(principal), slot)
 
@@ -113,7 +120,8 @@ class Subscriptions:
             topics = await self.authorization.filter(principal, topics)
             is_authorized = self.authorization.predicate(principal)
         options = self._read_options(meta, None, principal, owner)
-        return PreparedSubscription(self, options, GrantedTopics(topics), owner, is_authorized, None)
+        slot = StreamSlot(None, None, None)
+        return PreparedSubscription(self, options, GrantedTopics(topics), owner, is_authorized, slot)
 
     async def grant(self, requested: RequestedTopics, principal: Principal | None) -> GrantedTopics:
         """Return the requested topics that this server can send and this caller may watch.
@@ -214,7 +222,7 @@ class PreparedSubscription:
         granted: GrantedTopics,
         owner: Owner,
         is_authorized: Callable[[str], bool] | None,
-        slot: StreamSlot | None,
+        slot: StreamSlot,
     ) -> None:
         self._subscriptions = subscriptions
         self._owner = owner
@@ -226,12 +234,6 @@ class PreparedSubscription:
         self.is_authorized = is_authorized
         """Whether the client may be notified of a URI that it did not name itself."""
         self.slot = slot
-
-    def release(self) -> None:
-        """Count the stream no longer. Calling it twice has no effect."""
-        if self.slot is not None:
-            self._subscriptions.limits.release(self.slot)
-            self.slot = None
 
     def frame_format(self, *, is_sse: bool = False, is_tagged: bool = False) -> FrameFormat:
         return self.options.frame_format(self._subscriptions.epoch, is_sse=is_sse, is_tagged=is_tagged)
@@ -259,8 +261,15 @@ class PreparedSubscription:
     def is_durable(self) -> bool:
         return self._connection is not None
 
-    def acknowledgement(self, *, is_session: bool = False) -> dict[str, Any]:
-        """Return the `_meta` of the acknowledgement: the client's cursor, and what was granted of its options."""
+    def acknowledge(self, end: Callable[[], None], *, is_session: bool = False) -> dict[str, Any]:
+        """Return the `_meta` of the acknowledgement: the client's cursor, and what was granted of its options.
+
+        Take over the durable subscription before: see `connect`. A legacy session gets an acknowledgement only if it
+        gave options, and keeps its durable subscription even if it watches no list, because it may add URIs."""
+        if self.granted or is_session:
+            self.connect(end)
+        if is_session and not self.options.uses_extension:
+            return {}
         self._is_acknowledged = True
         topics = self.granted.topics
         told, refetch = self._resume(topics)
@@ -275,7 +284,7 @@ class PreparedSubscription:
             meta[FILTER_KEY] = self.options.terms.as_json()
         return meta
 
-    def open(
+    def subscribe(
         self,
         deliver: Deliver,
         *,
@@ -286,14 +295,15 @@ class PreparedSubscription:
         is_ready: bool = True,
         merges_on_overflow: bool = False,
         confirms: bool = False,
+        announces: bool = False,
     ) -> Subscriber:
-        """Open a subscriber that watches nothing yet.
+        """Open a subscriber that watches the granted topics. It may be closed already: it missed too much.
 
         It gets no notification before `hub.wake(subscriber)` unless it `is_ready`. With `merges_on_overflow`, too many
         pending contents become one change of the list instead of closing it. `confirms` says that the transport knows
-        when a notification was received."""
-        options = self.options
-        subscriber = self._subscriptions.hub.open(
+        when a notification was received. With `announces`, it is notified of each list once."""
+        options, granted, hub = self.options, self.granted, self._subscriptions.hub
+        subscriber = hub.open(
             deliver,
             label=label,
             kind=kind,
@@ -308,16 +318,25 @@ class PreparedSubscription:
             subscriber.pause()
         if self._connection is not None:
             self._connection.attach(subscriber, confirms_receipt=confirms)
-        return subscriber
+        try:
+            told = self._told(granted.topics)
+            if announces:
+                announced: dict[Topic, Version | None] = dict.fromkeys(granted.features)
+                told = announced | (told or {})
+            return hub.subscribe(subscriber, *granted.features, uris=granted.uris, told=told)
+        except BaseException:
+            hub.close(subscriber, Reason.DISCONNECTED)
+            self.slot.release()
+            raise
 
-    def subscribe(self, subscriber: Subscriber, *, announces: bool = False) -> None:
-        """Let the subscriber watch the granted topics. With `announces`, it is notified of each list once."""
-        granted = self.granted
-        told = self._told(granted.topics)
-        if announces:
-            announced: dict[Topic, Version | None] = dict.fromkeys(granted.features)
-            told = announced | (told or {})
-        self._subscriptions.hub.subscribe(subscriber, *granted.features, uris=granted.uris, told=told)
+    def notify_again(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], uris: Iterable[str]) -> None:
+        """Notify the subscriber of a legacy session again of what its client has not read.
+
+        `told` are the versions that the client has read, and `uris` the subscriptions that ended since then. Raise
+        `LimitReached` if these would be too many."""
+        hub = self._subscriptions.hub
+        # The client may have fetched other versions since then.
+        hub.subscribe(subscriber, uris=uris, told=hub.notifications.without_outdated(told))
 
     def add_uri(self, subscriber: Subscriber, uri: str) -> dict[str, Any] | None:
         """Let the subscriber of a legacy session watch one more URI; return the `_meta` of the response.

@@ -246,10 +246,11 @@ class _WebhookDelivery:
             return
         self._prepared = prepared
         self._format = prepared.frame_format()
-        self._subscriber = prepared.open(
+        subscriber = prepared.subscribe(
             self._deliver, label=f"webhook {durable.name}", kind=_KIND, on_close=self._on_close, confirms=True
         )
-        prepared.subscribe(self._subscriber)
+        if not subscriber.is_closed:
+            self._subscriber = subscriber
 
     async def _send_refetch(self, durable: DurableSubscription) -> bool:
         """Tell the receiver to refetch if it missed changes that the server no longer knows.
