@@ -354,7 +354,7 @@ async def test_legacy_events_are_written_directly_only_without_middleware(case: 
         connected(server, get_request(await open_session(server.address[1]))) as (stream, _),
     ):
         await until(lambda: len(server.live.legacy_streams))
-        (response,) = server.live.legacy_streams._ends
+        (response,) = server.live.legacy_streams._open
         is_direct = response.write_directly is not None
         descriptions = []
         for number in range(3):

@@ -160,11 +160,11 @@ class LocalServer:
 
     async def sdk_response(self, raw: Any) -> HttpResponse:
         """Return the response of the SDK, without the list cache."""
-        shared, self.live.list_cache.are_lists_shared = self.live.list_cache.are_lists_shared, False
+        shared, self.live.list_cache.has_shared_lists = self.live.list_cache.has_shared_lists, False
         try:
             return await self.send(raw)
         finally:
-            self.live.list_cache.are_lists_shared = shared
+            self.live.list_cache.has_shared_lists = shared
 
 
 @asynccontextmanager

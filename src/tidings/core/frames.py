@@ -19,6 +19,7 @@ from tidings.core.model import Change, Feature, Item, Notification, Operation, V
 from tidings.policy import Detail
 
 __all__ = [
+    "ACKNOWLEDGED_METHOD",
     "CHANGE_KEY",
     "CURSOR_KEY",
     "DELETED_METHOD",
@@ -29,6 +30,8 @@ __all__ = [
     "KEEP_ALIVE",
     "REFETCH_KEY",
     "RESUME_KEY",
+    "SSE_HEAD",
+    "SSE_TAIL",
     "SUBSCRIPTION_KEY",
     "FrameEncoder",
     "FrameFormat",
@@ -53,14 +56,14 @@ FILTER_KEY = "dev.tidings/filter"
 """The `Terms` that a client asks for, and in the acknowledgement those that are granted."""
 EXTENSION = "dev.tidings/changes"
 """The extension that a client declares to get items and deltas in `_meta`, and deletions as their own method."""
+ACKNOWLEDGED_METHOD = "notifications/subscriptions/acknowledged"
 KEEP_ALIVE = b": keep-alive\r\n\r\n"
 DELETED_METHOD = "notifications/resources/deleted"
 """Not in the specification: only for clients that declare `dev.tidings/changes`."""
 HEARTBEAT_METHOD = "notifications/dev.tidings/bookmark"
 """Not in the specification: a heartbeat with a cursor, only for clients that ask for bookmarks."""
-
-
-_SSE_HEAD, _SSE_TAIL = b"event: message\r\ndata: ", b"\r\n\r\n"
+SSE_HEAD, SSE_TAIL = b"event: message\r\ndata: ", b"\r\n\r\n"
+"""The bytes around a message that is a server-sent event, as the SDK writes them."""
 
 
 class FrameFormat(NamedTuple):
@@ -129,7 +132,7 @@ def encode_tag(subscription_id: str | int) -> bytes:
 def acknowledgement(granted: dict[str, Any], meta: dict[str, Any], tag: bytes) -> bytes:
     """Return the first event of a listen stream: the topics that are granted."""
     params = {"notifications": granted, "_meta": {SUBSCRIPTION_KEY: msgspec.Raw(tag), **meta}}
-    return _event("notifications/subscriptions/acknowledged", params)
+    return _event(ACKNOWLEDGED_METHOD, params)
 
 
 def heartbeat(cursor: Cursor, tag: bytes | None = None) -> bytes:
@@ -140,15 +143,13 @@ def heartbeat(cursor: Cursor, tag: bytes | None = None) -> bytes:
 
 def _event(method: str, params: dict[str, Any]) -> bytes:
     text = _escape(msgspec.json.encode(params))
-    return _SSE_HEAD + b'{"jsonrpc":"2.0","method":"%s","params":%s}' % (method.encode(), text) + _SSE_TAIL
+    return SSE_HEAD + b'{"jsonrpc":"2.0","method":"%s","params":%s}' % (method.encode(), text) + SSE_TAIL
 
 
 def listen_result(meta: dict[str, Any], tag: bytes) -> bytes:
     """Return the last event of a listen stream that ends gracefully."""
     result = {"resultType": "complete", "_meta": {**meta, SUBSCRIPTION_KEY: msgspec.Raw(tag)}}
-    return (
-        _SSE_HEAD + b'{"jsonrpc":"2.0","id":%s,"result":%s}' % (tag, _escape(msgspec.json.encode(result))) + _SSE_TAIL
-    )
+    return SSE_HEAD + b'{"jsonrpc":"2.0","id":%s,"result":%s}' % (tag, _escape(msgspec.json.encode(result))) + SSE_TAIL
 
 
 def render(notification: Notification, format: FrameFormat) -> tuple[bytes, bytes]:
@@ -162,7 +163,7 @@ def render(notification: Notification, format: FrameFormat) -> tuple[bytes, byte
 def _render(notification: Notification, format: FrameFormat) -> tuple[bytes, bytes]:
     text = _from_template(notification, format) or _text(notification, format)
     head, _, tail = text.partition(_TAG)
-    before, after = (_SSE_HEAD, _SSE_TAIL) if format.is_sse else (b"", b"\n")
+    before, after = (SSE_HEAD, SSE_TAIL) if format.is_sse else (b"", b"\n")
     return (before + head, tail + after) if tail else (before + head + after, b"")
 
 

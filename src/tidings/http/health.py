@@ -35,9 +35,9 @@ def routes(
     find_missing: Callable[[], list[str]],
     render_metrics: Callable[[], str],
     *,
-    health: bool = True,
-    metrics: Audience | None = "local",
-    token: str | None = None,
+    health: bool,
+    metrics: Audience | None,
+    token: str | None,
 ) -> list[Route]:
     """Return the routes. `find_missing` returns the lists that the server needs before it is ready.
 

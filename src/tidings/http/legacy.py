@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidings.core.frames import FrameFormat, heartbeat, render
 from tidings.core.mailbox import IsMuted
@@ -161,6 +161,15 @@ class HttpSession:
         logger.warning("a legacy stream was not read for %s s; aborting it", self._hub.policy.write_deadline)
 
 
+class _StreamEnd(NamedTuple):
+    """The end of one stream, which the SDK serves."""
+
+    requested: asyncio.Event
+    """Set it to have the SDK end the stream."""
+    done: asyncio.Event
+    """Set when the SDK has ended the stream."""
+
+
 class LegacyStreams:
     """The legacy sessions of one server over HTTP, and their streams."""
 
@@ -170,8 +179,8 @@ class LegacyStreams:
         """By the SDK's session id."""
         self.has_event_store = False
         """Whether the SDK itself gives ids to events, and replays them."""
-        self._ends: dict[AsgiStream, tuple[asyncio.Event, asyncio.Event]] = {}
-        """For each open stream, an event that ends it, and one that is set when the SDK has ended it."""
+        self._open: dict[AsgiStream, _StreamEnd] = {}
+        """The open streams."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def find_or_add(self, session_id: str) -> HttpSession:
@@ -197,7 +206,7 @@ class LegacyStreams:
         session = self.find_or_add(session_id)
         self._loop = asyncio.get_running_loop()
         response = AsgiStream(scope, receive, send, self.subscriptions.policy)
-        end, ended = asyncio.Event(), asyncio.Event()
+        end = _StreamEnd(asyncio.Event(), asyncio.Event())
         is_open = False
         event_id = next((value for name, value in scope["headers"] if name == b"last-event-id"), b"")
         # The ids of an event store may look like those of `SentEvents`.
@@ -221,16 +230,16 @@ class LegacyStreams:
             await send(message)
             if message["type"] == "http.response.start" and message["status"] == 200:
                 is_open = True
-                self._ends[response] = end, ended
+                self._open[response] = end
                 if self.subscriptions.is_stopping:
-                    end.set()
+                    end.requested.set()
                 session.attach(response, is_resumed=is_resumed, read=read)
                 response.write_directly = direct_writer(scope, response.request)
-                response.watch_connection(lambda reason: end.set())
+                response.watch_connection(lambda reason: end.requested.set())
 
         async def receive_until_end() -> Message:
             # The SDK's response lasts until the client disconnects. To end it, report a disconnect.
-            waiting = [asyncio.ensure_future(receive()), asyncio.ensure_future(end.wait())]
+            waiting = [asyncio.ensure_future(receive()), asyncio.ensure_future(end.requested.wait())]
             try:
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 return waiting[0].result() if waiting[0].done() else {"type": "http.disconnect"}  # type: ignore[return-value]
@@ -242,8 +251,8 @@ class LegacyStreams:
             await app(scope, receive_until_end, send_between)
         finally:
             session.detach(response)
-            ended.set()
-            self._ends.pop(response, None)
+            end.done.set()
+            self._open.pop(response, None)
             if session.subscriber is None:
                 self.forget(session_id)
         if is_open:
@@ -254,26 +263,26 @@ class LegacyStreams:
 
     async def _end_streams(self, session: HttpSession) -> None:
         """End the stream that a client has lost. While it is open, the SDK refuses another one."""
-        for response, (end, ended) in [(each, self._ends[each]) for each in session.responses]:
-            end.set()
+        for response, end in [(each, self._open[each]) for each in session.responses]:
+            end.requested.set()
             response.abort()
             with suppress(TimeoutError):  # then the SDK refuses the new one
                 async with asyncio.timeout(_RELEASE_TIMEOUT):
-                    await ended.wait()
+                    await end.done.wait()
 
     def stop(self) -> None:
         """End every stream."""
-        abort_unfinished(self._ends, self._loop)
-        for end, _ in self._ends.values():
-            end.set()
+        abort_unfinished(self._open, self._loop)
+        for end in self._open.values():
+            end.requested.set()
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._open)
 
     @property
     def slow(self) -> int:
         """The number of streams that wait for their client."""
-        return sum(response.is_busy for response in tuple(self._ends))
+        return sum(response.is_busy for response in tuple(self._open))
 
 
 def _strip_event_end(message: Message) -> Message:

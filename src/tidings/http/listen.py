@@ -81,7 +81,7 @@ class ListenStreams:
         self._groups: list[dict[ListenStream, None]] = [{} for _ in range(_GROUPS)]
         self._next_group = cycle(range(_GROUPS))
         self._current_group = 0
-        self._relayed: dict[AsgiStream, None] = {}
+        self._sdk_responses: dict[AsgiStream, None] = {}
         """The connections of the streams that the SDK writes."""
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -98,7 +98,7 @@ class ListenStreams:
     def slow(self) -> int:
         """The number of streams that wait for their client."""
         own = sum(stream.response.is_busy for stream in self)
-        return own + sum(response.is_busy for response in tuple(self._relayed))
+        return own + sum(response.is_busy for response in tuple(self._sdk_responses))
 
     async def serve(
         self, scope: Scope, receive: Receive, send: Send, request: ListenRequest, principal: Principal | None
@@ -180,23 +180,23 @@ class ListenStreams:
             cached = self._acknowledgements[features] = (state, head, tail)
         return cached[1] + stream.tag + cached[2]
 
-    async def relay(
+    async def serve_by_sdk(
         self, app: Any, scope: Scope, receive: Receive, send: Send, replayed: Receive | None = None
     ) -> None:
         """Let the SDK serve a stream, and abort it if its client does not read. `replayed` replaces `receive` for a
         request that was read already."""
         self._loop = asyncio.get_running_loop()
         response = AsgiStream(scope, receive, send, self.policy)
-        response.callbacks = _RelayedCallbacks(self.hub, self.policy)
-        self._relayed[response] = None
-        response.watch_connection(self._end_relayed)
+        response.callbacks = _SDKStreamCallbacks(self.hub, self.policy)
+        self._sdk_responses[response] = None
+        response.watch_connection(self._end_sdk_stream)
         try:
             await app(scope, replayed or receive, response.forward)
         finally:
             response.stop_watching()
-            del self._relayed[response]
+            del self._sdk_responses[response]
 
-    def _end_relayed(self, reason: Reason) -> None:
+    def _end_sdk_stream(self, reason: Reason) -> None:
         # The SDK has no way to end one stream.
         if reason is Reason.SHUTDOWN:
             self._stop_server()
@@ -207,7 +207,7 @@ class ListenStreams:
         responses: list[ResponseStream] = [stream.response for stream in streams]
         for stream in streams:
             stream.end()
-        abort_unfinished([*responses, *self._relayed], self._loop)
+        abort_unfinished([*responses, *self._sdk_responses], self._loop)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -330,7 +330,7 @@ class ListenStream:
             self.end()
 
 
-class _RelayedCallbacks:
+class _SDKStreamCallbacks:
     """The callbacks of a stream that the SDK writes."""
 
     __slots__ = ("_hub", "_policy")

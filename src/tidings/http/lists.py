@@ -9,19 +9,20 @@ from typing import Any
 
 import msgspec
 
+from tidings.core.frames import SSE_HEAD, SSE_TAIL
 from tidings.http.stream import Message, Receive, Scope, Send
-from tidings.server.list_cache import RESPONSE_HEAD, CachedResponse, ListCache
+from tidings.server.list_cache import RESPONSE_HEAD, CachedResponse, ListCache, Outcome
 
 __all__ = ["request_and_store", "send_cached"]
 
-_SSE_HEAD = b"event: message\r\ndata: " + RESPONSE_HEAD
+_SSE_RESPONSE_HEAD = SSE_HEAD + RESPONSE_HEAD
 
 
 class _Response(msgspec.Struct):
     result: msgspec.Raw
 
 
-async def send_cached(response: CachedResponse, send: Send, tag: bytes, session_id: bytes = b"") -> None:
+async def send_cached(response: CachedResponse, send: Send, tag: bytes, session_id: bytes) -> None:
     """Send a cached response with the id of this request and, if it is a legacy one, of its session."""
     body = response.head + tag + response.tail
     headers = response.headers.copy()
@@ -38,7 +39,7 @@ async def request_and_store(
 ) -> None:
     """Let the SDK respond to this request, and store its response."""
     state = cache.state_of(method)
-    settle = cache.begin(method, version)
+    finish = cache.begin(method, version)
     start: Message | None = None
 
     async def send_and_store(message: Message) -> None:
@@ -49,27 +50,27 @@ async def request_and_store(
         if start is not None:
             first, start = start, None
             if cache.state_of(method) != state or (parts := _split(first, message, tag)) is None:
-                settle(False)
+                finish(Outcome.NOT_CACHEABLE)
             else:
                 headers = [(name.lower(), value) for name, value in first["headers"]]
                 cache.store((method, version), state, *parts, headers)
                 # Before anything is sent: other clients must not wait until this one reads.
-                settle(True)
+                finish(Outcome.CACHED)
             await send(first)
         await send(message)
 
     try:
         await app(scope, receive, send_and_store)
     finally:
-        settle(None)
+        finish(Outcome.NO_RESPONSE)
 
 
 def _split(start: Message, message: Message, tag: bytes) -> tuple[bytes, bytes] | None:
     """Return the response before and after its request id; None if it is an error, a page, or not complete."""
     body = message.get("body", b"")
-    is_sse = body.startswith(_SSE_HEAD)
-    head = _SSE_HEAD if is_sse else RESPONSE_HEAD
-    end = b"\r\n\r\n" if is_sse else b""
+    is_sse = body.startswith(_SSE_RESPONSE_HEAD)
+    head = _SSE_RESPONSE_HEAD if is_sse else RESPONSE_HEAD
+    end = SSE_TAIL if is_sse else b""
     if (
         start["status"] != 200
         or not body.startswith(head + tag + b',"result":{')

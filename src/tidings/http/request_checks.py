@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from tidings.server.granted_topics import RequestedTopics
-from tidings.server.methods import DECODE_ERRORS, LISTEN, SHARED_RESPONSES, decode_request
+from tidings.server.methods import CACHEABLE_METHODS, DECODE_ERRORS, LISTEN, decode_request
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -37,7 +37,7 @@ _RELEVANT: Final = frozenset(
 )
 _MODERN = frozenset(version.encode() for version in MODERN_PROTOCOL_VERSIONS)
 _LEGACY = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
-_METHODS = frozenset(method.encode() for method in (*SHARED_RESPONSES, LISTEN))
+_METHODS = frozenset(method.encode() for method in (*CACHEABLE_METHODS, LISTEN))
 
 _MAX_CACHED = 1024
 """Entries of each cache. Clients of the same program send the same bytes, so a few dozen are used. A client that varies
@@ -130,7 +130,7 @@ class RequestChecks:
         Return None if the SDK should respond. `method` is that of the headers, or empty. `version` is that of the
         response."""
         request = decode_request(body)
-        if request is None or (request.method != method if method else request.method not in SHARED_RESPONSES):
+        if request is None or (request.method != method if method else request.method not in CACHEABLE_METHODS):
             return None
         if isinstance(request.id, str) and not (request.id.isascii() and request.id.isprintable()):
             return None  # the SDK may encode the same id differently

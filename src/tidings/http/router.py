@@ -17,7 +17,7 @@ from tidings.http.request_checks import CheckedHeaders, RequestChecks, relevant_
 from tidings.http.stream import Message, Receive, Scope, Send
 from tidings.server import internals
 from tidings.server.authorization import principal_of
-from tidings.server.list_cache import ListCache
+from tidings.server.list_cache import ListCache, Outcome
 from tidings.server.list_reader import ListReader
 from tidings.server.methods import LISTEN
 from tidings.server.source import Source
@@ -98,7 +98,7 @@ class Router:
                 replayed = _replay(messages, receive)
                 await request_and_store(cache, self._app, _stripped(scope), replayed, send, method, version, tag)
                 return
-            if await asyncio.shield(pending) is False:
+            if await asyncio.shield(pending) is Outcome.NOT_CACHEABLE:
                 break
         if response is None or (session_id and not self._touch(session_id, scope)):
             await self._app(_stripped(scope), _replay(messages, receive), send)
@@ -117,7 +117,7 @@ class Router:
         """Open a stream. Return it if its request has to wait for the end."""
         streams = self._listen_streams
         if not checked.is_valid or self._source.has_user_middleware():
-            await streams.relay(self._app, _stripped(scope), receive, send)
+            await streams.serve_by_sdk(self._app, _stripped(scope), receive, send)
             return None
         messages, body = await self._read(receive)
         if messages[-1]["type"] == "http.disconnect":
@@ -125,7 +125,7 @@ class Router:
         request = self._checks.listen_request(checked.version, body)
         if request is None:
             # The SDK responds with the error, or accepts what Tidings does not, and then writes a stream.
-            await streams.relay(self._app, _stripped(scope), receive, send, _replay(messages, receive))
+            await streams.serve_by_sdk(self._app, _stripped(scope), receive, send, _replay(messages, receive))
             return None
         if not self._reader.is_loaded:
             await self._reader.ensure_loaded()

@@ -3,7 +3,7 @@ requests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +42,6 @@ class FastMCPSource(Source):
                 wake(feature)
 
         internals.watch_fastmcp(self.server, wake_all, catalog.lock)
-        for name in ("add_provider", "mount", "add_transform", "enable", "disable", "add_middleware"):
-            _call_after(self.server, name, wake_all)
 
     def has_user_middleware(self) -> bool:
         from fastmcp.server.middleware.dereference import DereferenceRefsMiddleware
@@ -118,18 +116,3 @@ def _normalize(uri: str) -> str:
         return str(AnyUrl(uri))
     except ValueError:
         return uri
-
-
-def _call_after(owner: Any, name: str, function: Callable[[], None]) -> None:
-    """Call a function after each call of a method of `owner`."""
-    original = getattr(owner, name, None)
-    if original is None:
-        return
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(*args, **kwargs)
-        finally:
-            function()
-
-    setattr(owner, name, wrapped)

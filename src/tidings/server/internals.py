@@ -189,8 +189,27 @@ def watch_mcpserver(
 
 
 def watch_fastmcp(server: FastMCP[Any], wake: Callable[[], None], lock: AbstractContextManager[Any]) -> None:
+    """Call `wake` after each change of what a server lists: of its registry, providers, transforms and middleware."""
     provider = server.local_provider
     provider._components = WatchedDict(provider._components, lambda key: wake(), lock)
+    # These methods are replaced, because FastMCP keeps what they add in several places, and reports no change.
+    for name in ("add_provider", "mount", "add_transform", "enable", "disable", "add_middleware"):
+        _call_after(server, name, wake)
+
+
+def _call_after(owner: Any, name: str, function: Callable[[], None]) -> None:
+    """Call a function after each call of a method of `owner`."""
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        finally:
+            function()
+
+    setattr(owner, name, wrapped)
 
 
 def fastmcp_endpoint(app: Any) -> Any:

@@ -16,6 +16,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Hashable
+from enum import Enum, auto
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -26,10 +27,10 @@ from tidings.core.hub import Hub
 from tidings.core.model import Feature, Version
 from tidings.server.list_reader import ListReader
 from tidings.server.loop_bridge import LoopBridge
-from tidings.server.methods import DISCOVER, LIST_METHODS, SHARED_RESPONSES
+from tidings.server.methods import CACHEABLE_METHODS, DISCOVER, LIST_METHODS
 from tidings.server.source import Source
 
-__all__ = ["RESPONSE_HEAD", "CachedResponse", "Headers", "ListCache", "Settle"]
+__all__ = ["RESPONSE_HEAD", "CachedResponse", "Finish", "Headers", "ListCache", "Outcome"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,19 @@ Key = tuple[str, str]
 
 Headers = list[tuple[bytes, bytes]]
 
-Settle = Callable[[bool | None], None]
-"""Reports the end of a request to the SDK: whether the response is cached now, or None if there was no response."""
+
+class Outcome(Enum):
+    """What a request to the SDK means for the clients that wait for the same response."""
+
+    CACHED = auto()
+    NOT_CACHEABLE = auto()
+    """Each client has to ask the SDK itself."""
+    NO_RESPONSE = auto()
+    """One of the clients has to ask again: the request failed, or its client has disconnected."""
+
+
+Finish = Callable[[Outcome], None]
+"""Reports the end of a request to the SDK. Only the first call counts."""
 
 
 class _PendingRequest(NamedTuple):
@@ -58,7 +70,7 @@ class _PendingRequest(NamedTuple):
 
     state: Hashable
     """The state for which it was made."""
-    future: asyncio.Future[bool | None]
+    future: asyncio.Future[Outcome]
     started: float
     """CPU time of the event loop's thread."""
 
@@ -83,15 +95,15 @@ class CachedResponse:
 
 class ListCache:
     def __init__(
-        self, source: Source, reader: ListReader, hub: Hub, bridge: LoopBridge, *, are_lists_shared: bool | None = None
+        self, source: Source, reader: ListReader, hub: Hub, bridge: LoopBridge, *, has_shared_lists: bool | None
     ) -> None:
-        """`are_lists_shared` overrides what the source says."""
+        """`has_shared_lists` overrides what the source says."""
         self._source = source
         self._server = source.lowlevel
         self._reader = reader
         self._hub = hub
         self._bridge = bridge
-        self.are_lists_shared = are_lists_shared
+        self.has_shared_lists = has_shared_lists
         self._responses: dict[Key, CachedResponse] = {}
         self._pending: dict[Key, _PendingRequest] = {}
         bridge.follow_lists(self._renew_used)
@@ -100,12 +112,12 @@ class ListCache:
     def is_usable(self) -> bool:
         """Whether responses may come from the cache: all callers see the same lists, and the user has no middleware,
         which has to see every request."""
-        are_shared = self._source.lists_are_shared if self.are_lists_shared is None else self.are_lists_shared
+        are_shared = self._source.has_shared_lists if self.has_shared_lists is None else self.has_shared_lists
         return are_shared and not self._source.has_user_middleware()
 
     def can_serve(self, method: str) -> bool:
         """Return whether responses to this method may come from the cache."""
-        return method in SHARED_RESPONSES and self.is_usable
+        return method in CACHEABLE_METHODS and self.is_usable
 
     def state_of(self, method: str) -> Hashable:
         """Return the state that a response depends on."""
@@ -132,26 +144,25 @@ class ListCache:
                 self._hub.notifications.fetched.record(LIST_METHODS[method].feature, response.state)
         return response
 
-    def find_pending(self, method: str, version: str) -> asyncio.Future[bool | None] | None:
-        """Return the request to the SDK for the same response, if one is in progress: many clients ask once.
-
-        The result says whether the response is cached now; None if there was none. Await it with `asyncio.shield`."""
+    def find_pending(self, method: str, version: str) -> asyncio.Future[Outcome] | None:
+        """Return the request to the SDK for the same response, if one is in progress: one request serves all clients
+        that wait. Await it with `asyncio.shield`."""
         pending = self._pending.get((method, version))
         return pending.future if pending is not None and pending.state == self.state_of(method) else None
 
-    def begin(self, method: str, version: str) -> Settle:
+    def begin(self, method: str, version: str) -> Finish:
         """Record that a request to the SDK starts. The caller passes its result to the returned function."""
         key, state = (method, version), self.state_of(method)
         pending = _PendingRequest(state, asyncio.get_running_loop().create_future(), time.thread_time())
         self._pending[key] = pending
 
-        def settle(is_cached: bool | None) -> None:
+        def finish(outcome: Outcome) -> None:
             if self._pending.get(key) is pending:
                 del self._pending[key]
             if not pending.future.done():
-                pending.future.set_result(is_cached)
+                pending.future.set_result(outcome)
 
-        return settle
+        return finish
 
     def store(self, key: Key, state: Hashable, head: bytes, tail: bytes, headers: Headers) -> None:
         """Store the response that the SDK made in this state."""
@@ -173,9 +184,6 @@ class ListCache:
         cost = time.thread_time() - pending.started
         return max(memory, min(_COST_FACTOR * cost, _MAX_MEMORY))
 
-    def clear(self) -> None:
-        self._responses.clear()
-
     def _renew_used(self) -> None:
         """Request the responses again that clients used, after a change and before clients ask for them."""
         if not self._responses or not self.is_usable:
@@ -185,25 +193,25 @@ class ListCache:
             if not response.is_used or version not in MODERN_PROTOCOL_VERSIONS or self.find_pending(*key):
                 continue
             if response.state != (state := self.state_of(method)):
-                settle = self.begin(*key)
-                renewing = self._bridge.start_task(self._renew(key, state, response.headers, settle))
+                finish = self.begin(*key)
+                renewing = self._bridge.start_task(self._renew(key, state, response.headers, finish))
                 # Also if the task never starts: clients must not wait for it.
-                renewing.add_done_callback(partial(_settle_without_response, settle))
+                renewing.add_done_callback(partial(_finish_without_response, finish))
 
-    async def _renew(self, key: Key, state: Hashable, headers: Headers, settle: Settle) -> None:
+    async def _renew(self, key: Key, state: Hashable, headers: Headers, finish: Finish) -> None:
         if self.state_of(key[0]) != state:
             return  # after another change, which has its own task
         try:
             result = await self._reader.request(*key)
             if "nextCursor" not in result and self.state_of(key[0]) == state:
                 self.store(key, state, RESPONSE_HEAD, b',"result":%b}' % _encode(result), headers)
-                settle(True)
+                finish(Outcome.CACHED)
         except Exception as error:  # clients get the response of the SDK
             logger.debug("%s could not be made in advance: %r", key[0], error)
 
 
-def _settle_without_response(settle: Settle, task: asyncio.Task[None]) -> None:
-    settle(None)
+def _finish_without_response(finish: Finish, task: asyncio.Task[None]) -> None:
+    finish(Outcome.NO_RESPONSE)
 
 
 def _encode(result: dict[str, Any]) -> bytes:

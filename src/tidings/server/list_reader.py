@@ -73,8 +73,8 @@ class ListReader:
         """Seconds that a list may take to be read before the server is not ready. A slow server is not an outage."""
         self.request_id: Final = f"tidings-{secrets.token_hex(8)}"
         """The id of the requests that read lists for the catalog. The middleware passes them on unchanged."""
-        self.response_id: Final = f"{self.request_id}-list"
-        """The id of the requests whose response is kept for clients."""
+        self.cache_request_id: Final = f"{self.request_id}-cache"
+        """The id of the requests whose response is cached for clients."""
         bridge.on_bind(self._reset)
 
     def start(self) -> None:
@@ -152,7 +152,7 @@ class ListReader:
 
     async def request(self, method: str, version: str) -> dict[str, Any]:
         """Return the result of a list request by a modern client without capabilities."""
-        return await self._request(method, version, self.response_id)
+        return await self._request(method, version, self.cache_request_id)
 
     # On the event loop
 

@@ -25,7 +25,7 @@ from tidings.core.model import Feature, item_key
 from tidings.errors import InvalidItem, NotFound
 from tidings.server.components import already_exists
 from tidings.server.definitions import as_dict
-from tidings.server.methods import list_methods
+from tidings.server.methods import CALL_TOOL, GET_PROMPT, READ_RESOURCE, list_methods
 from tidings.server.source import Source, Wake
 
 __all__ = ["LowLevelSource"]
@@ -294,7 +294,7 @@ def _read_result(uri: str, value: Any) -> Any:
 
 
 _CALLS: dict[Feature, tuple[str, Any, str, Callable[[str, Any], Any]]] = {
-    Feature.TOOLS: ("tools/call", types.CallToolRequestParams, "name", _tool_result),
-    Feature.PROMPTS: ("prompts/get", types.GetPromptRequestParams, "name", _prompt_result),
-    Feature.RESOURCES: ("resources/read", types.ReadResourceRequestParams, "uri", _read_result),
+    Feature.TOOLS: (CALL_TOOL, types.CallToolRequestParams, "name", _tool_result),
+    Feature.PROMPTS: (GET_PROMPT, types.GetPromptRequestParams, "name", _prompt_result),
+    Feature.RESOURCES: (READ_RESOURCE, types.ReadResourceRequestParams, "uri", _read_result),
 }

@@ -38,7 +38,7 @@ class MCPServerSource(Source):
         self.lowlevel = internals.lowlevel_of(server)
         # A method or handler of the user may return another list for each caller. Such a server gets list requests
         # without authentication, and clients are not notified of items that only some callers see.
-        self.lists_are_shared = internals.has_standard_lists(server)
+        self.has_shared_lists = internals.has_standard_lists(server)
         self._encoded: tuple[BaseModel | None, bytes] = _NOTHING
         """The item that is being put into a registry, and its JSON, which was made to check it. The read that follows
         uses it; a later read must not, because the user may have changed the item in place. Needs the catalog's
@@ -47,7 +47,7 @@ class MCPServerSource(Source):
     def watch(self, catalog: Catalog, wake: Wake) -> None:
         internals.watch_mcpserver(
             self.server,
-            lambda feature, key: wake(feature, key if self.lists_are_shared else None),
+            lambda feature, key: wake(feature, key if self.has_shared_lists else None),
             catalog.lock,
         )
 
@@ -62,7 +62,7 @@ class MCPServerSource(Source):
         internals.bus_of(self.server).subscribe(on_event)
 
     def read_items(self, feature: Feature, on_invalid: OnInvalid) -> list[dict[str, Any]] | None:
-        if not self.lists_are_shared:
+        if not self.has_shared_lists:
             return None
         self._encoded = _NOTHING
         listed: list[BaseModel] = []

@@ -1,4 +1,4 @@
-"""The MCP methods that Tidings serves itself: one table of the list methods, and the others by name."""
+"""The MCP methods that Tidings serves or watches: one table of the list methods, and the others by name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ import msgspec
 from tidings.core.model import Feature
 
 __all__ = [
+    "CACHEABLE_METHODS",
+    "CALL_TOOL",
     "DECODE_ERRORS",
     "DISCOVER",
+    "GET_PROMPT",
+    "INITIALIZE",
+    "INITIALIZED",
     "LISTEN",
     "LIST_METHODS",
-    "SHARED_RESPONSES",
+    "READ_RESOURCE",
+    "SUBSCRIBE",
+    "UNSUBSCRIBE",
     "ListMethod",
     "Request",
     "decode_request",
@@ -41,8 +48,15 @@ LIST_METHODS: Final = {
 }
 DISCOVER: Final = "server/discover"
 LISTEN: Final = "subscriptions/listen"
+INITIALIZE: Final = "initialize"
+INITIALIZED: Final = "notifications/initialized"
+CALL_TOOL: Final = "tools/call"
+GET_PROMPT: Final = "prompts/get"
+READ_RESOURCE: Final = "resources/read"
+SUBSCRIBE: Final = "resources/subscribe"
+UNSUBSCRIBE: Final = "resources/unsubscribe"
 
-SHARED_RESPONSES: Final = frozenset({*LIST_METHODS, DISCOVER})
+CACHEABLE_METHODS: Final = frozenset({*LIST_METHODS, DISCOVER})
 """Methods whose response can be the same for every client."""
 
 DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

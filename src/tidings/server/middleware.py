@@ -25,7 +25,7 @@ from tidings.core.model import Feature, Topic
 from tidings.core.observer import RUN_TOOL
 from tidings.server.definitions import as_dict
 from tidings.server.list_reader import ListReader
-from tidings.server.methods import DISCOVER, LIST_METHODS, LISTEN
+from tidings.server.methods import CALL_TOOL, DISCOVER, INITIALIZE, INITIALIZED, LIST_METHODS, LISTEN, READ_RESOURCE
 from tidings.server.response_cursor import ResponseCursor
 from tidings.server.sessions import Sessions
 from tidings.server.source import Source
@@ -65,7 +65,7 @@ class NotificationMiddleware:
             ended = await self._sessions.listen(ctx, params)
             meta = {**server_info_meta(self._source.lowlevel), **(ended.meta or {})}
             return {"resultType": "complete", "_meta": meta}
-        is_internal = ctx.request_id == self._reader.response_id
+        is_internal = ctx.request_id == self._reader.cache_request_id
         with ResponseCursor(self._hub, self._reader, self._epoch, _topics(ctx), is_internal=is_internal) as cursor:
             result = await call_next(ctx)
             try:
@@ -78,11 +78,11 @@ class NotificationMiddleware:
     async def _complete(self, ctx: Ctx, result: HandlerResult, cursor: ResponseCursor) -> HandlerResult:
         if ctx.method in LIST_METHODS:
             return self._with_cursor(ctx, as_dict(result), cursor.as_json())
-        if ctx.method == "resources/read":
+        if ctx.method == READ_RESOURCE:
             return _with_meta(result, {CURSOR_KEY: cursor.as_json()})
         if ctx.method == DISCOVER:
             return self._with_capabilities(as_dict(result), ctx.protocol_version, is_served=True)
-        if ctx.method == "initialize":
+        if ctx.method == INITIALIZE:
             response = as_dict(result)
             version = response["protocolVersion"]
             self._hub.tracer.continue_trace(ctx.meta)
@@ -90,7 +90,7 @@ class NotificationMiddleware:
             if meta:
                 response["_meta"] = {**(response.get("_meta") or {}), **meta}
             return self._with_capabilities(response, version, is_served=meta is not None)
-        if ctx.method == "notifications/initialized":
+        if ctx.method == INITIALIZED:
             self._sessions.start(ctx)
         return result
 
@@ -131,7 +131,7 @@ def _topics(ctx: Ctx) -> list[Topic]:
     """Return the topics whose present version is in the response."""
     if ctx.method in LIST_METHODS:
         return [LIST_METHODS[ctx.method].feature]
-    uri = (ctx.params or {}).get("uri") if ctx.method == "resources/read" else None
+    uri = (ctx.params or {}).get("uri") if ctx.method == READ_RESOURCE else None
     return [uri] if isinstance(uri, str) else []
 
 
@@ -149,7 +149,7 @@ class ToolCallMiddleware:
         self._hub = hub
 
     async def __call__(self, ctx: Ctx, call_next: CallNext) -> HandlerResult:
-        if ctx.method != "tools/call":
+        if ctx.method != CALL_TOOL:
             return await call_next(ctx)
         name = (ctx.params or {}).get("name")
         outcome = "error"

@@ -20,7 +20,14 @@ from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
 from tidings.core.encoding import is_unicode
-from tidings.core.frames import CURSOR_KEY, HEARTBEAT_METHOD, SUBSCRIPTION_KEY, encode_frame, encode_tag
+from tidings.core.frames import (
+    ACKNOWLEDGED_METHOD,
+    CURSOR_KEY,
+    HEARTBEAT_METHOD,
+    SUBSCRIPTION_KEY,
+    encode_frame,
+    encode_tag,
+)
 from tidings.core.mailbox import IsMuted
 from tidings.core.model import Feature, Notification, Reason, Topic
 from tidings.core.redact import short_id
@@ -30,7 +37,7 @@ from tidings.server import internals
 from tidings.server.authorization import caller_of
 from tidings.server.granted_topics import RequestedTopics
 from tidings.server.heartbeat import Heartbeat
-from tidings.server.methods import LISTEN
+from tidings.server.methods import LISTEN, SUBSCRIBE, UNSUBSCRIBE
 from tidings.server.subscribe import PreparedSubscription, Subscriptions
 
 if TYPE_CHECKING:
@@ -99,8 +106,8 @@ class Sessions:
         self._heartbeat = Heartbeat(subscriptions.policy.keep_alive)
         self._http_sessions = http_sessions
         self._streams: dict[_ListenStream, None] = {}
-        server.add_request_handler("resources/subscribe", types.SubscribeRequestParams, self._subscribe)
-        server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, self._unsubscribe)
+        server.add_request_handler(SUBSCRIBE, types.SubscribeRequestParams, self._subscribe)
+        server.add_request_handler(UNSUBSCRIBE, types.UnsubscribeRequestParams, self._unsubscribe)
         server.add_request_handler(LISTEN, types.SubscriptionsListenRequestParams, self.listen)
 
     def stop(self) -> None:
@@ -216,7 +223,7 @@ class Sessions:
             if prepared.options.terms.bookmarks:
                 self._heartbeat.add(stream.send_heartbeat)
             await stream.send(
-                "notifications/subscriptions/acknowledged",
+                ACKNOWLEDGED_METHOD,
                 {"notifications": prepared.granted.as_json(), "_meta": {**meta, **acknowledgement}},
             )
             if prepared.granted and not self._subscriptions.is_stopping:

@@ -30,7 +30,7 @@ class Source(ABC):
     server: Any
     """The user's server, or the one that the source made. It makes the ASGI app."""
     lowlevel: Server[Any]
-    lists_are_shared = False
+    has_shared_lists = False
     """Whether every caller sees the same lists, as far as the kind of server tells."""
 
     @property

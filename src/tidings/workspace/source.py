@@ -72,7 +72,7 @@ class _DueUnit:
 class Workspace(Source):
     """A server whose items are the files of a folder."""
 
-    lists_are_shared = True
+    has_shared_lists = True
 
     def __init__(self, root: Path | str, *, poll: float = 10.0) -> None:
         """Load the folder. `poll` is the number of seconds between full scans; 0 turns them off.

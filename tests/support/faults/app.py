@@ -143,7 +143,7 @@ class Board:
             # A client that has read no event has no last event id.
             if session_id in self._broken or session._sent.count < 5:
                 self._broken.discard(session_id)
-                splice._ends[session.response][0].set()
+                splice._open[session.response].requested.set()
             else:
                 self._broken.add(session_id)
                 assert session.response._transport is not None
