@@ -18,14 +18,14 @@ from tidings.core.catalog import Catalog
 from tidings.core.cursor import Cursor
 from tidings.core.frames import EXTENSION
 from tidings.core.hub import Hub
-from tidings.core.journal import ChangeHistory, Journal
+from tidings.core.journal import ChangeHistory, Journal, history_topic
 from tidings.core.model import Feature, Topic
 from tidings.errors import TidingsError
 from tidings.http.legacy import LegacyStreams
 from tidings.http.listen import ListenStreams
 from tidings.policy import Policy
 from tidings.server.authorization import Authorization, Authorize
-from tidings.server.extension import ExtensionMethods, find_changes
+from tidings.server.extension import ExtensionMethods
 from tidings.server.items import LiveItems, LiveResources
 from tidings.server.list_cache import ListCache
 from tidings.server.list_reader import ListReader
@@ -266,4 +266,5 @@ class Live:
         """Return the changes after a revision that the journal has: of one list, of one resource's content, or of all.
 
         With a cursor as `since`, only changes of the topics in it. With a limit, only the newest changes."""
-        return find_changes(self.hub, self.epoch, feature, uri, since, limit)
+        found = self.hub.history(history_topic(feature, uri), since, self.epoch)
+        return found if limit is None else found.newest(limit)

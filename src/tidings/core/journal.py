@@ -20,9 +20,10 @@ from msgspec import structs
 
 from tidings.core.encoding import iso_time
 from tidings.core.model import Change, Feature, Topic, Version, operation_between
+from tidings.errors import TidingsError
 from tidings.policy import Policy
 
-__all__ = ["ChangeHistory", "Journal", "change_json", "changes_since_told", "net_changes"]
+__all__ = ["ChangeHistory", "Journal", "change_json", "changes_since_told", "history_topic", "net_changes"]
 
 
 class ChangeHistory(NamedTuple):
@@ -36,6 +37,13 @@ class ChangeHistory(NamedTuple):
         if len(self.changes) <= limit:
             return self
         return ChangeHistory(self.changes[len(self.changes) - limit :], complete=False)
+
+
+def history_topic(feature: Feature | str | None, uri: str | None) -> Topic | None:
+    """Return the topic of a history: a list, the content of a resource, or None for all."""
+    if feature is not None and uri is not None:
+        raise TidingsError("history is of a feature or of a URI; name one of them, or neither for all")
+    return uri if feature is None else Feature(feature)
 
 
 class Journal:

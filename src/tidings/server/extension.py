@@ -20,9 +20,8 @@ from pydantic import ConfigDict
 from tidings.core.cursor import Cursor
 from tidings.core.filters import Terms
 from tidings.core.frames import EXTENSION
-from tidings.core.hub import Hub
-from tidings.core.journal import ChangeHistory, change_json
-from tidings.core.model import Change, Feature, Topic
+from tidings.core.journal import ChangeHistory, change_json, history_topic
+from tidings.core.model import Change, Topic
 from tidings.errors import TidingsError
 from tidings.server.authorization import Authorization, Principal, caller_of, owner_of
 from tidings.server.granted_topics import RequestedTopics
@@ -33,7 +32,7 @@ from tidings.store.durable import as_json as as_subscription
 if TYPE_CHECKING:
     from mcp.server import Server
 
-__all__ = ["HISTORY", "SUBSCRIPTIONS", "ExtensionMethods", "WebhookRules", "find_changes"]
+__all__ = ["HISTORY", "SUBSCRIPTIONS", "ExtensionMethods", "WebhookRules"]
 
 HISTORY = "dev.tidings/history"
 SUBSCRIPTIONS = "dev.tidings/subscriptions"
@@ -61,21 +60,6 @@ class WebhookRules(Protocol):
 
     def create(self, url: str, secret: str | None, previous: Webhook | None, scopes: tuple[str, ...]) -> Webhook:
         """Return a webhook, with a new secret if there is none. Raise `TidingsError` if it is not allowed."""
-
-
-def find_changes(
-    hub: Hub,
-    epoch: str,
-    feature: Feature | str | None = None,
-    uri: str | None = None,
-    since: int | Cursor | None = None,
-    limit: int | None = None,
-) -> ChangeHistory:
-    """Return the changes after a revision or cursor that the journal has: of a list, of a content, or of all."""
-    if feature is not None and uri is not None:
-        raise TidingsError("history is of a feature or of a URI; name one of them, or neither for all")
-    found = hub.history(uri if feature is None else Feature(feature), since, epoch)
-    return found if limit is None else found.newest(limit)
 
 
 class _AnyParams(types.RequestParams):
@@ -160,7 +144,7 @@ class ExtensionMethods:
 
     def _find_changes(self, params: _HistoryParams) -> ChangeHistory:
         since = Cursor.parse(params.since) if isinstance(params.since, dict) else params.since
-        history = find_changes(self._hub, self._epoch, params.feature, params.uri, since)
+        history = self._hub.history(history_topic(params.feature, params.uri), since, self._epoch)
         if since is None and params.since is not None:
             history = history._replace(complete=False)  # the cursor can't be read, so more may have changed
         if params.cursor is not None:
