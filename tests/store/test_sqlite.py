@@ -190,18 +190,6 @@ def test_file_of_a_newer_format_is_refused_and_not_changed(path: Path) -> None:
     assert state_after_restart(path) == state
 
 
-def test_file_of_an_older_format_is_read_and_upgraded(path: Path) -> None:
-    server = StoredServer(path)
-    server.catalog.follow(lambda changes: server.write())  # with one change in a row, formats 1 and 2 are the same
-    fill(server)
-    state = server.close()
-    execute(path, "PRAGMA user_version = 1")
-
-    assert peek(path).journal == state["journal"]
-    assert state_after_restart(path) == state
-    assert execute(path, "PRAGMA user_version") == (SCHEMA,)
-
-
 def test_missing_and_empty_files_cannot_be_read_but_can_be_opened(path: Path) -> None:
     with pytest.raises(StoreError, match="there is no such file"):
         peek(path)

@@ -33,10 +33,8 @@ __all__ = ["SQLiteStore", "peek"]
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = 2
-"""The version of the file format. It is incremented when an older version could not read the file; this one reads all
-older formats. In 1, each change of the journal had the item before it; in 2, only if no earlier change of the row has
-it."""
+SCHEMA = 1
+"""The version of the file format. It is incremented when an older version of Tidings could not read the file."""
 
 _APPLICATION_ID = 0x54494447
 """In the header of the file, to recognize databases of other programs."""
@@ -65,9 +63,6 @@ CREATE INDEX journal_by_age ON journal (history, last);
 CREATE TABLE floors (history TEXT PRIMARY KEY, revision INTEGER) WITHOUT ROWID;
 CREATE TABLE durables (owner TEXT, name TEXT, state TEXT, PRIMARY KEY (owner, name));
 """
-
-_RUN, _APPLIED = "life", "settled"
-"""Names in the table `meta`, as format 1 has them."""
 
 _decode_durable = msgspec.json.Decoder(DurableSubscription).decode
 
@@ -210,16 +205,15 @@ class SQLiteStore:
                     db.execute(statement)
                 db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version = {SCHEMA}")
-                meta = [("epoch", secrets.token_hex(8)), (_RUN, 0), (_APPLIED, 0), ("forgotten", 0)]
+                meta = [("epoch", secrets.token_hex(8)), ("run", 0), ("applied", 0), ("forgotten", 0)]
                 db.executemany("INSERT INTO meta VALUES (?, ?)", meta)
 
     def _start_run(self) -> int:
         db = self._opened()
         db.execute("PRAGMA synchronous = FULL")
         with _transaction(db):
-            db.execute("UPDATE meta SET value = value + 1 WHERE name = ?", (_RUN,))
-            run = db.execute("SELECT value FROM meta WHERE name = ?", (_RUN,)).fetchone()[0]
-            db.execute(f"PRAGMA user_version = {SCHEMA}")  # a file of an older format has this one from now on
+            db.execute("UPDATE meta SET value = value + 1 WHERE name = 'run'")
+            run = db.execute("SELECT value FROM meta WHERE name = 'run'").fetchone()[0]
         db.execute("PRAGMA synchronous = NORMAL")
         return int(run)
 
@@ -270,7 +264,7 @@ def _load(db: sqlite3.Connection) -> tuple[State, int]:
 
 def _read(db: sqlite3.Connection) -> tuple[State, int]:
     meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
-    state = State(str(meta["epoch"]), int(meta[_RUN]))
+    state = State(str(meta["epoch"]), int(meta["run"]))
     items = {
         (Feature(feature), key): Item(Feature(feature), key, json, hashed)
         for feature, key, json, hashed in db.execute("SELECT feature, key, json, hash FROM items")
@@ -290,7 +284,7 @@ def _read(db: sqlite3.Connection) -> tuple[State, int]:
         durable = _decode_durable(text)
         state.durables[durable.key] = durable
     changes.sort(key=lambda change: change.revision)
-    applied = int(meta[_APPLIED])
+    applied = int(meta["applied"])
     newer = Batch()
     newer.add_changes(change for change in changes if change.revision > applied)
     current: dict[tuple[Feature, str], Item | None] = {**items, **newer.items}
@@ -348,7 +342,7 @@ def _apply(db: sqlite3.Connection, batch: Batch, revision: int) -> None:
     db.executemany("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", versions)
     contents = [(uri, *version) for uri, version in batch.contents.items()]
     db.executemany("INSERT OR REPLACE INTO contents VALUES (?, ?, ?)", contents)
-    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_APPLIED, revision))
+    db.execute("INSERT OR REPLACE INTO meta VALUES ('applied', ?)", (revision,))
 
 
 def _durable_rows(batch: Batch) -> list[tuple[str, str, str | None]]:
