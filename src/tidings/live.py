@@ -39,7 +39,8 @@ from tidings.server.subscribe import Subscriptions, TermsOf
 from tidings.server.uri_templates import read_template
 from tidings.store import State, Store
 from tidings.store.durable_registry import DurableSubscriptions
-from tidings.store.writer import StoreWriter, create_writer
+from tidings.store.opened import OpenedStore, open_store
+from tidings.store.writer import StoreWriter
 from tidings.telemetry import MeasuredServer, Telemetry, observe
 from tidings.webhooks.delivery import Webhooks
 
@@ -68,7 +69,7 @@ class Live:
         on_watched: Callable[[Topic], None] | None = None,
         on_unwatched: Callable[[Topic], None] | None = None,
         terms: TermsOf | None = None,
-        store: StoreWriter | Store | str | os.PathLike[str] | None = None,
+        store: OpenedStore | Store | str | os.PathLike[str] | None = None,
     ) -> None:
         """Make `server` live.
 
@@ -88,21 +89,20 @@ class Live:
         if EXTENSION in self.lowlevel.extensions:
             raise TidingsError(f"{self.lowlevel.name!r} is live already; keep the first Live() and use that")
         # After the checks: a server that is refused must not keep a store open that another one needs.
-        self.writer = create_writer(store)
-        """Writes the state to the store. `writer.problem` says why, if it does not."""
-        state = self.writer.state or State(secrets.token_hex(4), 0)
+        opened = open_store(store)
+        state = opened.state or State(secrets.token_hex(4), 0)
         self.epoch = state.epoch
         """Identifies the revisions: those of the store, or of this process. Those of another epoch are unknown here."""
         self._build_core(state, on_watched, on_unwatched)
-        self.durables = DurableSubscriptions(self.hub, state.durables.values(), wake=self.writer.wake)
+        self.durables = DurableSubscriptions(self.hub, state.durables.values())
         """Subscriptions that outlive their connections."""
         self._build_server(authorize, terms, shared_lists)
         self.metrics = MeasuredServer(
             self.hub, self.source, lambda: self.listen_streams.slow + self.legacy_streams.slow
         )
         observe(telemetry, self.lowlevel.name, self.metrics)
-        self.writer.tracer = self.hub.tracer
-        self.writer.follow(self.catalog, self.hub.journal, self.durables.unsaved, self.failures)
+        self.writer = StoreWriter(opened, self.hub, self.durables)
+        """Writes the state to the store. `writer.problem` says why, if it does not."""
         self.list_reader.start()
 
     def _build_core(
@@ -112,10 +112,8 @@ class Live:
         on_unwatched: Callable[[Topic], None] | None,
     ) -> None:
         self.catalog = Catalog(self.policy, life=secrets.token_hex(4))
-        # Each process has its own revisions, because a client may know some that a killed process could not save.
-        self.catalog.restore(state.items, state.versions, state.contents, state.run << 32, state.forgotten)
         journal = Journal(self.policy)
-        journal.restore(state.journal, state.floors)
+        state.restore(self.catalog, journal)
         self.hub = Hub(
             self.catalog,
             policy=self.policy,

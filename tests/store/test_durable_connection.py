@@ -22,8 +22,8 @@ def test_notification_that_was_being_sent_when_the_connection_broke_is_repeated(
     client = Client(server, TOOLS, uris="a://b")
     client.result = BUSY
     server.add_tools("a")
-    assert server.durables.unsaved.collect()[KEY] is not None
-    assert server.durables.unsaved.has_records
+    assert server.durables.collect_unsaved()[KEY] is not None
+    assert server.durables.has_unsaved
     client.disconnect()
 
     assert [each.topic for each in Client(server, TOOLS, uris="a://b").received] == [TOOLS]
@@ -146,7 +146,7 @@ def test_notification_that_a_transport_knows_to_be_read_is_not_repeated(server: 
     client = Client(server, confirms_receipt=True)
     server.write()
     server.add_tools("a")
-    server.durables.save_told(client.connection)
+    client.connection.save()
     server.write()
     server.kill()
 

@@ -185,7 +185,7 @@ def test_nothing_is_queued_without_a_store_or_for_a_broken_one(has_store: bool) 
         live.durables.put(DurableSubscription(name="laptop", ttl=9))
 
         assert not live.writer.wake()
-        assert not live.durables.unsaved.has_records
+        assert not live.durables.has_unsaved
         assert len(live.tools) == 2
         assert (live.failures["store"], live.writer.problem) == ((1, "state.db is damaged") if has_store else (0, None))
         wait_for(lambda: threading.active_count() <= threads)

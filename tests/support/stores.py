@@ -31,22 +31,22 @@ class StoredServer:
     def start(self) -> None:
         self.state = state = self.store.open()
         self.catalog = Catalog(self.policy, clock=lambda: self.now)
-        self.catalog.restore(state.items, state.versions, state.contents, state.run << 32)
         self.journal = Journal(self.policy)
-        self.journal.restore(state.journal, state.floors)
+        state.restore(self.catalog, self.journal)
         self.batch = Batch()
         self.catalog.follow(lambda changes: self.batch.add_changes(changes))  # noqa: PLW0108  # the batch of that time
         self.hub = Hub(self.catalog, journal=self.journal, clock=lambda: self.now, templates=read_template)
-        self.durables = DurableSubscriptions(self.hub, state.durables.values(), wake=lambda: True)
+        self.durables = DurableSubscriptions(self.hub, state.durables.values())
+        self.durables.on_unsaved(lambda: True)
 
     def write(self, durables: dict[Key, DurableSubscription | None] | None = None) -> None:
         """Write all changes, and additional records."""
-        self.batch.durables.update(self.durables.unsaved.collect())
+        self.batch.durables.update(self.durables.collect_unsaved())
         self.batch.durables.update(durables or {})
         self.batch.forget(self.journal.floors(), self.catalog.resources.forgotten)
         self.store.write(self.batch)
         self.batch = Batch()
-        self.durables.unsaved.written()
+        self.durables.confirm_written()
 
     def restart(self, *, is_killed: bool = False) -> None:
         """Start again with what was written. `is_killed` leaves the file as a killed process leaves it."""

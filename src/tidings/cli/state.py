@@ -18,20 +18,20 @@ from tidings.policy import Policy
 
 if TYPE_CHECKING:
     from tidings.store import Batch, State
-    from tidings.store.writer import StoreWriter
+    from tidings.store.opened import OpenedStore
 
 __all__ = ["edit_state", "find_state", "open_store", "read_state", "restore_hub"]
 
 
-def open_store(root: Path, state: str | None) -> StoreWriter | None:
+def open_store(root: Path, state: str | None) -> OpenedStore | None:
     """Return the store of a server. `state` is the path of the file, "none", or None for the default file."""
     if state == "none":
         return None
+    from tidings.store.opened import OpenedStore
     from tidings.store.sqlite import SQLiteStore
-    from tidings.store.writer import StoreWriter
 
     # Each stdio client starts a process of its own, so a default file that another process uses needs no warning.
-    return StoreWriter(SQLiteStore(state or _default_file(root)), is_explicit=state is not None)
+    return OpenedStore(SQLiteStore(state or _default_file(root)), is_explicit=state is not None)
 
 
 def find_state(target: Path) -> Path:
@@ -77,8 +77,7 @@ def restore_hub(state: State) -> Hub:
     # The policy of the server has limited the journal, and that policy is not known here.
     unlimited = Policy(journal_changes=sys.maxsize, journal_age=math.inf, journal_bytes=sys.maxsize)
     catalog, journal = Catalog(), Journal(unlimited)
-    catalog.restore(state.items, state.versions, state.contents, state.run << 32, state.forgotten)
-    journal.restore(state.journal, state.floors)
+    state.restore(catalog, journal)
     return Hub(catalog, journal=journal, templates=read_template)
 
 

@@ -347,20 +347,15 @@ class PreparedSubscription:
         if refetch:
             meta[REFETCH_KEY] = refetch
         self._subscriptions.hub.subscribe(subscriber, uris=[uri], told=told)
-        self._save()
+        self.save()
         return meta if self.options.uses_extension else None
 
     def remove_uri(self, subscriber: Subscriber, uri: str) -> None:
         self._subscriptions.hub.unsubscribe(subscriber, uris=[uri])
-        self._save()
+        self.save()
 
-    def save_told(self) -> None:
-        """Save what was confirmed until now in the durable subscription."""
-        if self._connection is not None:
-            self._subscriptions.durables.save_told(self._connection)
-
-    def _save(self) -> None:
-        """Save the durable subscription of a session that watches other URIs than before."""
+    def save(self) -> None:
+        """Save the durable subscription: the client watches other URIs, or has confirmed a notification."""
         if self._connection is not None:
             self._connection.save()
 

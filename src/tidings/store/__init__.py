@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol, TypeAlias
 
+from tidings.core.catalog import Catalog
+from tidings.core.journal import Journal
 from tidings.core.model import Change, Feature, Item, Version
 from tidings.errors import TidingsError
 from tidings.store.durable import DurableSubscription, Key
@@ -52,6 +54,12 @@ class State:
     floors: dict[JournalPart, int] = field(default_factory=dict)
     """Changes up to this revision may be missing from the journal."""
     durables: dict[Key, DurableSubscription] = field(default_factory=dict)
+
+    def restore(self, catalog: Catalog, journal: Journal) -> None:
+        """Put the state into the catalog and the journal of a server that starts."""
+        # Each process has its own revisions, because a client may know some that a killed process could not save.
+        catalog.restore(self.items, self.versions, self.contents, self.run << 32, self.forgotten)
+        journal.restore(self.journal, self.floors)
 
 
 class Batch:

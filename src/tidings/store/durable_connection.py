@@ -8,7 +8,7 @@ refetch. It may get a notification twice, but never misses one; a client that re
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import filterfalse, islice
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,12 @@ from msgspec import structs
 from tidings.core.model import Feature, Notification, Topic, Version
 from tidings.core.patterns import is_pattern
 from tidings.core.redact import topic_name
-from tidings.core.resume import Resumed, resume_from_store
+from tidings.core.resume import Resumed
 from tidings.core.subscriber import Subscriber
-from tidings.store.durable import DurableSubscription, Key
-from tidings.store.unsaved import UnsavedSubscriptions
+from tidings.store.durable import DurableSubscription
 
 if TYPE_CHECKING:
-    from tidings.core.hub import Hub
+    from tidings.store.durable_registry import DurableSubscriptions
 
 __all__ = ["MAX_CONTENTS", "DurableConnection"]
 
@@ -38,26 +37,17 @@ class DurableConnection:
     """One connection under the name of a durable subscription."""
 
     def __init__(
-        self,
-        hub: Hub,
-        records: Mapping[Key, DurableSubscription],
-        record: DurableSubscription,
-        unsaved: UnsavedSubscriptions,
-        *,
-        is_new: bool,
-        end: Callable[[], None],
-        on_close: Callable[[DurableConnection], None],
+        self, durables: DurableSubscriptions, record: DurableSubscription, *, is_new: bool, end: Callable[[], None]
     ) -> None:
-        """`on_close` is called when the connection closes, while its subscriber still has its topics."""
         self.key = record.key
         self.ack = {"name": record.name, "ttl": record.ttl, "isNew": is_new}
         self.end = end
         """Ends the connection, gracefully if its transport can."""
-        self._hub = hub
-        self._records = records
-        self._unsaved = unsaved
+        self.confirms_receipt = False
+        """Whether the transport knows what the client has received."""
+        self._durables = durables
+        self._hub = hub = durables.hub
         self._is_new = is_new
-        self._on_close = on_close
         self._subscriber: Subscriber | None = None
         self._confirm_after = hub.policy.write_deadline + hub.policy.keep_alive
         self._recent: set[Topic] = set()
@@ -65,7 +55,6 @@ class DurableConnection:
         self._older: set[Topic] = set()
         """Topics that it was told of in the period before. They are confirmed when this period is over."""
         self._period_start = hub.catalog.now()
-        self._confirms_receipt = False
 
     @property
     def confirmed_at(self) -> float | None:
@@ -75,18 +64,17 @@ class DurableConnection:
 
     def attach(self, subscriber: Subscriber, *, confirms_receipt: bool = False) -> None:
         """Record from now on what this subscriber is told. Call it before the subscriber subscribes. With
-        `confirms_receipt`, its transport is busy until the client has confirmed a notification, and calls
-        `DurableSubscriptions.save_told` then."""
+        `confirms_receipt`, its transport is busy until the client has confirmed a notification, and calls `save`
+        then."""
         self._subscriber = subscriber
-        self._confirms_receipt = confirms_receipt
-        subscriber.before_close = self._before_close
+        self.confirms_receipt = confirms_receipt
+        subscriber.before_close = self._on_close
         subscriber.before_delivery(self._before_delivery)
 
     def save(self) -> None:
-        """Write the record with the next batch: the client watches other topics than before."""
-        with self._hub.catalog.lock:
-            if self._subscriber is not None:
-                self._unsaved.mark(self.key)
+        """Write the record with the next batch: the client watches other topics, or has confirmed a notification."""
+        if self._subscriber is not None:
+            self._durables.save(self)
 
     def detach(self) -> None:
         """Stop recording: another connection has the name, or the subscription was removed."""
@@ -96,11 +84,7 @@ class DurableConnection:
 
     def resumed(self, is_authorized: Callable[[str], bool] | None = None) -> Resumed:
         """Return what the client has missed, according to its record."""
-        with self._hub.catalog.lock:
-            record = self._records.get(self.key)
-            if record is None or self._is_new:
-                return Resumed({})
-            return resume_from_store(self._hub, record.told, record.uris, record.as_of, is_authorized)
+        return Resumed({}) if self._is_new else self._durables.missed(self.key, is_authorized)
 
     def told(self) -> dict[Topic, Version | None]:
         """Return the same for `hub.subscribe`, where no acknowledgement can tell the client to refetch."""
@@ -116,7 +100,7 @@ class DurableConnection:
         if subscriber is None:
             return record
         if not subscriber.is_ready:
-            if self._confirms_receipt:
+            if self.confirms_receipt:
                 return record
             self._period_start = hub.catalog.now()  # the client has not read: nothing is confirmed meanwhile
         # Changes that its filter excluded count as known: they need no notification later either.
@@ -150,11 +134,11 @@ class DurableConnection:
         )
 
     def _before_delivery(self, notification: Notification) -> None:
-        if self._subscriber is None or self._confirms_receipt:
+        if self._subscriber is None or self.confirms_receipt:
             return
         self._start_period()
         if not self._recent:
-            self._unsaved.mark(self.key, at=self._period_start + self._confirm_after)
+            self._durables.save(self, at=self._period_start + self._confirm_after)
         self._recent.add(notification.topic)
 
     def _start_period(self) -> None:
@@ -164,5 +148,5 @@ class DurableConnection:
             self._older = self._recent if now - self._period_start < 2 * self._confirm_after else set()
             self._recent, self._period_start = set(), now
 
-    def _before_close(self, subscriber: Subscriber) -> None:
-        self._on_close(self)
+    def _on_close(self, subscriber: Subscriber) -> None:
+        self._durables.disconnect(self)

@@ -2,13 +2,18 @@
 
 A client that returns under the name of its subscription gets a notification for each topic that differs from the
 version that it was last told. A subscription expires if its client is absent for its `ttl`.
+
+The store's writer collects the records that changed, writes them, and confirms that. A record that changes while it is
+being written is collected again. While a client is connected, its record is not collected with each notification, but
+when the told versions count as received. To write it earlier would not help: after a crash, everything that changed
+since the last write counts as unconfirmed.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +24,8 @@ from tidings.core.model import Feature, Version
 from tidings.core.patterns import compile_pattern, is_pattern
 from tidings.core.resume import Resumed, contents_changed, resume_from_store, watch_predicate
 from tidings.errors import LimitReached, TidingsError
-from tidings.store.durable import MAX_NAME_LENGTH, DurableSubscription, Key, Owner, reason_not_storable
+from tidings.store.durable import MAX_NAME_LENGTH, DurableSubscription, Key, Owner, Webhook, reason_not_storable
 from tidings.store.durable_connection import DurableConnection
-from tidings.store.unsaved import UnsavedSubscriptions
 
 if TYPE_CHECKING:
     from tidings.core.hub import Hub
@@ -30,15 +34,15 @@ __all__ = ["DurableSubscriptions"]
 
 logger = logging.getLogger(__name__)
 
+_SLICE = 20_000
+"""Topics of subscriptions that are collected without releasing the lock: about a millisecond."""
+
 
 class DurableSubscriptions:
     """The durable subscriptions of one hub. Shares the hub's lock, so that it may be used from any thread."""
 
-    def __init__(
-        self, hub: Hub, records: Iterable[DurableSubscription] = (), *, wake: Callable[[], bool] | None = None
-    ) -> None:
-        """`records` are those that the store has; `wake` tells the store's writer that there is something to write, and
-        returns whether it will be written."""
+    def __init__(self, hub: Hub, records: Iterable[DurableSubscription] = ()) -> None:
+        """`records` are those that the store has."""
         self.hub = hub
         self._lock = hub.catalog.lock
         self._now = hub.catalog.now
@@ -47,18 +51,18 @@ class DurableSubscriptions:
         self._connections: dict[Key, DurableConnection] = {}
         self._listeners: list[Callable[[Key], None]] = []
         self._next_expiry = 0.0
-        stored = list(records)
-        self.unsaved = UnsavedSubscriptions(
-            self._lock,
-            self._now,
-            wake,
-            self._records,
-            refresh=self._refresh,
-            expire=self.expire,
-            stored=stored,
-        )
-        """The records that the store has not written yet."""
-        for record in stored:
+        self._wake_writer: Callable[[], bool] | None = None
+        self._saved: set[Key] = set()
+        """The keys of the records that the store has."""
+        self._due: dict[Key, float] = {}
+        """The keys of the records to collect for the store, and when."""
+        self._collected: dict[Key, DurableSubscription | None] = {}
+        """The records that were collected since the last confirmed write."""
+        self._writing: dict[Key, DurableSubscription | None] = {}
+        for record in records:
+            self._saved.add(record.key)
+            if record.expires is None:
+                self._due[record.key] = 0.0  # it may get a time of expiry now
             self._set(self._restored(record))
 
     # Queries
@@ -87,11 +91,13 @@ class DurableSubscriptions:
         is_active = record.webhook is not None and not record.webhook.is_dead
         return None if is_active else self._now() + record.ttl
 
-    def missed(self, key: Key) -> Resumed:
-        """Return what a subscription without a connection has missed."""
+    def missed(self, key: Key, is_authorized: Callable[[str], bool] | None = None) -> Resumed:
+        """Return what the client of a subscription has missed since its record was updated.
+
+        `is_authorized` says whether it may see a resource that it did not name."""
         with self._lock:
             record = self._records.get(key) or DurableSubscription(name=key[1])
-            return resume_from_store(self.hub, record.told, record.uris, record.as_of)
+            return resume_from_store(self.hub, record.told, record.uris, record.as_of, is_authorized)
 
     # Changes
 
@@ -100,8 +106,8 @@ class DurableSubscriptions:
         self._listeners.append(listener)
 
     def put(self, record: DurableSubscription) -> DurableSubscription:
-        """Create or replace a subscription. A new one counts as up to date. If a connection under this name watches
-        something else, end it. Raises `TidingsError` for an invalid record."""
+        """Create or replace a subscription. The client of a new subscription is taken to know the present versions. If
+        a connection under this name watches something else, end it. Raises `TidingsError` for an invalid record."""
         with self._lock:
             self.expire()
             self._check(record)
@@ -116,7 +122,7 @@ class DurableSubscriptions:
             if replaced is not None and record.expires is None:
                 record = structs.replace(record, expires=self.expiry(record))
             self._set(record)
-            self.unsaved.mark(record.key)
+            self._mark_unsaved(record.key)
             self._notify(record.key)
         if replaced is not None:
             replaced.end()
@@ -130,8 +136,15 @@ class DurableSubscriptions:
                 return None
             record = structs.replace(record, **fields)
             self._set(record)
-            self.unsaved.mark(key)
+            self._mark_unsaved(key)
             return record
+
+    def change_webhook(self, key: Key, webhook: Webhook) -> None:
+        """Change the webhook of a subscription. An active webhook does not expire, a dead one does."""
+        with self._lock:
+            record = self._records.get(key)
+            if record is not None:
+                self.change(key, webhook=webhook, expires=self.expiry(structs.replace(record, webhook=webhook)))
 
     def mark_refetch_sent(self, key: Key, as_of: int) -> None:
         """Record that the client was told, as of a revision, what to refetch. Other changes may still be pending."""
@@ -150,7 +163,12 @@ class DurableSubscriptions:
             if self._records.pop(key, None) is None:
                 return False
             self._owned[key[0]] -= 1
-            self.unsaved.remove(key)
+            if key in self._saved:
+                self._mark_unsaved(key)
+            else:
+                # Names that are created and removed while the store is unavailable must not fill the memory.
+                self._due.pop(key, None)
+                self._collected.pop(key, None)
             self._notify(key)
         if connection is not None:
             connection.end()
@@ -215,34 +233,21 @@ class DurableSubscriptions:
             else:
                 record = self._continued(previous, structs.replace(previous, **fields))
             self._set(record)
-            connection = self._connections[key] = DurableConnection(
-                self.hub, self._records, record, self.unsaved, is_new=previous is None, end=end, on_close=self._on_close
-            )
-            self.unsaved.mark(key)
+            connection = self._connections[key] = DurableConnection(self, record, is_new=previous is None, end=end)
+            self._mark_unsaved(key)
         if replaced is not None:
             replaced.end()
         return connection
 
-    def save_told(self, connection: DurableConnection) -> None:
-        """Write what the client has confirmed until now with the next batch."""
+    def save(self, connection: DurableConnection, at: float = 0.0) -> None:
+        """Write the record of a connection with the next batch, or with the first one after a time."""
         with self._lock:
-            if connection.key in self._records:
-                self._update(connection)
-                self.unsaved.mark(connection.key)
+            if connection.confirms_receipt:
+                self._update(connection)  # now, because the next delivery is not confirmed
+            self._mark_unsaved(connection.key, at)
 
-    def _update(self, connection: DurableConnection) -> None:
-        if (record := self._records.get(connection.key)) is not None:
-            self._set(connection.update(record))
-
-    def _refresh(self, key: Key) -> tuple[DurableSubscription | None, float | None]:
-        connection = self._connections.get(key)
-        if connection is None:
-            return self._records.get(key), None
-        self._update(connection)
-        return self._records.get(key), connection.confirmed_at
-
-    def _on_close(self, connection: DurableConnection) -> None:
-        """Save the record of a connection whose subscriber is being closed."""
+    def disconnect(self, connection: DurableConnection) -> None:
+        """Save the record of a connection whose subscriber is being closed and still has its topics."""
         self._update(connection)
         connection.detach()
         if self._connections.get(connection.key) is connection:
@@ -250,6 +255,10 @@ class DurableSubscriptions:
             record = self._records.get(connection.key)
             if record is not None:
                 self.change(connection.key, expires=self.expiry(record))
+
+    def _update(self, connection: DurableConnection) -> None:
+        if (record := self._records.get(connection.key)) is not None:
+            self._set(connection.update(record))
 
     def _replaced_connection(
         self, previous: DurableSubscription, record: DurableSubscription
@@ -265,6 +274,65 @@ class DurableSubscriptions:
             return None, previous
         connection.detach()
         return self._connections.pop(previous.key), previous
+
+    # For the store's writer, on its own thread
+
+    def on_unsaved(self, wake: Callable[[], bool]) -> None:
+        """Call `wake` when there is something to write. It returns whether it will be written."""
+        self._wake_writer = wake
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether there is, or will be, something to collect."""
+        return bool(self._due)
+
+    def collect_unsaved(self, pause: Callable[[], object] | None = None) -> Mapping[Key, DurableSubscription | None]:
+        """Return the records that changed since the last confirmed write; None for those that were removed.
+
+        Never holds the lock for long: `pause` is called in between, for threads that wait for it.
+        """
+        with self._lock:
+            self.expire()
+            now = self._now()
+            due = iter([key for key, at in self._due.items() if at <= now])
+        while self._collect_slice(due):
+            if pause is not None:
+                pause()
+        with self._lock:
+            self._writing = dict(self._collected)
+        return self._writing
+
+    def confirm_written(self) -> None:
+        """Confirm that the records of the last `collect_unsaved` were written."""
+        written, self._writing = self._writing, {}
+        with self._lock:
+            for key, record in written.items():
+                if self._collected.get(key, ...) is record:
+                    del self._collected[key]
+                (self._saved.discard if record is None else self._saved.add)(key)
+                if record is not None and key not in self._records:  # removed while it was being written
+                    self._mark_unsaved(key)
+
+    def _collect_slice(self, due: Iterator[Key]) -> bool:
+        """Collect some of the due records; return whether there may be more."""
+        left = _SLICE
+        with self._lock:
+            for key in due:
+                if self._due.pop(key, None) is None:
+                    continue  # created and removed in the meantime
+                if (connection := self._connections.get(key)) is not None:
+                    self._update(connection)
+                    if (confirmed_at := connection.confirmed_at) is not None:
+                        self._due[key] = confirmed_at
+                record = self._collected[key] = self._records.get(key)
+                left -= 64 + (len(record.uris) + len(record.contents) if record is not None else 0)
+                if left <= 0:
+                    return True
+        return False
+
+    def _mark_unsaved(self, key: Key, at: float = 0.0) -> None:
+        if self._wake_writer is not None and self._wake_writer():
+            self._due[key] = min(at, self._due.get(key, at))
 
     # Records
 

@@ -1,31 +1,25 @@
 """The background writer: one thread that writes the changes of a server's state to its store, in batches.
 
 No caller waits for a disk: a change is only queued. While the disk is slow, full or removed, the queue takes no more
-memory than the state itself, because it is compacted and drops what the journal drops. If the store cannot be opened,
-the server keeps its state in memory only. If a write fails later, the writer tries again.
+memory than the state itself, because it is compacted and drops what the journal drops. If a write fails, the writer
+tries again.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from tidings.core.hub import Hub
 from tidings.core.model import Change, Feature
-from tidings.core.observer import WRITE, Tracer
-from tidings.store import Batch, JournalPart, State, Store, StoreBroken, StoreBusy, StoreError
-from tidings.store.unsaved import UnsavedSubscriptions
+from tidings.core.observer import WRITE
+from tidings.store import Batch, JournalPart, Store, StoreBroken, StoreError
+from tidings.store.durable_registry import DurableSubscriptions
+from tidings.store.opened import OpenedStore
 
-if TYPE_CHECKING:
-    from tidings.core.catalog import Catalog
-    from tidings.core.journal import Journal
-
-__all__ = ["StoreWriter", "create_writer"]
+__all__ = ["StoreWriter"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,22 +46,18 @@ _CLOSE_TIMEOUT = 2.0
 
 
 class StoreWriter:
-    """Writes the state of one server to its store."""
+    """Writes the state of one server to its store. Without an open store, it does nothing."""
 
-    def __init__(self, store: Store | None, *, is_explicit: bool = True) -> None:
-        """`is_explicit` says that the user chose this store. If another server uses a default store, the
-        writer logs no warning."""
-        self.store = store
-        self.state: State | None = None
-        """The state of the store at the start; None without a store."""
-        self.problem: str | None = None
+    def __init__(self, opened: OpenedStore, hub: Hub, durables: DurableSubscriptions) -> None:
+        """Write every change from now on. `hub` and `durables` have the state of the store."""
+        self.problem = opened.problem
         """Why changes are not saved; None if they are."""
-        self.tracer = Tracer()
-        self._is_explicit = is_explicit
-        self._failures: Counter[str] = Counter()
-        self._catalog: Catalog | None = None
-        self._journal: Journal | None = None
-        self._unsaved: UnsavedSubscriptions | None = None
+        self._store: Store | None = None
+        self._hub = hub
+        self._catalog = hub.catalog
+        self._journal = hub.journal
+        self._durables = durables
+        self._failures = hub.counts.failures
         self._lock = threading.Lock()
         self._queue: list[Change] = []
         self._compacted = Batch()
@@ -82,33 +72,15 @@ class StoreWriter:
         self._is_broken = False
         self._write_lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._stop_following: Callable[[], None] | None = None
-        if store is not None:
-            self._open(store)
-
-    def _open(self, store: Store) -> None:
-        try:
-            self.state = store.open()
-        except StoreError as error:
-            self.problem = str(error)
-            if isinstance(error, StoreBusy) and not self._is_explicit:
-                logger.info("%s. This server keeps its state in memory only", error)
-                return
-            self._failures["store"] += 1
-            log = logger.error if isinstance(error, StoreBroken) else logger.warning
-            log("%s. This server keeps its state in memory only, until it is restarted", error)
-
-    def follow(self, catalog: Catalog, journal: Journal, unsaved: UnsavedSubscriptions, failures: Counter[str]) -> None:
-        """Write every change from now on. Count failures in `failures`."""
-        failures.update(self._failures)
-        self._failures = failures
-        if self.state is None:
+        if opened.state is None:
+            if opened.is_failure:
+                self._failures["store"] += 1
             return
-        self._catalog, self._journal, self._unsaved = catalog, journal, unsaved
-        self._floors = dict(self.state.floors)
-        self.state = State(self.state.epoch, self.state.run)  # the catalog has the rest now
-        self._stop_following = catalog.follow(self.add_changes)
-        if unsaved.has_records:
+        self._store = opened.store
+        self._floors = dict(opened.state.floors)
+        self._stop_following = self._catalog.follow(self.add_changes)
+        durables.on_unsaved(self.wake)
+        if durables.has_unsaved:
             self.wake()
         close = weakref.WeakMethod(self.close)
         atexit.register(lambda: (found := close()) and found())
@@ -126,7 +98,7 @@ class StoreWriter:
 
     def wake(self) -> bool:
         """Tell the writer that there is something to write. Return whether it will be written."""
-        if self.state is None or self._is_broken:
+        if self._store is None or self._is_broken:
             return False
         if self._closing.is_set():
             return True  # with the last batch
@@ -138,19 +110,20 @@ class StoreWriter:
 
     def flush(self, timeout: float = _CLOSE_TIMEOUT) -> bool:
         """Write everything now, and return whether that succeeded in time. Blocks: do not call it on an event loop."""
-        if self.state is None or not self._write_lock.acquire(timeout=timeout):
+        store = self._store
+        if store is None or not self._write_lock.acquire(timeout=timeout):
             return False
         try:
-            return self._write()
+            return self._write(store)
         finally:
             self._write_lock.release()
 
     def close(self) -> None:
         """Write everything and close the store. A second call does nothing."""
-        if self.state is None:
+        store = self._store
+        if store is None:
             return
-        if self._stop_following is not None:
-            self._stop_following()
+        self._stop_following()
         self._closing.set()
         self._has_work.set()
         if self._thread is not None:
@@ -158,10 +131,9 @@ class StoreWriter:
         is_written = self.flush(_CLOSE_TIMEOUT)
         if self._thread is not None and self._thread.is_alive():
             return  # the disk hangs: the end of the process releases the store
-        self.state = None
+        self._store = None
         try:
-            if self.store is not None:
-                self.store.close()
+            store.close()
         except StoreError as error:
             logger.warning("%s", error)
         if not is_written:
@@ -169,8 +141,6 @@ class StoreWriter:
 
     def _compact(self) -> None:
         """Reduce the queue to the size of the state. The caller holds the catalog's lock and the writer's."""
-        assert self._catalog is not None
-        assert self._journal is not None
         changes, self._queue = self._queue, []
         self._compacted.add_changes(changes)
         self._compacted.forget(self._journal.floors(), self._catalog.resources.forgotten)
@@ -188,26 +158,22 @@ class StoreWriter:
     def _run(self) -> None:
         delay = RETRY_DELAY
         while not self._closing.is_set():
-            self._has_work.wait(_RECHECK_INTERVAL if self._unsaved is not None and self._unsaved.has_records else None)
+            self._has_work.wait(_RECHECK_INTERVAL if self._durables.has_unsaved else None)
             self._closing.wait(WRITE_DELAY)
             self._has_work.clear()
             if self.flush(timeout=MAX_RETRY_DELAY):
                 delay = RETRY_DELAY
-            elif self.state is None or self._closing.wait(delay):
+            elif self._store is None or self._closing.wait(delay):
                 return
             else:
                 delay = min(2 * delay, MAX_RETRY_DELAY)
                 self._has_work.set()
 
-    def _write(self) -> bool:
+    def _write(self, store: Store) -> bool:
         """Write one batch; return whether that succeeded. The caller holds the lock for writing."""
-        assert self._catalog is not None
-        assert self._journal is not None
-        assert self._unsaved is not None
-        assert self.store is not None
         try:
             # Before the changes: a record must not have a version whose change is not in the batch.
-            durables = self._unsaved.collect(self._pause)
+            durables = self._durables.collect_unsaved(self._pause)
             with self._catalog.lock:
                 self._journal.expire(self._catalog.now())
                 floors, forgotten = self._journal.floors(), self._catalog.resources.forgotten
@@ -221,13 +187,13 @@ class StoreWriter:
             new_floors = {part: floor for part, floor in floors.items() if floor != self._floors.get(part, 0)}
             batch.forget(new_floors, forgotten if forgotten != self._forgotten else 0)
             if batch:
-                with self.tracer.span(WRITE, changes=len(batch.changes)):
-                    self.store.write(batch)
+                with self._hub.tracer.span(WRITE, changes=len(batch.changes)):
+                    store.write(batch)
                 self._batch = Batch()
-                self._unsaved.written()
+                self._durables.confirm_written()
                 self._floors, self._forgotten = floors, forgotten
             if self.problem is not None:
-                logger.info("changes are saved to %s again", self.store)
+                logger.info("changes are saved to %s again", store)
                 self.problem = None
             return True
         except StoreError as error:
@@ -235,7 +201,7 @@ class StoreWriter:
             return False
         except Exception as error:  # an unexpected error of a store must not end the thread
             logger.exception("the store failed")
-            self._fail(StoreError(f"{self.store} failed: {error!r}"))
+            self._fail(StoreError(f"{store} failed: {error!r}"))
             return False
 
     def _pause(self) -> None:
@@ -250,14 +216,3 @@ class StoreWriter:
         if self.problem != str(error):
             self.problem = str(error)
             logger.error("%s. Until that is fixed, changes are kept in memory only", error)
-
-
-def create_writer(store: StoreWriter | Store | str | os.PathLike[str] | None) -> StoreWriter:
-    """Return a writer for a store, for the path of a state file, or for no store at all."""
-    if isinstance(store, StoreWriter):
-        return store
-    if not isinstance(store, str | os.PathLike):
-        return StoreWriter(store)
-    from tidings.store.sqlite import SQLiteStore
-
-    return StoreWriter(SQLiteStore(os.fspath(store)))

@@ -375,7 +375,7 @@ class _WebhookDelivery:
             # Before the next delivery starts, so that its failure does not affect this one.
             self._subscriber.mark_ready()
             if self._prepared is not None:
-                self._prepared.save_told()
+                self._prepared.save()
             self._hub.wake(self._subscriber)
 
     def _fail(self, result: PostResult) -> None:

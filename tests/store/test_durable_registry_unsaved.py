@@ -22,10 +22,10 @@ def test_many_records_are_collected_in_slices(server: StoredServer, clients: int
     server.confirm_all()
     calls: list[int] = []
 
-    assert len(server.durables.unsaved.collect(lambda: calls.append(1))) == clients
+    assert len(server.durables.collect_unsaved(lambda: calls.append(1))) == clients
     assert len(calls) >= pauses
-    server.durables.unsaved.written()
-    assert server.durables.unsaved.collect() == {}
+    server.durables.confirm_written()
+    assert server.durables.collect_unsaved() == {}
 
 
 def test_records_that_are_created_and_removed_during_an_outage_leave_nothing(server: StoredServer) -> None:
@@ -36,12 +36,12 @@ def test_records_that_are_created_and_removed_during_an_outage_leave_nothing(ser
     durables.remove((None, "was written"))
     for number in range(100):
         durables.put(DurableSubscription(name=f"collected {number}", ttl=9))
-        durables.unsaved.collect()
+        durables.collect_unsaved()
         durables.remove((None, f"collected {number}"))
         durables.put(DurableSubscription(name=f"marked {number}", ttl=9))
         durables.remove((None, f"marked {number}"))
 
-    assert dict(durables.unsaved.collect()) == {(None, "was written"): None}
+    assert dict(durables.collect_unsaved()) == {(None, "was written"): None}
     server.write()
     server.kill()
     assert [record.name for record in server.durables.all()] == ["stays"]
@@ -49,10 +49,10 @@ def test_records_that_are_created_and_removed_during_an_outage_leave_nothing(ser
 
 def test_record_that_is_removed_while_it_is_being_written_is_removed_from_the_store(server: StoredServer) -> None:
     server.durables.put(DurableSubscription(name="laptop", ttl=9))
-    server.batch.durables.update(server.durables.unsaved.collect())
+    server.batch.durables.update(server.durables.collect_unsaved())
     server.durables.remove(KEY)
     server.store.write(server.batch)
-    server.durables.unsaved.written()
+    server.durables.confirm_written()
     server.batch.durables.clear()
 
     server.write()
@@ -61,20 +61,19 @@ def test_record_that_is_removed_while_it_is_being_written_is_removed_from_the_st
 
 
 def test_told_versions_are_written_when_they_are_confirmed_and_not_with_each_batch(server: StoredServer) -> None:
-    unsaved = server.durables.unsaved
     for number in range(20):
         Client(server, name=str(number))
     server.write()
     for number in range(50):
         server.add_tools(f"t{number}")
-        assert unsaved.collect() == {}
+        assert server.durables.collect_unsaved() == {}
         server.write()
         server.now += 0.05
-    assert unsaved.has_records
+    assert server.durables.has_unsaved
     server.confirm_all()
-    assert len(unsaved.collect()) == 20
+    assert len(server.durables.collect_unsaved()) == 20
     server.write()
-    assert not unsaved.has_records
+    assert not server.durables.has_unsaved
     assert {record.lists[TOOLS] for record in server.durables.all()} == {server.catalog.version(TOOLS)}
 
 
