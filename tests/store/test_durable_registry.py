@@ -310,9 +310,9 @@ def test_request_without_a_valid_name_is_not_durable(server: StoredServer, reque
     [
         ({"name": ""}, "1 to 256 characters"),
         ({"name": "x" * 257}, "1 to 256 characters"),
-        ({"name": "\ud800"}, "half a surrogate pair"),
-        ({"uris": ("a://\ud800*",)}, "half a surrogate pair"),
-        ({"terms": {"names": ["\ud800"]}}, "half a surrogate pair"),
+        ({"name": "\ud800"}, "an unpaired surrogate"),
+        ({"uris": ("a://\ud800*",)}, "an unpaired surrogate"),
+        ({"terms": {"names": ["\ud800"]}}, "an unpaired surrogate"),
         ({"uris": tuple(f"a://{number:0100}" for number in range(10_000))}, "watch fewer URIs"),
     ],
     ids=["empty name", "long name", "name", "uri", "terms", "size"],

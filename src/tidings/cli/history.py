@@ -142,11 +142,13 @@ async def _print_from_server(url: str, token: str | None, pages: _Pages, follow:
 
 async def _request_changes(remote: Remote, params: dict[str, Any]) -> tuple[list[dict[str, Any]], bool, str]:
     """Return the changes of all pages of a response, whether they are complete, and the server's epoch."""
+    from tidings.server.extension import HISTORY
+
     changes: list[dict[str, Any]] = []
     is_complete = True
     cursor: dict[str, str] = {}
     while True:
-        page = await remote.request("dev.tidings/history", **params, **cursor)
+        page = await remote.request(HISTORY, **params, **cursor)
         changes += page["changes"]
         is_complete = is_complete and page["complete"]
         if "nextCursor" not in page:

@@ -8,15 +8,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
-from msgspec import structs
 
 from tidings.cli.auth import read_secret, read_token
 from tidings.cli.options import Target, Token, TokenFile, is_url
 from tidings.cli.output import fail, print_json_lines, print_stderr, print_stdout, print_table
 from tidings.cli.state import edit_state, find_state, read_state, restore_hub
-from tidings.core.model import Feature
+from tidings.core.model import Feature, topics_json
 from tidings.core.redact import one_line
+from tidings.server.granted_topics import RequestedTopics
 
 if TYPE_CHECKING:
     from tidings.store import State
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["subscriptions"]
 
-_METHOD = "dev.tidings/subscriptions"
 _TITLES = ("name", "owner", "topics", "state", "delivered to", "until", "remarks")
 _STYLES = {"dead": "red", "retrying": "yellow", "": "green"}
 
@@ -84,7 +84,7 @@ def subscriptions(
     if action is _Action.ADD:
         if webhook is None:
             fail("add requires --webhook URL; clients create other durable subscriptions themselves")
-        features = [each.value for each in feature or ([] if uri else Feature)]
+        features = feature or ([] if uri else list(Feature))
         params |= _make_put_params(webhook, features, uri or [], secret_file)
     if is_url(target):
         from tidings.cli.remote import run
@@ -106,19 +106,20 @@ def subscriptions(
             print_stdout(f"The secret that signs its deliveries, shown only now: {answer['secret']}")
 
 
-def _make_put_params(url: str, features: list[str], uris: list[str], secret_file: Path | None) -> dict[str, Any]:
+def _make_put_params(url: str, features: list[Feature], uris: list[str], secret_file: Path | None) -> dict[str, Any]:
     """Return the params of `dev.tidings/subscriptions/put`, without the name."""
-    notifications: dict[str, Any] = {f"{feature}ListChanged": True for feature in features}
     if "" in uris:
         fail("--uri is empty; give the URI of a resource, or a pattern like board://*")
-    if uris:
-        notifications["resourceSubscriptions"] = uris
     webhook = {"url": url}
     if secret_file is not None:
         webhook["secret"] = secret = " ".join(read_secret("secret", secret_file).split())
         if not secret:
             fail(f"{secret_file} contains no secret; without --secret-file, a new one is created")
-    return {"notifications": notifications, "webhook": webhook}
+    return {"notifications": topics_json(features, uris), "webhook": webhook}
+
+
+def _read_topics(described: dict[str, Any]) -> RequestedTopics:
+    return msgspec.convert(described["notifications"], RequestedTopics)
 
 
 # On a server
@@ -126,14 +127,15 @@ def _make_put_params(url: str, features: list[str], uris: list[str], secret_file
 
 async def _run_on_server(url: str, token: str | None, action: _Action, params: dict[str, Any]) -> dict[str, Any]:
     from tidings.cli.remote import connect
+    from tidings.server.extension import SUBSCRIPTIONS
 
     method = {_Action.LIST: "list", _Action.REMOVE: "remove"}.get(action, "put")
     async with connect(url, token) as remote:
         if action is _Action.REVIVE:
-            known = (await remote.request(f"{_METHOD}/list"))["subscriptions"]
+            known = (await remote.request(f"{SUBSCRIPTIONS}/list"))["subscriptions"]
             if params["name"] not in {each["name"] for each in known if "webhook" in each}:
                 fail(f"this caller has no webhook {params['name']!r}", 1)
-        return await remote.request(f"{_METHOD}/{method}", **params)
+        return await remote.request(f"{SUBSCRIPTIONS}/{method}", **params)
 
 
 # In a folder
@@ -157,8 +159,7 @@ def _run_on_file(folder: Path, action: _Action, params: dict[str, Any], owner: s
         known = state.durables[key] if key is not None else None
         if known is None or known.webhook is None:
             fail(f"there is no webhook {params['name']!r}", 1)
-        revived = structs.replace(known, expires=None, webhook=known.webhook.revived())
-        batch.durables[revived.key] = revived
+        revived = batch.durables[known.key] = known.revived()
         return {"subscription": _describe(revived)}
 
 
@@ -171,27 +172,24 @@ def _find_key(state: State, name: str, owner: str | None) -> Key | None:
 
 
 def _put_webhook(state: State, params: dict[str, Any]) -> tuple[DurableSubscription, dict[str, str]]:
-    """Create or replace a webhook. A new one starts with the current versions as told; a replaced one keeps its own."""
-    from tidings.store.durable import SERVER, DurableSubscription, Webhook
+    """Create or replace a webhook. A new one starts with the current versions as told. Return it, and a new secret."""
+    from tidings.store.durable import SERVER
     from tidings.store.durable_registry import DurableSubscriptions
-    from tidings.webhooks.http_client import check_url
-    from tidings.webhooks.signature import check_secret, new_secret
+    from tidings.webhooks.create import put_server_webhook
 
-    webhook, notifications = params["webhook"], params["notifications"]
-    check_url(webhook["url"], allow_loopback=True)
+    name, requested, secret = params["name"], _read_topics(params), params["webhook"].get("secret")
     durables = DurableSubscriptions(restore_hub(state), state.durables.values())
-    known = durables.get((SERVER, params["name"]))
-    secret = webhook.get("secret") or (known.webhook.secret if known and known.webhook else None)
-    created = {} if secret else {"secret": new_secret()}
-    durable = DurableSubscription(
-        name=params["name"],
-        owner=SERVER,
-        features=tuple(feature for feature in Feature if f"{feature.value}ListChanged" in notifications),
-        uris=tuple(notifications.get("resourceSubscriptions", ())),
-        ttl=durables.hub.policy.durable_ttl,
-        webhook=Webhook(url=webhook["url"], secret=check_secret(secret or created["secret"])),
+    known = durables.get((SERVER, name))
+    durable = put_server_webhook(
+        durables,
+        name,
+        params["webhook"]["url"],
+        requested.features,
+        requested.resource_subscriptions or (),
+        secret=secret,
     )
-    return durables.put(durable), created
+    is_new_secret = secret is None and (known is None or known.webhook is None)
+    return durable, {"secret": durable.webhook.secret} if is_new_secret and durable.webhook is not None else {}
 
 
 def _describe(durable: DurableSubscription) -> dict[str, Any]:
@@ -223,9 +221,8 @@ def _print(found: Sequence[dict[str, Any]]) -> None:
 
 
 def _format_cells(described: dict[str, Any]) -> tuple[str, ...]:
-    notifications, webhook = described["notifications"], described.get("webhook", {})
-    topics = [name.removesuffix("ListChanged") for name in notifications if name.endswith("ListChanged")]
-    topics += notifications.get("resourceSubscriptions", [])
+    requested, webhook = _read_topics(described), described.get("webhook", {})
+    topics = [*(feature.value for feature in requested.features), *(requested.resource_subscriptions or ())]
     state = webhook.get("state") or ("connected" if described["connected"] else "disconnected")
     until = f"next attempt {webhook['nextAttempt']}" if "nextAttempt" in webhook else ""
     if described["expires"] is not None:

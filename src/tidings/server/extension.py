@@ -196,10 +196,9 @@ class ExtensionMethods:
                 new_secret["secret"] = webhook.secret  # in this response only
             durable = structs.replace(durable, webhook=webhook)
         elif durable.webhook is not None:
-            durable = structs.replace(durable, webhook=durable.webhook.revived())
-        expires = None if durable.webhook is not None else self._hub.catalog.now() + durable.ttl
+            durable = durable.revived()
         if not self._durables.is_connected(durable.key):
-            durable = structs.replace(durable, expires=expires)
+            durable = structs.replace(durable, expires=self._durables.expiry(durable))
         durable = self._durables.put(durable)
         return {"subscription": as_subscription(durable), "isNew": known is None, **new_secret}
 

@@ -60,9 +60,6 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """URIs and patterns whose missed changes are unknown. The receiver must still be told to refetch them."""
     last_refetch: float | None = None
 
-    def revived(self) -> Webhook:
-        return structs.replace(self, attempts=0, next_attempt=None, is_dead=False)
-
 
 class DurableSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One durable subscription as it is stored. Times are those of the catalog, in seconds since 1970."""
@@ -97,13 +94,19 @@ class DurableSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     def key(self) -> Key:
         return (self.owner, self.name)
 
+    def revived(self) -> DurableSubscription:
+        """Return the subscription with an active webhook, to be tried now, whether or not the webhook was dead."""
+        assert self.webhook is not None
+        webhook = structs.replace(self.webhook, attempts=0, next_attempt=None, is_dead=False)
+        return structs.replace(self, expires=None, webhook=webhook)
+
 
 def reason_not_storable(record: DurableSubscription) -> str | None:
     """Return why a store could not write a record, or None if it could. Clients choose its contents."""
     try:
         size = len(msgspec.json.encode(record))
     except UnicodeEncodeError:
-        return "its name, a URI or a pattern contains half a surrogate pair, which UTF-8 can't encode"
+        return "its name, a URI or a pattern contains an unpaired surrogate, which UTF-8 can't encode"
     return (
         f"it has {size} bytes, and {_MAX_RECORD_SIZE} are allowed; watch fewer URIs"
         if size > _MAX_RECORD_SIZE

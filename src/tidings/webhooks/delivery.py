@@ -28,8 +28,9 @@ from tidings.core.subscriber import UNCONFIRMED, ConnectionKind, Subscriber
 from tidings.errors import TidingsError
 from tidings.server.subscribe import PreparedSubscription, Subscriptions
 from tidings.store.durable import SERVER, DurableSubscription, Key, Owner, Webhook
+from tidings.webhooks.create import create_webhook, put_server_webhook
 from tidings.webhooks.http_client import PostResult, WebhookClient, check_url
-from tidings.webhooks.signature import check_secret, new_secret, sign
+from tidings.webhooks.signature import sign
 
 __all__ = ["Webhooks"]
 
@@ -99,41 +100,22 @@ class Webhooks:
         A webhook with the same name is replaced, and its told versions are kept. Without `secret`, it keeps its secret
         or gets a new one.
         """
-        known = self._durables.get((SERVER, name))
-        webhook = _create(url, secret, known.webhook if known is not None else None, allow_loopback=True)
-        if ttl is not None and not ttl >= 0:  # also rejects NaN
-            raise TidingsError(f"the ttl of a webhook is a number of seconds, not {ttl}")
-        max_ttl = self._policy.durable_ttl
-        durable = DurableSubscription(
-            name=name,
-            owner=SERVER,
-            features=tuple(map(Feature, features)),
-            uris=tuple(uris),
-            terms=dict(terms or {}),
-            ttl=max_ttl if ttl is None else min(ttl, max_ttl),
-            webhook=webhook,
+        return put_server_webhook(
+            self._durables, name, url, map(Feature, features), uris, secret=secret, terms=terms, ttl=ttl
         )
-        if not durable.features and not durable.uris:
-            raise TidingsError("a webhook needs a feature or a URI to watch")
-        return self._durables.put(durable)
 
-    def revive(self, name: str, owner: Owner = SERVER) -> DurableSubscription | None:
+    def revive(self, name: str) -> DurableSubscription | None:
         """Try a webhook again now, even if it is dead. Return None if there is none."""
-        durable = self._durables.get((owner, name))
-        if durable is None or durable.webhook is None:
-            return None
-        return self._durables.put(structs.replace(durable, expires=None, webhook=durable.webhook.revived()))
+        durable = self._durables.get((SERVER, name))
+        return None if durable is None or durable.webhook is None else self._durables.put(durable.revived())
 
-    def remove(self, name: str, owner: Owner = SERVER) -> bool:
+    def remove(self, name: str) -> bool:
         """Remove a webhook. Return False if there is none."""
-        return self._durables.remove((owner, name))
+        return self._durables.remove((SERVER, name))
 
     def create(self, url: str, secret: str | None, previous: Webhook | None, scopes: tuple[str, ...]) -> Webhook:
-        """Return a webhook of a caller. Without `secret`, it has that of the previous one, or a new one.
-
-        Raise `TidingsError` if the URL or the secret is invalid."""
-        webhook = _create(url, secret, previous, allow_loopback=self._policy.webhook_private)
-        return structs.replace(webhook, scopes=scopes)
+        """Return a webhook of a caller, as `create_webhook` does."""
+        return create_webhook(url, secret, previous, scopes=scopes, allow_loopback=self._policy.webhook_private)
 
     def allows(self, owner: Owner) -> bool:
         """Return whether the policy allows webhooks for this owner."""
@@ -160,7 +142,7 @@ class Webhooks:
                 "the webhook %r is dead: Policy.webhooks or Policy.webhook_private no longer allows it", durable.name
             )
             dead = structs.replace(durable.webhook, is_dead=True, next_attempt=None, last_error=str(error))
-            self._durables.change(key, webhook=dead, expires=self._hub.catalog.now() + durable.ttl)
+            self._durables.change_webhook(key, dead)
             return
         self._deliveries[key] = _WebhookDelivery(self._subscriptions, self, durable, durable.webhook)
 
@@ -168,6 +150,15 @@ class Webhooks:
         if not self.allows(owner):
             raise TidingsError("this server allows no webhooks for the owner (Policy.webhooks)")
         check_url(url, allow_loopback=owner == SERVER or self._policy.webhook_private)
+
+
+class _Message(msgspec.Struct):
+    """A notification as it is sent to other clients. A webhook sends only its params."""
+
+    params: msgspec.Raw
+
+
+_decode_message = msgspec.json.Decoder(_Message).decode
 
 
 class _WebhookDelivery:
@@ -352,10 +343,10 @@ class _WebhookDelivery:
         line = encode_frame(notification, self._format)
         if len(line) > _MAX_BYTES:
             line = encode_frame(notification, self._format._replace(detail="summary"))
-        params = line.partition(b'"params":')[2].removesuffix(b"}\n")
+        params = _decode_message(line).params
         changed_at = notification.changes[-1].time if notification.changes else self._now()
         kind = notification.method.removeprefix("notifications/").replace("/", ".")
-        return _encode(kind, changed_at, msgspec.Raw(params))
+        return _encode(kind, changed_at, params)
 
     def _message_id(self, *content: object) -> str:
         """Return the same id for the same content, also after a restart, so that a receiver can detect duplicates."""
@@ -411,9 +402,7 @@ class _WebhookDelivery:
             if durable is None or (saved := durable.webhook) is None:
                 return
             if (saved.url, saved.secret) == (previous.url, previous.secret):
-                saved = structs.replace(saved, **fields)
-                expires = self._durables.expiry(structs.replace(durable, webhook=saved))
-                self._durables.change(self._key, webhook=saved, expires=expires)
+                self._durables.change_webhook(self._key, structs.replace(saved, **fields))
 
     def _start_task(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         # In an empty context: the current one can belong to the caller that made the change.
@@ -428,13 +417,6 @@ class _WebhookDelivery:
                 self._hub.counts.failures["webhook"] += 1
             else:
                 self._fail(PostResult(error=f"{type(error).__name__}: {error}"))
-
-
-def _create(url: str, secret: str | None, previous: Webhook | None, *, allow_loopback: bool) -> Webhook:
-    check_url(url, allow_loopback=allow_loopback)
-    if secret is None:
-        secret = previous.secret if previous is not None else new_secret()
-    return Webhook(url=url, secret=check_secret(secret))
 
 
 def _settings(durable: DurableSubscription) -> tuple[object, ...]:
