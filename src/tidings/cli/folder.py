@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidings.cli.output import fail, redirect_stdout_to_stderr
+from tidings.server.garbage_collection import without_gc
 
 if TYPE_CHECKING:
     from tidings.workspace.source import Workspace
 
-__all__ = ["check_folder", "open_workspace", "without_gc"]
+__all__ = ["check_folder", "open_workspace"]
 
 
 def check_folder(folder: Path) -> None:
@@ -33,19 +31,3 @@ def open_workspace(folder: Path, *, poll: float) -> Workspace:
         from tidings.workspace.source import Workspace
 
         return Workspace(folder, poll=poll)
-
-
-@contextmanager
-def without_gc() -> Iterator[None]:
-    """Disable the garbage collector in this block, and exempt all objects that exist at its end from collection.
-
-    The modules that a command imports contain some hundred thousand objects that exist until the process ends. The
-    collector would scan them several times during the import, in every full collection of a server, and at exit, which
-    takes longest.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()

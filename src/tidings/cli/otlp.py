@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from tidings.stdio.process_exit import run_at_exit
+from tidings.server.process_exit import run_at_exit
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -101,7 +101,9 @@ class _LogFilter(logging.Filter):
 
 def _set_up(service: str) -> list[Callable[[], object]]:
     """Install the providers, and return the functions that shut them down."""
-    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    from tidings.telemetry import is_disabled
+
+    if is_disabled():
         return []
     endpoints = {signal: endpoint for signal in ("TRACES", "METRICS") if (endpoint := endpoint_of(signal)) is not None}
     if not endpoints:

@@ -24,7 +24,7 @@ from pydantic import RootModel
 from tidings.cli.options import TOKEN_VARIABLE
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
-from tidings.stdio.process_exit import exit_process
+from tidings.server.process_exit import exit_process
 
 __all__ = ["Remote", "Unreachable", "connect", "run"]
 

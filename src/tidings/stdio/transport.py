@@ -1,9 +1,14 @@
 """A server on the standard input and output of its process.
 
 The SDK uses a worker thread, a task and a queue for each direction. If both descriptors are pipes or sockets, this
-module replaces its streams: lines are read and written on the event loop, notifications are written as encoded bytes,
-and a list that has not changed is answered with the bytes of the SDK's last response. All other messages go through the
-SDK, in order. The descriptors are claimed as the SDK claims them, so the output of a tool goes to standard error.
+module replaces its streams:
+
+* Lines are read and written on the event loop.
+* Notifications are written as encoded bytes.
+* A list that has not changed is answered with the bytes of the SDK's last response.
+* All other messages go through the SDK, in order.
+
+The descriptors are claimed as the SDK claims them, so the output of a tool goes to standard error.
 
 Files and terminals, and servers with their own stdio loop (FastMCP), use the streams of the SDK.
 """
@@ -35,9 +40,9 @@ from tidings.server import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_cache import RESPONSE_HEAD, ListCache
 from tidings.server.methods import DECODE_ERRORS, decode_request
+from tidings.server.process_exit import exit_process
 from tidings.server.sessions import NotificationStream
 from tidings.stdio.lines import LineReader, LineWriter
-from tidings.stdio.process_exit import exit_process
 
 __all__ = ["StdioConnection", "run_stdio"]
 
@@ -51,7 +56,7 @@ _CLEANUP_TIMEOUT = 1.2
 would keep the process until the next line of the client."""
 
 _MAX_LIST_REQUEST = 8192
-"""Bytes. A longer line is not checked; a typical list request has 300."""
+"""Bytes. A longer line is not decoded twice, here and by the SDK; a typical list request has 300."""
 
 _MAX_PENDING = 64
 """List requests whose response is awaited. A cancelled request never gets one."""
@@ -199,7 +204,7 @@ class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
         if self._writer.is_closed:
             raise anyio.BrokenResourceError
         line = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
-        if isinstance(item.message, types.JSONRPCResponse) and not self._keep_list(item.message, line):
+        if isinstance(item.message, types.JSONRPCResponse) and self._ask_again(item.message, line):
             return
         if self._writer.write(line + b"\n"):
             await anyio.lowlevel.checkpoint()
@@ -213,7 +218,7 @@ class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
 
     def _answer(self, line: bytes) -> bool:
         """Answer a list request if its response is known. Otherwise remember it, to keep the response of the SDK."""
-        if (b'/list"' not in line and b"server/discover" not in line) or len(line) > _MAX_LIST_REQUEST:
+        if len(line) > _MAX_LIST_REQUEST:
             return False
         request = decode_request(line)
         if request is None or not self._lists.can_serve(request.method):
@@ -232,26 +237,26 @@ class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
             self._pending[request.id] = _PendingList(line, key, self._lists.state_of(request.method), tries)
         return False
 
-    def _keep_list(self, response: types.JSONRPCResponse, line: bytes) -> bool:
-        """Keep the response to a list request.
+    def _ask_again(self, response: types.JSONRPCResponse, line: bytes) -> bool:
+        """Ask the SDK again for a list that has changed meanwhile, and return whether that was necessary.
 
-        Return False if the list has changed meanwhile, and ask the SDK again: the client may already have the
-        notification of the change, and would take this response for the new list.
+        The client may already have the notification of the change, and would take this response for the new list. If
+        the list has not changed, cache the response.
         """
         pending = self._pending.get(response.id)
         if pending is None:
-            return True
+            return False
         if self._lists.state_of(pending.key[0]) != pending.state:
             if pending.tries < _MAX_TRIES:
                 self._reader.add(pending.line)
-                return False
+                return True
         elif "nextCursor" not in response.result:
             tag = msgspec.json.encode(response.id)
             if line.startswith(RESPONSE_HEAD + tag + b',"result":{'):
                 tail = line[len(RESPONSE_HEAD) + len(tag) :] + b"\n"
                 self._lists.store(pending.key, pending.state, RESPONSE_HEAD, tail, [])
         self._pending.pop(response.id, None)
-        return True
+        return False
 
     # The end of the connection
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
-__all__ = ["MeasuredServer", "Telemetry", "context_of", "observe"]
+__all__ = ["MeasuredServer", "Telemetry", "context_of", "is_disabled", "observe"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,12 +32,17 @@ class Telemetry:
     meter_provider: MeterProvider | None = None
 
 
+def is_disabled() -> bool:
+    """Return whether the environment switches OpenTelemetry off for the process."""
+    return os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+
+
 def observe(telemetry: bool | Telemetry, server_name: str, server: MeasuredServer) -> None:
     """Trace a server and export its metrics from now on.
 
     Do nothing if `telemetry` is False, or if `OTEL_SDK_DISABLED` switches OpenTelemetry off for the process.
     """
-    if telemetry is False or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    if telemetry is False or is_disabled():
         return
     providers = Telemetry() if telemetry is True else telemetry
     observer = TracingObserver(server.hub.counts, server_name)

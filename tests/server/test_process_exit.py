@@ -24,7 +24,7 @@ from tidings.store.sqlite import SQLiteStore
 pytestmark = pytest.mark.anyio
 
 WITHOUT_TIMEOUTS = """
-from tidings.stdio import process_exit
+from tidings.server import process_exit
 from tidings.cli import main, otlp
 from tidings.store import writer
 process_exit.EXIT_TIMEOUT = otlp.SHUTDOWN_TIMEOUT = 3600  # on a busy machine, exit functions need long
@@ -106,7 +106,7 @@ async def open_when_free(store: SQLiteStore) -> State:
 @pytest.mark.parametrize("function", ["threading.Event().wait", "int, 'x'"], ids=["hangs", "raises"])
 def test_exit_function_that_hangs_or_raises_does_not_block_the_exit(function: str) -> None:
     script = (
-        "import atexit, threading; from tidings.stdio.process_exit import exit_process;"
+        "import atexit, threading; from tidings.server.process_exit import exit_process;"
         f"atexit.register({function}); exit_process(7)"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=DEADLINE, check=False)
