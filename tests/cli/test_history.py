@@ -94,6 +94,7 @@ async def test_history_requires_the_token_that_the_server_requires(tmp_path: Pat
     [
         (["http://127.0.0.1:1/mcp"], "can't be reached"),
         *(([f"http://{rest}"], "is not a URL") for rest in ("", "[::1", "127.0.0.1:port/mcp", "127.0.0.1:99999/mcp")),
+        (["ftp://127.0.0.1/mcp"], "only http and https URLs are possible"),
         (["BOARD"], "has no state yet"),
         (["BOARD", "--since", "yesterday"], "give a revision"),
         (["BOARD", "--feature", "tools", "--uri", "a://b"], "exclude each other"),

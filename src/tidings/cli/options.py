@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from tidings.cli.output import fail
 
 __all__ = ["TOKEN_VARIABLE", "Folder", "Target", "Token", "TokenFile", "is_url"]
 
@@ -33,4 +36,10 @@ TokenFile = Annotated[Path | None, typer.Option(help="Read the token from this f
 
 
 def is_url(target: str) -> bool:
-    return target.lower().startswith(("http://", "https://"))
+    """Return whether the target is a server and not a folder. Exit with an error if it is a URL of another kind."""
+    scheme, separator, _ = target.partition("://")
+    if not separator or not re.fullmatch("[a-zA-Z][a-zA-Z0-9+.-]*", scheme):
+        return False
+    if scheme.lower() not in ("http", "https"):
+        fail(f"{target}: only http and https URLs are possible; give one of them, or a folder")
+    return True

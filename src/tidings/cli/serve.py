@@ -21,17 +21,19 @@ import typer
 
 from tidings.cli import auth
 from tidings.cli.command_line import shell_command
-from tidings.cli.folder import check_folder, open_workspace, without_gc
+from tidings.cli.folder import check_folder, open_workspace
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
 from tidings.cli.options import TOKEN_VARIABLE, Folder, Token, TokenFile
 from tidings.cli.otlp import export_telemetry
 from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr
-from tidings.cli.serve_stdio import DEFAULT_POLL, StdioOptions, make_live, serve_stdio
-from tidings.stdio.process_exit import exit_process
+from tidings.cli.serve_stdio import StdioOptions, make_live, serve_stdio
+from tidings.server.garbage_collection import without_gc
+from tidings.server.process_exit import exit_process
+from tidings.workspace import DEFAULT_POLL
 
 if TYPE_CHECKING:
     from tidings.http.health import Audience
-    from tidings.live import Live
+    from tidings.workspace.source import Workspace
 
 __all__ = ["serve"]
 
@@ -164,7 +166,7 @@ def serve(
         if is_json_log:
             logger.info("serving %s on %s", name, url, extra={"tidings": {"event": "serving"}})
         elif not quiet:
-            _print_greeting(name, live, folder, url, has_token=token is not None, is_local=auth.is_local(host))
+            _print_greeting(workspace, folder, url, has_token=token is not None, is_local=auth.is_local(host))
         title = None if is_json_log else f"{name}  {url}"
         with export_telemetry(name, live.failures), show_status(live, workspace, logs, title=title):
             serve_app(
@@ -249,14 +251,12 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _print_greeting(name: str, live: Live, folder: Path, url: str, *, has_token: bool, is_local: bool) -> None:
-    from tidings.cli.status import count_items
-
+def _print_greeting(workspace: Workspace, folder: Path, url: str, *, has_token: bool, is_local: bool) -> None:
     quoted = shlex.quote(str(folder))
-    items = ", ".join(pluralize(number, feature.singular) for feature, number in count_items(live).items())
+    items = ", ".join(pluralize(number, feature.singular) for feature, number in workspace.count_items().items())
     program = shell_command()
     auth_option = " --auth" if has_token else ""
-    print_stderr(f"Serving {name} on {url} ({items}).")
+    print_stderr(f"Serving {workspace.settings.name} on {url} ({items}).")
     if not is_local and not has_token:
         print_stderr("Warning: there is no token, so every caller that reaches this machine may run the tools.")
     print_stderr(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tidings.live import Live
     from tidings.workspace.source import Workspace
 
-__all__ = ["Panel", "count_items", "show_status"]
+__all__ = ["Panel", "show_status"]
 
 logger = logging.getLogger("tidings.serve")
 
@@ -39,13 +39,6 @@ _MIN_INTERVAL = 0.1
 
 _ROWS = 6
 """The maximum of rows of changes, and of problems. Most of the screen is for log lines."""
-
-
-def count_items(live: Live) -> dict[Feature, int]:
-    """Count the items of each list, without the resource that Tidings adds."""
-    counts = {feature: len(live.catalog.items(feature)) for feature in Feature}
-    counts[Feature.RESOURCES] -= ERRORS in live.catalog.items(Feature.RESOURCES)
-    return counts
 
 
 @contextmanager
@@ -183,7 +176,7 @@ class Panel(_Status):
         live, problems = self._live, self._workspace.problems
         modern = len(live.listen_streams)
         legacy = max(0, len(live.hub) - modern)
-        items = [pluralize(number, feature.singular) for feature, number in count_items(live).items()]
+        items = [pluralize(number, feature.singular) for feature, number in self._workspace.count_items().items()]
         clients = f"{pluralize(modern, 'modern stream')}, {pluralize(legacy, 'legacy session')}"
         rows = [("items", ", ".join(items), ""), ("clients", clients, "")]
         if live.writer.problem is not None:

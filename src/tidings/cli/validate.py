@@ -12,7 +12,6 @@ import typer
 from tidings.cli.folder import open_workspace
 from tidings.cli.options import Folder
 from tidings.cli.output import pluralize, print_json
-from tidings.core.model import Feature
 
 if TYPE_CHECKING:
     from tidings.workspace.problems import Problem
@@ -33,7 +32,7 @@ def validate(
     logging.basicConfig(level=logging.CRITICAL)  # the log would only repeat the problems
     workspace = open_workspace(folder, poll=0)
     problems = [*workspace.problems, *_find_not_executable(workspace)]
-    items = _count_items(workspace)
+    items = {feature.value: number for feature, number in workspace.count_items().items()}
     if as_json:
         found = [{"path": problem.path, "line": problem.line, "message": problem.message} for problem in problems]
         print_json({"workspace": str(workspace.root), "items": items, "problems": found})
@@ -50,13 +49,6 @@ def validate(
         summary = ", ".join(pluralize(number, feature.removesuffix("s")) for feature, number in items.items())
         console.print(Text(f"{result}; {summary}", style="red" if problems else "green"))
     raise typer.Exit(1 if problems else 0)
-
-
-def _count_items(workspace: Workspace) -> dict[str, int]:
-    from tidings.workspace.source import ERRORS
-
-    lists = {feature.value: workspace.read_items(feature) for feature in Feature}
-    return {name: sum(item.get("uri") != ERRORS for item in items) for name, items in lists.items()}
 
 
 def _find_not_executable(workspace: Workspace) -> list[Problem]:

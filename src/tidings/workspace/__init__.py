@@ -1,1 +1,5 @@
 """A folder as an MCP server: its files become tools, prompts and resources."""
+
+DEFAULT_POLL = 10.0
+"""Seconds between two scans of all files. File events report most changes, and a scan finds the others. It costs
+little, and a user does not wait long."""

@@ -28,6 +28,7 @@ from tidings.core.observer import SCAN, Tracer
 from tidings.errors import TidingsError
 from tidings.server import internals
 from tidings.server.source import Source
+from tidings.workspace import DEFAULT_POLL
 from tidings.workspace.executable import ExecutableTool
 from tidings.workspace.files import FileChecker, read_state, walk
 from tidings.workspace.items import ItemKey, ItemTable, LoadedItem, UnitContent, make_item
@@ -74,11 +75,8 @@ class Workspace(Source):
 
     has_shared_lists = True
 
-    def __init__(self, root: Path | str, *, poll: float = 10.0) -> None:
-        """Load the folder. `poll` is the number of seconds between full scans; 0 turns them off.
-
-        Full scans are for file systems without events. The default costs little, and a user does not wait long.
-        """
+    def __init__(self, root: Path | str, *, poll: float = DEFAULT_POLL) -> None:
+        """Load the folder. `poll` is the number of seconds between full scans; 0 turns them off."""
         self.root = Path(root).resolve()
         if not self.root.is_dir():
             raise TidingsError(f"{root} is not a folder; create a workspace with: tidings new {root}")
@@ -151,6 +149,12 @@ class Workspace(Source):
         with self._catalog.lock if self._catalog is not None else nullcontext():
             definitions = [item.definition for (of, _), item in self._served.items() if of is feature]
         return definitions + ([self._errors.definition] if feature is Feature.RESOURCES else [])
+
+    def count_items(self) -> dict[Feature, int]:
+        """Count the items of each list, without the resource that Tidings adds."""
+        with self._catalog.lock if self._catalog is not None else nullcontext():
+            counts = Counter(feature for feature, _ in self._served)
+        return {feature: counts[feature] for feature in Feature}
 
     def read_item(self, feature: Feature, key: str) -> bytes | None:
         for definition in self.read_items(feature):
