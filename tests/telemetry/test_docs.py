@@ -11,7 +11,7 @@ import yaml
 from mcp.server.mcpserver import MCPServer
 
 from tidings import Live
-from tidings.core.observer import SPANS
+from tidings.core.tracer import SPANS
 from tidings.telemetry.metrics import METRICS, render
 from tidings.telemetry.tracing import ATTRIBUTES
 

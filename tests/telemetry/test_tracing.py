@@ -32,7 +32,7 @@ from tests.support.telemetry import BROKEN, RecordedTelemetry
 from tests.support.wire_clients import LegacyWire, http
 from tidings import BUSY, Catalog, Feature, Hub, Live, Notification, Policy
 from tidings.core.frames import FrameFormat, encode_frame
-from tidings.core.observer import SPANS
+from tidings.core.tracer import SPANS
 from tidings.telemetry import Telemetry, context_of
 from tidings.telemetry.metrics import METRICS
 from tidings.telemetry.tracing import ATTRIBUTES

@@ -19,16 +19,18 @@ from tidings.core.catalog import Catalog
 from tidings.core.counts import Counts
 from tidings.core.cursor import Cursor
 from tidings.core.delivery import Delivery
+from tidings.core.event_log import EventLog
 from tidings.core.filters import Filter
 from tidings.core.index import WatchIndex, check_limit
 from tidings.core.journal import ChangeHistory, Journal, changes_since_told
 from tidings.core.mailbox import IsMuted
 from tidings.core.model import Change, Feature, Notification, Reason, Topic, Version, topic_named
 from tidings.core.notifications import Notifications
-from tidings.core.observer import EventLog, Observers, Tracer
+from tidings.core.observer import Observers
 from tidings.core.patterns import Templates, is_pattern
 from tidings.core.redact import redact_uri
 from tidings.core.subscriber import BUSY, LOCAL, Callbacks, ConnectionKind, Deliver, OnClose, Subscriber, check_callback
+from tidings.core.tracer import Tracer
 from tidings.policy import Policy
 
 __all__ = ["BUSY", "Hub", "Subscriber"]

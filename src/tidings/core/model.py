@@ -16,6 +16,7 @@ from tidings.core.redact import change_name
 from tidings.errors import InvalidFeature, InvalidItem
 
 __all__ = [
+    "CUT_OFF",
     "UNKNOWN_REVISION",
     "Change",
     "Feature",
@@ -121,6 +122,10 @@ class Reason(StrEnum):
     the durable subscription."""
     SLOW = "slow"
     SHUTDOWN = "shutdown"
+
+
+CUT_OFF = frozenset({Reason.OVERFLOW, Reason.SLOW})
+"""The reasons for which the server closes a subscriber that its client did not close."""
 
 
 class Version(NamedTuple):

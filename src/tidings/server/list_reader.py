@@ -24,7 +24,7 @@ from mcp_types.version import LATEST_MODERN_VERSION
 
 from tidings.core.hub import Hub
 from tidings.core.model import Feature
-from tidings.core.observer import READ_LIST
+from tidings.core.tracer import READ_LIST
 from tidings.errors import InvalidItem, TidingsError
 from tidings.server.definitions import distinct
 from tidings.server.loop_bridge import LoopBridge

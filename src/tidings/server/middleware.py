@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from tidings.core.frames import CURSOR_KEY
 from tidings.core.hub import Hub
 from tidings.core.model import Feature, Topic
-from tidings.core.observer import RUN_TOOL
+from tidings.core.tracer import RUN_TOOL
 from tidings.server.definitions import as_dict
 from tidings.server.list_reader import ListReader
 from tidings.server.methods import CALL_TOOL, DISCOVER, INITIALIZE, INITIALIZED, LIST_METHODS, LISTEN, READ_RESOURCE

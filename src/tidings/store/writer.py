@@ -14,7 +14,7 @@ import weakref
 
 from tidings.core.hub import Hub
 from tidings.core.model import Change, Feature
-from tidings.core.observer import WRITE
+from tidings.core.tracer import WRITE
 from tidings.store import Batch, JournalPart, Store, StoreBroken, StoreError
 from tidings.store.durable_registry import DurableSubscriptions
 from tidings.store.opened import OpenedStore

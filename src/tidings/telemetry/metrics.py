@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tidings.core.counts import BOUNDS, Counts, Latency, SuppressionReason, topic_kind
 from tidings.core.hub import Hub
-from tidings.core.model import Feature, Operation, Reason
-from tidings.core.observer import CUT_OFF
+from tidings.core.model import CUT_OFF, Feature, Operation, Reason
 
 __all__ = ["LATENCY", "METRICS", "Counters", "Labels", "MeasuredServer", "Metric", "render"]
 

@@ -19,11 +19,12 @@ from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from tidings.core import observer as spans
+from tidings.core import tracer as spans
 from tidings.core.counts import Counts, topic_kind
-from tidings.core.model import Feature, Notification, Reason, Topic, Version
-from tidings.core.observer import CUT_OFF, Observer, SpanOutcome, Tracer, distinct
+from tidings.core.model import CUT_OFF, Feature, Notification, Reason, Topic, Version
+from tidings.core.observer import Observer, subscribers_and_topics
 from tidings.core.redact import MAX_LABEL, one_line, redact_uri
+from tidings.core.tracer import SpanOutcome, Tracer
 from tidings.server import internals
 from tidings.telemetry.instruments import instruments_of
 from tidings.telemetry.metrics import MeasuredServer
@@ -226,7 +227,7 @@ class TracingObserver(Observer, Tracer):
 
         The span belongs to the current trace only if a client asked to unsubscribe.
         """
-        subscribers, topics = distinct(ended)
+        subscribers, topics = subscribers_and_topics(ended)
         attributes: dict[str, Any] = {CLEANED: len(ended)}
         context = None
         if reason is not Reason.UNSUBSCRIBED:

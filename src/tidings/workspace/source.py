@@ -24,7 +24,7 @@ from mcp.server.mcpserver.resources import FunctionResource
 
 from tidings.core.catalog import Catalog
 from tidings.core.model import Feature
-from tidings.core.observer import SCAN, Tracer
+from tidings.core.tracer import SCAN, Tracer
 from tidings.errors import TidingsError
 from tidings.server import internals
 from tidings.server.source import Source
