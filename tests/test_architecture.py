@@ -109,27 +109,25 @@ def test_core_reads_only_the_clock_that_it_is_given(path: Path) -> None:
     assert not {call for call in called(parse(path)) if call.startswith(("time.", "datetime."))}
 
 
-FOREIGN_PRIVATE = {
-    "_exit",  # os
-    "_run_exitfuncs",  # atexit
-    "_replace",  # named tuples
-    "_asdict",
-    "_fields",
-}
+ALLOWED_PRIVATE = {"os._exit", "atexit._run_exitfuncs"}
+NAMED_TUPLE = {"_asdict", "_fields", "_replace"}
+"""Public, in spite of their names."""
 
 
-def own_names(tree: ast.Module) -> set[str]:
-    """Return the private names that a module defines: functions, classes, attributes and slots."""
+def class_attributes(tree: ast.Module) -> set[str]:
+    """Return the names of the methods, fields, slots and attributes of the classes that a module defines."""
     names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node.value):
-            names.add(node.attr)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names.add(node.value)  # `__slots__`
+    for owner in [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]:
+        for node in owner.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.AnnAssign):
+                names.add(ast.unparse(node.target))
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+                names |= set(ast.literal_eval(node.value))
+        for each in ast.walk(owner):
+            if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and is_own(each.value):
+                names.add(each.attr)
     return names
 
 
@@ -138,15 +136,16 @@ def is_own(node: ast.expr) -> bool:
 
 
 def private_accesses(path: Path) -> set[str]:
-    """Return the accesses of a module to private names of other modules."""
+    """Return the private names that a module imports from another one, and its accesses to private attributes of other
+    objects, unless a class of the module has an attribute with this name."""
     tree = parse(path)
-    own = own_names(tree) | FOREIGN_PRIVATE
+    own = class_attributes(tree) | NAMED_TUPLE
     found = {
         ast.unparse(node)
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and is_private(node.attr) and not is_own(node.value) and node.attr not in own
     }
-    return found | {
+    return (found - ALLOWED_PRIVATE) | {
         name for name in imported(tree) if name.startswith("tidings.") and any(map(is_private, name.split(".")))
     }
 
@@ -199,5 +198,6 @@ def test_every_module_states_its_contract(path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES if len(path.parts) > 1}), ids=str)
-def test_every_package_has_tests_in_the_same_place(folder: Path) -> None:
+def test_every_package_has_a_folder_of_tests(folder: Path) -> None:
+    """Of the same name in `tests`. Folders inside a package need none of their own."""
     assert list((Path(__file__).parent / folder.parts[0]).glob("test_*.py"))
