@@ -213,7 +213,7 @@ def test_revisions_grow_by_one_and_digests_depend_only_on_content(
 # Sinks and threads
 
 
-def test_failing_sink_is_logged_and_affects_no_other(catalog: Catalog, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_sink_is_logged_and_other_sinks_are_called(catalog: Catalog, caplog: pytest.LogCaptureFixture) -> None:
     received: Published = []
 
     def broken(changes: tuple[Change, ...]) -> None:

@@ -1,11 +1,8 @@
 """Digests depend on the content only."""
 
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-import msgspec
-import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -18,7 +15,6 @@ from tidings.core.digest import (
     item_hash,
     revision_digest,
 )
-from tidings.core.encoding import safe_json
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 values = st.recursive(
@@ -123,55 +119,3 @@ def test_contents_differ_by_etag_or_revision(one: str, other: str, revision: int
         len({content_digest(one), revision_digest(revision, ""), revision_digest(revision + 1, ""), DELETED, EMPTY})
         == 5
     )
-
-
-@given(values)
-def test_safe_json_encodes_json_values_unchanged(value: Any) -> None:
-    assert msgspec.json.decode(safe_json(value)) == value
-
-
-class Broken:
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-class Odd:
-    def __str__(self) -> str:
-        return "odd \ud800"
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ({"a": Odd(), "b": [1, (2, None)]}, {"a": "odd ?", "b": [1, [2, None]]}),
-        ({"text": "half \ud83d"}, {"text": "half ?"}),
-        ({Odd(): 1, "b": {2.5}}, {"odd ?": 1, "b": [2.5]}),
-        ({"big": 1 << 80, "odd": Odd()}, {"big": str(1 << 80), "odd": "odd ?"}),
-        ({"flag": True, "odd": Odd()}, {"flag": True, "odd": "odd ?"}),
-    ],
-)
-def test_value_without_json_form_becomes_text(value: object, expected: object) -> None:
-    assert msgspec.json.decode(safe_json(value)) == expected
-
-
-def test_object_without_text_form_is_encoded() -> None:
-    assert "Broken" in msgspec.json.decode(safe_json([Broken()]))[0]
-
-
-class Knot(list[object]):
-    """A list that fails if it is iterated endlessly."""
-
-    iterations = 0
-
-    def __iter__(self) -> Iterator[object]:
-        self.iterations += 1
-        if self.iterations > 1000:
-            pytest.fail("endless iteration")
-        return super().__iter__()
-
-
-def test_structure_that_contains_itself_is_encoded() -> None:
-    knot = Knot(["knot"])
-    knot += [knot, {"again": knot}]
-
-    assert msgspec.json.decode(safe_json(knot))[0] == "knot"

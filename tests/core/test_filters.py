@@ -90,7 +90,7 @@ def test_times_are_limited() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "honoured"),
+    ("asked", "granted"),
     [
         ({"quietGap": 5}, {"quietGap": 5.0, "longestWait": 5.0}),
         ({"quietGap": 5, "longestWait": 2}, {"quietGap": 2.0, "longestWait": 2.0}),
@@ -98,12 +98,12 @@ def test_times_are_limited() -> None:
         ({"quietGap": 0.5}, {"quietGap": 0.5}),
     ],
 )
-def test_gap_is_at_most_the_longest_wait(asked: dict[str, Any], honoured: dict[str, Any]) -> None:
+def test_gap_is_at_most_the_longest_wait(asked: dict[str, Any], granted: dict[str, Any]) -> None:
     base = Policy(quiet_gap=0.3)
 
     terms = Terms.parse(asked, base)
 
-    assert terms.as_json() == honoured
+    assert terms.as_json() == granted
     assert terms.policy(base).longest_wait >= terms.policy(base).quiet_gap
 
 

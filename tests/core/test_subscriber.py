@@ -164,7 +164,7 @@ def test_failing_hook_is_logged_and_the_subscription_stays(
 
 @pytest.mark.parametrize("policy", [None, Policy(quiet_gap=1)])
 @pytest.mark.parametrize("failing", ["callback", "mute"])
-def test_failing_subscriber_affects_no_other(
+def test_other_subscribers_are_notified_if_one_fails(
     catalog: Catalog, hub: Hub, clock: Clock, caplog: pytest.LogCaptureFixture, failing: str, policy: Policy | None
 ) -> None:
     before, after = Reader(), Reader()

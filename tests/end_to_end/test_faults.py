@@ -110,7 +110,7 @@ async def test_unread_streams_are_aborted_after_the_write_deadline(how: How) -> 
                 assert all(cut)
                 # The sessions outlive their streams until the SDK finds them idle.
                 state = await server.until(lambda state: state["subscribers"] == 5)
-                assert (state["listening"], state["spliced"], state["streams"]) == (5, 0, 5)
+                assert (state["listening"], state["legacy_streams"], state["streams"]) == (5, 0, 5)
                 await among.round(100)
         await until_nothing_is_left()
 
@@ -121,14 +121,14 @@ async def test_legacy_session_is_notified_again_after_its_stream_was_aborted(how
     async with serve(how, Settings(policy={"write_deadline": 0.5, "journal_changes": 20})) as server:
         session_id = await open_session(server.port)
         with sockets([connect_unread(server.port, get_request(session_id))]) as (silent,):
-            await server.until(lambda state: state["spliced"] == 1)
+            await server.until(lambda state: state["legacy_streams"] == 1)
             number = 0
             while not (await server.state())["stuck"]:
                 number += 1
                 await server.change(update(number, 60_000))
             await server.logged("legacy stream was not read for 0.5 s; aborting it")
             assert await is_cut(silent)
-            await server.until(lambda state: state["spliced"] == 0)
+            await server.until(lambda state: state["legacy_streams"] == 0)
         stream = await Stream.open(server.port, get_request(session_id))
         async with asyncio.timeout(TIMEOUT):
             event = await stream.event()
@@ -143,12 +143,12 @@ async def test_legacy_session_gets_the_notifications_it_did_not_read() -> None:
     async with serve("uvicorn", settings) as server:
         session_id = await open_session(server.port)
         with sockets([connect_unread(server.port, get_request(session_id))]) as (client,):
-            await server.until(lambda state: state["spliced"] == 1)
+            await server.until(lambda state: state["legacy_streams"] == 1)
             await server.change(update(1))
             read = await read_until(client, b"list_changed")
             drop_packets(client)
             await server.change(update(2), {"do": "add", "of": "prompts", "key": "new"})
-            await server.until(lambda state: state["spliced"] == 0)
+            await server.until(lambda state: state["legacy_streams"] == 0)
         *_, last = re.findall(rb"\nid: (\S+)\r\n", read)
         stream = await Stream.open(server.port, get_request(session_id, last.decode()))
         async with asyncio.timeout(TIMEOUT):
@@ -221,7 +221,9 @@ async def test_half_closed_connection_ends_the_stream(how: How) -> None:
             async with asyncio.timeout(TIMEOUT):
                 assert await stream.event() is None
         # The legacy sessions stay open: their clients may open another stream.
-        await server.until(lambda state: (state["listening"], state["spliced"], state["subscribers"]) == (0, 0, 5))
+        await server.until(
+            lambda state: (state["listening"], state["legacy_streams"], state["subscribers"]) == (0, 0, 5)
+        )
         kept = {
             "Subscriber": 5,
             "HttpSession": 5,
@@ -244,13 +246,13 @@ async def test_client_that_vanishes_without_closing_is_detected(how: How) -> Non
         session_ids = await many(2, lambda _: open_session(server.port))
         requests = [listen_request(number) for number in range(5)] + [*map(get_request, session_ids)]
         with sockets([connect_unread(server.port, each) for each in requests]) as clients:
-            await server.until(lambda state: (state["listening"], state["spliced"]) == (5, 2))
+            await server.until(lambda state: (state["listening"], state["legacy_streams"]) == (5, 2))
             for client in clients:
                 drop_packets(client)
             await server.until(lambda state: state["listening"] == 0)
             # Keep-alives of legacy streams are the SDK's, every 15 s. A change is noticed sooner.
             await server.change(update(1))
-            await server.until(lambda state: (state["spliced"], state["streams"]) == (0, 0))
+            await server.until(lambda state: (state["legacy_streams"], state["streams"]) == (0, 0))
             await until_nothing_is_left()
 
 
@@ -271,7 +273,7 @@ while True:
 
 
 @pytest.mark.parametrize("how", HTTP)
-async def test_clients_killed_in_the_middle_of_a_stream_leave_nothing_behind(how: How) -> None:
+async def test_state_of_clients_killed_in_the_middle_of_a_stream_is_removed(how: How) -> None:
     settings = Settings(policy={"keep_alive": UNMET}, options={"session_idle_timeout": IDLE})
     async with serve(how, settings) as server:
         until_nothing_is_left = await measure_baseline(server)
@@ -287,19 +289,19 @@ async def test_clients_killed_in_the_middle_of_a_stream_leave_nothing_behind(how
         requests = [listen_request(number) for number in range(40)] + [*map(get_request, session_ids)]
         victim.stdin.write(repr(requests).encode() + b"\n")
         assert await victim.stdout.readline() == b"ready\n"
-        await server.until(lambda state: (state["listening"], state["spliced"]) == (40, 10))
+        await server.until(lambda state: (state["listening"], state["legacy_streams"]) == (40, 10))
         for number in range(20):
             await server.change(update(number, 20_000))
             if number == 10:
                 victim.kill()
         await victim.wait()
         victim._transport.close()  # type: ignore[attr-defined]  # else it warns when it is collected
-        await server.until(lambda state: (state["subscribers"], state["streams"], state["spliced"]) == (0, 0, 0))
+        await server.until(lambda state: (state["subscribers"], state["streams"], state["legacy_streams"]) == (0, 0, 0))
         await until_nothing_is_left()
 
 
 @pytest.mark.parametrize(("how", "count"), [pytest.param("asgi", 10_000, marks=pytest.mark.slow), ("run", 2_000)])
-async def test_ten_thousand_short_streams_leave_nothing_behind(
+async def test_memory_of_ten_thousand_short_streams_is_freed(
     how: How, count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Listen streams that end in every way a client can end them, and legacy sessions with their streams."""

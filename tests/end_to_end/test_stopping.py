@@ -29,7 +29,7 @@ async def test_signal_ends_five_hundred_streams_gracefully(
         legacy = await many(50, lambda _: open_legacy(server.port))
         await server.change(update(1))
         resting = [asyncio.ensure_future(stream.rest()) for stream in listening + legacy]
-        await server.until(lambda state: (state["listening"], state["spliced"]) == (500, 50))
+        await server.until(lambda state: (state["listening"], state["legacy_streams"]) == (500, 50))
         server.send_signal(number)
         seconds = await server.wait_for_exit(within=TIMEOUT)
         rests = await asyncio.gather(*resting)

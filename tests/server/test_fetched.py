@@ -118,7 +118,7 @@ async def test_session_that_fetched_without_a_stream_is_notified_of_the_revert()
         (read,) = [line for line in event.splitlines() if line.startswith("id: ")]
         headers = wire.headers | {"Last-Event-ID": read.removeprefix("id: ")}
         async with open_client(url, MODERN) as other:
-            await other.until_state(standing=0)  # a session has one stream at a time
+            await other.until_state(legacy_streams=0)  # a session has one stream at a time
         async with http.stream("GET", url, headers=headers) as response:
             assert response.status_code == 200
             told = await Stream(response, response.aiter_text()).message()

@@ -62,9 +62,9 @@ async def test_client_is_notified_only_of_what_its_filter_passes(
 async def test_acknowledgement_has_the_granted_terms_only(wires: Wires) -> None:
     wire = wires.modern("mcpserver")
     asked = {"operations": ["moved"], "names": ["a*"], "minInterval": -1, "longestWait": 1e9, "detail": "all", "x": 1}
-    for given, honoured in ((asked, {"names": ["a*"], "longestWait": 3600.0}), (7, {}), ({}, {})):
+    for given, granted in ((asked, {"names": ["a*"], "longestWait": 3600.0}), (7, {}), ({}, {})):
         async with wire.listen(1, WATCHED, {FILTER_KEY: given}) as stream:
-            assert (await stream.message())["params"]["_meta"][FILTER_KEY] == honoured
+            assert (await stream.message())["params"]["_meta"][FILTER_KEY] == granted
 
 
 async def test_client_without_options_gets_the_defaults(wires: Wires) -> None:

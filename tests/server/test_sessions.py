@@ -118,7 +118,7 @@ async def test_one_change_reaches_clients_of_every_version(url: str) -> None:
         for client in clients:
             await stack.enter_async_context(listening(client))
         # A session without a stream would get the net change, which is none.
-        await clients[0].until_state(standing=len(LEGACY))
+        await clients[0].until_state(legacy_streams=len(LEGACY))
         await clients[0].change("add", feature="prompts", key="all")
         await clients[0].change("remove", feature="prompts", key="all")
         await mark(*clients)
@@ -133,9 +133,9 @@ async def test_end_of_a_session_removes_its_subscriptions(url: str) -> None:
         async with open_client(url, VERSION) as client, listening(client, "board://sprint", "board://glob/*"):
             await client.settle()
             state = await witness.change("state")
-            assert (state["subscribers"], state["spliced"], state["streams"]) == (1, 1, 1)
+            assert (state["subscribers"], state["legacy_sessions"], state["streams"]) == (1, 1, 1)
             assert state["watched"] == ["board://glob/*", MARKER, "board://sprint"]
-        await witness.until_state(subscribers=0, watched=[], streams=0, spliced=0, pending=0)
+        await witness.until_state(subscribers=0, watched=[], streams=0, legacy_sessions=0, pending=0)
 
 
 async def test_remaining_clients_are_notified_after_one_has_left(url: str) -> None:
@@ -182,7 +182,7 @@ async def test_killed_client_leaves_no_subscriptions(impatient: str, version: st
             state = await witness.change("state")
             assert (state["subscribers"], state["streams"]) == (1, 1)
             process.kill()
-        await witness.until_state(subscribers=0, watched=[], streams=0, spliced=0, pending=0)
+        await witness.until_state(subscribers=0, watched=[], streams=0, legacy_sessions=0, pending=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -239,7 +239,7 @@ async def test_reconnected_stream_gets_only_what_it_missed(url: str, http: httpx
         async with session.stream() as stream:
             await other.change("add", feature="tools", key="heard")
             assert (await stream.received()).summary == "tools added heard"
-        await other.until_state(standing=0)
+        await other.until_state(legacy_streams=0)
         # Without a stream, an item is added and removed, and no client fetches it.
         await other.change("add", feature="prompts", key="passing")
         await other.change("remove", feature="prompts", key="passing")

@@ -217,8 +217,8 @@ class Board:
             "pending": sum(each.mailbox_size for _, subscribers in subscriptions for each in subscribers),
             "streams": live.subscriptions.limits.count,
             "parked": sum(type(each.response) is ParkedStream for each in live.listen_streams),
-            "spliced": len(live.legacy_streams._sessions),
-            "standing": len(live.legacy_streams),
+            "legacy_sessions": len(live.legacy_streams._sessions),
+            "legacy_streams": len(live.legacy_streams),
             "asked": self.asked,
         }
 

@@ -131,7 +131,7 @@ def test_invalid_url_is_rejected(url: str) -> None:
         ("http://[::1]/", True),
     ],
 )
-def test_https_urls_and_if_allowed_the_loopback_address_are_accepted(url: str, allow_loopback: bool) -> None:
+def test_https_url_is_accepted_and_the_loopback_address_if_allowed(url: str, allow_loopback: bool) -> None:
     check_url(url, allow_loopback=allow_loopback)
 
 

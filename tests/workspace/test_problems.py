@@ -101,7 +101,7 @@ async def test_duplicate_name_is_served_once_and_reported(tmp_path: Path) -> Non
         assert workspace.problems == ()
 
 
-def test_item_that_can_not_be_sent_affects_no_other(tmp_path: Path) -> None:
+def test_other_items_are_listed_if_one_can_not_be_sent(tmp_path: Path) -> None:
     function = "def {}(x: int) -> int:\n    {}\n    return x\n"
     write(
         tmp_path,

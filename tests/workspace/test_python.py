@@ -61,7 +61,9 @@ async def test_changed_file_runs_as_a_new_module(tmp_path: Path) -> None:
         assert await call(client, "count") == {"result": 1}
 
 
-async def test_file_that_exits_or_never_ends_affects_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_files_are_loaded_if_one_exits_or_never_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tidings.workspace.python._LOAD_TIMEOUT", 2.0)
     write(
         tmp_path,

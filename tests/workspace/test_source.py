@@ -349,7 +349,7 @@ def test_file_removed_during_a_scan_is_deferred(tmp_path: Path, monkeypatch: pyt
     assert list_names(workspace) == []
 
 
-def test_file_missed_by_a_walk_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_file_that_a_scan_does_not_find_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, KEPT)
     workspace = Workspace(tmp_path)
     monkeypatch.setattr("tidings.workspace.source.walk", lambda root, below: iter(()))
@@ -380,7 +380,7 @@ def test_file_removed_while_it_is_read_is_no_problem(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(("method", "failing_call", "listed"), [("_find_affected", 1, ["a", "b"]), ("_load", 2, ["a"])])
-def test_unexpected_error_in_a_scan_affects_no_other_unit(
+def test_other_units_are_loaded_after_an_unexpected_error_in_a_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, failing_call: int, listed: list[str]
 ) -> None:
     workspace = Workspace(tmp_path)

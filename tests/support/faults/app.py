@@ -199,7 +199,7 @@ class Board:
             "subscribers": len(live.hub),
             "streams": live.subscriptions.limits.count,
             "listening": len(live.listen_streams),
-            "spliced": len(live.legacy_streams),
+            "legacy_streams": len(live.legacy_streams),
             "stuck": sum(not each.is_ready for each in found.values()),
             "pending": {each.label: each.mailbox_size for each in found.values()},
             "most_pending": max((each.mailbox_size for each in found.values()), default=0),

@@ -63,7 +63,10 @@ async def open_unread_streams(server: Process, listening: int, sessions: int) ->
     opened = [connect_unread(server.port, listen_request(number)) for number in range(listening)]
     opened += [connect_unread(server.port, get_request(session_id)) for session_id in ids]
     await server.until(
-        lambda state: state["subscribers"] + state["spliced"] == before["subscribers"] + before["spliced"] + len(opened)
+        lambda state: (
+            state["subscribers"] + state["legacy_streams"]
+            == before["subscribers"] + before["legacy_streams"] + len(opened)
+        )
     )
     ready = before["subscribers"] - before["stuck"]  # a session is not ready until its stream is open
     for number in range(0, 1_000, 5):
@@ -137,7 +140,7 @@ async def read_until(client: socket.socket, text: bytes) -> bytes:
 
 
 async def wait_until_idle(server: Process) -> dict[str, Any]:
-    await server.until(lambda state: state["subscribers"] == state["streams"] == state["spliced"] == 0)
+    await server.until(lambda state: state["subscribers"] == state["streams"] == state["legacy_streams"] == 0)
     # The last connections may take a moment to close.
     await server.until(lambda state: state["objects"]["RequestResponseCycle"] == 1, is_deep=True)
     return await server.state(is_deep=True)
