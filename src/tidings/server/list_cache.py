@@ -52,7 +52,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Outcome(Enum):
-    """What a request to the SDK means for the clients that wait for the same response."""
+    """The outcome of a request to the SDK, for the clients that wait for the same response."""
 
     CACHED = auto()
     NOT_CACHEABLE = auto()
