@@ -13,6 +13,7 @@ from tests.support.http_server import META, HttpResponse, LocalServer, RawClient
 from tests.support.lists import LISTED, fill_cache
 from tests.support.sdk_clients import MODERN
 
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 VALUES = {
     "Host": ["127.0.0.1:80", "localhost:1", "evil.example", ""],
     "Origin": ["http://localhost:5", "http://evil.example", "null"],
@@ -22,7 +23,7 @@ VALUES = {
     "Mcp_Method": ["tools/list", "prompts/list", "server/discover", "subscriptions/other", ""],
     "Mcp_Name": ["weather", ""],
     "Mcp_Session_Id": ["nobody", "own", "own"],
-    "Traceparent": ["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"],
+    "Traceparent": [TRACEPARENT],
     "X_Other": ["x"],
 }
 HEADERS = st.fixed_dictionaries(
@@ -33,11 +34,11 @@ JSON: Any = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
     max_leaves=4,
 )
-TRACES = st.sampled_from(["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "vendor=1", "x"]) | JSON
+TRACES = st.sampled_from([TRACEPARENT, "vendor=1", "x"]) | JSON
 METAS = st.just(META) | st.builds(
     lambda meta, traces: {**META, **meta, **traces},
     st.dictionaries(st.sampled_from([*META, "progressToken", "x"]), JSON, max_size=3),
-    st.just({}) | st.dictionaries(st.sampled_from(["traceparent", "tracestate"]), TRACES),
+    st.just({}) | st.dictionaries(st.sampled_from(["traceparent", "tracestate", "baggage"]), TRACES),
 )
 PARAMS = st.builds(
     lambda meta, more: {"_meta": meta, **more},
@@ -67,6 +68,8 @@ def test_random_requests_get_the_sdk_response() -> None:
         session = runner.run(session_of(local))
 
         @example(headers={}, body=LISTED)
+        @example(headers={}, body=list_with_trace(tracestate=[[]]))
+        @example(headers={}, body=list_with_trace(baggage=[1]))
         @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
         @given(headers=st.just({}) | HEADERS, body=st.just(LISTED) | BODIES)
         def check(headers: dict[str, str | None], body: bytes) -> None:
@@ -87,6 +90,12 @@ def test_random_requests_get_the_sdk_response() -> None:
             check()
         finally:
             runner.run(context.__aexit__(None, None, None))
+
+
+def list_with_trace(**fields: object) -> bytes:
+    request = json.loads(LISTED)
+    request["params"]["_meta"] |= {"traceparent": TRACEPARENT, **fields}
+    return json.dumps(request).encode()
 
 
 async def session_of(local: LocalServer) -> dict[str, str | None]:

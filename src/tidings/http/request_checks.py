@@ -178,7 +178,13 @@ def _is_shared(params_type: type[BaseModel], method: str, version: str, raw: byt
         params_type.model_validate(params or {}, by_name=False)
     except (ValueError, KeyError, RecursionError):  # ValueError includes the errors of json and pydantic
         return False
-    return "progressToken" not in ((params or {}).get("_meta") or {})
+    meta = (params or {}).get("_meta") or {}
+    return "progressToken" not in meta and _has_usable_trace(meta)
+
+
+def _has_usable_trace(meta: dict[str, Any]) -> bool:
+    """Return whether the SDK can read the trace context. It fails with an internal error on values of other types."""
+    return all(isinstance(meta.get(key, ""), str) for key in ("traceparent", "tracestate", "baggage"))
 
 
 def _decode_listen_params(version: str, raw: bytes) -> tuple[RequestedTopics, dict[str, Any], Any]:
@@ -188,6 +194,8 @@ def _decode_listen_params(version: str, raw: bytes) -> tuple[RequestedTopics, di
     route = classify_inbound_request({"method": LISTEN, "params": params}, headers=headers)
     if not isinstance(route, InboundModernRoute):
         raise msgspec.ValidationError(route.message)
+    if not _has_usable_trace(params["_meta"]):
+        raise msgspec.ValidationError("the trace context is not text")
     return msgspec.convert(params.get("notifications"), RequestedTopics), params["_meta"], route.client_capabilities
 
 
