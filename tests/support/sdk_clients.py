@@ -7,11 +7,15 @@ watches. Its notification comes after all earlier ones on the same stream. Clien
 
 from __future__ import annotations
 
+import atexit
+import functools
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -53,6 +57,7 @@ __all__ = [
 ]
 
 BOARD = Path(__file__).with_name("board.py")
+FORKED = Path(__file__).with_name("forked.py")
 KINDS = ("mcpserver", "lowlevel", "fastmcp")
 MUTED = "2025-03-26"
 LEGACY = ("2024-11-05", MUTED, "2025-06-18", LATEST_LEGACY)
@@ -68,6 +73,33 @@ ENVIRONMENT = {
 
 
 # Processes
+
+
+@functools.cache
+def _forking_server() -> str:
+    """Start the server of `forked.py` once for this process, and return the path of its socket."""
+    folder = tempfile.mkdtemp()
+    path = str(Path(folder, "socket"))
+    command = [sys.executable, "-c", f"from tests.support.forked import serve; serve({path!r})"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | ENVIRONMENT, cwd=BOARD.parents[2]
+    )
+
+    def stop() -> None:
+        process.communicate()
+        shutil.rmtree(folder)
+
+    atexit.register(stop)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return path
+
+
+def _board_command(kind: str, transport: str, options: dict[str, Any]) -> list[str]:
+    return [
+        *(sys.executable, "-IS", str(FORKED), _forking_server()),
+        *(str(BOARD), kind, transport, json.dumps(options)),
+    ]
 
 
 @contextmanager
@@ -87,7 +119,7 @@ def serving_all(servers: Mapping[str, tuple[str, dict[str, Any]]]) -> Iterator[d
 
 @contextmanager
 def _process(kind: str, options: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, str(BOARD), kind, "http", json.dumps(options)]
+    command = _board_command(kind, "http", options)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | ENVIRONMENT) as process:
         try:
             yield process
@@ -104,9 +136,8 @@ def _port(process: subprocess.Popen[str]) -> int:
 
 def stdio_server(kind: str, **options: Any) -> StdioServerParameters:
     """Return the parameters with which a client starts a board on stdio."""
-    return StdioServerParameters(
-        command=sys.executable, args=[str(BOARD), kind, "stdio", json.dumps(options)], env=ENVIRONMENT
-    )
+    command, *arguments = _board_command(kind, "stdio", options)
+    return StdioServerParameters(command=command, args=arguments, env=ENVIRONMENT)
 
 
 # Notifications

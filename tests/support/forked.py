@@ -1,0 +1,95 @@
+"""Start a Python program in a process that has already imported the SDK, which takes more than a second otherwise.
+
+    python -IS tests/support/forked.py SOCKET PROGRAM ARGUMENTS…
+
+does the same as `python PROGRAM ARGUMENTS…`: the program gets the standard streams, the environment and the directory
+of this process, and this process ends with its status. The program itself runs in a fork of the server at SOCKET. This
+process passes SIGINT and SIGTERM on. If it is killed, the program is killed too.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+from types import FrameType
+
+
+def main() -> int:
+    path, *arguments = sys.argv[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(path)
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            connection.send(bytes([number]))
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, pass_on)
+        start = json.dumps([arguments, dict(os.environ), os.getcwd()]).encode()  # noqa: PTH109  # pathlib loads slowly
+        socket.send_fds(connection, [start], [0, 1, 2])
+        for fd in (0, 1):
+            os.close(fd)  # so that the client and the program each notice when the other closes its end
+        return connection.recv(1)[0]
+
+
+def serve(path: str) -> None:
+    """Fork for each connection until standard input ends."""
+    import importlib
+
+    for name in ("fastmcp.server.server", "tests.support.kinds", "tests.support.telemetry", "uvicorn"):
+        importlib.import_module(name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes the forks
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                _run(connection)
+                return
+            connection.close()
+
+
+def _run(connection: socket.socket) -> None:
+    """Run the program in a fork, and report its end. Return in that fork after the program has ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    start, fds, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+    program = os.fork()
+    if program == 0:
+        connection.close()
+        _become(json.loads(start), fds)
+        return
+    for fd in (0, 1, *fds):
+        os.close(fd)
+    ended = os.pidfd_open(program)
+    while ended not in (ready := select.select([connection.fileno(), ended], [], [])[0]):
+        if connection.fileno() in ready:
+            number = connection.recv(1)
+            os.kill(program, number[0] if number else signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+    with suppress(BrokenPipeError):  # the process that started the program was killed
+        connection.send(bytes([status if status >= 0 else 128 - status]))
+    os._exit(0)
+
+
+def _become(start: tuple[list[str], dict[str, str], str], fds: list[int]) -> None:
+    import runpy
+
+    arguments, environment, directory = start
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
