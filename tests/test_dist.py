@@ -117,9 +117,10 @@ def test_every_module_can_be_imported_without_extras(environment: Path, tmp_path
 def test_serve_works_without_extras(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tests.support.command.TIDINGS", str(environment / "tidings"))
+    installed = str(environment / "tidings")
+    monkeypatch.setattr("tests.support.command.forked_command", lambda program, *arguments: [installed, *arguments])
     folder = tmp_path / "folder"
-    subprocess.run([environment / "tidings", "new", folder], check=True, timeout=DEADLINE)
+    subprocess.run([installed, "new", folder], check=True, timeout=DEADLINE)
 
     async def scenario() -> None:
         told = Notifications()

@@ -23,11 +23,9 @@ from tests.support.folder import (
     URIS,
     Client,
     Folder,
-    ForkedServer,
     ResumeBy,
     Server,
     serve_folder,
-    stopping,
     until_connected,
 )
 from tests.support.waiting import DEADLINE, until
@@ -91,7 +89,7 @@ async def test_durable_clients_of_a_server_killed_at_100_moments_miss_nothing_an
     folder = Folder(tmp_path, rng)
     folder.set_up("write_deadline = 0.05\nkeep_alive = 0.05")  # so that much is confirmed
     told_count = 0
-    async with stopping(ForkedServer(tmp_path)) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
+    async with serve_folder(tmp_path) as server, httpx2.AsyncClient(timeout=DEADLINE) as http:
         clients = [Client(f"client {number}", "name", http) for number in range(3)]
         written: dict[str, dict[str, str]] = {}
         """By client, the topics that the last write has as told, with their digests."""
@@ -107,7 +105,7 @@ async def test_durable_clients_of_a_server_killed_at_100_moments_miss_nothing_an
             for _ in range(rng.randrange(10)):
                 folder.change_to_new_content()
                 await wait_for_notification(clients, seconds=rng.uniform(0, 0.05))
-            await server.kill()
+            await server.stop()
             for client in clients:
                 await client.disconnect()
                 for topic, _ in client.repeated[repeats[client.name] :]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from tests.support.forking import forked_command
 from tests.support.messages import initialize
 from tidings.cli import main
 
@@ -106,7 +107,7 @@ async def line_with(stream: asyncio.StreamReader | None, text: str) -> str:
 
 def start_command(*arguments: object, **options: Any) -> AbstractAsyncContextManager[Any]:
     """Start a command of `tidings` as a process, and kill it at the end of the block."""
-    return start_process(TIDINGS, *arguments, **options)
+    return start_process(*forked_command(TIDINGS, *arguments), **options)
 
 
 @asynccontextmanager

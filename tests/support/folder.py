@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import anyio
 import httpx2
 
+from tests.support.command import TIDINGS
+from tests.support.forking import KILL, forked_command
 from tests.support.waiting import DEADLINE
 from tests.support.wire_clients import Stream, Wire, read_answer
-
-S = TypeVar("S", bound="Server")
 
 CURSOR, RESUME, DURABLE, CHANGE = (f"dev.tidings/{name}" for name in ("cursor", "resume", "durable", "change"))
 URIS = [f"workspace:///{number}.txt" for number in range(5)]
@@ -106,81 +104,32 @@ class Folder:
 class Server:
     folder: Path
     options: tuple[str, ...] = ()
+    is_forked: bool = True
+    """Whether it starts fast. Otherwise it is a new process, with a hash seed and limits of its own."""
     process: asyncio.subprocess.Process | None = None
     url: str = ""
 
     async def start(self, **more: Any) -> None:
-        await self._start("-m", "tidings", **more)
-        self.url = (await self._read_line())["url"]
-
-    async def _start(self, *program: str, **more: Any) -> None:
-        command = [sys.executable, *program, "serve", str(self.folder), "--port", "0", "--json", "--poll", "0"]
-        pipe = asyncio.subprocess.PIPE
-        self.process = await asyncio.create_subprocess_exec(*command, *self.options, stdout=pipe, **more)
-
-    async def _read_line(self) -> dict[str, Any]:
-        assert self.process is not None
+        program = forked_command(TIDINGS) if self.is_forked else [TIDINGS]
+        command = [*program, "serve", str(self.folder), "--port", "0", "--json", "--poll", "0", *self.options]
+        self.process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, **more)
         assert self.process.stdout is not None
         with anyio.fail_after(DEADLINE):
             line = await self.process.stdout.readline()
         assert line, "the server did not start; its output is above"
-        content: dict[str, Any] = json.loads(line)
-        return content
+        self.url = json.loads(line)["url"]
 
     async def stop(self, number: signal.Signals = signal.SIGKILL) -> None:
         process, self.process = self.process, None
         if process is not None:
-            process.send_signal(number)
+            process.send_signal(KILL if number is signal.SIGKILL and self.is_forked else number)
             with anyio.fail_after(DEADLINE):
                 await process.wait()
 
 
-class ForkedServer(Server):
-    """A server that is forked from a process with all imports done, so that it starts several times as fast."""
-
-    FORK = """
-import os, sys
-import tidings.cli.commands, tidings.cli.serve, tidings.live, tidings.workspace.source, uvicorn
-for _ in sys.stdin:
-    pid = os.fork()
-    if not pid:
-        tidings.cli.main()
-    print('{"pid": %d}' % pid, flush=True)
-    os.waitpid(pid, 0)
-    print('{"ended": %d}' % pid, flush=True)
-"""
-    pid: int | None = None
-
-    async def start(self, **more: Any) -> None:
-        if self.process is None:
-            await self._start("-c", self.FORK, stdin=asyncio.subprocess.PIPE, **more)
-        assert self.process is not None
-        assert self.process.stdin is not None
-        self.process.stdin.write(b"start\n")
-        first, second = await self._read_line(), await self._read_line()  # in any order
-        self.pid, self.url = (first | second)["pid"], (first | second)["url"]
-
-    async def kill(self) -> None:
-        assert self.pid is not None
-        os.kill(self.pid, signal.SIGKILL)
-        while await self._read_line() != {"ended": self.pid}:
-            pass
-        self.pid = None
-
-    async def stop(self, number: signal.Signals = signal.SIGKILL) -> None:
-        if self.pid is not None:
-            await self.kill()
-        await super().stop(number)
-
-
 @asynccontextmanager
-async def serve_folder(folder: Path, *options: str) -> AsyncIterator[Server]:
-    async with stopping(Server(folder, options)) as server:
-        yield server
-
-
-@asynccontextmanager
-async def stopping(server: S) -> AsyncIterator[S]:
+async def serve_folder(folder: Path, *options: str, is_forked: bool = True) -> AsyncIterator[Server]:
+    server = Server(folder, options, is_forked)
     try:
         yield server
     finally:

@@ -4,7 +4,8 @@
 
 does the same as `python PROGRAM ARGUMENTS…`: the program gets the standard streams, the environment and the directory
 of this process, and this process ends with its status. The program itself runs in a fork of the server at SOCKET. This
-process passes SIGINT and SIGTERM on. If it is killed, the program is killed too.
+process passes SIGINT and SIGTERM on. SIGUSR1 kills the program, and then ends this process: after a SIGKILL of this
+process, the program may live for a moment.
 """
 
 import json
@@ -16,6 +17,14 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
+PRELOADED = (
+    *("fastmcp.server.server", "tests.support.kinds", "tests.support.telemetry"),
+    *("tidings.cli.commands", "tidings.cli.remote", "tidings.cli.status", "tidings.store.sqlite"),
+    *("tidings.http.app", "tidings.http.router", "tidings.workspace.source", "tidings.workspace.watcher"),
+    *("anyio._backends._asyncio", "uvicorn.protocols.http.httptools_impl", "uvicorn.protocols.websockets.auto"),
+)
+"""What boards and the commands of `tidings` import."""
+
 
 def main() -> int:
     path, *arguments = sys.argv[1:]
@@ -23,9 +32,9 @@ def main() -> int:
         connection.connect(path)
 
         def pass_on(number: int, frame: FrameType | None) -> None:
-            connection.send(bytes([number]))
+            connection.send(bytes([signal.SIGKILL if number == signal.SIGUSR1 else number]))
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, pass_on)
         start = json.dumps([arguments, dict(os.environ), os.getcwd()]).encode()  # noqa: PTH109  # pathlib loads slowly
         socket.send_fds(connection, [start], [0, 1, 2])
@@ -38,9 +47,8 @@ def serve(path: str) -> None:
     """Fork for each connection until standard input ends."""
     import importlib
 
-    for name in ("fastmcp.server.server", "tests.support.kinds", "tests.support.telemetry", "uvicorn"):
+    for name in PRELOADED:
         importlib.import_module(name)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes the forks
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
@@ -53,11 +61,13 @@ def serve(path: str) -> None:
                 _run(connection)
                 return
             connection.close()
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:  # so that the times of this process include those of the programs
+                    pass
 
 
 def _run(connection: socket.socket) -> None:
     """Run the program in a fork, and report its end. Return in that fork after the program has ended."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     start, fds, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     program = os.fork()
     if program == 0:

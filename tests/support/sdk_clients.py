@@ -7,15 +7,10 @@ watches. Its notification comes after all earlier ones on the same stream. Clien
 
 from __future__ import annotations
 
-import atexit
-import functools
 import itertools
 import json
 import os
-import shutil
 import subprocess
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -33,12 +28,14 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import Subscription
 from pydantic import BaseModel, ConfigDict, Field
 
+from tests.support.forking import ENVIRONMENT, forked_command
 from tests.support.messages import LATEST_LEGACY, MODERN
 from tests.support.waiting import DEADLINE
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, EXTENSION, SUBSCRIPTION_KEY
 
 __all__ = [
     "DEADLINE",
+    "ENVIRONMENT",
     "KINDS",
     "LEGACY",
     "MARKER",
@@ -57,49 +54,12 @@ __all__ = [
 ]
 
 BOARD = Path(__file__).with_name("board.py")
-FORKED = Path(__file__).with_name("forked.py")
 KINDS = ("mcpserver", "lowlevel", "fastmcp")
 MUTED = "2025-03-26"
 LEGACY = ("2024-11-05", MUTED, "2025-06-18", LATEST_LEGACY)
 MARKER = "board://marker"
 
-ENVIRONMENT = {
-    # The SDK passes almost nothing of the environment to a child process.
-    "PYTHONPATH": os.pathsep.join(filter(None, [str(BOARD.parents[2]), os.environ.get("PYTHONPATH")])),
-    "FASTMCP_CHECK_FOR_UPDATES": "off",  # tests do not use the network
-    "FASTMCP_SHOW_SERVER_BANNER": "false",
-    "FASTMCP_LOG_LEVEL": "WARNING",
-}
-
-
 # Processes
-
-
-@functools.cache
-def _forking_server() -> str:
-    """Start the server of `forked.py` once for this process, and return the path of its socket."""
-    folder = tempfile.mkdtemp()
-    path = str(Path(folder, "socket"))
-    command = [sys.executable, "-c", f"from tests.support.forked import serve; serve({path!r})"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | ENVIRONMENT, cwd=BOARD.parents[2]
-    )
-
-    def stop() -> None:
-        process.communicate()
-        shutil.rmtree(folder)
-
-    atexit.register(stop)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    return path
-
-
-def _board_command(kind: str, transport: str, options: dict[str, Any]) -> list[str]:
-    return [
-        *(sys.executable, "-IS", str(FORKED), _forking_server()),
-        *(str(BOARD), kind, transport, json.dumps(options)),
-    ]
 
 
 @contextmanager
@@ -119,7 +79,7 @@ def serving_all(servers: Mapping[str, tuple[str, dict[str, Any]]]) -> Iterator[d
 
 @contextmanager
 def _process(kind: str, options: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-    command = _board_command(kind, "http", options)
+    command = forked_command(BOARD, kind, "http", json.dumps(options))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | ENVIRONMENT) as process:
         try:
             yield process
@@ -136,7 +96,7 @@ def _port(process: subprocess.Popen[str]) -> int:
 
 def stdio_server(kind: str, **options: Any) -> StdioServerParameters:
     """Return the parameters with which a client starts a board on stdio."""
-    command, *arguments = _board_command(kind, "stdio", options)
+    command, *arguments = forked_command(BOARD, kind, "stdio", json.dumps(options))
     return StdioServerParameters(command=command, args=arguments, env=ENVIRONMENT)
 
 

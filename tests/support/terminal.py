@@ -9,6 +9,7 @@ import re
 import subprocess
 
 from tests.support.command import DEADLINE, TIDINGS
+from tests.support.forking import forked_command
 
 __all__ = ["Screen", "run_on_terminal"]
 
@@ -16,7 +17,7 @@ __all__ = ["Screen", "run_on_terminal"]
 def run_on_terminal(*arguments: object, columns: int = 200) -> str:
     """Run a command of `tidings` on a terminal, and return its output."""
     master, slave = pty.openpty()
-    command = [TIDINGS, *map(str, arguments)]
+    command = forked_command(TIDINGS, *arguments)
     environment = os.environ | {"COLUMNS": str(columns)}
     with subprocess.Popen(command, stdout=slave, stderr=slave, stdin=slave, env=environment) as process:
         os.close(slave)

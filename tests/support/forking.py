@@ -1,0 +1,53 @@
+"""Start Python programs as forks of a process that has already imported the SDK and Tidings: see `forked.py`."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+__all__ = ["ENVIRONMENT", "KILL", "forked_command"]
+
+ROOT = Path(__file__).parents[2]
+FORKED = Path(__file__).with_name("forked.py")
+KILL = signal.SIGUSR1
+"""Kills a program that was started with `forked_command`."""
+
+ENVIRONMENT = {
+    # The SDK passes almost nothing of the environment to a child process.
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+    "FASTMCP_CHECK_FOR_UPDATES": "off",  # tests do not use the network
+    "FASTMCP_SHOW_SERVER_BANNER": "false",
+    "FASTMCP_LOG_LEVEL": "WARNING",
+}
+
+
+def forked_command(program: str | Path, *arguments: object) -> list[str]:
+    """Return the command that does the same as `python PROGRAM ARGUMENTS…`, but starts in a twentieth of the time."""
+    return [sys.executable, "-IS", str(FORKED), _forking_server(), str(program), *map(str, arguments)]
+
+
+@functools.cache
+def _forking_server() -> str:
+    """Start the server of `forked.py` once for this process, and return the path of its socket."""
+    folder = tempfile.mkdtemp()
+    path = str(Path(folder, "socket"))
+    command = [sys.executable, "-c", f"from tests.support.forked import serve; serve({path!r})"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | ENVIRONMENT, cwd=ROOT
+    )
+
+    def stop() -> None:
+        process.communicate()
+        shutil.rmtree(folder)
+
+    atexit.register(stop)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return path
