@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
-from pathlib import Path
+
+from tests.support.forking import ENVIRONMENT, forked_command
 
 SCRIPT = """
 import asyncio, logging, os, signal, threading, urllib.request
@@ -29,14 +30,8 @@ for level in (None, logging.WARNING, logging.INFO, "WARNING", "info"):
 
 
 def test_log_level_may_be_a_name_a_number_or_none() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    command = forked_command("-c", SCRIPT)
+    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     said = [part for part in done.stdout.split("level ") if part]
     logged = {part.splitlines()[0]: "GET /health/live" in part for part in said}

@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,12 +19,12 @@ import pytest
 from tests.support.board_actions import UNNOTICED
 from tests.support.faults.wire import WaitMeter
 from tests.support.messages import META
-from tests.support.sdk_clients import BOARD, DEADLINE, ENVIRONMENT, LEGACY, MODERN, listening, open_client, stdio_server
+from tests.support.sdk_clients import DEADLINE, ENVIRONMENT, MODERN, stdio_server
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY
 
 LONG = 3600.0
 METHODS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
-VERSIONS = (*LEGACY, MODERN)
+both_eras = pytest.mark.parametrize("version", ["2025-11-25", MODERN])
 
 
 class Pipe:
@@ -33,6 +32,8 @@ class Pipe:
 
     def __init__(self, process: subprocess.Popen[bytes], version: str) -> None:
         self.process = process
+        self.pid = 0
+        """The process of the board. The started one only waits for it."""
         self.version = version
         self.told: list[dict[str, Any]] = []
         """The notifications received so far."""
@@ -87,6 +88,7 @@ class Pipe:
             client = {"name": "pipe", "version": "1"}
             self.ask("initialize", protocolVersion=self.version, capabilities={}, clientInfo=client)
             self.write(message(self.version, "notifications/initialized", None))
+        self.pid = self.do("pid")
 
     def watch(self, uri: str) -> None:
         """Watch the list of tools and a resource."""
@@ -101,14 +103,14 @@ class Pipe:
     @property
     def memory(self) -> int:
         """Private memory of the server in bytes."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        status = Path(f"/proc/{self.pid}/status").read_text()
         return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon"))
 
     def settle(self) -> None:
         """Wait until the server has used no CPU time for a while."""
         last = -1
         for _ in range(200):
-            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
             now = int(fields[11]) + int(fields[12])
             if now == last:
                 return
@@ -133,8 +135,9 @@ def message(version: str, method: str, request_id: str | int | None, **params: A
 def started(
     stdin: int | IO[bytes], stdout: int | IO[bytes], kind: str = "mcpserver", **options: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, str(BOARD), kind, "stdio", json.dumps(options)]
-    with subprocess.Popen(command, stdin=stdin, stdout=stdout, bufsize=0, env=os.environ | ENVIRONMENT) as process:
+    server = stdio_server(kind, **options)
+    command, environment = [server.command, *server.args], os.environ | ENVIRONMENT
+    with subprocess.Popen(command, stdin=stdin, stdout=stdout, bufsize=0, env=environment) as process:
         try:
             yield process
         finally:
@@ -158,7 +161,7 @@ def without_cursor(answer: dict[str, Any]) -> dict[str, Any]:
 # Lists
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@both_eras
 def test_list_from_the_cache_equals_the_response_of_the_sdk(version: str) -> None:
     """The server with middleware leaves each list to the SDK; only the cursor differs."""
     methods = (*METHODS, *(["server/discover"] if version == MODERN else []))
@@ -173,7 +176,7 @@ def test_list_from_the_cache_equals_the_response_of_the_sdk(version: str) -> Non
             assert without_cursor(first) == without_cursor(slow.answer(slow.send(method, 901)))
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@both_eras
 def test_list_is_answered_from_the_cache_until_its_revision_changes(version: str) -> None:
     """A change in place, which Tidings does not notice, shows whether the cache or the SDK answers."""
     with piped(version, policy={"list_max_age": LONG}) as pipe:
@@ -191,7 +194,7 @@ def test_list_is_answered_from_the_cache_until_its_revision_changes(version: str
 
 
 @pytest.mark.parametrize(("kind", "options"), [("mcpserver", {"middleware": True}), ("lowlevel", {}), ("fastmcp", {})])
-@pytest.mark.parametrize("version", ["2025-11-25", MODERN])
+@both_eras
 def test_sdk_answers_if_middleware_or_the_caller_can_change_the_list(
     version: str, kind: str, options: dict[str, Any]
 ) -> None:
@@ -223,7 +226,7 @@ def test_second_handshake_does_not_use_responses_of_the_first() -> None:
         assert UNNOTICED in str(pipe.ask("tools/list"))
 
 
-@pytest.mark.parametrize("version", ["2025-11-25", MODERN])
+@both_eras
 def test_list_is_never_older_than_a_notification_before_it(version: str) -> None:
     with piped(version) as pipe:
         pipe.watch("board://sprint")
@@ -242,7 +245,7 @@ def test_list_is_never_older_than_a_notification_before_it(version: str) -> None
         assert len((pipe.ask("tools/list"))["tools"]) == 62
 
 
-@pytest.mark.parametrize("version", ["2025-11-25", MODERN])
+@both_eras
 def test_list_read_before_a_change_is_not_sent_after_its_notification(version: str) -> None:
     with piped(version, "lowlevel", shared_lists=True, late=True) as pipe:
         pipe.watch("board://sprint")
@@ -332,7 +335,7 @@ def test_invalid_lines_are_skipped_and_invalid_utf8_is_replaced() -> None:
 # Clients that do not read
 
 
-@pytest.mark.parametrize("version", ["2025-11-25", MODERN])
+@both_eras
 def test_client_that_does_not_read_costs_little_memory_and_gets_the_last_version(version: str) -> None:
     with piped(version, policy={"journal_changes": 10}) as pipe:
         pipe.watch("board://sprint")
@@ -368,7 +371,7 @@ def test_client_that_sends_without_reading_costs_bounded_memory_and_gets_every_r
         assert sorted(answered) == ids
 
 
-@pytest.mark.parametrize("version", ["2025-11-25", MODERN])
+@both_eras
 def test_process_exits_if_the_client_closes_without_reading(version: str) -> None:
     with piped(version, policy={"write_deadline": 0.3}) as pipe:
         pipe.watch("board://sprint")
@@ -379,7 +382,7 @@ def test_process_exits_if_the_client_closes_without_reading(version: str) -> Non
         assert pipe.process.wait(DEADLINE) == 0
 
 
-@pytest.mark.parametrize("version", ["2025-11-25", MODERN])
+@both_eras
 def test_process_exits_with_0_if_the_pipe_breaks(version: str) -> None:
     with piped(version) as pipe:
         pipe.watch("board://sprint")
@@ -396,7 +399,7 @@ def test_signal_ends_a_process_whose_client_does_not_read(number: signal.Signals
         pipe.watch("board://sprint")
         pipe.change("flood", uri="board://sprint", count=1_000, size=50_000)
         pipe.settle()
-        watch = WaitMeter(pipe.process.pid)
+        watch = WaitMeter(pipe.pid)
         pipe.process.send_signal(number)
         deadline = time.monotonic() + DEADLINE
         while pipe.process.returncode is None:
@@ -406,21 +409,3 @@ def test_signal_ends_a_process_whose_client_does_not_read(number: signal.Signals
                 pipe.process.wait(0.02)
         assert watch.waited() < 2
         assert pipe.process.returncode == 128 + number
-
-
-# The client of the SDK
-
-
-@pytest.mark.parametrize("version", ["2025-11-25", MODERN])
-@pytest.mark.anyio
-async def test_client_of_the_sdk_gets_many_changes_in_order(version: str) -> None:
-    async with open_client(stdio_server("mcpserver"), version) as client, listening(client, "board://sprint"):
-        await client.change("add_many", count=50)
-        await client.mark()
-        added = [name for heard in client.received for name in _added(heard.change)]
-        assert added == [f"tool-{number}" for number in range(50)]
-        assert len(await client.names("tools")) == 52
-
-
-def _added(change: dict[str, Any]) -> list[str]:
-    return [each["name"] for each in change.get("changes", [change]) if each.get("operation") == "added"]

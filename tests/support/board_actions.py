@@ -177,10 +177,8 @@ class Board:
 
         asyncio.get_running_loop().run_in_executor(None, print_later)
 
-    def present(self, **fields: Any) -> None:
-        """Set other instructions or extensions."""
-        for name, value in fields.items():
-            setattr(self.live.lowlevel, name, value)
+    def pid(self) -> int:
+        return os.getpid()
 
     def stop(self) -> None:
         """Stop the server as a signal does, but keep the process."""

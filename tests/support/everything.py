@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.forking import ENVIRONMENT, forked_command
 from tests.support.waiting import free_port, is_served
 
 __all__ = ["serving"]
@@ -19,8 +20,9 @@ EVERYTHING = Path(__file__).parent.parent.parent / "examples" / "everything.py"
 def serving(*options: str) -> Iterator[str]:
     """Yield the URL of its endpoint on `localhost`. The server must refuse other hosts, and the suite checks that."""
     port = free_port()
-    command = [sys.executable, str(EVERYTHING), "--port", str(port), *options]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    command = forked_command(str(EVERYTHING), "--port", str(port), *options)
+    output = subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | ENVIRONMENT) as process:
         try:
             while not is_served(port):
                 try:

@@ -1,11 +1,11 @@
 """Start a Python program in a process that has already imported the SDK, which takes more than a second otherwise.
 
-    python -IS tests/support/forked.py SOCKET PROGRAM ARGUMENTS…
+    python -IS tests/support/forked.py SOCKET ARGUMENTS…
 
-does the same as `python PROGRAM ARGUMENTS…`: the program gets the standard streams, the environment and the directory
-of this process, and this process ends with its status. The program itself runs in a fork of the server at SOCKET. This
-process passes SIGINT and SIGTERM on. SIGUSR1 kills the program, and then ends this process: after a SIGKILL of this
-process, the program may live for a moment.
+does the same as `python ARGUMENTS…`, if ARGUMENTS begin with a file, `-m` or `-c`. The program gets the standard
+streams, the environment and the directory of this process, and this process ends with its status. The program itself
+runs in a fork of the server at SOCKET. This process passes SIGINT and SIGTERM on. SIGUSR1 kills the program, and then
+ends this process: after a SIGKILL of this process, the program may live for a moment.
 """
 
 import json
@@ -18,12 +18,13 @@ from contextlib import suppress
 from types import FrameType
 
 PRELOADED = (
-    *("fastmcp.server.server", "tests.support.kinds", "tests.support.telemetry"),
+    *("fastmcp.server.server", "tests.support.kinds", "tests.support.telemetry", "tests.support.faults.wire"),
     *("tidings.cli.commands", "tidings.cli.remote", "tidings.cli.status", "tidings.store.sqlite"),
     *("tidings.http.app", "tidings.http.router", "tidings.workspace.source", "tidings.workspace.watcher"),
     *("anyio._backends._asyncio", "uvicorn.protocols.http.httptools_impl", "uvicorn.protocols.websockets.auto"),
+    *("tidings.server.mcpserver", "uvicorn.lifespan.on", "uvicorn.protocols.http.h11_impl", "uvloop"),
 )
-"""What boards and the commands of `tidings` import."""
+"""What boards, the servers of the fault tests and the commands of `tidings` import."""
 
 
 def main() -> int:
@@ -45,10 +46,12 @@ def main() -> int:
 
 def serve(path: str) -> None:
     """Fork for each connection until standard input ends."""
+    import gc
     import importlib
 
     for name in PRELOADED:
         importlib.import_module(name)
+    gc.freeze()  # the collector of a fork visits only the objects of the program itself
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
@@ -97,8 +100,14 @@ def _become(start: tuple[list[str], dict[str, str], str], fds: list[int]) -> Non
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = arguments
-    runpy.run_path(arguments[0], run_name="__main__")
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
+        exec(arguments[1], {"__name__": "__main__"})
+    else:
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
 
 
 if __name__ == "__main__":

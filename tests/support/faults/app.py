@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,16 @@ import msgspec
 from mcp.server import Server, ServerRequestContext
 from mcp.server.auth.provider import AccessToken
 from mcp.server.mcpserver import MCPServer
-from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tests.support.faults.wire import ENVIRONMENT, OPERATIONS, RECORD, STATE, WATCHED, Settings
+from tests.support.kinds import Own
+from tests.support.streams import QueueMiddleware
 from tests.support.tokens import authentication
 from tidings import Live, Policy
-from tidings.core.model import Change, Feature, Notification, Topic
+from tidings.core.model import Change, Feature, Topic
 from tidings.server.authorization import Principal
 
 
@@ -56,20 +58,20 @@ class Board:
                 self.server.custom_route(route.path, methods=["GET", "POST"])(route.endpoint)
         if settings.has_middleware:
             lowlevel = self.server if settings.is_lowlevel else self.server._lowlevel_server
-            lowlevel.middleware.append(_middleware)
+            lowlevel.middleware.append(Own())
         self.live = Live(
             self.server,
             policy=Policy(**settings.policy),
             authorize=_broken_authorize if settings.is_broken else _authorize if settings.is_guarded else None,
-            on_watched=_broken_hook if settings.is_broken else None,
-            on_unwatched=_broken_hook if settings.is_broken else None,
+            on_watched=_broken("the user's hook") if settings.is_broken else None,
+            on_unwatched=_broken("the user's hook") if settings.is_broken else None,
             store=Path(settings.folder, STATE) if settings.folder else None,
         )
         if not settings.lists_fail:
             self.live.list_reader.request_timeout = 60.0  # no list handler hangs, but the machine may be busy
         if settings.is_broken:
-            self.live.catalog.follow(_broken_sink)
-            self.live.hub.subscribe(_broken_callback, *Feature)
+            self.live.catalog.follow(_broken("a sink of the catalog"))
+            self.live.hub.subscribe(_broken("the user's callback"), *Feature)
         self.live.catalog._sinks = (self._note, *self.live.catalog._sinks)
         if settings.folder:
             self._file = FileIO(Path(settings.folder, RECORD), "ab")
@@ -128,7 +130,7 @@ class Board:
             getattr(live, of).add({"name": key, "description": text}, handler=_echo)
         else:
             options = {"uri": key, "name": key} if of == "resources" else {"name": key}
-            getattr(live, of).add(_nothing, description=text, **options)
+            getattr(live, of).add(_echo, description=text, **options)
 
     def _cut(self, number: int | None) -> None:
         """End a legacy stream, or all of them.
@@ -177,20 +179,16 @@ class Board:
     # Internal state
 
     def _routes(self) -> list[Route]:
-        return [
-            Route("/state", self._serve_state, methods=["GET"]),
-            Route("/change", self._serve_change, methods=["POST"]),
-            Route("/record", self._serve_record, methods=["GET"]),
-        ]
+        async def state(request: Request) -> Response:
+            return JSONResponse(self.state() | (self.objects() if "deep" in request.query_params else {}))
 
-    async def _serve_state(self, request: Request) -> Response:
-        return JSONResponse(self.state() | (self.objects() if "deep" in request.query_params else {}))
+        async def change(request: Request) -> Response:
+            return JSONResponse(self.change(await request.json()))
 
-    async def _serve_change(self, request: Request) -> Response:
-        return JSONResponse(self.change(await request.json()))
+        async def record(request: Request) -> Response:
+            return JSONResponse(self.record(int(request.query_params["start"])))
 
-    async def _serve_record(self, request: Request) -> Response:
-        return JSONResponse(self.record(int(request.query_params.get("start", 0))))
+        return [Route("/state", state), Route("/change", change, methods=["POST"]), Route("/record", record)]
 
     def state(self) -> dict[str, Any]:
         live = self.live
@@ -215,14 +213,8 @@ class Board:
 
 
 _COUNTED = (
-    "Subscriber",
-    "Mailbox",
-    "Entry",
-    "AsgiStream",
-    "ParkedStream",
-    "ListenStream",
-    "HttpSession",
-    "RequestResponseCycle",
+    *("Subscriber", "Mailbox", "Entry", "HttpSession"),
+    *("AsgiStream", "ParkedStream", "ListenStream", "RequestResponseCycle"),
 )
 
 
@@ -240,10 +232,6 @@ def _echo(text: str = "") -> str:
     return text
 
 
-def _nothing() -> str:
-    return ""
-
-
 class _AnyToken:
     async def verify_token(self, token: str) -> AccessToken:
         claims = {"sub": f"subject of {token}", "iss": "https://issuer.example"}
@@ -254,39 +242,26 @@ def _authorize(principal: Principal | None, topic: Topic) -> bool:
     return principal is not None
 
 
+def _broken(what: str) -> Callable[..., Any]:
+    def fail(*arguments: Any) -> Any:
+        raise RuntimeError(f"{what} is broken")
+
+    return fail
+
+
 def _broken_authorize(principal: Principal | None, topic: Topic) -> bool:
     if topic == WATCHED or isinstance(topic, Feature):
         return True
     raise RuntimeError("the user's authorize is broken")
 
 
-def _broken_hook(topic: Topic) -> None:
-    raise RuntimeError("the user's hook is broken")
-
-
-def _broken_sink(changes: tuple[Change, ...]) -> None:
-    raise RuntimeError("a sink of the catalog is broken")
-
-
-def _broken_callback(notification: Notification) -> None:
-    raise RuntimeError("the user's callback is broken")
-
-
-async def _middleware(ctx: Any, call_next: Any) -> Any:
-    return await call_next(ctx)
-
-
-async def _dispatch(request: Request, call_next: Any) -> Response:
-    response: Response = await call_next(request)
-    return response
-
-
 board = Board(msgspec.json.decode(os.environ.get(ENVIRONMENT, "{}"), type=Settings))
 if __name__ != "__main__":
     app = board.live.http_app(**board.settings.options)
     if board.settings.is_wrapped:
-        app.add_middleware(BaseHTTPMiddleware, dispatch=_dispatch)
+        app.add_middleware(QueueMiddleware)
 elif sys.argv[1] == "stdio":
+    sys.stderr.write(f"Started server process [{os.getpid()}]\n")  # as uvicorn does
     board.live.run("stdio")
 else:
     board.live.run("http", port=0, **board.settings.options)

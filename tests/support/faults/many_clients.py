@@ -6,7 +6,7 @@ import asyncio
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -56,12 +56,20 @@ def sockets(opened: list[socket.socket]) -> Iterator[list[socket.socket]]:
         yield opened
 
 
-async def open_unread_streams(server: Process, listening: int, sessions: int) -> list[socket.socket]:
-    """Open streams without reading them, and make changes until each is full or the server has closed it."""
-    ids = await many(sessions, lambda _: open_session(server.port))
+async def open_sessions(server: Process, count: int) -> list[str]:
+    return await many(count, lambda _: open_session(server.port))
+
+
+async def close_sessions(server: Process, session_ids: Sequence[str]) -> None:
+    await many(len(session_ids), lambda number: close_session(server.port, session_ids[number]))
+
+
+async def open_unread_streams(server: Process, listening: int, session_ids: Sequence[str] = ()) -> list[socket.socket]:
+    """Open listen streams, and those of these sessions, without reading them. Make changes until each is full or the
+    server has closed it."""
     before = await server.state()
     opened = [connect_unread(server.port, listen_request(number)) for number in range(listening)]
-    opened += [connect_unread(server.port, get_request(session_id)) for session_id in ids]
+    opened += [connect_unread(server.port, get_request(session_id)) for session_id in session_ids]
     await server.until(
         lambda state: (
             state["subscribers"] + state["legacy_streams"]
@@ -151,7 +159,8 @@ async def measure_baseline(server: Process) -> Callable[[], Awaitable[None]]:
     base, fds = await server.state(is_deep=True), server.fds()
 
     async def until_nothing_is_left() -> None:
-        await server.until(lambda state: state["objects"] == base["objects"], is_deep=True)
+        kept = ("subscribers", "streams", "objects")
+        await server.until(lambda state: all(state[each] == base[each] for each in kept), is_deep=True)
         await server.until(lambda _: server.fds() <= fds)
         assert not server.errors()
 

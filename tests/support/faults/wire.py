@@ -10,7 +10,6 @@ import re
 import signal
 import socket
 import struct
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -19,6 +18,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from tests.support.forking import ENVIRONMENT as FORK_ENVIRONMENT
+from tests.support.forking import ROOT, forked_command
 from tests.support.messages import (
     ACCEPT_BOTH,
     INITIALIZED,
@@ -31,7 +32,6 @@ from tests.support.waiting import DEADLINE
 from tidings.core.model import Feature, Operation, Version
 from tidings.testing import Changed
 
-ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = "TIDINGS_FAULTS"
 WATCHED = "board://watched"
 """The only URI that a broken `authorize` lets through."""
@@ -83,6 +83,7 @@ class Process:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.pid = process.pid
+        """The process of the server. The started one may only wait for it."""
         self.port = 0
         self.log: list[str] = []
         self._grew = asyncio.Condition()
@@ -121,9 +122,11 @@ class Process:
         rows: list[Any] = json.loads(body)
         return rows
 
-    async def change(self, *operations: dict[str, Any]) -> None:
+    async def change(self, *operations: dict[str, Any]) -> int:
+        """Make these changes, and return the revision of the catalog."""
         status, _, body = await request(self.port, "POST", "/change", body=list(operations))
         assert status == 200, body
+        return int(body)
 
     async def until(self, condition: Callable[[dict[str, Any]], bool], *, is_deep: bool = False) -> dict[str, Any]:
         """Request the state until it meets the condition. Each check is a request, so this loop does not spin."""
@@ -140,7 +143,7 @@ class Process:
         return len(os.listdir(f"/proc/{self.pid}/fd"))  # noqa: PTH208  # a count, no paths
 
     def send_signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+        os.kill(self.pid, number)
 
     async def wait_for_exit(self, within: float) -> float:
         """Wait for the exit; return the seconds that the process waited without computing.
@@ -198,15 +201,14 @@ def computed(pid: int) -> float:
 
 def environment(settings: Settings) -> dict[str, str]:
     # The SDK logs with Rich, which breaks lines at the width of the terminal.
-    return {**os.environ, "COLUMNS": "1000", ENVIRONMENT: msgspec.json.encode(settings).decode()}
+    return {**os.environ, **FORK_ENVIRONMENT, "COLUMNS": "1000", ENVIRONMENT: msgspec.json.encode(settings).decode()}
 
 
 @asynccontextmanager
 async def serve(how: How, settings: Settings | None = None) -> AsyncIterator[Process]:
     pipe = asyncio.subprocess.PIPE if how == "stdio" else asyncio.subprocess.DEVNULL
     child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *COMMANDS[how],
+        *forked_command(*COMMANDS[how]),
         cwd=ROOT,
         env=environment(settings or Settings()),
         stdin=pipe,
@@ -217,6 +219,8 @@ async def serve(how: How, settings: Settings | None = None) -> AsyncIterator[Pro
     process = Process(child)
     following = asyncio.create_task(process.follow())
     try:
+        (match, *_) = await process.logged(r"Started server process \[(\d+)\]", within=START)
+        process.pid = int(match[1])
         if how != "stdio":
             (match, *_) = await process.logged(r"running on http://127\.0\.0\.1:(\d+)", within=START)
             process.port = int(match[1])
