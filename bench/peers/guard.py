@@ -21,8 +21,8 @@ __all__ = ["delivering", "listing", "times_less"]
 STREAMS = 200
 CHANGES = 20
 """Changes in one request, so that the request itself does not matter."""
-LISTS = 100
-TURNS = 4
+LISTS = 50
+TURNS = 8
 
 Sample: TypeAlias = Callable[[], float]
 """Do the work once, and return the CPU seconds of the server per unit of work."""

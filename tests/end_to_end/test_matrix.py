@@ -34,7 +34,14 @@ pytestmark = pytest.mark.anyio
 
 TRANSPORTS = ("stdio", "http")
 VERSIONS = (*LEGACY, MODERN)
-CASES = [(kind, transport, version) for kind in KINDS for transport in TRANSPORTS for version in VERSIONS]
+FAST = {*((transport, version) for transport in TRANSPORTS for version in (LEGACY[-1], MODERN)), ("http", MUTED)}
+"""The newest version of each era, and the muted one. `make test-all` runs the others, too."""
+CASES = [
+    pytest.param((kind, transport, version), marks=() if (transport, version) in FAST else pytest.mark.slow)
+    for kind in KINDS
+    for transport in TRANSPORTS
+    for version in VERSIONS
+]
 PLACES = ("request", "thread", "loop", "outside")
 
 KEYS = {"tools": "zoom", "prompts": "zest", "resources": "board://zone", "templates": "board://zone/{number}"}
@@ -60,7 +67,7 @@ def urls() -> Iterator[dict[str, str]]:
 @pytest.fixture(
     scope="module",
     params=[(kind, transport) for kind in KINDS for transport in TRANSPORTS],
-    ids=[f"{kind}-{transport}" for kind in KINDS for transport in TRANSPORTS],
+    ids="-".join,
 )
 async def modern(request: pytest.FixtureRequest, urls: dict[str, str]) -> AsyncIterator[RecordingClient]:
     kind, transport = request.param
@@ -186,7 +193,7 @@ class Board:
         return "resources" if feature == "templates" else feature
 
 
-@pytest.fixture(scope="module", params=CASES, ids=["-".join(case) for case in CASES])
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
 async def board(request: pytest.FixtureRequest, urls: dict[str, str]) -> AsyncIterator[Board]:
     kind, transport, version = request.param
     server = urls[kind] if transport == "http" else stdio_server(kind)

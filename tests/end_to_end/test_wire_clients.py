@@ -26,6 +26,20 @@ from tidings.core.subscriber import Subscriber
 
 TOOLS = Feature.TOOLS
 STEPS = 200
+WEIGHTS = {
+    "change": 35,
+    "several": 5,
+    "wait": 10,
+    "restart": 1,
+    "check": 5,
+    "disconnect": 8,
+    "connect": 12,
+    "stop": 6,
+    "read": 8,
+    "bookmark": 6,
+    "fetch": 4,
+}
+"""How often each step is taken: those of the server, and those of a client."""
 VALUES: list[Any] = [
     *(None, 0, 1, True, 1.0, -0.0, 0.0, "", "é\u2028\U0001f600", [], [None], [{"x": None}], {}, {"x": None}),
     *({"x": {"y": None, "z": 1}}, {"x": {"y": 2}}, {"x": [1, 2]}),
@@ -192,7 +206,7 @@ class Client:
         assert list_digest(self.copy.values()) == list_digest(there.values()), (self.names, self.copy, there)
 
 
-@pytest.mark.parametrize("first", range(0, 400, 100))
+@pytest.mark.parametrize("first", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in (100, 200, 300))])
 def test_copy_updated_by_deltas_equals_the_list(first: int) -> None:
     for number in range(first, first + 100):
         chance = random.Random(number)
@@ -200,22 +214,7 @@ def test_copy_updated_by_deltas_equals_the_list(first: int) -> None:
         clients = [Client(server) for _ in range(3)]
         for _ in range(STEPS):
             client = chance.choice(clients)
-            match chance.choices(
-                [
-                    "change",
-                    "several",
-                    "wait",
-                    "disconnect",
-                    "connect",
-                    "stop",
-                    "read",
-                    "bookmark",
-                    "fetch",
-                    "restart",
-                    "check",
-                ],
-                [35, 5, 10, 8, 12, 6, 8, 6, 4, 1, 5],
-            )[0]:
+            match chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]:
                 case "change":
                     server.change()
                 case "several":
