@@ -33,24 +33,6 @@ async def stream_on(client: RawClient) -> Stream:
     return Stream(client.reader, client.writer)
 
 
-def stream_types(local: LocalServer) -> list[type]:
-    return [type(stream.response) for stream in local.live.listen_streams]
-
-
-# Streams that end immediately
-
-
-async def test_stream_without_topics_is_acknowledged_and_ended_with_its_connection() -> None:
-    async with serving(example_server()) as local, local.client() as client:
-        client.writer.write(client.listen_request("mine", {}, Connection="close"))
-        answer = await client.answer()
-        told = [json.loads(each[6:]) for each in answer.body.split(b"\r\n") if each.startswith(b"data: ")]
-        assert told[0]["method"] == "notifications/subscriptions/acknowledged"
-        assert told[1]["id"] == "mine"
-        assert (b"connection", b"close") in answer.headers
-        assert await client.ended()
-
-
 async def test_stream_that_opens_during_shutdown_is_acknowledged_and_ended() -> None:
     asked, may = asyncio.Event(), asyncio.Event()
 
@@ -71,7 +53,7 @@ async def test_stream_that_opens_during_shutdown_is_acknowledged_and_ended() -> 
         assert b"acknowledged" in answer.body
         assert b'"id":"mine"' in answer.body
         assert await client.ended()
-        assert not stream_types(local)
+        assert not local.stream_types
 
 
 # Random requests, one after the other
@@ -122,7 +104,7 @@ async def check_line(local: LocalServer, kinds: list[str], cuts: list[int], *, h
             check_clocks(local)
             local.live.tools.update("clock", description=f"{local.live.catalog.revision}")
             assert await stream.event() is not None
-        assert stream_types(local) == [ParkedStream]
+        assert local.stream_types == [ParkedStream]
     await until(lambda: not len(local.live.listen_streams))
 
 

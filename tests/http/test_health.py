@@ -76,7 +76,7 @@ async def test_server_is_ready_only_after_its_lists_were_read() -> None:
         assert (await client.get("/health/ready")).status_code == 503
 
 
-async def test_server_whose_list_hangs_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_whose_list_hangs_is_not_ready() -> None:
     answers = anyio.Event()
     answers.set()
     asked_for = anyio.Event()

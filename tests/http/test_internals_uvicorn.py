@@ -14,7 +14,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from tidings.http.disconnects import RequestReference, find_request
-from tidings.http.parking import buffer_response
 
 pytestmark = pytest.mark.anyio
 
@@ -31,48 +30,6 @@ async def response_of(protocol: type[Any], app: Any) -> AsyncIterator[asyncio.St
         writer.write(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
         yield reader
         writer.close()
-
-
-class Callbacks:
-    def on_writable(self) -> None: ...
-    def on_write_timeout(self) -> None: ...
-    def on_disconnect(self) -> None: ...
-    def end(self, reason: Any) -> None: ...
-
-
-async def test_connection_can_be_parked_in_the_middle_of_a_response() -> None:
-    done: asyncio.Future[tuple[Any, Any]] = asyncio.get_running_loop().create_future()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        try:
-            done.set_result((asyncio.current_task(), await park(scope, receive, send)))
-        except BaseException as error:
-            done.set_exception(error)
-            raise
-
-    async def park(scope: Any, receive: Any, send: Any) -> Any:
-        await receive()
-        request = find_request(scope, receive)
-        transport = request.transport
-        buffered = buffer_response(scope, request)
-        assert buffered is not None, "uvicorn has changed; see `_check_attributes` in disconnects.py"
-        await send({"type": "http.response.start", "status": 200})
-        await send({"type": "http.response.body", "body": b"first", "more_body": True})
-        assert buffer_response(scope, request) is None, "the response has begun"
-        parked = buffered.park(b"first", Callbacks(), 1.0)
-        assert parked is not None
-        assert transport.get_protocol() is parked
-        assert (await receive())["type"] == "http.disconnect"
-        return parked
-
-    async with response_of(HttpToolsProtocol, app) as reader:
-        task, parked = await done
-        await task
-        assert parked.write(b"second")
-        assert parked.write(b"", is_last=True)
-        head, body = (await reader.read()).split(b"\r\n\r\n", 1)
-        assert head.startswith(b"HTTP/1.1 200")
-        assert body == b"5\r\nfirst\r\n6\r\nsecond\r\n0\r\n\r\n"
 
 
 @pytest.mark.parametrize("protocol", [HttpToolsProtocol, H11Protocol])

@@ -16,7 +16,8 @@ from tests.support.http_server import META, LocalServer, RawClient, example_serv
 from tests.support.kinds import Own
 from tests.support.lists import LISTS, changed, fill_cache, local, posted, sdk_requests
 from tests.support.sdk_clients import LEGACY, MODERN
-from tests.support.waiting import until
+from tidings import Policy
+from tidings.core.frames import CURSOR_KEY
 from tidings.http import request_checks
 
 __all__ = ["local"]
@@ -67,6 +68,35 @@ async def test_cached_legacy_response_equals_the_sdk_response(version: str, json
                     await client.send(client.request(body, **sessions[0]))
 
 
+async def test_list_results_carry_cursor_and_cache_hints() -> None:
+    async with serving(example_server(), policy=Policy(list_max_age=3600, list_ttl=5)) as local:
+        for method in LISTS:
+            for request_id in (1, "two", 3):
+                said = await local.send(lambda client, method=method, each=request_id: client.modern(method, each))
+                result = json.loads(said.body)["result"]
+                assert result["ttlMs"] == 5000
+                assert result["cacheScope"] in ("public", "private")
+                version = result["_meta"][CURSOR_KEY]["topics"][method.partition("/")[0]]
+                assert version["revision"] > 0
+                assert version["digest"]
+
+
+async def test_discovery_comes_from_the_cache_until_the_offer_changes(local: LocalServer) -> None:
+    def discover(client: RawClient) -> bytes:
+        return client.modern("server/discover")
+
+    await fill_cache(local)
+    said = await local.send(discover)
+    lowlevel = local.live.lowlevel
+    lowlevel.extensions = {**lowlevel.extensions, "dev.example/unnoticed": {}}
+    assert await local.send(discover) == said
+
+    lowlevel.instructions = "Read the board first."
+    anew = (await local.send(discover)).body
+    assert b"Read the board first." in anew
+    assert b"dev.example/unnoticed" in anew
+
+
 async def test_list_handler_added_later_is_used() -> None:
     async def list_tools(ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[])
@@ -80,22 +110,6 @@ async def test_list_handler_added_later_is_used() -> None:
             assert b"200" in (await local.send(changed())).status
         with sdk_requests(local, 0):
             await local.send(changed())
-
-
-async def test_removed_list_handler_gives_the_sdk_error(local: LocalServer) -> None:
-    await fill_cache(local)
-    del local.live.lowlevel._request_handlers["tools/list"]
-    with sdk_requests(local, 1):
-        assert b"404" in (await local.send(changed())).status
-
-
-async def test_disconnect_in_the_middle_of_a_request_leaves_nothing_behind(local: LocalServer) -> None:
-    state = local.server.server_state
-    async with local.client() as client:
-        client.writer.write(client.modern("tools/list")[:-5])
-        await until(lambda: state.tasks)
-    await until(lambda: not state.connections and not state.tasks)
-    await fill_cache(local)
 
 
 # Responses made in advance
@@ -119,47 +133,46 @@ async def test_used_response_is_made_again_before_clients_ask() -> None:
         assert b"new2" in (await local.send(changed())).body
 
 
+def record_reads(local: LocalServer) -> list[int]:
+    """Return a list that gets the number of tools at each read of a list for a response in advance."""
+    reads: list[int] = []
+    original = local.live.list_reader.request
+
+    async def request(method: str, version: str) -> dict[str, Any]:
+        reads.append(len(local.live.catalog.tools))
+        return await original(method, version)
+
+    local.live.list_reader.request = request  # type: ignore[method-assign]
+    return reads
+
+
 async def test_unused_response_is_not_made_again() -> None:
     server = example_server()
     async with serving(server) as local:
         await fill_cache(local)
-        made: list[str] = []
-        original = local.live.list_reader.request
-
-        async def answered(method: str, version: str) -> dict[str, Any]:
-            made.append(method)
-            return await original(method, version)
-
-        local.live.list_reader.request = answered  # type: ignore[method-assign]
+        reads = record_reads(local)
         for number in range(5):
             local.live.tools.add(lambda: "", name=f"new{number}", description="")
             await local.send(lambda client: client.request(b"", start="GET /nothing HTTP/1.1"))
-        assert made == ["tools/list"]
+        assert len(reads) == 1
 
         own: Any = Own()
         await fill_cache(local)
         server.middleware.append(own)
         local.live.tools.add(lambda: "", name="last", description="")
         await fill_cache(local)
-        assert made == ["tools/list"]
+        assert len(reads) == 1
 
 
 async def test_many_changes_make_only_the_last_response() -> None:
     async with serving(example_server()) as local:
         await fill_cache(local)
-        made: list[int] = []
-        original = local.live.list_reader.request
-
-        async def answered(method: str, version: str) -> dict[str, Any]:
-            made.append(len(local.live.catalog.tools))
-            return await original(method, version)
-
-        local.live.list_reader.request = answered  # type: ignore[method-assign]
+        reads = record_reads(local)
         for number in range(5):
             local.live.tools.add(lambda: "", name=f"new{number}", description="")
         with sdk_requests(local, 0):
             assert b"new4" in (await local.send(changed())).body
-        assert made == [7]
+        assert reads == [7]
 
 
 # Request ids

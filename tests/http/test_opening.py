@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from tests.support.faults.wire import Stream
-from tests.support.http_server import META, LocalServer, RawClient, example_server, serving
+from tests.support.http_server import RawClient, example_server, serving
 from tests.support.loops import anyio_backend
 from tests.support.sdk_clients import DEADLINE
 from tests.support.waiting import until
@@ -26,15 +26,12 @@ __all__ = ["anyio_backend"]
 
 pytestmark = pytest.mark.anyio
 
-TOOLS = {"toolsListChanged": True}
-EVERYTHING = {**TOOLS, "promptsListChanged": True, "resourcesListChanged": True, "resourceSubscriptions": ["local://r"]}
-
-
-def listen_request(
-    client: RawClient, request_id: Any = 1, requested: Any = None, meta: Any = None, **headers: str | None
-) -> bytes:
-    params = {"notifications": TOOLS if requested is None else requested, "_meta": {**META, **(meta or {})}}
-    return client.modern("subscriptions/listen", request_id, params, **headers)
+EVERYTHING = {
+    "toolsListChanged": True,
+    "promptsListChanged": True,
+    "resourcesListChanged": True,
+    "resourceSubscriptions": ["local://r"],
+}
 
 
 async def response(client: RawClient, request: bytes) -> list[bytes]:
@@ -45,10 +42,6 @@ async def response(client: RawClient, request: bytes) -> list[bytes]:
         size = await client.reader.readline()
         event = await client.reader.readexactly(int(size, 16) + 2)
     return [*(each for each in head if not each.startswith(b"date:")), event]
-
-
-def stream_types(local: LocalServer) -> list[type]:
-    return [type(stream.response) for stream in local.live.listen_streams]
 
 
 # Accepted requests
@@ -76,9 +69,9 @@ async def test_same_request_opens_the_same_stream_again(case: str) -> None:
     async with serving(example_server()) as local:
         for _ in range(2):
             async with local.client() as client:
-                responses.append(await response(client, listen_request(client, **ACCEPTED[case])))
-                assert stream_types(local) == [ParkedStream]
-            await until(lambda: not stream_types(local))
+                responses.append(await response(client, client.listen_request(**ACCEPTED[case])))
+                assert local.stream_types == [ParkedStream]
+            await until(lambda: not local.stream_types)
         assert local.live.subscriptions.limits.count == 0
         assert local.server.server_state.total_requests == 2
     assert responses[0] == responses[1]
@@ -90,9 +83,9 @@ async def test_disconnect_does_not_affect_a_stream_with_the_same_request() -> No
     """Requests with the same params share their decoded form."""
     async with serving(example_server()) as local, local.client() as first, local.client() as second:
         for request_id, client in enumerate((first, second)):
-            await response(client, listen_request(client, request_id, EVERYTHING))
+            await response(client, client.listen_request(request_id, EVERYTHING))
         first.writer.close()
-        await until(lambda: len(stream_types(local)) == 1)
+        await until(lambda: len(local.stream_types) == 1)
         local.live.resources.updated("local://r")
         with anyio.fail_after(DEADLINE):
             told = await Stream(second.reader, second.writer).event()
@@ -132,7 +125,7 @@ async def test_refused_request_gets_its_error_and_the_connection_goes_on(case: s
     policy = Policy(max_uris=1, list_max_age=3600)
     async with serving(example_server(), policy=policy, authorize=authorize) as local, local.client() as client:
         status, changes = REFUSED[case]
-        request = listen_request(client, **changes)
+        request = client.listen_request(**changes)
         if case == "a body that is not UTF-8":
             request = request.replace(b"mine", b"\xff\xffne")
         first, second = await client.send(request), await client.send(request)
@@ -141,17 +134,17 @@ async def test_refused_request_gets_its_error_and_the_connection_goes_on(case: s
         assert (b"acknowledged" in first.body) is case.startswith("nothing")
         assert asked == ([Feature.PROMPTS] * 2 if case == "nothing allowed" else [])
         assert local.live.subscriptions.limits.count == 0
-        await response(client, listen_request(client))
-        assert stream_types(local) == [ParkedStream]
+        await response(client, client.listen_request())
+        assert local.stream_types == [ParkedStream]
 
 
 async def test_client_behind_a_proxy_is_counted_by_the_address_that_the_proxy_names() -> None:
     policy = Policy(max_streams_per_address=1)
     async with serving(example_server(), policy=policy) as local, local.client() as one, local.client() as other:
-        await response(one, listen_request(one))
-        await response(other, listen_request(other, X_Forwarded_For="192.0.2.1"))
+        await response(one, one.listen_request())
+        await response(other, other.listen_request(X_Forwarded_For="192.0.2.1"))
         async with local.client() as client:
-            assert b"503" in (await client.send(listen_request(client, X_Forwarded_For="192.0.2.1"))).status
+            assert b"503" in (await client.send(client.listen_request(X_Forwarded_For="192.0.2.1"))).status
 
 
 async def test_mcp_middleware_sees_every_stream_and_its_client_is_notified() -> None:
@@ -163,10 +156,10 @@ async def test_mcp_middleware_sees_every_stream_and_its_client_is_notified() -> 
 
     async with serving(example_server()) as local:
         async with local.client() as client:
-            await response(client, listen_request(client))
+            await response(client, client.listen_request())
         local.live.lowlevel.middleware.append(middleware)
         async with local.client() as client:
-            assert b"acknowledged" in (await response(client, listen_request(client)))[-1]
+            assert b"acknowledged" in (await response(client, client.listen_request()))[-1]
             local.live.tools.update("clock", description="new")
             with anyio.fail_after(DEADLINE):
                 told = await Stream(client.reader, client.writer).event()
@@ -187,14 +180,14 @@ async def test_failure_after_parking_ends_the_connection(failure: Exception, mon
         with monkeypatch.context() as patch:
             patch.setattr(ListenStream, "subscribe", fail)
             async with local.client() as client:
-                client.writer.write(listen_request(client))
+                client.writer.write(client.listen_request())
                 async with asyncio.timeout(DEADLINE):
                     with contextlib.suppress(ConnectionResetError):
                         assert (await client.reader.read()).count(b"HTTP/1.1") <= 1
         await until(lambda: not local.server.server_state.connections)
         assert local.live.subscriptions.limits.count == 0
         async with local.client() as client:
-            await response(client, listen_request(client))
+            await response(client, client.listen_request())
 
 
 class Thing:
@@ -215,8 +208,8 @@ async def test_context_of_a_stream_is_released_with_it() -> None:
 
     async with serving(example_server(), authorize=authorize) as local, local.client() as second:
         async with local.client() as first:
-            await response(first, listen_request(first))
-            await response(second, listen_request(second))
-        await until(lambda: len(stream_types(local)) == 1)
+            await response(first, first.listen_request())
+            await response(second, second.listen_request())
+        await until(lambda: len(local.stream_types) == 1)
         gc.collect()
         assert [thing() for thing in things] == [None]

@@ -68,6 +68,8 @@ async def test_parked_stream_releases_task_request_parser_and_protocol() -> None
                 await read_event(second)
                 await read_event(third)
                 assert server.stream_types == [ParkedStream] * 3
+                connections: Any = server.uvicorn.server_state.connections
+                assert [type(each) for each in connections] == [ParkedStream] * 3
                 await until(lambda: len(asyncio.all_tasks()) == tasks)
                 await until(lambda: not server.uvicorn.server_state.tasks)
                 assert count() - others == dict.fromkeys(KEPT, 3)
@@ -75,17 +77,6 @@ async def test_parked_stream_releases_task_request_parser_and_protocol() -> None
         finally:
             gc.enable()
         assert server.live.subscriptions.limits.count == 1
-
-
-async def test_server_counts_requests_and_connections_of_parked_streams() -> None:
-    async with serving() as server:
-        state = server.uvicorn.server_state
-        async with connected(server, listen_request(1)) as (stream, _):
-            await read_event(stream)
-            assert state.total_requests == 1
-            connections: Any = state.connections
-            assert [type(each) for each in connections] == [ParkedStream]
-        await until(lambda: not state.connections)
 
 
 async def test_server_that_stops_without_a_signal_ends_parked_streams() -> None:

@@ -88,9 +88,12 @@ class RawClient:
             named["Mcp_Name"] = params["name"]
         return self.request(modern_body(method, request_id, params=params), **named)
 
-    def listen_request(self, request_id: Any = 1, wanted: Any = None, **headers: str | None) -> bytes:
+    def listen_request(
+        self, request_id: Any = 1, requested: Any = None, meta: Any = None, **headers: str | None
+    ) -> bytes:
         """Return the bytes of a listen request, by default for the list of tools."""
-        params = {"notifications": {"toolsListChanged": True} if wanted is None else wanted}
+        topics = {"toolsListChanged": True} if requested is None else requested
+        params = {"notifications": topics, "_meta": {**META, **(meta or {})}}
         return self.modern("subscriptions/listen", request_id, params, **headers)
 
     def tool_call(self, name: str, request_id: Any = 1) -> bytes:
@@ -144,6 +147,11 @@ class LocalServer:
         front = self.live.server.session_manager.asgi_app
         assert isinstance(front, Router)
         return front
+
+    @property
+    def stream_types(self) -> list[type]:
+        """The classes of the response streams of the listen streams."""
+        return [type(stream.response) for stream in self.live.listen_streams]
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[RawClient]:

@@ -96,9 +96,9 @@ class MCPServerBoard(HighLevelBoard):
         internals.registry_of(self.server, "tools")[key].description = "Changed in place."
         await ctx.notify_tools_changed()
 
-    def quietly(self, key: str, feature: str = "tools") -> None:
+    def quietly(self, key: str) -> None:
         """Make a change that only `live.refresh()` detects."""
-        internals.registry_of(self.server, feature)[key].description = UNNOTICED
+        internals.registry_of(self.server, "tools")[key].description = UNNOTICED
 
 
 class FastMCPBoard(HighLevelBoard):
@@ -202,11 +202,6 @@ class LowLevelBoard(Board):
         listed = list(self.own["tools"].values())
         if self.options.get("late") and ctx.request_id != self.live.list_reader.request_id:
             await self.refreshed.wait()
-        if self.options.get("page"):
-            start = int(params.cursor) if params and params.cursor else 0
-            end = start + int(self.options["page"])
-            following = str(end) if end < len(listed) else None
-            return types.ListToolsResult.model_validate({"tools": listed[start:end], "nextCursor": following})
         return types.ListToolsResult.model_validate({"tools": listed})
 
     async def _call_tool(self, ctx: ServerRequestContext[Any, Any], params: Any) -> types.CallToolResult:
