@@ -21,12 +21,11 @@ import httpx2
 import pytest
 from mcp.client import Client
 from mcp.client.session import MessageHandlerFnT
-from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import BaseModel
 
-from tests.support.faults.wire import COMMANDS, Process, Settings, changed, environment, serve
-from tests.support.forking import forked_command
+from tests.support.faults.wire import Process, Settings, changed, serve, stdio_server
 from tests.support.messages import MODERN
 from tidings.core.model import Feature, Topic, Version
 from tidings.testing import (
@@ -369,10 +368,9 @@ async def over_http(url: str, mode: str, dice: random.Random, note: Note) -> Asy
 
 @asynccontextmanager
 async def over_stdio(mode: str, note: Note) -> AsyncIterator[Client]:
-    command, *arguments = forked_command(*COMMANDS["stdio"])
-    parameters = StdioServerParameters(command=command, args=arguments, env=environment(Settings()))
     with TemporaryFile("w") as log:
-        async with Client(stdio_client(parameters, errlog=log), mode=mode, message_handler=note, cache=None) as client:
+        transport = stdio_client(stdio_server(Settings()), errlog=log)
+        async with Client(transport, mode=mode, message_handler=note, cache=None) as client:
             # Fetch the list before the first change. Otherwise the client fetches it before its first tool call, and
             # the fetched version may cause more notifications.
             await client.list_tools()

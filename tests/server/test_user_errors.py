@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,21 +13,18 @@ from typing import Any
 
 import pytest
 from mcp.client import Client
-from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.stdio import stdio_client
 from mcp.shared.exceptions import MCPError
 
 from tests.support.faults.many_clients import open_legacy, update
 from tests.support.faults.wire import (
-    COMMANDS,
     HTTP,
-    ROOT,
     TIMEOUT,
     WATCHED,
     How,
     Process,
     Settings,
     Stream,
-    environment,
     get_request,
     listen,
     modern_request,
@@ -36,6 +32,7 @@ from tests.support.faults.wire import (
     request,
     serve,
     session_headers,
+    stdio_server,
 )
 from tests.support.messages import ACCEPT_BOTH, MODERN
 
@@ -53,15 +50,14 @@ async def connect(
 
     if how == "stdio":
         with TemporaryFile("w+") as log:
-            parameters = StdioServerParameters(
-                command=sys.executable, args=COMMANDS["stdio"], env=environment(settings), cwd=ROOT
-            )
 
             async def read_log(pattern: str) -> None:
                 log.seek(0)
                 assert re.search(pattern, log.read())
 
-            async with Client(stdio_client(parameters, errlog=log), mode=mode, message_handler=note) as client:
+            async with Client(
+                stdio_client(stdio_server(settings), errlog=log), mode=mode, message_handler=note
+            ) as client:
                 yield client, read_log
     else:
         async with serve(how, settings) as server:

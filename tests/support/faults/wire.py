@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from mcp.client.stdio import StdioServerParameters
 
 from tests.support.forking import ENVIRONMENT as FORK_ENVIRONMENT
 from tests.support.forking import ROOT, forked_command
@@ -202,6 +203,12 @@ def computed(pid: int) -> float:
 def environment(settings: Settings) -> dict[str, str]:
     # The SDK logs with Rich, which breaks lines at the width of the terminal.
     return {**os.environ, **FORK_ENVIRONMENT, "COLUMNS": "1000", ENVIRONMENT: msgspec.json.encode(settings).decode()}
+
+
+def stdio_server(settings: Settings) -> StdioServerParameters:
+    """Return the parameters with which a client of the SDK starts a server."""
+    command, *arguments = forked_command(*COMMANDS["stdio"])
+    return StdioServerParameters(command=command, args=arguments, env=environment(settings))
 
 
 @asynccontextmanager
