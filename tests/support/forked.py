@@ -18,13 +18,17 @@ from contextlib import suppress
 from types import FrameType
 
 PRELOADED = (
-    *("fastmcp.server.server", "tests.support.kinds", "tests.support.telemetry", "tests.support.faults.wire"),
+    *("tests.support.faults.wire", "tests.support.kinds", "tests.support.sdk_clients", "tests.support.telemetry"),
     *("tidings.cli.commands", "tidings.cli.remote", "tidings.cli.status", "tidings.store.sqlite"),
     *("tidings.http.app", "tidings.http.router", "tidings.workspace.source", "tidings.workspace.watcher"),
-    *("anyio._backends._asyncio", "uvicorn.protocols.http.httptools_impl", "uvicorn.protocols.websockets.auto"),
-    *("tidings.server.mcpserver", "uvicorn.lifespan.on", "uvicorn.protocols.http.h11_impl", "uvloop"),
+    *("tidings.server.fastmcp", "tidings.server.mcpserver", "tidings.stdio.transport"),
+    *("fastmcp.server.server", "fastmcp.server.auth.providers.jwt", "fastmcp.server.middleware.dereference", "griffe"),
+    *("key_value.aio.adapters.pydantic", "key_value.aio.stores.memory"),
+    *("anyio._backends._asyncio", "uvloop", "uvicorn.lifespan.on", "uvicorn.protocols.websockets.auto"),
+    *("uvicorn.protocols.http.h11_impl", "uvicorn.protocols.http.httptools_impl"),
+    "uvicorn.protocols.websockets.websockets_sansio_impl",
 )
-"""What boards, the servers of the fault tests and the commands of `tidings` import."""
+"""What boards, the servers of the fault tests and the commands of `tidings` import, also what libraries import late."""
 
 
 def main() -> int:
