@@ -318,7 +318,8 @@ async def open_client(
         transport: Any
         if isinstance(server, str):
             headers = {"Authorization": f"Bearer {token}"} if token else {}
-            http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30)))
+            http = httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30), verify=False)
+            await stack.enter_async_context(http)
             transport = streamable_http_client(server, http_client=http)
         else:
             transport = stdio_client(server)
