@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
-import sys
-from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,10 +13,10 @@ import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
+from tests.support.forking import forked_command
+from tests.support.messages import INITIALIZED, initialize
 from tests.support.sdk_clients import (
-    BOARD,
     DEADLINE,
-    ENVIRONMENT,
     KINDS,
     LEGACY,
     MARKER,
@@ -59,25 +58,19 @@ async def test_subscribe_and_unsubscribe_respond_as_specified(kind: str, transpo
                 assert await client.request(method, uri=uri) == {}
         await client.until_state(watched=[])
 
-        await listen_and_leave(client)
-
-
-async def listen_and_leave(client: RecordingClient) -> None:
-    """Check that a double subscription is notified once, and that unsubscribing ends it."""
-    for uri in (MARKER, "board://sprint", "board://sprint", "board://glob/*", "board://tpl/{name}"):
-        await client.subscribe(uri)
-    await client.step("updated", "content updated board://sprint", uri="board://sprint")
-    await client.step("updated", "content updated board://glob/x", uri="board://glob/x")
-    await client.step("updated", "content updated board://tpl/x", uri="board://tpl/x")
-
-    await client.unsubscribe("board://sprint")
-    await client.step("updated", uri="board://sprint")
-    await client.step("updated", "content updated board://glob/y", uri="board://glob/y")
-    for uri in ("board://glob/*", "board://tpl/{name}"):
-        await client.unsubscribe(uri)
-    await client.step("updated", uri="board://glob/z")
-    await client.step("updated", uri="board://tpl/z")
-    await client.until_state(watched=[MARKER], pending=0)
+        # A double subscription is notified once, and unsubscribing ends it.
+        for uri in (MARKER, "board://sprint", "board://sprint", "board://glob/*", "board://tpl/{name}"):
+            await client.subscribe(uri)
+        for uri in ("board://sprint", "board://glob/x", "board://tpl/x"):
+            await client.step("updated", f"content updated {uri}", uri=uri)
+        await client.unsubscribe("board://sprint")
+        await client.step("updated", uri="board://sprint")
+        await client.step("updated", "content updated board://glob/y", uri="board://glob/y")
+        for uri in ("board://glob/*", "board://tpl/{name}"):
+            await client.unsubscribe(uri)
+        for uri in ("board://glob/z", "board://tpl/z"):
+            await client.step("updated", uri=uri)
+        await client.until_state(watched=[MARKER], pending=0)
 
 
 async def test_invalid_pattern_is_refused(url: str) -> None:
@@ -149,58 +142,46 @@ async def test_remaining_clients_are_notified_after_one_has_left(url: str) -> No
         await staying.step("remove", "tools removed still", feature="tools", key="still")
 
 
-CLIENT = """
+CLIENTS = """
 import asyncio, sys
 from tests.support.sdk_clients import listening, open_client
 
 async def main():
-    async with open_client(sys.argv[1], sys.argv[2]) as client, listening(client, "board://sprint", "board://glob/*"):
-        await client.settle()
-        print("ready", flush=True)
-        await asyncio.Event().wait()
+    url, *versions = sys.argv[1:]
+    async with open_client(url, versions[0]) as one, open_client(url, versions[1]) as other:
+        async with listening(one, "board://sprint", "board://glob/*"), listening(other, "board://sprint"):
+            await one.settle(among=[other])
+            print("ready", flush=True)
+            await asyncio.Event().wait()
 
 asyncio.run(main())
 """
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def impatient(request: pytest.FixtureRequest) -> Iterator[str]:
-    with serving(request.param, app={"session_idle_timeout": IDLE}) as url:
-        yield url
-
-
-@pytest.mark.parametrize("version", [VERSION, MODERN])
-async def test_killed_client_leaves_no_subscriptions(impatient: str, version: str) -> None:
-    url = impatient
-    async with open_client(url, MODERN) as witness:
-        await witness.until_state(subscribers=0)
-        command = [sys.executable, "-c", CLIENT, url, version]
-        async with await anyio.open_process(command, cwd=BOARD.parents[2], stderr=None) as process:
-            assert process.stdout is not None
-            with anyio.fail_after(DEADLINE):
-                assert (await process.stdout.receive()).startswith(b"ready")
-            state = await witness.change("state")
-            assert (state["subscribers"], state["streams"]) == (1, 1)
-            process.kill()
-        await witness.until_state(subscribers=0, watched=[], streams=0, legacy_sessions=0, pending=0)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_killed_client_leaves_no_subscriptions(kind: str, tmp_path: Path) -> None:
+    program = tmp_path / "clients.py"
+    program.write_text(CLIENTS)
+    with serving(kind, app={"session_idle_timeout": IDLE}) as url:
+        async with open_client(url, MODERN) as witness:
+            async with await anyio.open_process(forked_command(program, url, VERSION, MODERN), stderr=None) as process:
+                assert process.stdout is not None
+                with anyio.fail_after(DEADLINE):
+                    assert (await process.stdout.receive()).startswith(b"ready")
+                state = await witness.change("state")
+                assert (state["subscribers"], state["streams"], state["legacy_sessions"]) == (2, 2, 1)
+                process.kill()
+            await witness.until_state(subscribers=0, watched=[], streams=0, legacy_sessions=0, pending=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_stdio_server_ends_with_its_client(kind: str) -> None:
-    process = subprocess.Popen(
-        [sys.executable, str(BOARD), kind, "stdio"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | ENVIRONMENT,
-    )
-    with process:
+    server = stdio_server(kind)
+    command = [server.command, *server.args]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(
-            '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},'
-            '"clientInfo":{"name":"x","version":"1"}}}\n{"jsonrpc":"2.0","method":"notifications/initialized"}\n'
-        )
+        process.stdin.write(f"{json.dumps(initialize(VERSION))}\n{json.dumps(INITIALIZED)}\n")
         process.stdin.flush()
         assert '"id":1' in process.stdout.readline()
         process.stdin.close()
@@ -254,8 +235,7 @@ async def test_reconnected_stream_gets_only_what_it_missed(url: str, http: httpx
 async def test_change_between_handshake_and_stream_is_not_lost(url: str, http: httpx2.AsyncClient) -> None:
     async with open_client(url, MODERN) as other:
         session = LegacyWire(url, http)
-        info = {"name": "wire", "version": "1"}
-        await session.post("initialize", protocolVersion=VERSION, capabilities={}, clientInfo=info)
+        await session.post("initialize", **initialize(VERSION)["params"])
         await other.change("add", feature="tools", key="between")
         await session.post("notifications/initialized", None)
         async with session.stream() as stream:
@@ -297,25 +277,20 @@ async def test_extension_adds_items_deltas_and_deletions(
     server = urls[kind] if transport == "http" else stdio_server(kind)
     gone = f"board://gone/{version}"
     async with open_client(server, version, extended=where) as client, listening(client, gone):
-        await check_extension(client, gone)
+        [added] = await client.step("add", "tools added ext", feature="tools", key="ext")
+        items, _ = await client.listed("tools")
+        assert added.change["item"] == next(item for item in items if item["name"] == "ext")
 
+        fields = {"description": "Another one."}
+        [updated] = await client.step("update", "tools updated ext", feature="tools", key="ext", fields=fields)
+        assert updated.change["delta"] == fields
+        assert updated.change["before"] != updated.change["after"]
+        [removed] = await client.step("remove", "tools removed ext", feature="tools", key="ext")
+        assert "item" not in removed.change
 
-async def check_extension(client: RecordingClient, gone: str) -> None:
-    [added] = await client.step("add", "tools added ext", feature="tools", key="ext")
-    items, _ = await client.listed("tools")
-    assert added.change["item"] == next(item for item in items if item["name"] == "ext")
-
-    fields = {"description": "Another one."}
-    [updated] = await client.step("update", "tools updated ext", feature="tools", key="ext", fields=fields)
-    assert updated.change["delta"] == fields
-    assert updated.change["before"] != updated.change["after"]
-    [removed] = await client.step("remove", "tools removed ext", feature="tools", key="ext")
-    assert "item" not in removed.change
-
-    await client.step("add", f"resources added {gone}", feature="resources", key=gone)
-    await client.change("deleted", uri=gone)
-    await client.until(lambda: len(client.received) == 2, "the deletion")
-    assert [(each.method, each.uri) for each in client.received if each.uri] == [
-        ("notifications/resources/deleted", gone)
-    ]
-    assert f"resources removed {gone}" in client.summaries
+        await client.step("add", f"resources added {gone}", feature="resources", key=gone)
+        await client.change("deleted", uri=gone)
+        await client.until(lambda: len(client.received) == 2, "the deletion")
+        deleted = [(each.method, each.uri) for each in client.received if each.uri]
+        assert deleted == [("notifications/resources/deleted", gone)]
+        assert f"resources removed {gone}" in client.summaries

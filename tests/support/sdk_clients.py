@@ -235,9 +235,10 @@ class RecordingClient:
 
     async def until_state(self, **expected: Any) -> None:
         """Wait until the board has this state."""
-        state: dict[str, Any] = {}
+        state = await self.change("state")
         with anyio.move_on_after(DEADLINE) as scope:
-            while any(state.get(name) != value for name, value in expected.items()) or not state:
+            while any(state[name] != value for name, value in expected.items()):
+                await anyio.sleep(0.01)  # leave the processor to the server
                 state = await self.change("state")
         assert not scope.cancelled_caught, f"expected {expected}, got {state}"
 
