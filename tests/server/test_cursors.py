@@ -27,9 +27,10 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
 # Cursors in messages
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "transport"), [*((kind, "http") for kind in KINDS), ("mcpserver", "stdio"), ("lowlevel", "stdio")]
+)
 @pytest.mark.parametrize("version", [MODERN, LEGACY[-1]])
-@pytest.mark.parametrize("transport", ["http", "stdio"])
 async def test_list_and_read_results_carry_a_cursor(
     urls: dict[str, str], kind: str, version: str, transport: str
 ) -> None:

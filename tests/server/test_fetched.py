@@ -13,7 +13,6 @@ from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
 
 from tests.support.sdk_clients import (
-    DEADLINE,
     MODERN,
     Received,
     RecordingClient,
@@ -22,7 +21,7 @@ from tests.support.sdk_clients import (
     serving,
     stdio_server,
 )
-from tests.support.wire_clients import LegacyWire, Stream
+from tests.support.wire_clients import LegacyWire
 from tidings import Live
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY
 from tidings.core.model import Notification
@@ -95,33 +94,23 @@ async def test_client_that_read_an_intermediate_content_is_notified_of_the_rever
     assert len(told(client, method, revision)) == 1
 
 
-async def test_session_that_fetched_without_a_stream_is_notified_of_the_revert() -> None:
-    async with AsyncExitStack() as stack:
-        url = stack.enter_context(serving("mcpserver"))
-        http = await stack.enter_async_context(httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE)))
+async def test_session_that_fetched_without_a_stream_is_notified_of_the_revert(http: httpx2.AsyncClient) -> None:
+    with serving("mcpserver") as url:
         wire = LegacyWire(url, http)
         await wire.shake_hands()
-
-        async def change(what: str, key: str) -> None:
-            await wire.post(
-                "tools/call", name="change", arguments={"what": what, "args": {"feature": "tools", "key": key}}
-            )
-
-        async with wire.stream() as stream:
-            await change("add", "first")
-            assert await stream.event() == "id: tidings-0\r\ndata: "
-            event = await stream.event()
-            await change("add", "passing")
-            listed = await wire.post("tools/list")
-            await change("remove", "passing")
+        async with open_client(url, MODERN) as other:
+            async with wire.stream() as stream:
+                await other.change("add", feature="tools", key="first")
+                assert await stream.event() == "id: tidings-0\r\ndata: "
+                event = await stream.event()
+                await other.change("add", feature="tools", key="passing")
+                listed = await wire.post("tools/list")
+                await other.change("remove", feature="tools", key="passing")
+            await other.until_state(legacy_streams=0)  # a session has one stream at a time
         assert "passing" in [tool["name"] for tool in listed["result"]["tools"]]
         (read,) = [line for line in event.splitlines() if line.startswith("id: ")]
-        headers = wire.headers | {"Last-Event-ID": read.removeprefix("id: ")}
-        async with open_client(url, MODERN) as other:
-            await other.until_state(legacy_streams=0)  # a session has one stream at a time
-        async with http.stream("GET", url, headers=headers) as response:
-            assert response.status_code == 200
-            told = await Stream(response, response.aiter_text()).message()
+        async with wire.stream(read.removeprefix("id: ")) as stream:
+            told = await stream.message()
 
     assert told["method"] == "notifications/tools/list_changed"
     change_of = told["params"]["_meta"][CHANGE_KEY]

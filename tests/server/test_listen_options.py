@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from tests.support.cursors import WATCHED, change_summaries, told
 from tests.support.sdk_clients import DEADLINE, LEGACY, MARKER, MODERN, listening, open_client, stdio_server
-from tests.support.wire_clients import Wire, Wires
+from tests.support.wire_clients import Stream, Wire, Wires
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, SUBSCRIPTION_KEY
 
 pytestmark = pytest.mark.anyio
@@ -26,37 +27,34 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+FILTERS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"operations": ["added"]}, ["added ac", "added x://1", "added y://1"]),
+    ({"operations": ["removed", "updated"]}, ["updated ab", "removed ab", "removed b"]),
+    ({"names": ["a*"]}, ["added ac", "updated ab", "removed ab", "added x://1", "added y://1"]),
+    ({"names": [], "uris": ["x:**"]}, ["added x://1"]),
+    ({"names": ["*b"], "uris": [], "operations": ["removed"]}, ["removed ab", "removed b"]),
+]
+
+
 @pytest.mark.parametrize("server", ["mcpserver", "through the SDK"])
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        ({"operations": ["added"]}, ["added ac", "added x://1", "added y://1"]),
-        ({"operations": ["removed", "updated"]}, ["updated ab", "removed ab", "removed b"]),
-        ({"names": ["a*"]}, ["added ac", "updated ab", "removed ab", "added x://1", "added y://1"]),
-        ({"names": [], "uris": ["x:**"]}, ["added x://1"]),
-        ({"names": ["*b"], "uris": [], "operations": ["removed"]}, ["removed ab", "removed b"]),
-    ],
-)
-async def test_client_is_notified_only_of_what_its_filter_passes(
-    wires: Wires, server: str, asked: dict[str, Any], expected: list[str]
-) -> None:
+async def test_client_is_notified_only_of_what_its_filter_passes(wires: Wires, server: str) -> None:
     wire = wires.modern(server)
     await wire.change("add", feature="tools", key="ab")
     await wire.change("add", feature="prompts", key="b")
-    async with wire.listen(1, WATCHED, {FILTER_KEY: asked}) as stream:
-        assert (await stream.message())["params"]["_meta"][FILTER_KEY] == asked
+    async with AsyncExitStack() as stack:
+        streams: list[Stream] = []
+        for asked, _ in FILTERS:
+            streams.append(await stack.enter_async_context(wire.listen(1, WATCHED, {FILTER_KEY: asked})))
+            assert (await streams[-1].message())["params"]["_meta"][FILTER_KEY] == asked
         await wire.change("add", feature="tools", key="ac")
         await wire.change("update", feature="tools", key="ab", fields={"description": "New."})
         await wire.change("remove", feature="tools", key="ab")
         await wire.change("remove", feature="prompts", key="b")
         for uri in ("x://1", "y://1"):
             await wire.change("add", feature="resources", key=uri)
-        found = [change for changes, _ in change_summaries(await told(stream, wire)) for change in changes]
-    await wire.change("remove", feature="tools", key="ac")
-    for uri in ("x://1", "y://1"):
-        await wire.change("deleted", uri=uri)
-
-    assert sorted(found) == sorted(expected)
+        for stream, (asked, expected) in zip(streams, FILTERS, strict=True):
+            found = [change for changes, _ in change_summaries(await told(stream, wire)) for change in changes]
+            assert sorted(found) == sorted(expected), asked
 
 
 async def test_acknowledgement_has_the_granted_terms_only(wires: Wires) -> None:
@@ -78,16 +76,8 @@ async def test_client_without_options_gets_the_defaults(wires: Wires) -> None:
     assert found[0]["tool"]["name"] == "default"
 
 
-@pytest.mark.parametrize(
-    ("detail", "members"),
-    [
-        ("full", {"operation", "tool", "_meta"}),
-        ("delta", {"_meta"}),
-        ("summary", {"_meta"}),
-        ("none", {"_meta"}),
-    ],
-)
-async def test_client_chooses_the_detail(wires: Wires, detail: str, members: set[str]) -> None:
+@pytest.mark.parametrize("detail", ["full", "delta", "summary", "none"])
+async def test_client_chooses_the_detail(wires: Wires, detail: str) -> None:
     wire = wires.modern("mcpserver")
     await wire.change("add", feature="tools", key="told")
     async with wire.listen(1, WATCHED, {FILTER_KEY: {"detail": detail}}) as stream:
@@ -96,25 +86,12 @@ async def test_client_chooses_the_detail(wires: Wires, detail: str, members: set
         params = (await stream.message())["params"]
     await wire.change("remove", feature="tools", key="told")
 
-    assert params.keys() == members
+    assert params.keys() == ({"operation", "tool", "_meta"} if detail == "full" else {"_meta"})
     meta = params["_meta"]
     said = meta.get(CHANGE_KEY, {})
     assert meta.keys() == ({SUBSCRIPTION_KEY, CHANGE_KEY, CURSOR_KEY} if detail != "none" else {SUBSCRIPTION_KEY})
     assert said.get("delta") == ({"description": "New."} if detail == "delta" else None)
     assert ("before" in said, "after" in said) == (detail == "delta",) * 2
-
-
-async def add_in_a_row(wire: Wire, *keys: str) -> float:
-    """Add tools one by one; return the seconds that it took."""
-    start = time.monotonic()
-    for key in keys:
-        await wire.change("add", feature="tools", key=key)
-    return time.monotonic() - start
-
-
-async def remove_all(wire: Wire, *keys: str) -> None:
-    for key in keys:
-        await wire.change("remove", feature="tools", key=key)
 
 
 @pytest.mark.parametrize("detail", ["full", "delta", "summary", "none"])
@@ -134,6 +111,19 @@ async def test_client_with_the_extension_chooses_the_detail(wires: Wires, detail
     assert acknowledged[FILTER_KEY] == {"detail": detail}
     assert [each["operation"] for each in said] == ["added", "updated"]
     assert ["item" in said[0], "delta" in said[1]] == [not is_brief] * 2
+
+
+async def add_in_a_row(wire: Wire, *keys: str) -> float:
+    """Add tools one by one; return the seconds that it took."""
+    start = time.monotonic()
+    for key in keys:
+        await wire.change("add", feature="tools", key=key)
+    return time.monotonic() - start
+
+
+async def remove_all(wire: Wire, *keys: str) -> None:
+    for key in keys:
+        await wire.change("remove", feature="tools", key=key)
 
 
 async def test_changes_within_the_quiet_gap_are_one_notification(wires: Wires) -> None:

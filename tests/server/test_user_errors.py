@@ -67,8 +67,18 @@ async def connect(
 
 
 @pytest.mark.filterwarnings("ignore:resources/subscribe is removed")
-@pytest.mark.parametrize("mode", ["legacy", MODERN])
-@pytest.mark.parametrize("how", ["uvicorn", "run", "stdio"])
+@pytest.mark.parametrize(
+    ("how", "mode"),
+    [
+        ("uvicorn", MODERN),
+        ("run", "legacy"),
+        ("stdio", MODERN),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("uvicorn", "legacy"), ("run", MODERN), ("stdio", "legacy"))
+        ),
+    ],
+)
 async def test_failing_user_function_fails_no_request_or_tool_call(how: How, mode: str) -> None:
     """`authorize`, both hooks, a follower of the catalog and a callback of the hub raise."""
     told: asyncio.Queue[Any] = asyncio.Queue()
