@@ -309,8 +309,9 @@ class FetchingMachine(Machine):
         return fetching
 
 
-def test_core_keeps_its_promises_with_fetches() -> None:
-    run_state_machine_as_test(FetchingMachine, settings=settings(max_examples=100, stateful_step_count=40))
+@pytest.mark.parametrize("examples", [40, pytest.param(300, marks=pytest.mark.slow)])
+def test_core_keeps_its_promises_with_fetches(examples: int) -> None:
+    run_state_machine_as_test(FetchingMachine, settings=settings(max_examples=examples, stateful_step_count=40))
 
 
 def ignore_fetches(patch: pytest.MonkeyPatch) -> None:

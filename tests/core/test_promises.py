@@ -18,8 +18,9 @@ from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, R
 pytestmark = pytest.mark.usefixtures("no_logs")
 
 
-def test_core_keeps_its_promises() -> None:
-    run_state_machine_as_test(Machine, settings=settings(max_examples=150, stateful_step_count=40))
+@pytest.mark.parametrize("examples", [60, pytest.param(400, marks=pytest.mark.slow)])
+def test_core_keeps_its_promises(examples: int) -> None:
+    run_state_machine_as_test(Machine, settings=settings(max_examples=examples, stateful_step_count=40))
 
 
 class Owner:
@@ -28,7 +29,8 @@ class Owner:
     def deliver(self, _: Notification) -> None: ...
 
 
-def test_nothing_remains_after_100_000_random_openings() -> None:
+@pytest.mark.parametrize("cycles", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_nothing_remains_after_random_openings(cycles: int) -> None:
     chance = random.Random(2)
     clock = Clock()
     catalog = Catalog(clock=clock)
@@ -46,7 +48,7 @@ def test_nothing_remains_after_100_000_random_openings() -> None:
     ]
     owners: deque[Owner] = deque(maxlen=20)
     opened: deque[Subscriber] = deque()
-    for cycle in range(100_000):
+    for cycle in range(cycles):
         features, uris = chance.choice(wanted)
         ttl = None if cycle % 3 else 1.0
         if cycle % 5 == 0:
