@@ -139,7 +139,8 @@ class Watcher:
         """Return the changes received until now, as (method, operation, key).
 
         The notification of a marker file ends it, and that of a second one: the first may be sent together with other
-        changes, in any order, but the second comes after all of them.
+        changes, in any order, but the second comes after all of them. Each marker causes exactly one notification of
+        its content, so none is left for the next call.
         """
         changes: list[tuple[str, str, str]] = []
         count = 0
@@ -148,7 +149,7 @@ class Watcher:
                 self.write_marker()
                 while True:
                     method, meta = await self.received.get()
-                    if meta.get("uri") == MARKER:
+                    if (method, meta.get("uri")) == (UPDATED, MARKER):
                         break
                     changes += [
                         (method, change["operation"], change.get("name", change.get("uri")))
