@@ -1,7 +1,7 @@
 """TIDINGS_REQUIRE_ALL=1 turns each skip and each expected failure into a failure, and nothing else. A run in the
 background passes the default handler of SIGINT to its child processes.
 
-Each test runs pytest in its own process, with a copy of our conftest.py.
+Each test runs pytest with a copy of our conftest.py.
 """
 
 import signal
@@ -49,24 +49,24 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 def test_skips_and_expected_failures_pass_by_default(project: pytest.Pytester) -> None:
     project.makepyfile(test_skips=TESTS, test_module=MODULE)
-    result = project.runpytest_subprocess()
+    result = project.runpytest_inprocess()
     result.assert_outcomes(passed=1, skipped=4, xfailed=1)
     assert result.ret == pytest.ExitCode.OK
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_skips_and_expected_failures_fail_if_all_is_required(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     monkeypatch.setenv("TIDINGS_REQUIRE_ALL", "1")
     project.makepyfile(test_skips=TESTS)
-    result = project.runpytest_subprocess("-n", str(processes))
+    result = project.runpytest_inprocess("-n", str(processes))
     outcomes = result.parseoutcomes()
     assert (outcomes.pop("passed"), sum(outcomes.values())) == (1, 4)
     assert set(outcomes) == {"failed", "errors"}  # a failure before the body of a test is an error
     message = "test_skips.py::test_missing_module did not pass, and TIDINGS_REQUIRE_ALL=1 *no_such_module*"
     result.stdout.fnmatch_lines_random([message])
-    assert project.runpytest_subprocess("-k", "test_passes").ret == pytest.ExitCode.OK
+    assert project.runpytest_inprocess("-k", "test_passes").ret == pytest.ExitCode.OK
 
 
 def test_module_that_skips_itself_is_an_error_if_all_is_required(
@@ -74,7 +74,7 @@ def test_module_that_skips_itself_is_an_error_if_all_is_required(
 ) -> None:
     monkeypatch.setenv("TIDINGS_REQUIRE_ALL", "1")
     project.makepyfile(test_module=MODULE)
-    result = project.runpytest_subprocess()
+    result = project.runpytest_inprocess()
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.assert_outcomes(errors=1)
 
