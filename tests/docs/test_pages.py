@@ -13,14 +13,15 @@ from tidings import Policy
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FAST = ("README.md", "tutorial.md")
 WITH_CODE = [
-    page
+    pytest.param(page, id=page.name, marks=() if page.name in FAST else pytest.mark.slow)
     for page in PAGES
     if any(block.language in (*SHELLS, "python") and block.marker != "not run" for block in read_blocks(page))
 ]
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WITH_CODE)
 def test_code_and_commands_of_each_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     if "import FastMCP" in page.read_text():

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -15,6 +17,7 @@ def text_of(picture: Path) -> str:
     return "\n".join(element.text for element in root.iter() if element.text).replace("\xa0", " ")
 
 
+@pytest.mark.slow
 def test_the_script_makes_a_picture_of_the_panel(tmp_path: Path) -> None:
     picture = tmp_path / "serve.svg"
     command = [sys.executable, str(ROOT / "docs/screenshot.py"), str(picture)]
