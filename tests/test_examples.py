@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from tests.support.command import DEADLINE, GRACE, Notifications, line_with, start_process
+from tests.support.forking import forked_command
 from tests.support.waiting import free_port, until_served
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -22,7 +22,8 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 def running(example: str, *arguments: str) -> AbstractAsyncContextManager[Any]:
     env = {"PYTHONUNBUFFERED": "1"}
-    return start_process(sys.executable, EXAMPLES / example, *arguments, env=env, stderr=asyncio.subprocess.DEVNULL)
+    command = forked_command(EXAMPLES / example, *arguments)
+    return start_process(*command, env=env, stderr=asyncio.subprocess.DEVNULL)
 
 
 async def call(url: str, *arguments: str) -> str:
@@ -66,7 +67,8 @@ def test_a_stdio_example_notifies_its_client(
 
     async def scenario() -> None:
         told = Notifications()
-        parameters = StdioServerParameters(command=sys.executable, args=[str(EXAMPLES / example)])
+        command, *options = forked_command(EXAMPLES / example)
+        parameters = StdioServerParameters(command=command, args=options)
         async with (
             asyncio.timeout(DEADLINE),
             Client(stdio_client(parameters), mode=mode, message_handler=told) as client,

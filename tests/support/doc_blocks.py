@@ -24,6 +24,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.forking import write_programs
 from tests.support.waiting import DEADLINE, free_port
 
 __all__ = ["Block", "Session", "read_blocks"]
@@ -163,7 +165,7 @@ def _indent(lines: list[str]) -> str:
 class Session:
     """One reader of one page, in an empty folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, programs: Path) -> None:
         self.folder = folder
         self.names: dict[str, Any] = {"__name__": "page"}
         self._terminals: dict[str, Terminal] = {}
@@ -171,7 +173,7 @@ class Session:
         self.port = str(free_port())
         self._environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("TIDINGS_", "OTEL_"))},
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{programs}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(folder),
             "NO_COLOR": "1",
             "COLUMNS": "120",
@@ -181,13 +183,15 @@ class Session:
     @classmethod
     @contextmanager
     def open(cls, folder: Path) -> Iterator[Session]:
-        session = cls(folder)
-        try:
-            yield session
-        finally:
-            for terminal in reversed(session._terminals.values()):
-                terminal.close()
-            session._runner.close()
+        with tempfile.TemporaryDirectory() as programs:
+            write_programs(Path(programs))
+            session = cls(folder, Path(programs))
+            try:
+                yield session
+            finally:
+                for terminal in reversed(session._terminals.values()):
+                    terminal.close()
+                session._runner.close()
 
     def run(self, block: Block) -> None:
         if block.marker == "not run":

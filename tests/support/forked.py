@@ -104,6 +104,9 @@ def _become(start: tuple[list[str], dict[str, str], str], fds: list[int]) -> Non
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
+    if environment.get("PYTHONUNBUFFERED"):
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)  # type: ignore[union-attr]
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
