@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -39,14 +38,10 @@ REQUIRED = {
 """The required figures and their targets."""
 
 
-@pytest.fixture(scope="module")
-def measured() -> dict[str, Any]:
+@pytest.mark.slow
+def test_json_has_every_figure_with_its_target_and_spread() -> None:
     command = [sys.executable, str(BENCH), "--quick", "--json"]
-    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    return found
-
-
-def test_json_has_every_figure_with_its_target_and_spread(measured: dict[str, Any]) -> None:
+    measured = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     rows = {row["key"]: row for row in measured["rows"]}
     assert len(rows) == len(measured["rows"])
     assert {key: rows[key]["target"] for key in REQUIRED} == REQUIRED
@@ -173,6 +168,7 @@ def test_tables_are_written_between_the_markers_of_the_page(tmp_path: Path, monk
     assert page.read_text().count(plots.BEGIN) == 1
 
 
+@pytest.mark.slow
 def test_the_telemetry_bench_has_figures_targets_and_a_control() -> None:
     command = [sys.executable, str(BENCH.with_name("telemetry.py")), "--quick", "--json"]
     printed = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout

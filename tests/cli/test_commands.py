@@ -12,6 +12,7 @@ import pytest
 from typer.main import get_command
 
 from tests.support.command import DEADLINE, EXAMPLE, HELLO, ROOT, TIDINGS, tidings
+from tests.support.forking import forked_command
 from tidings.cli.commands import app
 
 
@@ -91,6 +92,7 @@ def test_output_of_workspace_files_is_not_among_the_results(board: Path) -> None
     (board / "tools" / "noisy.py").write_text(f'print("noise")\n{HELLO}')
 
     for command in (["validate", str(board), "--json"], ["run-tool", str(board), "hello", "--json"]):
-        result = subprocess.run([TIDINGS, *command], capture_output=True, text=True, check=True, timeout=DEADLINE)
+        started = forked_command(TIDINGS, *command)
+        result = subprocess.run(started, capture_output=True, text=True, check=True, timeout=DEADLINE)
         json.loads(result.stdout)
         assert "noise" in result.stderr

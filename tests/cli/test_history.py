@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.command import DEADLINE, HELLO, line_with, run_command, serving, start_command
-from tests.support.sdk_clients import LEGACY, MODERN, open_client
+from tests.support.sdk_clients import MODERN, open_client
 from tests.support.sdk_clients import serving as serving_board
 from tests.support.stores import StoredServer
 from tests.support.terminal import run_on_terminal
@@ -105,10 +105,9 @@ async def test_history_error_is_one_line(board: Path, arguments: list[str], mess
     failed.check_error(message)
 
 
-@pytest.mark.parametrize("version", [MODERN, LEGACY[-1]])
-async def test_follow_continues_with_new_changes_until_ctrl_c(version: str) -> None:
+async def test_follow_continues_with_new_changes_until_ctrl_c() -> None:
     with serving_board("mcpserver") as url:
-        async with open_client(url, version) as client, following(url, "--limit", 1) as follower:
+        async with open_client(url, MODERN) as client, following(url, "--limit", 1) as follower:
             await follower.wait_for("revision")
             await client.change("add", feature="tools", key="new")
             assert (await follower.wait_for("new"))["operation"] == "added"

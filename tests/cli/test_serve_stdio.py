@@ -22,10 +22,13 @@ from mcp.server.mcpserver import MCPServer
 MCPServer("bare").run("stdio")
 """
 
-STARTS = [[INITIALIZE], [modern_message("server/discover", 1), modern_message("tools/list", 2)]]
+STARTS = [
+    pytest.param([INITIALIZE], id="legacy", marks=pytest.mark.slow),
+    pytest.param([modern_message("server/discover", 1), modern_message("tools/list", 2)], id="modern"),
+]
 
 
-@pytest.mark.parametrize("requests", STARTS, ids=["legacy", "modern"])
+@pytest.mark.parametrize("requests", STARTS)
 def test_first_answer_imports_only_the_sdk_and_tidings(tmp_path: Path, requests: list[dict[str, Any]]) -> None:
     """A bare server of the SDK is the baseline."""
     (tmp_path / "tools").mkdir()

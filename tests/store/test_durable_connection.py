@@ -41,26 +41,6 @@ def test_unconfirmed_deletion_is_repeated_though_it_ended_the_subscription(serve
     assert [each.topic for each in Client(server, TOOLS, uris=uris).received] == ["a://b"]
 
 
-def test_notifications_just_before_a_connection_broke_are_repeated(server: StoredServer) -> None:
-    """The client may have vanished long before the server noticed."""
-    client = Client(server, TOOLS, uris="a://{+path}")
-    server.add_tools("a")
-    server.catalog.resources.updated("a://1", etag="1")
-    server.confirm_all()
-    server.add_tools("b")
-    server.catalog.resources.updated("a://1", etag="2")
-    server.catalog.resources.updated("a://2")
-    server.now += server.policy.write_deadline
-    server.add_tools("c")
-    client.disconnect()
-
-    client = Client(server, TOOLS, uris="a://{+path}")
-    assert set(client.topics) == {(TOOLS, False), ("a://1", False), ("a://2", False)}
-    server.confirm_all()
-    client.disconnect()
-    assert Client(server, TOOLS, uris="a://{+path}").received == []
-
-
 def test_notification_is_unconfirmed_until_the_period_after_its_own_is_over(server: StoredServer) -> None:
     period = server.policy.write_deadline + server.policy.keep_alive
     client = Client(server, TOOLS, uris="a://1")
@@ -71,15 +51,6 @@ def test_notification_is_unconfirmed_until_the_period_after_its_own_is_over(serv
     client.disconnect()
 
     assert set(Client(server, TOOLS, uris="a://1").topics) == {(TOOLS, False), ("a://1", False)}
-
-
-def test_client_is_told_of_an_unconfirmed_change_that_was_undone(server: StoredServer) -> None:
-    """If it received that the tool was added, it must be told that it was removed."""
-    client = Client(server)
-    server.add_tools("a")
-    client.disconnect()
-    server.catalog.tools.remove("a")
-    assert Client(server).topics == [(TOOLS, False)]
 
 
 def test_notification_that_a_busy_client_read_later_counts_as_told(server: StoredServer) -> None:
@@ -183,17 +154,6 @@ def test_client_that_returns_with_its_cursor_after_a_kill_is_told_whatever_was_w
     client = Client(server, resume={TOOLS: client.received[-1].version})
 
     assert [each.topic for each in client.received] == [TOOLS], "its tool does not exist any more"
-
-
-def test_kill_without_changes_since_the_last_write_repeats_nothing(server: StoredServer) -> None:
-    Client(server, TOOLS, uris="a://1")
-    server.add_tools("a")
-    server.catalog.resources.updated("a://1")
-    server.confirm_all()
-    for _ in range(3):
-        server.write()
-        server.kill()
-        assert Client(server, TOOLS, uris="a://1").received == []
 
 
 class DurableClientMachine(RuleBasedStateMachine):

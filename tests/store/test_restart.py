@@ -227,6 +227,7 @@ def is_confirmed(folder: Folder, uri: str) -> bool:
 # The file
 
 
+@pytest.mark.slow
 async def test_server_with_a_full_disk_continues_and_loses_nothing_that_was_written(
     folder: Folder, http: httpx2.AsyncClient
 ) -> None:

@@ -5,7 +5,6 @@ A new legacy session gets one notification per list, then one for each real chan
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -13,7 +12,8 @@ from pathlib import Path
 import pytest
 from mcp.client.stdio import StdioServerParameters
 
-from tests.support.command import replace_file
+from tests.support.command import TIDINGS, replace_file
+from tests.support.forking import forked_command
 from tests.support.sdk_clients import MODERN, MUTED, RecordingClient, open_client
 from tests.support.workspaces import MARKER, PROMPTS, RESOURCES, TOOLS, UPDATED, script, serve_http, write
 from tidings.live import Live
@@ -39,8 +39,8 @@ def add_tool(root: Path, name: str) -> None:
 
 def open_session(folder: Path, version: str = "2025-11-25") -> AbstractAsyncContextManager[RecordingClient]:
     """Connect a client over standard input and output."""
-    command = ["-m", "tidings", "serve", str(folder), "--stdio"]
-    return open_client(StdioServerParameters(command=sys.executable, args=command), version)
+    command, *arguments = forked_command(TIDINGS, "serve", folder, "--stdio")
+    return open_client(StdioServerParameters(command=command, args=arguments), version)
 
 
 def get_methods(client: RecordingClient) -> list[str]:
