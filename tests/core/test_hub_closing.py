@@ -125,16 +125,6 @@ def test_returning_subscriber_gets_exactly_the_differences(
     assert reader.told() == [["added d"]]
 
 
-def test_returning_subscriber_with_the_current_content_gets_nothing(catalog: Catalog, hub: Hub, reader: Reader) -> None:
-    add(catalog, "a")
-    known = catalog.version(TOOLS)
-    add(catalog, "b")
-    catalog.tools.remove("b")
-
-    hub.subscribe(reader.take, "tools", told={TOOLS: known})
-    assert reader.told() == []
-
-
 @pytest.mark.parametrize("known", [None, Version(999, "in the future"), Version(2, "of another epoch")])
 @pytest.mark.parametrize("topic", [TOOLS, "a://b"])
 def test_unknown_version_makes_a_returning_subscriber_refetch(

@@ -80,14 +80,6 @@ def test_filter_applies_to_net_changes(catalog: Catalog, hub: Hub, reader: Reade
     assert lines(reader) == ["added x1"]
 
 
-def test_returning_subscriber_gets_only_filtered_changes(catalog: Catalog, hub: Hub, reader: Reader) -> None:
-    knew = catalog.version(TOOLS)
-    add(catalog, "a", "b")
-    hub.subscribe(reader.take, "tools", filter=Filter(names=["b"]), told={TOOLS: knew})
-
-    assert lines(reader) == ["added b"]
-
-
 def test_filters_with_equal_settings_are_equal() -> None:
     one, same, other = Filter(["added"], ["a*"]), Filter(["added"], ["a*"]), Filter(["added"])
 

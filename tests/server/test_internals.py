@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 import threading
 from contextlib import AsyncExitStack
 from typing import Any
@@ -35,6 +34,8 @@ from mcp.shared.message import SessionMessage
 from mcp_types import CallToolResult, JSONRPCRequest, ListToolsResult, PaginatedRequestParams, TextContent
 from pydantic import AnyHttpUrl
 
+from tests.support.forking import forked_command
+from tests.support.messages import META, initialize
 from tidings.server import internals
 
 
@@ -62,15 +63,9 @@ async def test_write_stream_gets_all_messages_of_a_connection() -> None:
         return ListToolsResult(tools=[])
 
     server: Server[Any] = Server("board", on_call_tool=call, on_list_tools=list_tools)
-    meta = {
-        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-        "io.modelcontextprotocol/clientInfo": {"name": "x", "version": "1"},
-        "io.modelcontextprotocol/clientCapabilities": {},
-    }
-    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     eras: list[list[tuple[str, dict[str, Any]]]] = [
-        [("initialize", hello), ("tools/call", {"name": "t"})],
-        [("tools/call", {"name": "t", "_meta": meta})],
+        [("initialize", initialize()["params"]), ("tools/call", {"name": "t"})],
+        [("tools/call", {"name": "t", "_meta": META})],
     ]
     for requests in eras:
         to_server, inbox = anyio.create_memory_object_stream[Any](8)
@@ -95,9 +90,8 @@ with internals.claim_stdio() as (stdin, stdout):
     os.write(stdout, os.read(stdin, 100).upper())
 print("after", input(), flush=True)
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    command, pipe = forked_command("-c", program), subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(b"wire")
@@ -337,9 +331,7 @@ async def test_legacy_session_is_found_for_its_owner_and_its_idle_timeout_restar
 
 async def open_session(manager: StreamableHTTPSessionManager, user: Any) -> tuple[str, float]:
     """Return the id of a new legacy session, and the time of its idle timeout."""
-    info = {"name": "board", "version": "1"}
-    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
-    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}).encode()
+    body = json.dumps(initialize()).encode()
     accept = (b"accept", b"application/json, text/event-stream")
     scope = {
         "type": "http",
@@ -426,5 +418,5 @@ assert "x://moved" in str(told[-1]), told
 
 
 def test_tracer_provider_set_later_is_used_even_if_the_private_attribute_is_missing() -> None:
-    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(forked_command("-c", LATE), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

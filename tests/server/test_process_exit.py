@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.support.command import DEADLINE, HELLO, INITIALIZE, line_with, replace_file, start_process
+from tests.support.forking import forked_command
 from tests.support.receiver import Receiver, receiving
 from tests.support.waiting import until
 from tidings.store import State, StoreBusy
@@ -42,7 +42,9 @@ async def serving_without_timeouts(board: Path, collector: Receiver) -> AsyncIte
         "OTEL_BSP_SCHEDULE_DELAY": "3600000",
         "OTEL_METRIC_EXPORT_INTERVAL": "3600000",
     }
-    command = [sys.executable, "-c", WITHOUT_TIMEOUTS, "serve", board, "--stdio"]
+    program = board.with_name("without_timeouts.py")
+    program.write_text(WITHOUT_TIMEOUTS)
+    command = forked_command(program, "serve", board, "--stdio")
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     async with asyncio.timeout(DEADLINE), start_process(*command, env=env, **pipes) as process:
         process.stdin.write(json.dumps(INITIALIZE).encode() + b"\n")
@@ -109,7 +111,7 @@ def test_exit_function_that_hangs_or_raises_does_not_block_the_exit() -> None:
         "import atexit, threading; from tidings.server.process_exit import exit_process;"
         "atexit.register(threading.Event().wait); atexit.register(int, 'x'); exit_process(7)"
     )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=DEADLINE, check=False)
+    ran = subprocess.run(forked_command("-c", script), capture_output=True, timeout=DEADLINE, check=False)
     assert ran.returncode == 7
 
 
@@ -128,7 +130,7 @@ run(work())
 
 
 async def test_interrupt_ends_a_command_that_suppresses_its_cancellation() -> None:
-    async with asyncio.timeout(DEADLINE), start_process(sys.executable, "-c", UNCANCELLABLE) as process:
+    async with asyncio.timeout(DEADLINE), start_process(*forked_command("-c", UNCANCELLABLE)) as process:
         assert await process.stdout.readline() == b"started\n"
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 130
