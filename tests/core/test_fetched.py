@@ -309,7 +309,7 @@ class FetchingMachine(Machine):
         return fetching
 
 
-@pytest.mark.parametrize("examples", [40, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [40, pytest.param(100, marks=pytest.mark.slow)])
 def test_core_keeps_its_promises_with_fetches(examples: int) -> None:
     run_state_machine_as_test(FetchingMachine, settings=settings(max_examples=examples, stateful_step_count=40))
 

@@ -18,7 +18,7 @@ from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, R
 pytestmark = pytest.mark.usefixtures("no_logs")
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [60, pytest.param(150, marks=pytest.mark.slow)])
 def test_core_keeps_its_promises(examples: int) -> None:
     run_state_machine_as_test(Machine, settings=settings(max_examples=examples, stateful_step_count=40))
 
