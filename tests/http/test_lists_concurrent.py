@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import anyio.lowlevel
+import httpx2
 import mcp_types as types
 import pytest
 from mcp.server import Server, ServerRequestContext
 
-from tests.support.http_server import HttpResponse, LocalServer, RawClient, example_server, serving
+from tests.support.http_server import LocalServer, RawClient, example_server, serving
 from tests.support.lists import fill_cache, sdk_requests
+from tests.support.messages import modern_headers, modern_message
 from tests.support.sdk_clients import DEADLINE
 from tests.support.waiting import until
 from tidings import Feature, Policy
@@ -50,7 +50,7 @@ class Slow:
 @asynccontextmanager
 async def herd(
     slow: Slow, size: int, **options: Any
-) -> AsyncIterator[tuple[LocalServer, list[asyncio.Task[HttpResponse]]]]:
+) -> AsyncIterator[tuple[LocalServer, list[asyncio.Task[httpx2.Response]]]]:
     """Start requests that all wait for the list, each in its own task."""
     async with serving(slow.server, shared_lists=True, **options) as local:
         tasks = []
@@ -68,38 +68,19 @@ async def herd(
         yield local, tasks
 
 
-async def call(local: LocalServer, number: int) -> HttpResponse:
+async def call(local: LocalServer, number: int) -> httpx2.Response:
     """Call the ASGI app directly, so that the task can be cancelled as by a middleware with a time limit."""
-    head, _, body = RawClient(local.port, None, None).modern("tools/list", number).partition(b"\r\n\r\n")  # type: ignore[arg-type]
-    lines = [client.partition(b": ") for client in head.split(b"\r\n")[1:]]
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/mcp",
-        "root_path": "",
-        "query_string": b"",
-        "headers": [(name.lower(), value) for name, _, value in lines],
-    }
-    messages = [{"type": "http.request", "body": body}]
-    said: list[Any] = []
-
-    async def receive() -> Any:
-        if messages:
-            return messages.pop()
-        return await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        said.append(message)
-
-    await local.app(scope, receive, send)
-    return HttpResponse(b"%d" % said[0]["status"], said[0]["headers"], said[1]["body"])
+    transport = httpx2.ASGITransport(local.app)
+    async with httpx2.AsyncClient(transport=transport, base_url=f"http://127.0.0.1:{local.port}") as client:
+        request = modern_message("tools/list", number)
+        return await client.post("/mcp", json=request, headers=modern_headers("tools/list"))
 
 
-async def finish(tasks: list[asyncio.Task[HttpResponse]]) -> list[int]:
+async def finish(tasks: list[asyncio.Task[httpx2.Response]]) -> list[int]:
     with anyio.fail_after(DEADLINE):
         told = await asyncio.gather(*tasks)
-    assert all(b"slow" in answer.body for answer in told)
-    return [json.loads(answer.body)["id"] for answer in told]
+    assert all("slow" in answer.text for answer in told)
+    return [answer.json()["id"] for answer in told]
 
 
 async def test_many_clients_cause_one_request_to_the_sdk() -> None:
@@ -257,4 +238,4 @@ async def test_requests_during_a_change_wait_for_the_new_list(case: str) -> None
         with sdk_requests(local, 1 if case == "cannot be made" else 0):
             may.set()
             assert await finish(tasks) == [0, 1, 2, 3, 4]
-        assert case != "changed again" or all(b"newer" in task.result().body for task in tasks)
+        assert case != "changed again" or all("newer" in task.result().text for task in tasks)

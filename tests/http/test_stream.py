@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import uvicorn
 
 from tests.support.loops import anyio_backend
+from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import DEADLINE, until
 from tidings.http.parking import ParkedStream, buffer_response
 from tidings.http.stream import AsgiStream, ResponseStream
@@ -142,28 +142,19 @@ async def open_stream(kind: Any, **settings: Any) -> AsyncIterator[OpenStream]:
             pass
         callbacks.on_disconnect()
 
-    config = uvicorn.Config(
-        app, port=0, lifespan="off", log_level="critical", http="httptools", timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server._serve())
-    try:
+    async with run_uvicorn(app, lifespan="off", http="httptools") as server:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.setblocking(False)
             async with asyncio.timeout(DEADLINE):
-                await until(lambda: server.started)
                 loop = asyncio.get_running_loop()
-                await loop.sock_connect(client, server.servers[0].sockets[0].getsockname())
+                await loop.sock_connect(client, address_of(server))
                 await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
                 opened = await ready
             assert type(opened) is kind
             stream = OpenStream(opened, callbacks, client)
             assert await stream.text(len(HELLO)) == HELLO
             yield stream
-    finally:
-        server.should_exit = True
-        await serving
 
 
 async def test_chunks_arrive_whole_and_in_order(kind: Any) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.board_actions import UNNOTICED
 from tests.support.faults.wire import WaitMeter
-from tests.support.messages import META
+from tests.support.messages import META, initialize
 from tests.support.sdk_clients import DEADLINE, ENVIRONMENT, MODERN, stdio_server
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY
 
@@ -85,8 +85,7 @@ class Pipe:
 
     def greet(self) -> None:
         if self.version != MODERN:
-            client = {"name": "pipe", "version": "1"}
-            self.ask("initialize", protocolVersion=self.version, capabilities={}, clientInfo=client)
+            self.ask("initialize", **initialize(self.version)["params"])
             self.write(message(self.version, "notifications/initialized", None))
         self.pid = self.do("pid")
 
@@ -261,14 +260,7 @@ def test_list_read_before_a_change_is_not_sent_after_its_notification(version: s
 # Pipes, sockets and files
 
 
-INITIALIZE = message(
-    "2025-11-25",
-    "initialize",
-    1,
-    protocolVersion="2025-11-25",
-    capabilities={},
-    clientInfo={"name": "x", "version": "1"},
-)
+INITIALIZE = json.dumps(initialize()).encode() + b"\n"
 
 
 def test_server_runs_on_files(tmp_path: Path) -> None:

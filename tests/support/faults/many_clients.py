@@ -147,13 +147,6 @@ async def read_until(client: socket.socket, text: bytes) -> bytes:
     return read
 
 
-async def wait_until_idle(server: Process) -> dict[str, Any]:
-    await server.until(lambda state: state["subscribers"] == state["streams"] == state["legacy_streams"] == 0)
-    # The last connections may take a moment to close.
-    await server.until(lambda state: state["objects"]["RequestResponseCycle"] == 1, is_deep=True)
-    return await server.state(is_deep=True)
-
-
 async def measure_baseline(server: Process) -> Callable[[], Awaitable[None]]:
     """Return a function that waits until the server keeps no more than now, and checks that it logged no error."""
     base, fds = await server.state(is_deep=True), server.fds()
