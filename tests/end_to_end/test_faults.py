@@ -179,8 +179,10 @@ async def test_unread_stream_behind_middleware_is_aborted() -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize(
     ("options", "wanted"),
-    [({"has_middleware": True}, ALL), ({}, {"toolsListChanged": 1})],
-    ids=["middleware", "a loose request"],
+    [
+        pytest.param({"has_middleware": True}, ALL, id="middleware"),
+        pytest.param({}, {"toolsListChanged": 1}, id="a loose request", marks=pytest.mark.slow),
+    ],
 )
 async def test_unread_stream_of_the_sdk_is_aborted_and_cannot_keep_the_process(
     options: dict[str, Any], wanted: dict[str, Any]
