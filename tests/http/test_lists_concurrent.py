@@ -47,25 +47,29 @@ class Slow:
         return types.ListToolsResult(tools=[tool])
 
 
+def record_waiting(local: LocalServer) -> list[Any]:
+    """Return a list that gets what each request finds that waits for a list."""
+    waiting: list[Any] = []
+    original = local.live.list_cache.find_pending
+
+    def find_pending(method: str, version: str) -> Any:
+        waiting.append(original(method, version))
+        return waiting[-1]
+
+    local.live.list_cache.find_pending = find_pending  # type: ignore[method-assign]
+    return waiting
+
+
 @asynccontextmanager
-async def herd(
-    slow: Slow, size: int, **options: Any
-) -> AsyncIterator[tuple[LocalServer, list[asyncio.Task[httpx2.Response]]]]:
-    """Start requests that all wait for the list, each in its own task."""
-    async with serving(slow.server, shared_lists=True, **options) as local:
+async def herd(slow: Slow) -> AsyncIterator[list[asyncio.Task[httpx2.Response]]]:
+    """Start five requests that all wait for the list, each in its own task."""
+    async with serving(slow.server, shared_lists=True) as local:
         tasks = []
-        waiting: list[int] = []
-        original = local.live.list_cache.find_pending
-
-        def asked(method: str, version: str) -> Any:
-            waiting.append(1)
-            return original(method, version)
-
-        local.live.list_cache.find_pending = asked  # type: ignore[method-assign]
-        for number in range(size):
+        waiting = record_waiting(local)
+        for number in range(5):
             tasks.append(asyncio.ensure_future(call(local, number)))
             await until(lambda: slow.begun.is_set() and len(waiting) == len(tasks))
-        yield local, tasks
+        yield tasks
 
 
 async def call(local: LocalServer, number: int) -> httpx2.Response:
@@ -85,7 +89,7 @@ async def finish(tasks: list[asyncio.Task[httpx2.Response]]) -> list[int]:
 
 async def test_many_clients_cause_one_request_to_the_sdk() -> None:
     slow = Slow()
-    async with herd(slow, 5) as (_, tasks):
+    async with herd(slow) as tasks:
         slow.may.set()
         assert await finish(tasks) == [0, 1, 2, 3, 4]
         assert slow.asked == 1
@@ -93,7 +97,7 @@ async def test_many_clients_cause_one_request_to_the_sdk() -> None:
 
 async def test_waiting_client_that_disconnects_does_not_cancel_others() -> None:
     slow = Slow()
-    async with herd(slow, 5) as (_, tasks):
+    async with herd(slow) as tasks:
         tasks[2].cancel()
         with anyio.fail_after(DEADLINE):
             await asyncio.wait([tasks[2]])
@@ -104,7 +108,7 @@ async def test_waiting_client_that_disconnects_does_not_cancel_others() -> None:
 
 async def test_another_client_asks_if_the_first_disconnects() -> None:
     slow = Slow()
-    async with herd(slow, 5) as (_, tasks):
+    async with herd(slow) as tasks:
         slow.begun.clear()
         tasks[0].cancel()
         with anyio.fail_after(DEADLINE):
@@ -203,10 +207,10 @@ async def test_response_that_cannot_be_shared_is_requested_by_each_client() -> N
             return result.model_copy(update={"next_cursor": None if params and params.cursor else "2"})
 
     slow = Pages()
-    async with herd(slow, 4) as (_, tasks):
+    async with herd(slow) as tasks:
         slow.may.set()
-        assert await finish(tasks) == [0, 1, 2, 3]
-        assert slow.asked == 4
+        assert await finish(tasks) == [0, 1, 2, 3, 4]
+        assert slow.asked == 5
 
 
 @pytest.mark.parametrize("case", ["made", "cannot be made", "changed again"])
@@ -214,8 +218,7 @@ async def test_requests_during_a_change_wait_for_the_new_list(case: str) -> None
     async with serving(example_server()) as local:
         await fill_cache(local)
         may = asyncio.Event()
-        original, asked = local.live.list_reader.request, local.live.list_cache.find_pending
-        waiting: list[Any] = []
+        original = local.live.list_reader.request
 
         async def answered(method: str, version: str) -> dict[str, Any]:
             await may.wait()
@@ -223,14 +226,9 @@ async def test_requests_during_a_change_wait_for_the_new_list(case: str) -> None
                 raise RuntimeError("no")
             return await original(method, version)
 
-        def noted(method: str, version: str) -> Any:
-            waiting.append(asked(method, version))
-            return waiting[-1]
-
         local.live.list_reader.request = answered  # type: ignore[method-assign]
-        local.live.list_cache.find_pending = noted  # type: ignore[method-assign]
         local.live.tools.add(lambda: "", name="slow")
-        waiting.clear()
+        waiting = record_waiting(local)
         tasks = [asyncio.ensure_future(call(local, number)) for number in range(5)]
         await until(lambda: len(waiting) == 5 and all(waiting))
         if case == "changed again":
