@@ -1,8 +1,8 @@
-"""Compare the CPU of Tidings and the SDK in one short run: a small fan-out, and a few lists.
+"""Small work for a server, and a comparison of the CPU of Tidings and the SDK with it.
 
-For CI: it needs no compiler, takes a few seconds, and measures CPU of the server processes instead of time. Both take
-turns, and the minimum of several samples counts, because a busy machine only adds to a sample. The client is a few
-blocking sockets; its cost is not measured.
+The comparison is for CI: it needs no compiler, takes a few seconds, and measures CPU of the server processes instead of
+time. Both take turns, and the minimum of several samples counts, because a busy machine only adds to a sample. The
+client is a few blocking sockets; its cost is not measured.
 """
 
 from __future__ import annotations
@@ -14,30 +14,48 @@ from pathlib import Path
 from typing import TypeAlias
 
 from bench.peers.programs import PEERS, Server, serving
-from bench.peers.record import DEADLINE, LISTEN, TOLD, answer, head_of, modern_request, until
+from bench.peers.record import DEADLINE, LISTEN, RECORDED_ID, TOLD, answer, head_of, modern_request, until
 
-__all__ = ["delivering", "listing", "times_less"]
+__all__ = ["delivering", "listing", "opening", "times_less"]
 
 STREAMS = 200
 CHANGES = 20
 """Changes in one request, so that the request itself does not matter."""
 LISTS = 50
+OPENS = 50
 TURNS = 8
 
 Sample: TypeAlias = Callable[[], float]
-"""Do the work once, and return the CPU seconds of the server per unit of work."""
+"""Do the work once, and return the cost of the server per unit of work, as `Server.cpu` counts it."""
 
 
 def _dial(server: Server, stack: ExitStack) -> socket.socket:
     return stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE))
 
 
-def delivering(server: Server, stack: ExitStack) -> Sample:
+def _listen(server: Server, stream: socket.socket) -> None:
+    stream.sendall(modern_request(server.port, LISTEN, 1, notifications={"toolsListChanged": True}))
+    until(stream, b"subscriptions/acknowledged")
+
+
+def opening(server: Server, stack: ExitStack) -> Sample:
+    """Measure one listen request until its acknowledgement. The connections are open before."""
+
+    def sample() -> float:
+        streams = [_dial(server, stack) for _ in range(OPENS)]
+        before = server.cpu()
+        for stream in streams:
+            _listen(server, stream)
+        return (server.cpu() - before) / OPENS
+
+    return sample
+
+
+def delivering(server: Server, stack: ExitStack, count: int = STREAMS) -> Sample:
     """Measure one notification on one stream."""
-    streams = [_dial(server, stack) for _ in range(STREAMS)]
-    for number, stream in enumerate(streams):
-        stream.sendall(modern_request(server.port, LISTEN, number, notifications={"toolsListChanged": True}))
-        until(stream, b"subscriptions/acknowledged")
+    streams = [_dial(server, stack) for _ in range(count)]
+    for stream in streams:
+        _listen(server, stream)
     control = _dial(server, stack)
     version = 1
 
@@ -49,21 +67,21 @@ def delivering(server: Server, stack: ExitStack) -> Sample:
             until(stream, TOLD, times=CHANGES)
         answer(control)
         version += CHANGES
-        return (server.cpu() - before) / CHANGES / STREAMS
+        return (server.cpu() - before) / CHANGES / count
 
     return sample
 
 
-def listing(server: Server, stack: ExitStack) -> Sample:
+def listing(server: Server, stack: ExitStack, count: int = LISTS) -> Sample:
     """Measure one `tools/list`."""
     connection = _dial(server, stack)
 
     def sample() -> float:
         before = server.cpu()
-        for number in range(LISTS):
+        for number in range(RECORDED_ID, RECORDED_ID + count):
             connection.sendall(modern_request(server.port, "tools/list", number))
             answer(connection)
-        return (server.cpu() - before) / LISTS
+        return (server.cpu() - before) / count
 
     return sample
 

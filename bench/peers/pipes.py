@@ -133,7 +133,7 @@ def _on_the_clients_core() -> Iterator[None]:
 
 def sit_at_pipes(peer: Peer, changes: int, programs: Path, notes: dict[str, float]) -> None:
     command = peer.command("stdio", 10, programs)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with _on_the_clients_core(), starting(command, 0, **pipes) as process:
         try:
             client = Pipes(process, peer)

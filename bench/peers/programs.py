@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -153,10 +153,11 @@ def compile_c(name: str, target: Path) -> None:
 
 
 @contextmanager
-def starting(command: list[str], core: int, **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
+def starting(command: list[str], core: int, checkout: Path = ROOT, **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Run a process on one core until the end of the block."""
 
     libc = ctypes.CDLL(None)
+    paths = [os.environ.get("PYTHONPATH"), str(checkout / "src")]
 
     def prepare() -> None:
         if len(CORES) > 1:
@@ -165,8 +166,8 @@ def starting(command: list[str], core: int, **pipes: Any) -> Iterator[subprocess
 
     process = subprocess.Popen(
         command,
-        cwd=ROOT,  # for `-m bench…`
-        env=os.environ | ENVIRONMENT,
+        cwd=checkout,  # for `-m bench…`
+        env=os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         preexec_fn=prepare,  # noqa: PLW1509  # one thread here
         start_new_session=True,  # this process handles Ctrl-C
         **pipes,
@@ -215,13 +216,21 @@ class Server:
 
 
 @contextmanager
-def serving(peer: Peer, tools: int, programs: Path) -> Iterator[Server]:
-    """Run a server over HTTP, ready for requests. A failure includes the last line of its standard error."""
-    command = peer.command("http", tools, programs)
-    with tempfile.TemporaryFile() as said, starting(command, 0, stdout=subprocess.PIPE, stderr=said) as process:
+def serving(
+    peer: Peer, tools: int, programs: Path, *, under: Sequence[str] = (), checkout: Path = ROOT
+) -> Iterator[Server]:
+    """Run a server over HTTP, ready for requests. A failure includes the last line of its standard error.
+
+    `under` is the command of a tool that runs it, such as a profiler. `checkout` has the program of the server."""
+    command = [*under, *peer.command("http", tools, programs)]
+    limit = START * (10 if under else 1)
+    with (
+        tempfile.TemporaryFile() as said,
+        starting(command, 0, checkout=checkout, stdout=subprocess.PIPE, stderr=said) as process,
+    ):
         try:
-            port = int(read_line(process, START, peer.name))
-            deadline = time.monotonic() + START
+            port = int(read_line(process, limit, peer.name))
+            deadline = time.monotonic() + limit
             while ask_plainly(port, "/change?version=0&count=0") is None:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise Failure(f"{peer.name} did not start")

@@ -10,11 +10,11 @@ from typing import Any
 
 from bench.peers.programs import PEERS, Failure, serving
 
-__all__ = ["DEADLINE", "LISTEN", "TOLD", "answer", "head_of", "modern_request", "record", "until"]
+__all__ = ["DEADLINE", "LISTEN", "RECORDED_ID", "TOLD", "answer", "head_of", "modern_request", "record", "until"]
 
 MODERN = "2026-07-28"
 RECORDED_ID = 1_000_000
-"""The id that floor.c replaces."""
+"""The id that the servers of recorded bytes replace, with one of the same length."""
 LISTEN = "subscriptions/listen"
 TOLD = b"notifications/tools/list_changed"
 DEADLINE = 30.0
