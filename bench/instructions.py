@@ -1,8 +1,8 @@
-"""Count the instructions that a server takes for a list, an open and a delivery: `python -m bench.instructions`.
+"""Count the instructions of a server per list, open and delivery: `python -m bench.instructions`.
 
-Times of a shared machine vary by a factor of two; instructions hardly vary, so small differences show. The server runs
-under Valgrind's `callgrind`, which counts the instructions of the process, not those of the kernel. The client is the
-one of `peers/guard.py`. `--checkout DIR` measures the servers of another checkout, such as the one before a change.
+Times on a shared machine vary by a factor of two. Counts hardly vary, so they show small differences. The server runs
+under Valgrind's `callgrind`, which counts the instructions of the process, not those of the kernel. The work is
+that of `peers/guard.py`. `--checkout DIR` measures the servers of another checkout, such as the one before a change.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CountedServer(Server):
     def cpu(self) -> float:
         """Return the instructions counted so far, on all threads."""
         subprocess.run(["callgrind_control", "--dump", str(self.pid)], check=True, capture_output=True)
-        # Each dump has what was counted since the one before.
+        # Each dump has only the instructions since the previous dump.
         return float(sum(_read_total(path) for path in self.folder.glob("counted.*")))
 
 
@@ -48,15 +48,15 @@ def _read_total(path: Path) -> int:
 
 
 def count(peer: str, tools: int, work: Work, programs: Path, checkout: Path) -> float:
-    """Return the fewest instructions per unit of work, after the work was done once without counting."""
+    """Return the fewest instructions per unit of work, after one run that is not counted."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        under = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={name}/counted"]
-        plain = stack.enter_context(serving(PEERS[peer], tools, programs, under=under, checkout=checkout))
-        server = CountedServer(plain.peer, plain.pid, plain.port, plain.control, folder=Path(name))
+        profiler = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={name}/counted"]
+        started = stack.enter_context(serving(PEERS[peer], tools, programs, profiler=profiler, checkout=checkout))
+        server = CountedServer(started.peer, started.pid, started.port, started.control, folder=Path(name))
         sample = work(server, stack)
         sample()
         subprocess.run(["callgrind_control", "--instr=on", str(server.pid)], check=True, capture_output=True)
-        # A sample in which the cache asks the SDK again, after some seconds, counts more.
+        # A sample is higher if the cache asks the SDK again in it, because a list is some seconds old.
         return min(sample() for _ in range(3))
 
 
@@ -88,17 +88,17 @@ def main() -> int:
                 }
             streaming = [peer for peer in peers if "listen" in PEERS[peer].does]
             delivering = partial(guard.delivering, count=STREAMS)
-            works: dict[str, Work] = {"open": guard.opening, f"delivery to one of {STREAMS} streams": delivering}
-            for what, work in works.items():
-                found[what] = {peer: count(peer, 10, work, programs, checkout) for peer in streaming}
+            others: dict[str, Work] = {"open": guard.opening, f"delivery to one of {STREAMS} streams": delivering}
+            for title, work in others.items():
+                found[title] = {peer: count(peer, 10, work, programs, checkout) for peer in streaming}
         except Failure as failure:
             print(failure, file=sys.stderr)
             return 1
     if options.json:
         print(json.dumps(found))
         return 0
-    for what, counts in found.items():
-        print(what)
+    for title, counts in found.items():
+        print(title)
         for peer, number in counts.items():
             print(f"  {PEERS[peer].name:25}{number:14,.0f}")
     return 0

@@ -1,4 +1,4 @@
-"""Small work for a server, and a comparison of the CPU of Tidings and the SDK with it.
+"""Measure a few lists, opens and deliveries of a server, and compare the CPU of Tidings and the SDK.
 
 The comparison is for CI: it needs no compiler, takes a few seconds, and measures CPU of the server processes instead of
 time. Both take turns, and the minimum of several samples counts, because a busy machine only adds to a sample. The
@@ -26,7 +26,7 @@ OPENS = 50
 TURNS = 8
 
 Sample: TypeAlias = Callable[[], float]
-"""Do the work once, and return the cost of the server per unit of work, as `Server.cpu` counts it."""
+"""Do the work once, and return how much `Server.cpu` has grown per unit of work."""
 
 
 def _dial(server: Server, stack: ExitStack) -> socket.socket:
@@ -39,7 +39,7 @@ def _listen(server: Server, stream: socket.socket) -> None:
 
 
 def opening(server: Server, stack: ExitStack) -> Sample:
-    """Measure one listen request until its acknowledgement. The connections are open before."""
+    """Measure one listen request until its acknowledgement, on a connection that is already open."""
 
     def sample() -> float:
         streams = [_dial(server, stack) for _ in range(OPENS)]

@@ -217,13 +217,13 @@ class Server:
 
 @contextmanager
 def serving(
-    peer: Peer, tools: int, programs: Path, *, under: Sequence[str] = (), checkout: Path = ROOT
+    peer: Peer, tools: int, programs: Path, *, profiler: Sequence[str] = (), checkout: Path = ROOT
 ) -> Iterator[Server]:
     """Run a server over HTTP, ready for requests. A failure includes the last line of its standard error.
 
-    `under` is the command of a tool that runs it, such as a profiler. `checkout` has the program of the server."""
-    command = [*under, *peer.command("http", tools, programs)]
-    limit = START * (10 if under else 1)
+    `profiler` is the start of a command that runs the server. `checkout` is the folder with its source."""
+    command = [*profiler, *peer.command("http", tools, programs)]
+    limit = START * (10 if profiler else 1)  # imports are slow under a profiler
     with (
         tempfile.TemporaryFile() as said,
         starting(command, 0, checkout=checkout, stdout=subprocess.PIPE, stderr=said) as process,

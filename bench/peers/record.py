@@ -14,7 +14,7 @@ __all__ = ["DEADLINE", "LISTEN", "RECORDED_ID", "TOLD", "answer", "head_of", "mo
 
 MODERN = "2026-07-28"
 RECORDED_ID = 1_000_000
-"""The id that the servers of recorded bytes replace, with one of the same length."""
+"""The request id in recorded responses. A server replaces it with an id of the same length."""
 LISTEN = "subscriptions/listen"
 TOLD = b"notifications/tools/list_changed"
 DEADLINE = 30.0
