@@ -179,11 +179,11 @@ def _is_shared(params_type: type[BaseModel], method: str, version: str, raw: byt
     except (ValueError, KeyError, RecursionError):  # ValueError includes the errors of json and pydantic
         return False
     meta = (params or {}).get("_meta") or {}
-    return "progressToken" not in meta and _has_usable_trace(meta)
+    return "progressToken" not in meta and _has_valid_trace_context(meta)
 
 
-def _has_usable_trace(meta: dict[str, Any]) -> bool:
-    """Return whether the SDK can read the trace context. It fails with an internal error on values of other types."""
+def _has_valid_trace_context(meta: dict[str, Any]) -> bool:
+    """Return whether the trace context has only strings. With other values, the SDK fails with an internal error."""
     return all(isinstance(meta.get(key, ""), str) for key in ("traceparent", "tracestate", "baggage"))
 
 
@@ -194,8 +194,8 @@ def _decode_listen_params(version: str, raw: bytes) -> tuple[RequestedTopics, di
     route = classify_inbound_request({"method": LISTEN, "params": params}, headers=headers)
     if not isinstance(route, InboundModernRoute):
         raise msgspec.ValidationError(route.message)
-    if not _has_usable_trace(params["_meta"]):
-        raise msgspec.ValidationError("the trace context is not text")
+    if not _has_valid_trace_context(params["_meta"]):
+        raise msgspec.ValidationError("the trace context has a value that is not a string")
     return msgspec.convert(params.get("notifications"), RequestedTopics), params["_meta"], route.client_capabilities
 
 
