@@ -52,7 +52,8 @@ def test_the_readme_opens_with_what_it_is_and_two_commands() -> None:
 
 
 def test_the_makefile_has_its_targets() -> None:
-    assert commands_of("run", "test", "test-all", "check", "dist", "bench", "bench-peers", "lock", "format", "clean")
+    targets = ("run", "test", "test-all", "check", "dist", "bench", "bench-peers", "lock", "format", "clean", "help")
+    assert commands_of(*targets)
 
 
 def test_make_test_runs_the_fast_tests_and_make_test_all_runs_all() -> None:

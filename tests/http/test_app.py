@@ -31,7 +31,8 @@ for level in (None, logging.WARNING, logging.INFO, "WARNING", "info"):
 
 def test_log_level_may_be_a_name_a_number_or_none() -> None:
     command = forked_command("-c", SCRIPT)
-    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False)
+    environment = os.environ | ENVIRONMENT
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     said = [part for part in done.stdout.split("level ") if part]
     logged = {part.splitlines()[0]: "GET /health/live" in part for part in said}

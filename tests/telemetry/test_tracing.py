@@ -92,17 +92,18 @@ async def test_one_trace_leads_from_a_tool_call_to_the_reaction_of_another_clien
     name = f"traced_{where}"
     async with (
         open_client(urls[kind], MODERN) as caller,
+        open_client(urls[kind], MODERN) as modern,
         open_client(urls[kind], "2025-11-25") as legacy,
-        listening(caller),
+        listening(modern),
         listening(legacy),
     ):
         with tracer.start_as_current_span("call") as call:
             await caller.change("add", where, feature="tools", key=name)
-        for watcher in (caller, legacy):
+        for watcher in (modern, legacy):
             await watcher.until(lambda watcher=watcher: watcher.summaries == [f"tools added {name}"], name)  # type: ignore[misc]
         spans = await caller.change("spans")
 
-    for watcher in (caller, legacy):
+    for watcher in (modern, legacy):
         [told] = watcher.received
         params = types.NotificationParams.model_validate({"_meta": told.meta})
         with tracer.start_as_current_span("refresh", context=context_of(params)) as refresh:
