@@ -19,11 +19,11 @@ REQUIRE_ALL = os.environ.get("TIDINGS_REQUIRE_ALL") == "1"
 
 pytest.register_assert_rewrite("tests.support.promises")  # show the values of its assertions, as in a test
 
-# A run repeats the one before, so that only a change of the code can make it fail. With TIDINGS_SEED, a number or
-# `random`, it tries something new. The number is in the environment, so that all processes of a run have the same.
+# Without TIDINGS_SEED, random tests use the same seed in each run, so that a new failure comes from a change.
+# TIDINGS_SEED is a number, or `random` for a new one. All processes of a run read that number from the environment.
 if os.environ.get("TIDINGS_SEED") == "random":
     os.environ["TIDINGS_SEED"] = str(random.randrange(10**6))
-IS_FIXED = "TIDINGS_SEED" not in os.environ
+HAS_DEFAULT_SEED = "TIDINGS_SEED" not in os.environ
 SEED = int(os.environ.get("TIDINGS_SEED", "1"))
 
 # Names every setting that Hypothesis' own profiles differ in: on a CI service Hypothesis has already loaded its "ci",
@@ -33,7 +33,7 @@ settings.register_profile(
     max_examples=100,
     deadline=None,  # a busy machine is not a defect; pytest-timeout ends a hang
     suppress_health_check=[HealthCheck.too_slow],  # for the same reason
-    derandomize=IS_FIXED,
+    derandomize=HAS_DEFAULT_SEED,
     print_blob=True,  # repeats a failure on another machine
 )
 settings.load_profile("tidings")
@@ -47,12 +47,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis reads the option
 def pytest_configure(config: pytest.Config) -> None:
-    if not IS_FIXED:
+    if not HAS_DEFAULT_SEED:
         config.option.hypothesis_seed = SEED
 
 
 def pytest_report_header() -> str:
-    return "TIDINGS_SEED is not set, so random tests do the same in each run" if IS_FIXED else f"TIDINGS_SEED={SEED}"
+    return "TIDINGS_SEED is not set: each run has the same seed" if HAS_DEFAULT_SEED else f"TIDINGS_SEED={SEED}"
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from tidings import Policy
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FAST = ("README.md", "tutorial.md")
+"""`make test-all` runs the other pages, too."""
 WITH_CODE = [
     pytest.param(page, id=page.name, marks=() if page.name in FAST else pytest.mark.slow)
     for page in PAGES

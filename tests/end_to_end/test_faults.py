@@ -293,7 +293,7 @@ async def test_state_of_clients_killed_in_the_middle_of_a_stream_is_removed(how:
 
 
 @pytest.mark.parametrize(("how", "count"), [pytest.param("asgi", 10_000, marks=pytest.mark.slow), ("run", 1_000)])
-async def test_memory_of_ten_thousand_short_streams_is_freed(how: How, count: int) -> None:
+async def test_memory_of_short_streams_is_freed(how: How, count: int) -> None:
     """Listen streams that end in every way a client can end them, and legacy sessions with their streams."""
     async with serve(how) as server:
         until_nothing_is_left = await measure_baseline(server)
@@ -302,11 +302,11 @@ async def test_memory_of_ten_thousand_short_streams_is_freed(how: How, count: in
         before = server.rss()
         await open_and_close(server, count * 28 // 25, 100)  # nine in ten are acknowledged
         await until_nothing_is_left()
-        assert server.rss() - before < 2_000_000, "200 bytes for each that came"
+        assert server.rss() - before < 2_000_000, "200 bytes for each of 10,000 streams"
 
 
 async def test_parked_stream_takes_at_most_4_kb() -> None:
-    """With a principal of its own, whose authorization is checked."""
+    """Each stream has its own principal, and `authorize` is called for it."""
 
     async def open_one(number: int) -> None:
         stream = await Stream.open(server.port, listen_request(number, authorization=f"Bearer {number}"))

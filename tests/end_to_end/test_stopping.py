@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from signal import SIGINT, SIGTERM
 
 import pytest
 
@@ -13,8 +14,6 @@ from tests.support.faults.wire import ALL, START, TIMEOUT, How, Settings, listen
 from tests.support.messages import modern_message
 
 pytestmark = pytest.mark.anyio
-
-SIGTERM, SIGINT = signal.SIGTERM, signal.SIGINT
 
 
 @pytest.mark.alone

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.sdk_clients import ENVIRONMENT, KINDS, MARKER, MODERN, Received, serving, stdio_server
+from tests.support.forking import ENVIRONMENT
+from tests.support.sdk_clients import KINDS, MARKER, MODERN, Received, serving, stdio_server
 from tests.typescript.node import needs_node, node
 from tidings.core.frames import CHANGE_KEY, SUBSCRIPTION_KEY
 

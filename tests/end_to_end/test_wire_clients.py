@@ -39,7 +39,7 @@ WEIGHTS = {
     "bookmark": 6,
     "fetch": 4,
 }
-"""How often each step is taken: those of the server, and those of a client."""
+"""The relative frequency of each step: first those of the server, then those of one client."""
 VALUES: list[Any] = [
     *(None, 0, 1, True, 1.0, -0.0, 0.0, "", "é\u2028\U0001f600", [], [None], [{"x": None}], {}, {"x": None}),
     *({"x": {"y": None, "z": 1}}, {"x": {"y": 2}}, {"x": [1, 2]}),

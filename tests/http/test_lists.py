@@ -92,9 +92,9 @@ async def test_discovery_comes_from_the_cache_until_the_offer_changes(local: Loc
     assert await local.send(discover) == said
 
     lowlevel.instructions = "Read the board first."
-    anew = (await local.send(discover)).body
-    assert b"Read the board first." in anew
-    assert b"dev.example/unnoticed" in anew
+    updated = (await local.send(discover)).body
+    assert b"Read the board first." in updated
+    assert b"dev.example/unnoticed" in updated
 
 
 async def test_list_handler_added_later_is_used() -> None:
@@ -134,7 +134,7 @@ async def test_used_response_is_made_again_before_clients_ask() -> None:
 
 
 def record_reads(local: LocalServer) -> list[int]:
-    """Return a list that gets the number of tools at each read of a list for a response in advance."""
+    """Return a list to which each read of a list by Tidings itself appends the number of tools."""
     reads: list[int] = []
     original = local.live.list_reader.request
 

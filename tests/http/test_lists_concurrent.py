@@ -47,8 +47,8 @@ class Slow:
         return types.ListToolsResult(tools=[tool])
 
 
-def record_waiting(local: LocalServer) -> list[Any]:
-    """Return a list that gets what each request finds that waits for a list."""
+def record_pending(local: LocalServer) -> list[Any]:
+    """Return a list to which each request appends the pending request to the SDK that it found, or None."""
     waiting: list[Any] = []
     original = local.live.list_cache.find_pending
 
@@ -61,11 +61,11 @@ def record_waiting(local: LocalServer) -> list[Any]:
 
 
 @asynccontextmanager
-async def herd(slow: Slow) -> AsyncIterator[list[asyncio.Task[httpx2.Response]]]:
+async def waiting_requests(slow: Slow) -> AsyncIterator[list[asyncio.Task[httpx2.Response]]]:
     """Start five requests that all wait for the list, each in its own task."""
     async with serving(slow.server, shared_lists=True) as local:
         tasks = []
-        waiting = record_waiting(local)
+        waiting = record_pending(local)
         for number in range(5):
             tasks.append(asyncio.ensure_future(call(local, number)))
             await until(lambda: slow.begun.is_set() and len(waiting) == len(tasks))
@@ -89,7 +89,7 @@ async def finish(tasks: list[asyncio.Task[httpx2.Response]]) -> list[int]:
 
 async def test_many_clients_cause_one_request_to_the_sdk() -> None:
     slow = Slow()
-    async with herd(slow) as tasks:
+    async with waiting_requests(slow) as tasks:
         slow.may.set()
         assert await finish(tasks) == [0, 1, 2, 3, 4]
         assert slow.asked == 1
@@ -97,7 +97,7 @@ async def test_many_clients_cause_one_request_to_the_sdk() -> None:
 
 async def test_waiting_client_that_disconnects_does_not_cancel_others() -> None:
     slow = Slow()
-    async with herd(slow) as tasks:
+    async with waiting_requests(slow) as tasks:
         tasks[2].cancel()
         with anyio.fail_after(DEADLINE):
             await asyncio.wait([tasks[2]])
@@ -108,7 +108,7 @@ async def test_waiting_client_that_disconnects_does_not_cancel_others() -> None:
 
 async def test_another_client_asks_if_the_first_disconnects() -> None:
     slow = Slow()
-    async with herd(slow) as tasks:
+    async with waiting_requests(slow) as tasks:
         slow.begun.clear()
         tasks[0].cancel()
         with anyio.fail_after(DEADLINE):
@@ -207,7 +207,7 @@ async def test_response_that_cannot_be_shared_is_requested_by_each_client() -> N
             return result.model_copy(update={"next_cursor": None if params and params.cursor else "2"})
 
     slow = Pages()
-    async with herd(slow) as tasks:
+    async with waiting_requests(slow) as tasks:
         slow.may.set()
         assert await finish(tasks) == [0, 1, 2, 3, 4]
         assert slow.asked == 5
@@ -228,7 +228,7 @@ async def test_requests_during_a_change_wait_for_the_new_list(case: str) -> None
 
         local.live.list_reader.request = answered  # type: ignore[method-assign]
         local.live.tools.add(lambda: "", name="slow")
-        waiting = record_waiting(local)
+        waiting = record_pending(local)
         tasks = [asyncio.ensure_future(call(local, number)) for number in range(5)]
         await until(lambda: len(waiting) == 5 and all(waiting))
         if case == "changed again":

@@ -77,6 +77,7 @@ async def test_legacy_session_and_stream_need_a_token(url: str, http: httpx2.Asy
     refused = await http.post(url, json=initialize(VERSION), headers=LegacyWire(url, http).headers)
     assert refused.status_code == 401
 
+    # No TLS, as in the fixture `http`.
     async with httpx2.AsyncClient(headers=bearer("alice"), timeout=DEADLINE, verify=False) as alice:
         session = LegacyWire(url, alice)
         await session.shake_hands()

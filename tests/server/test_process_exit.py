@@ -106,7 +106,7 @@ async def open_when_free(store: SQLiteStore) -> State:
 
 
 def test_exit_function_that_hangs_or_raises_does_not_block_the_exit() -> None:
-    """The last one that was registered runs first."""
+    """They run in reverse order: first the one that raises, then the one that hangs."""
     script = (
         "import atexit, threading; from tidings.server.process_exit import exit_process;"
         "atexit.register(threading.Event().wait); atexit.register(int, 'x'); exit_process(7)"

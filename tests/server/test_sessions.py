@@ -147,8 +147,8 @@ import asyncio, sys
 from tests.support.sdk_clients import listening, open_client
 
 async def main():
-    url, *versions = sys.argv[1:]
-    async with open_client(url, versions[0]) as one, open_client(url, versions[1]) as other:
+    _, url, legacy, modern = sys.argv
+    async with open_client(url, legacy) as one, open_client(url, modern) as other:
         async with listening(one, "board://sprint", "board://glob/*"), listening(other, "board://sprint"):
             await one.settle(among=[other])
             print("ready", flush=True)

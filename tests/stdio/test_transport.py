@@ -18,8 +18,9 @@ import pytest
 
 from tests.support.board_actions import UNNOTICED
 from tests.support.faults.wire import WaitMeter
+from tests.support.forking import ENVIRONMENT
 from tests.support.messages import META, initialize
-from tests.support.sdk_clients import DEADLINE, ENVIRONMENT, MODERN, stdio_server
+from tests.support.sdk_clients import DEADLINE, MODERN, stdio_server
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY
 
 LONG = 3600.0
@@ -33,7 +34,7 @@ class Pipe:
     def __init__(self, process: subprocess.Popen[bytes], version: str) -> None:
         self.process = process
         self.pid = 0
-        """The process of the board. The started one only waits for it."""
+        """The id of the board's process. `process` only starts it and waits for it."""
         self.version = version
         self.told: list[dict[str, Any]] = []
         """The notifications received so far."""

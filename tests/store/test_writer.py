@@ -116,7 +116,7 @@ async def test_store_that_hangs_delays_neither_changes_nor_the_event_loop() -> N
 
 
 def test_changes_that_wait_for_a_store_need_no_more_memory_than_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_MAX_REMOVED_ITEMS", 2000)  # so that all items are written in the end
+    monkeypatch.setattr(writer, "_MAX_REMOVED_ITEMS", 2000)  # so that 3,000 removed items exceed it
     store = ControlledStore()
     with running(store, policy=Policy(journal_changes=50, max_contents=20)) as live:
         store.may_write.clear()

@@ -105,7 +105,7 @@ class Server:
     folder: Path
     options: tuple[str, ...] = ()
     is_forked: bool = True
-    """Whether it starts fast. Otherwise it is a new process, with a hash seed and limits of its own."""
+    """Whether `forked_command` starts it, which is faster. If not, it has its own hash seed and resource limits."""
     process: asyncio.subprocess.Process | None = None
     url: str = ""
 

@@ -1,4 +1,4 @@
-"""Start Python programs as forks of a process that has already imported the SDK and Tidings: see `forked.py`."""
+"""Start Python programs as forks of a process that has already imported the SDK and Tidings: see `fork_server.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 __all__ = ["ENVIRONMENT", "KILL", "ROOT", "forked_command", "write_programs"]
 
 ROOT = Path(__file__).parents[2]
-FORKED = Path(__file__).with_name("forked.py")
+FORK_SERVER = Path(__file__).with_name("fork_server.py")
 KILL = signal.SIGUSR1
 """Kills a program that was started with `forked_command`."""
 
@@ -31,11 +31,11 @@ ENVIRONMENT = {
 
 def forked_command(*arguments: object) -> list[str]:
     """Return the command that does the same as `python ARGUMENTS…`, but starts in a twentieth of the time."""
-    return [sys.executable, "-IS", str(FORKED), _forking_server(), *map(str, arguments)]
+    return [sys.executable, "-IS", str(FORK_SERVER), _start_server(), *map(str, arguments)]
 
 
 def write_programs(folder: Path) -> None:
-    """Write `tidings` and `python` into a folder for PATH. They run Tidings and files of Python as `forked_command`."""
+    """Write `tidings` and `python` into a folder for PATH. They start Tidings and `.py` files with `forked_command`."""
     python = f'case "$1" in *.py) exec {shlex.join(forked_command())} "$@";; *) exec {sys.executable} "$@";; esac'
     tidings = f'exec {shlex.join(forked_command(Path(sys.executable).with_name("tidings")))} "$@"'
     for name, line in (("python", python), ("tidings", tidings)):
@@ -45,11 +45,11 @@ def write_programs(folder: Path) -> None:
 
 
 @functools.cache
-def _forking_server() -> str:
-    """Start the server of `forked.py` once for this process, and return the path of its socket."""
+def _start_server() -> str:
+    """Start the server of `fork_server.py` once for this process, and return the path of its socket."""
     folder = tempfile.mkdtemp()
     path = str(Path(folder, "socket"))
-    command = [sys.executable, "-c", f"from tests.support.forked import serve; serve({path!r})"]
+    command = [sys.executable, "-c", f"from tests.support.fork_server import serve; serve({path!r})"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | ENVIRONMENT, cwd=ROOT
     )

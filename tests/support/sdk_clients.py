@@ -35,7 +35,6 @@ from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, EXTENSIO
 
 __all__ = [
     "DEADLINE",
-    "ENVIRONMENT",
     "KINDS",
     "LEGACY",
     "MARKER",
@@ -238,7 +237,7 @@ class RecordingClient:
         state = await self.change("state")
         with anyio.move_on_after(DEADLINE) as scope:
             while any(state[name] != value for name, value in expected.items()):
-                await anyio.sleep(0.01)  # leave the processor to the server
+                await anyio.sleep(0.01)  # the server may need this core
                 state = await self.change("state")
         assert not scope.cancelled_caught, f"expected {expected}, got {state}"
 
@@ -319,6 +318,7 @@ async def open_client(
         transport: Any
         if isinstance(server, str):
             headers = {"Authorization": f"Bearer {token}"} if token else {}
+            # The servers use plain HTTP, and loading the certificates takes longer than a test.
             http = httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30), verify=False)
             await stack.enter_async_context(http)
             transport = streamable_http_client(server, http_client=http)

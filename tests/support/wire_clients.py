@@ -28,7 +28,7 @@ EVERYTHING = {
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx2.AsyncClient]:
-    # Without TLS: loading the certificates takes longer than a test.
+    # The servers use plain HTTP, and loading the certificates takes longer than a test.
     async with httpx2.AsyncClient(timeout=httpx2.Timeout(DEADLINE), verify=False) as client:
         yield client
 

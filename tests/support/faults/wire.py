@@ -84,7 +84,7 @@ class Process:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.pid = process.pid
-        """The process of the server. The started one may only wait for it."""
+        """The id of the server process. `process` may only start it and wait for it."""
         self.port = 0
         self.log: list[str] = []
         self._grew = asyncio.Condition()

@@ -1,11 +1,11 @@
 """Start a Python program in a process that has already imported the SDK, which takes more than a second otherwise.
 
-    python -IS tests/support/forked.py SOCKET ARGUMENTS…
+    python -IS tests/support/fork_server.py SOCKET ARGUMENTS…
 
 does the same as `python ARGUMENTS…`, if ARGUMENTS begin with a file, `-m` or `-c`. The program gets the standard
 streams, the environment and the directory of this process, and this process ends with its status. The program itself
-runs in a fork of the server at SOCKET. This process passes SIGINT and SIGTERM on. SIGUSR1 kills the program, and then
-ends this process: after a SIGKILL of this process, the program may live for a moment.
+runs in a fork of the server at SOCKET. This process forwards SIGINT and SIGTERM. SIGUSR1 kills the program, and this
+process exits after it. SIGKILL ends this process first, and the program exits a moment later.
 """
 
 import json
@@ -28,7 +28,7 @@ PRELOADED = (
     *("uvicorn.protocols.http.h11_impl", "uvicorn.protocols.http.httptools_impl"),
     "uvicorn.protocols.websockets.websockets_sansio_impl",
 )
-"""What boards, the servers of the fault tests and the commands of `tidings` import, also what libraries import late."""
+"""Modules that boards, the servers of the fault tests and the commands of `tidings` import, at the start or later."""
 
 
 def main() -> int:
@@ -36,11 +36,11 @@ def main() -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(path)
 
-        def pass_on(number: int, frame: FrameType | None) -> None:
+        def forward(number: int, frame: FrameType | None) -> None:
             connection.send(bytes([signal.SIGKILL if number == signal.SIGUSR1 else number]))
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, pass_on)
+            signal.signal(number, forward)
         start = json.dumps([arguments, dict(os.environ), os.getcwd()]).encode()  # noqa: PTH109  # pathlib loads slowly
         socket.send_fds(connection, [start], [0, 1, 2])
         for fd in (0, 1):
@@ -69,17 +69,17 @@ def serve(path: str) -> None:
                 return
             connection.close()
             with suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:  # so that the times of this process include those of the programs
+                while os.waitpid(-1, os.WNOHANG)[0]:  # so that the CPU time of this process includes the programs
                     pass
 
 
 def _run(connection: socket.socket) -> None:
-    """Run the program in a fork, and report its end. Return in that fork after the program has ended."""
+    """Run the program in a second fork, and send its exit status. Only the second fork returns, after the program."""
     start, fds, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     program = os.fork()
     if program == 0:
         connection.close()
-        _become(json.loads(start), fds)
+        _execute(json.loads(start), fds)
         return
     for fd in (0, 1, *fds):
         os.close(fd)
@@ -94,7 +94,7 @@ def _run(connection: socket.socket) -> None:
     os._exit(0)
 
 
-def _become(start: tuple[list[str], dict[str, str], str], fds: list[int]) -> None:
+def _execute(start: tuple[list[str], dict[str, str], str], fds: list[int]) -> None:
     import runpy
 
     arguments, environment, directory = start
