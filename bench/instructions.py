@@ -67,6 +67,8 @@ def main() -> int:
     parser.add_argument("--tools", help="numbers of tools in lists", default=",".join(map(str, TOOLS)))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if unknown := set(options.only.split(",")) - {*PEERS}:
+        parser.error(f"--only knows no {', '.join(sorted(unknown))}")
     if shutil.which("valgrind") is None:
         print("needs valgrind: install your system's package of that name", file=sys.stderr)
         return 2
@@ -76,7 +78,7 @@ def main() -> int:
     checkout = options.checkout.resolve()
     os.environ["PYTHONHASHSEED"] = "0"  # the order of sets affects the count
     found: dict[str, dict[str, float]] = {}
-    peers = [peer for peer in options.only.split(",") if peer in PEERS]
+    peers = options.only.split(",")
     with tempfile.TemporaryDirectory() as name:
         programs = Path(name)
         try:
