@@ -106,12 +106,18 @@ def test_method_does_not_keep_its_object_alive(catalog: Catalog, hub: Hub, reade
     assert hub.next_due() is None
 
 
+class LargeReader(Reader):
+    """A reader of a size that no other object has, so that a new one gets the memory of one that was deleted."""
+
+    __slots__ = tuple(f"unused_{number}" for number in range(40))
+
+
 def test_object_with_a_reused_id_is_another_subscriber(catalog: Catalog, hub: Hub) -> None:
-    owner = Reader()
+    owner = LargeReader()
     hub.subscribe(owner.take, "prompts")
     address = id(owner)
     del owner
-    born = [Reader() for _ in range(1000)]
+    born = [LargeReader() for _ in range(1000)]
     [successor] = [reader for reader in born if id(reader) == address]
     hub.subscribe(successor.take, "tools")
 
