@@ -125,18 +125,20 @@ async def test_batched_lines_are_written_together_or_with_the_next_other_line(
     writer = LineWriter(writing, unexpected)
     count = 3000
     found: list[bytes] = []
+
+    def read() -> None:
+        with suppress(BlockingIOError):
+            found.append(left.recv(1 << 20))
+
     start = time.monotonic()
     for number in range(count):
         writer.write_batched(b"%d\n" % number, unexpected)
         await asyncio.sleep(0)
-        with suppress(BlockingIOError):
-            found.append(left.recv(1 << 20))
+        read()
         if number == 1:
             assert found[0] == b"0\n"  # the first line does not wait
     writer.write(b"not batched\n")
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    found.append(left.recv(1 << 20))
+    await until(lambda: found[-1].endswith(b"not batched\n"), action=read)
     assert b"".join(found) == b"".join(b"%d\n" % number for number in range(count)) + b"not batched\n"
     assert len(found) <= (time.monotonic() - start) / BATCH_INTERVAL + 2
 

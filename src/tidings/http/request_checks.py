@@ -194,8 +194,6 @@ def _decode_listen_params(version: str, raw: bytes) -> tuple[RequestedTopics, di
     route = classify_inbound_request({"method": LISTEN, "params": params}, headers=headers)
     if not isinstance(route, InboundModernRoute):
         raise msgspec.ValidationError(route.message)
-    if not _has_valid_trace_context(params["_meta"]):
-        raise msgspec.ValidationError("the trace context has a value that is not a string")
     return msgspec.convert(params.get("notifications"), RequestedTopics), params["_meta"], route.client_capabilities
 
 
