@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeAlias
 
+from tidings.core.addresses import is_loopback, parse_address, reason_not_public
 from tidings.errors import TidingsError
 
 if TYPE_CHECKING:
@@ -26,11 +27,10 @@ if TYPE_CHECKING:
 
     import httpx2
 
-__all__ = ["PostResult", "Resolve", "WebhookClient", "check_url", "reason_not_public"]
+__all__ = ["PostResult", "Resolve", "WebhookClient", "check_url"]
 
 logger = logging.getLogger(__name__)
 
-Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 """Returns the addresses of a host and port."""
 
@@ -39,16 +39,6 @@ _MAX_LOOKUPS = 256
 """Host names that are resolved at the same time, each in a thread. This is several times the number of concurrent
 deliveries, so only lookups that never end reach it."""
 _MAX_ERROR = 300
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_SPECIAL_NETWORKS = tuple(
-    map(
-        ipaddress.ip_network,
-        ("192.0.0.0/24", "192.88.99.0/24", "64:ff9b:1::/48", "2001::/23", "3fff::/20", "5f00::/16"),
-    )
-)
-"""Networks for special use that some Python versions do not know. One cloud provider has metadata at 192.0.0.192."""
-_PROVIDER_ADDRESSES = {ipaddress.ip_address("168.63.129.16"): "Azure's own services"}
-"""Public addresses that lead to internal services of a cloud provider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,37 +53,15 @@ class PostResult:
 def check_url(url: str, *, allow_loopback: bool) -> None:
     """Raise `TidingsError` if the URL itself shows that deliveries to it are not allowed."""
     parsed = _parse(url)
-    if _is_loopback(parsed.raw_host.decode("ascii")):
+    if is_loopback(parsed.raw_host.decode("ascii")):
         if not allow_loopback:
             raise TidingsError(f"{url} is on this server's own machine; use an https URL that others can reach")
     elif parsed.scheme != "https":
         raise TidingsError(f"{url}: a webhook needs an https URL (http only on the loopback address)")
     else:
-        address = _address(parsed.host)
+        address = parse_address(parsed.host)
         if address is not None and not allow_loopback and (reason := reason_not_public(address)) is not None:
             raise TidingsError(f"{url} is {reason}; use an https URL that others can reach")
-
-
-def reason_not_public(address: Address) -> str | None:
-    """Return why a request for a client must not go to an address; None if it may."""
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
-        if inner is None and address in _NAT64:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None:
-            return reason_not_public(inner)
-        if address.is_site_local:
-            return "an address of a private network"
-    if address.is_loopback or address.is_unspecified:
-        return "an address of this server's own machine"
-    if address.is_link_local:
-        return "a link-local address, which cloud providers use for metadata"
-    if address.is_multicast:
-        return "a multicast address"
-    is_special = any(address in network for network in _SPECIAL_NETWORKS)
-    if address.is_private or address.is_reserved or not address.is_global or is_special:
-        return "an address of a private network"
-    return f"an address of {_PROVIDER_ADDRESSES[address]}" if address in _PROVIDER_ADDRESSES else None
 
 
 class WebhookClient:
@@ -148,10 +116,11 @@ class WebhookClient:
         """Return the addresses of a URL. Raise `TidingsError` if one of them is not allowed."""
         host = url.host
         port = url.port or (443 if url.scheme == "https" else 80)
-        addresses = [host] if _address(host) is not None else await self._resolve(url.raw_host.decode("ascii"), port)
+        is_address = parse_address(host) is not None
+        addresses = [host] if is_address else await self._resolve(url.raw_host.decode("ascii"), port)
         if self._allow_private:
             return addresses
-        is_local = _is_loopback(host)
+        is_local = is_loopback(host)
         for each in addresses:
             address = ipaddress.ip_address(each.partition("%")[0])
             if is_local and address.is_loopback:
@@ -204,18 +173,6 @@ def _parse(url: str) -> httpx2.URL:
     if parsed.userinfo or parsed.fragment:
         raise TidingsError("the URL of a webhook can have no user and no fragment; deliveries are signed instead")
     return parsed
-
-
-def _is_loopback(host: str) -> bool:
-    address = _address(host)
-    return host == "localhost" if address is None else address.is_loopback
-
-
-def _address(host: str) -> Address | None:
-    try:
-        return ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return None
 
 
 class _Resolver:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from mcp import MCPError
 
+from tests.support.addresses import REFUSED
 from tests.support.bash_tools import BashTools
 from tests.support.certificates import make_certificates
 from tidings.workspace.sdk import download
@@ -44,6 +46,17 @@ def test_unsafe_download_is_refused(tmp_path: Path, options: str, error_type: st
         download.main(options.replace("--out f", f"--out {tmp_path}/f").split())
     assert caught.value.error_type == error_type
     assert not (tmp_path / "f").exists()
+
+
+@pytest.mark.parametrize("address", REFUSED)
+def test_download_goes_to_no_address_that_a_webhook_must_not_reach(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 443)) for each in ("93.184.215.14", address)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: entries)
+    with pytest.raises(download.DownloadError, match="not public") as caught:
+        download.main(["--url", "https://example.com/", "--out", str(tmp_path / "f"), "--allow", "example.com"])
+    assert caught.value.error_type == "host_blocked"
 
 
 class Site(http.server.BaseHTTPRequestHandler):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import importlib.util
 import ipaddress
 import json
 import os
@@ -23,8 +24,22 @@ from urllib.parse import urlsplit
 
 MAX_SECONDS = 60
 MAX_BYTES = 20 * 1024 * 1024
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _TRANSIENT = frozenset({429, 500, 502, 503, 504})
+
+
+def _load_address_check() -> Any:
+    """Return `tidings.core.addresses`, loaded by its path: this Python has no site-packages, and importing the package
+    would take most of the time of a call."""
+    path = Path(__file__).parents[2] / "core" / "addresses.py"
+    spec = importlib.util.spec_from_file_location("tidings_addresses", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_addresses = _load_address_check()
 
 
 class DownloadError(Exception):
@@ -116,12 +131,9 @@ def resolve(host: str, port: int) -> str:
     except (OSError, UnicodeError) as error:
         raise DownloadError("transient", f"{host} could not be resolved: {error}") from error
     for text in addresses:
-        address = ipaddress.ip_address(str(text).partition("%")[0])
-        mapped = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None) or address
-        if address in _NAT64:
-            mapped = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if not mapped.is_global or mapped.is_multicast:
-            raise DownloadError("host_blocked", f"{host} has the address {text}, which is not public")
+        reason = _addresses.reason_not_public(ipaddress.ip_address(str(text).partition("%")[0]))
+        if reason is not None:
+            raise DownloadError("host_blocked", f"{host} has the address {text}, which is not public: it is {reason}")
     return str(addresses[0])
 
 
