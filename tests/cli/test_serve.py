@@ -119,6 +119,22 @@ def test_address_that_is_not_local_requires_a_token(board: Path, host: str) -> N
     refused.check_error("runs the tools", "--auth-token-file", "--insecure")
 
 
+@pytest.mark.parametrize("host", ["127.0.0.2", "0:0:0:0:0:0:0:1", "::1", "localhost", "127.1"])
+async def test_local_address_in_any_notation_accepts_only_local_hosts_and_origins(board: Path, host: str) -> None:
+    headers = {"Accept": "application/json, text/event-stream"}
+    async with serving(board, "--host", host) as server, httpx2.AsyncClient(timeout=DEADLINE, headers=headers) as http:
+        cases: list[tuple[dict[str, str], int]] = [
+            ({}, 200),
+            ({"Host": "localhost:1"}, 200),
+            ({"Host": "evil.example.com"}, 421),
+            ({"Origin": "https://evil.example.com"}, 403),
+        ]
+        for given, status in cases:
+            answer = await http.post(server.url, json=INITIALIZE, headers=given)
+            assert answer.status_code == status, given
+        await server.stop()
+
+
 async def test_allowed_hosts_and_origins_are_accepted_and_quiet_prints_only_warnings(board: Path) -> None:
     options = ["--allow-host", "board.example.com", "--allow-origin", "https://app.example.com", "--path", "/board"]
     async with (

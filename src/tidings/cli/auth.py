@@ -1,4 +1,4 @@
-"""Access to a served workspace: the bearer token, the bind address, and the Host and Origin headers.
+"""Access to a served workspace: the bearer token, and the Host and Origin headers.
 
 A caller can run the tools of the workspace. The server is therefore local by default, and requires a token for any
 other address. There is one token for all callers, and no authorization server.
@@ -7,7 +7,6 @@ other address. There is one token for all callers, and no authorization server.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,19 +20,7 @@ if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
     from mcp.server.transport_security import TransportSecuritySettings
 
-__all__ = ["allow_origins", "is_local", "make_security", "read_secret", "read_token", "require_token"]
-
-_LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
-
-
-def is_local(host: str) -> bool:
-    """Return whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+__all__ = ["allow_origins", "make_security", "read_secret", "read_token", "require_token"]
 
 
 def read_secret(name: str, file: Path) -> str:
@@ -81,7 +68,7 @@ def require_token(server: MCPServer[Any], token: str, url: str) -> None:
 
 
 def make_security(host: str, hosts: Sequence[str], origins: Sequence[str]) -> TransportSecuritySettings | None:
-    """Return the accepted Host and Origin headers, or None for the SDK's default, which protects local addresses."""
+    """Return the accepted Host and Origin headers, or None to accept all of them."""
     for origin in origins:
         split = urlsplit(origin)
         if split.scheme not in ("http", "https") or not split.netloc or split.path or "*" in split.netloc:
@@ -89,19 +76,10 @@ def make_security(host: str, hosts: Sequence[str], origins: Sequence[str]) -> Tr
     for name in hosts:
         if "/" in name or "*" in name:
             raise TidingsError(f"--allow-host {name}: give a name, or a name and a port")
-    if not hosts and (not origins or not is_local(host)):
-        return None
-    from mcp.server.transport_security import TransportSecuritySettings
+    from tidings.http import local_addresses
 
-    return TransportSecuritySettings(
-        allowed_hosts=[pattern for name in (*_LOCAL_HOSTS, *hosts) for pattern in _host_patterns(name)],
-        allowed_origins=[*(f"http://{name}:*" for name in _LOCAL_HOSTS), *origins],
-    )
-
-
-def _host_patterns(host: str) -> list[str]:
-    """Return the patterns for a host. Without a port, they match every port, and a header without a port."""
-    return [host] if re.search(r":\d+$", host) else [host, f"{host}:*"]
+    # An address that is not local has a token. Any name may lead to it, so only a list of hosts restricts them.
+    return local_addresses.make_security(host, hosts, origins) if hosts or local_addresses.is_local(host) else None
 
 
 def allow_origins(app: Any, origins: Sequence[str]) -> None:

@@ -136,7 +136,9 @@ def serve(
         fail("--auth-token and --auth-token-file exclude each other; give one of them")
     token = auth.read_token(auth_token, auth_token_file)
     os.environ.pop(TOKEN_VARIABLE, None)  # no tool needs it
-    if not auth.is_local(host) and token is None and not insecure:
+    from tidings.http.local_addresses import is_local
+
+    if not is_local(host) and token is None and not insecure:
         fail(
             f"other machines can reach {host}, and every caller runs the tools of the workspace. "
             f"Give a token (--auth-token-file FILE, or {TOKEN_VARIABLE}), "
@@ -166,7 +168,7 @@ def serve(
         if is_json_log:
             logger.info("serving %s on %s", name, url, extra={"tidings": {"event": "serving"}})
         elif not quiet:
-            _print_greeting(workspace, folder, url, has_token=token is not None, is_local=auth.is_local(host))
+            _print_greeting(workspace, folder, url, has_token=token is not None, is_local=is_local(host))
         title = None if is_json_log else f"{name}  {url}"
         with export_telemetry(name, live.failures), show_status(live, workspace, logs, title=title):
             serve_app(

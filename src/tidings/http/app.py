@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from tidings.http.disconnects import RequestReference
+from tidings.http.local_addresses import make_security, needs_security
 from tidings.server import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_reader import ListReader
@@ -42,6 +43,9 @@ def build_app(
 
     `make_router` returns the router for a session manager. `start` and `stop` are called with the app."""
     if hasattr(server, "streamable_http_app"):
+        host = options.get("host")
+        if options.get("transport_security") is None and needs_security(host):
+            options = {**options, "transport_security": make_security(host)}
         app = server.streamable_http_app(**options)
         manager = server.session_manager
         manager.asgi_app = make_router(manager)

@@ -1,0 +1,58 @@
+"""Local addresses, and the Host and Origin headers that a server on one of them accepts.
+
+A web page can let a name of its own point to this machine, and then call the server with that name (DNS rebinding). The
+SDK checks the headers only for `127.0.0.1`, `localhost` and `::1`, but the whole network 127.0.0.0/8 is local, and an
+address has several notations.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterable
+from typing import Any, TypeGuard
+
+from mcp.server.transport_security import TransportSecuritySettings
+
+from tidings.core.addresses import is_loopback
+
+__all__ = ["is_local", "make_security", "needs_security"]
+
+_LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+_CHECKED_BY_SDK = ("127.0.0.1", "localhost", "::1")
+
+
+def is_local(host: str) -> bool:
+    """Return whether only this machine can reach a host: all of its addresses are loopback addresses."""
+    addresses = _resolve(host)
+    return bool(addresses) and all(map(is_loopback, addresses))
+
+
+def needs_security(host: Any) -> TypeGuard[str]:
+    """Return whether `host` is a local address for which the SDK checks no headers."""
+    return isinstance(host, str) and host not in _CHECKED_BY_SDK and is_local(host)
+
+
+def make_security(host: str, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> TransportSecuritySettings:
+    """Return settings that accept the names of this machine, the names of the local address `host`, and `hosts`."""
+    local = dict.fromkeys(_LOCAL_HOSTS)
+    if is_local(host):
+        local |= dict.fromkeys(f"[{name}]" if ":" in name else name for name in (host.strip("[]"), *_resolve(host)))
+    return TransportSecuritySettings(
+        allowed_hosts=[pattern for name in (*local, *hosts) for pattern in _host_patterns(name)],
+        allowed_origins=[*(f"http://{name}:*" for name in local), *origins],
+    )
+
+
+def _host_patterns(host: str) -> list[str]:
+    """Return the patterns for a host. Without a port, they match every port, and a header without a port."""
+    return [host] if re.search(r":\d+$", host) else [host, f"{host}:*"]
+
+
+def _resolve(host: str) -> list[str]:
+    if is_loopback(host):
+        return [host.strip("[]")]
+    try:
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    except (OSError, UnicodeError):
+        return []
