@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -178,8 +178,8 @@ class Watcher:
 
 
 @asynccontextmanager
-async def watch(root: Path, poll: float = 0) -> AsyncIterator[Watcher]:
-    """Serve a folder over HTTP, watch it, and connect a client that subscribes to everything.
+async def watch(root: Path, poll: float = 0, uris: Iterable[str] = ()) -> AsyncIterator[Watcher]:
+    """Serve a folder over HTTP, watch it, and connect a client that subscribes to all lists and files, and to `uris`.
 
     Without `poll`, only file system events lead to notifications.
     """
@@ -200,7 +200,7 @@ async def watch(root: Path, poll: float = 0) -> AsyncIterator[Watcher]:
             tools_list_changed=True,
             prompts_list_changed=True,
             resources_list_changed=True,
-            resource_subscriptions=["workspace:///**", ERRORS],
+            resource_subscriptions=["workspace:///**", ERRORS, *uris],
         ):
             await watcher.settle()  # the folder is watched from here on
             yield watcher

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import until
-from tests.support.workspaces import TOOLS, UPDATED, call, list_names, run_source, script, watch, write
+from tests.support.workspaces import RESOURCES, TOOLS, UPDATED, call, list_names, run_source, script, watch, write
 from tidings.workspace import watcher as watcher_module
 from tidings.workspace.source import Workspace
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 def no_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a file system without events."""
 
-    async def watch_paths(root: Path) -> AsyncIterator[set[Path] | None]:
+    async def watch_paths(root: Path, list_more: object) -> AsyncIterator[set[Path] | None]:
         yield None
         await asyncio.Event().wait()
 
@@ -160,3 +160,32 @@ async def test_hanging_registration_delays_no_other_file(tmp_path: Path) -> None
         await until(started.exists)
         write(tmp_path, {"tools/one.sh": script("One")})
         await watcher.until_tools("one")
+
+
+async def test_renamed_file_changes_the_list_once(tmp_path: Path) -> None:
+    write(tmp_path, {"tools/old.sh": script("Named")})
+    async with watch(tmp_path) as watcher:
+        (tmp_path / "tools" / "old.sh").rename(tmp_path / "tools" / "new.sh")
+        method, meta = await watcher.received.get()
+        assert method == TOOLS
+        assert {(change["operation"], change["name"]) for change in meta["changes"]} == {
+            ("removed", "old"),
+            ("added", "new"),
+        }
+        assert await watcher.settle() == []
+
+
+async def test_files_beside_the_watched_folders_are_watched_if_they_are_served(tmp_path: Path) -> None:
+    write(tmp_path, {"docs/linked.txt": "1", "more/one.txt": "1", "data/named.txt": "1"})
+    write(tmp_path, {"resources/named.meta.json": '{"path": "../data/named.txt", "uri": "data://named"}'})
+    (tmp_path / "resources" / "link.txt").symlink_to(tmp_path / "docs" / "linked.txt")
+    (tmp_path / "resources" / "folder").symlink_to(tmp_path / "more")
+    async with watch(tmp_path, uris=["data://named"]) as watcher:
+        write(tmp_path, {"docs/linked.txt": "2"})
+        assert await watcher.settle() == [(UPDATED, "updated", "workspace:///link.txt")]
+        write(tmp_path, {"data/named.txt": "2"})
+        assert await watcher.settle() == [(UPDATED, "updated", "data://named")]
+        write(tmp_path, {"more/one.txt": "2"})
+        assert await watcher.settle() == [(UPDATED, "updated", "workspace:///folder/one.txt")]
+        write(tmp_path, {"more/two.txt": "2"})
+        assert (RESOURCES, "added", "workspace:///folder/two.txt") in await watcher.settle()

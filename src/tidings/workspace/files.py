@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-__all__ = ["TOP_LEVEL", "FileChecker", "find_inside", "is_ignored", "read_state", "walk"]
+__all__ = ["TOP_LEVEL", "FileChecker", "find_inside", "is_ignored", "list_inodes", "read_state", "walk"]
 
 TOP_LEVEL = frozenset({"tools", "resources", "prompts", "server.d", "tidings.toml"})
 """The entries of the workspace folder that are read and watched."""
@@ -30,8 +30,8 @@ def is_ignored(name: str) -> bool:
     )
 
 
-def walk(root: Path, below: str = "") -> Iterator[PurePosixPath]:
-    """Yield every file that is not ignored, relative to `root`.
+def walk(root: Path, below: str = "", *, top_level: frozenset[str] | None = TOP_LEVEL) -> Iterator[PurePosixPath]:
+    """Yield every file that is not ignored, relative to `root`. `top_level` limits the entries of `root` itself.
 
     Links are followed, but never out of the workspace. Inside a linked folder, links to further folders are not
     followed: packages that link to each other (`node_modules`) would have exponentially many paths.
@@ -51,7 +51,7 @@ def walk(root: Path, below: str = "") -> Iterator[PurePosixPath]:
         except OSError:
             continue  # removed in the meantime, or not readable
         for entry in entries:
-            if is_ignored(entry.name) or (folder == root and entry.name not in TOP_LEVEL):
+            if is_ignored(entry.name) or (folder == root and top_level is not None and entry.name not in top_level):
                 continue
             path = Path(entry.path)
             try:
@@ -114,6 +114,11 @@ def read_state(path: Path) -> tuple[Any, ...]:
     except OSError:
         return (path.name,)
     return (path.name, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_mode)
+
+
+def list_inodes(states: Iterable[tuple[Any, ...]]) -> set[int]:
+    """Return the inode numbers in results of `read_state`."""
+    return {state[1] for state in states if len(state) > 1}
 
 
 def _identify(folder: Path) -> tuple[int, int]:

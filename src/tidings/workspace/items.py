@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, KeysView
+from collections.abc import Iterable, KeysView, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,12 @@ class LoadedItem:
     definition: dict[str, Any]
     component: Any
     """The object that the SDK's `MCPServer` keeps in its registry."""
-    etag: str | None = None
-    """The etag of a resource's content."""
+    etags: Mapping[str, str] = field(default_factory=dict)
+    """The etags of the contents that the item serves, by URI: one for a resource, any number for a template."""
     files: tuple[Path, ...] = ()
     """The files that the item is loaded from, inside the unit or not."""
+    folder: Path | None = None
+    """The folder of a template's files. A file that is added there changes `etags`."""
 
     @property
     def registry(self) -> str:
@@ -47,14 +49,27 @@ class UnitContent:
     exclusive: frozenset[str] = frozenset()
     """The registries of `MCPServer` that serve only these items, and none of other units."""
 
+    @property
+    def folders(self) -> set[Path]:
+        """The folders of the files that templates serve."""
+        return {item.folder for item in self.items if item.folder is not None}
 
-def make_item(component: Any, *, etag: str | None = None, files: tuple[Path, ...] = ()) -> LoadedItem:
+
+def make_item(
+    component: Any,
+    *,
+    etags: Mapping[str, str] | None = None,
+    files: tuple[Path, ...] = (),
+    folder: Path | None = None,
+) -> LoadedItem:
     feature = Feature.RESOURCES
     if isinstance(component, Tool):
         feature = Feature.TOOLS
     elif isinstance(component, Prompt):
         feature = Feature.PROMPTS
-    return LoadedItem(feature, key_of(component), as_dict(to_definition(component)), component, etag, files)
+    return LoadedItem(
+        feature, key_of(component), as_dict(to_definition(component)), component, etags or {}, files, folder
+    )
 
 
 class ItemTable:

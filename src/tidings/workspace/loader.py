@@ -11,10 +11,12 @@ import msgspec
 
 from tidings.workspace.files import FileChecker
 from tidings.workspace.items import ItemKey, LoadedItem, UnitContent
+from tidings.workspace.metadata import read_meta, split_meta
 from tidings.workspace.problems import InvalidFile
 from tidings.workspace.prompts import load_prompts
-from tidings.workspace.resources import load_resources
+from tidings.workspace.resources import find_described, make_resource
 from tidings.workspace.settings import Settings
+from tidings.workspace.templates import make_template
 from tidings.workspace.tools import load_tools
 from tidings.workspace.units import Unit
 
@@ -38,10 +40,25 @@ def load_items(root: Path, settings: Settings, unit: Unit, files: list[Path]) ->
         case "tools":
             return load_tools(root, settings, unit, files)
         case "resources":
-            return load_resources(root, files)
+            return _load_resources(root, files)
         case "prompts":
             return load_prompts(root, files)
     raise ValueError(f"{unit.kind} has no items of its own")
+
+
+def _load_resources(root: Path, files: list[Path]) -> list[LoadedItem]:
+    metas, others = split_meta(files)
+    items: list[LoadedItem] = []
+    described: set[Path] = set()
+    for meta_path in metas:
+        meta = read_meta(meta_path)
+        if "uriTemplate" in meta:
+            items.append(make_template(root, meta, meta_path))
+        else:
+            path = find_described(root, meta, meta_path, others)
+            described.add(path)
+            items.append(make_resource(root, path, meta, meta_path))
+    return items + [make_resource(root, path, {}) for path in others if path not in described]
 
 
 def check_items(items: Iterable[LoadedItem], path: Path, max_bytes: int) -> None:
@@ -61,6 +78,6 @@ def check_items(items: Iterable[LoadedItem], path: Path, max_bytes: int) -> None
 
 
 def list_other_files(items: Iterable[LoadedItem], files: list[Path], checker: FileChecker) -> frozenset[Path]:
-    """Return the files outside the unit that items are loaded from, as they are named and with links resolved."""
-    paths = {path for item in items for path in item.files}
+    """Return the files outside the unit that it is loaded from, as they are named and with links resolved."""
+    paths = {path for item in items for path in item.files}.union(files)
     return frozenset(paths | {checker.resolve(path) for path in paths}) - set(files)

@@ -27,8 +27,9 @@ from tidings.workspace.metadata import parse_object
 from tidings.workspace.problems import InvalidFile
 from tidings.workspace.process import run_process
 from tidings.workspace.prompts import make_prompt
-from tidings.workspace.resources import make_resource, make_template
+from tidings.workspace.resources import make_resource
 from tidings.workspace.settings import Settings
+from tidings.workspace.templates import make_template
 from tidings.workspace.tools import load_registered_tool
 
 __all__ = ["RegisterScripts", "select_scripts"]

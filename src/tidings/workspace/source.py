@@ -30,7 +30,7 @@ from tidings.server import internals
 from tidings.server.source import Source
 from tidings.workspace import DEFAULT_POLL
 from tidings.workspace.executable import ExecutableTool
-from tidings.workspace.files import FileChecker, read_state, walk
+from tidings.workspace.files import TOP_LEVEL, FileChecker, list_inodes, read_state, walk
 from tidings.workspace.items import ItemKey, ItemTable, LoadedItem, UnitContent, make_item
 from tidings.workspace.loader import LoadedUnit, check_items, list_other_files, load_items
 from tidings.workspace.problems import Problem, digest_problems, find_problem
@@ -92,7 +92,7 @@ class Workspace(Source):
             log_level="WARNING",
         )
         self.lowlevel: Server[Any] = internals.lowlevel_of(self.server)
-        self._watcher = FolderWatcher(self.root, self._scan, poll)
+        self._watcher = FolderWatcher(self.root, self._scan, poll, self._list_outside_folders)
         self._scripts = RegisterScripts(self.root)
         self._must_run_scripts = asyncio.Event()
         self._catalog: Catalog | None = None
@@ -131,15 +131,14 @@ class Workspace(Source):
     def watch(self, catalog: Catalog, wake: Callable[[Feature], None]) -> None:
         self._catalog = catalog
         resources = catalog.resources
-        served = {key: item for (feature, key), item in self._served.items() if feature is Feature.RESOURCES}
+        etags = self._list_etags()
         with catalog.batch():
             # The store may contain resources from an earlier run of the server.
-            for key in [item.key for item in resources.snapshot()]:
-                if key not in served and key != ERRORS:
-                    resources.deleted(key)
-            for key, item in served.items():
-                if item.etag is not None:
-                    resources.updated(key, etag=item.etag)
+            for uri in sorted({item.key for item in resources.snapshot()} | resources.contents().keys()):
+                if uri not in etags and (Feature.RESOURCES, uri) not in self._served and uri != ERRORS:
+                    resources.deleted(uri)
+            for uri, etag in etags.items():
+                resources.updated(uri, etag=etag)
             if self._problems or resources.content(ERRORS).revision:
                 resources.updated(ERRORS, etag=digest_problems(self._problems))
 
@@ -229,6 +228,8 @@ class Workspace(Source):
 
         With `defer_removals`, a unit without any file left keeps its items, and its files are returned.
         """
+        if paths is not None and self._may_add_linked_files(paths):
+            paths = None
         units = self._find_units() if paths is None else self._find_affected(paths)
         with self._lock:
             checker = FileChecker(self.root)
@@ -237,6 +238,21 @@ class Workspace(Source):
                 self._load_all(due, checker)
         self.rescans["failed" if not self.is_answering else "read" if due else "unchanged"] += 1
         return missing
+
+    def _list_outside_folders(self) -> set[Path]:
+        """Return the folders beside `tools`, `resources` and so on that items are loaded from, by a link or a `path`.
+
+        The workspace itself is not one: it may contain anything, and only a scan finds files directly inside it."""
+        loaded = list(self._units.values())  # without `_lock`, which is held while a file is loaded
+        folders = {path.parent for each in loaded for path in each.other_files}
+        folders = folders.union(*(each.content.folders for each in loaded)) - {self.root}
+        return {folder for folder in folders if folder.relative_to(self.root).parts[0] not in TOP_LEVEL}
+
+    def _may_add_linked_files(self, paths: Iterable[Path]) -> bool:
+        """Return whether a path may be a new file of a linked folder. The name of its unit is that of the link."""
+        outside = self._list_outside_folders()
+        known = set[Path]().union(*(loaded.other_files for loaded in list(self._units.values()))) if outside else set()
+        return any(path.parent in outside and path not in known for path in paths)
 
     def _find_units(self, below: str = "") -> dict[Unit, list[Path]]:
         """Return the units below a folder with their files; for the whole workspace, also units without files."""
@@ -261,10 +277,12 @@ class Workspace(Source):
             unit = find_unit(relative)
             if unit is not None:
                 found.setdefault(unit, set()).add(path)
+        changed_folders = {parent for path in changed for parent in path.parents} | changed
         for unit, loaded in list(self._units.items()):
             # A folder may be created or removed without events for its files.
             is_below = folders and not folders.isdisjoint(list_parents(unit.key))
-            if is_below or not changed.isdisjoint(loaded.other_files):
+            serves = not changed_folders.isdisjoint(loaded.content.folders)
+            if is_below or serves or not changed.isdisjoint(loaded.other_files):
                 found.setdefault(unit, set())
         for folder in folders:
             if folders.isdisjoint(list_parents(folder)):
@@ -282,19 +300,24 @@ class Workspace(Source):
 
         A missing file is one whose removal is deferred.
         """
-        missing: set[Path] = set()
         due: list[_DueUnit] = []
+        absent: list[_DueUnit] = []
         for unit, candidates in sorted(units.items()):
             previous = self._units.get(unit, LoadedUnit())
             # Include the known files, because another scan may have found more since this one started.
             files = list(filter(checker.is_inside, sorted({*candidates, *previous.files})))
             if defer_removals and previous.files and not files:
-                missing.update(previous.files)
+                absent.append(_DueUnit(unit, files, (), previous))
                 continue
             state = tuple(map(read_state, [*files, *sorted(previous.other_files)]))
-            if is_forced or unit not in self._units or previous.state != state:
+            has_templates = bool(previous.content.folders)  # their files are not part of `state`
+            if is_forced or has_templates or unit not in self._units or previous.state != state:
                 due.append(_DueUnit(unit, files, state, previous))
-        return due, missing
+        # A renamed file is not missing: its old and its new name must change together.
+        found = {number for each in due for number in list_inodes(each.state)}
+        renamed = [each for each in absent if not found.isdisjoint(list_inodes(each.previous.state))]
+        missing = {path for each in absent if each not in renamed for path in each.previous.files}
+        return sorted([*due, *renamed], key=lambda each: each.unit), missing
 
     # Loading
 
@@ -414,6 +437,7 @@ class Workspace(Source):
     def _publish(self, keys: set[ItemKey]) -> None:
         """Update the SDK's registries and the catalog with the loaded items, in one commit."""
         problems = tuple(sorted([*self._failed.values(), *self._table.list_conflicts()], key=str))
+        previous = [item for key in keys if (item := self._served.get(key)) is not None]
         if self._catalog is None:
             self._register(keys)
             self._problems = problems
@@ -425,16 +449,21 @@ class Workspace(Source):
                 items = self._catalog.items(feature)
                 if item is not None:
                     items.add(item.definition, replace=True)
-                    if item.etag is not None:
-                        self._catalog.resources.updated(key, etag=item.etag)
+                    for uri, etag in item.etags.items():
+                        self._catalog.resources.updated(uri, etag=etag)
                 elif key in items:
-                    if feature is Feature.RESOURCES:
-                        self._catalog.resources.deleted(key)
-                    else:
-                        items.remove(key)
+                    items.remove(key)
+            present = {uri for key in keys if (served := self._served.get(key)) for uri in served.etags}
+            removed = {uri for item in previous for uri in item.etags} - present
+            for uri in sorted(removed.difference(self._list_etags()) if removed else ()):
+                self._catalog.resources.deleted(uri)
             if problems != self._problems:
                 self._problems = problems
                 self._catalog.resources.updated(ERRORS, etag=digest_problems(problems))
+
+    def _list_etags(self) -> dict[str, str]:
+        """Return the etags of all contents that are served, by URI."""
+        return {uri: etag for item in self._served.values() for uri, etag in item.etags.items()}
 
     def _register(self, keys: set[ItemKey]) -> None:
         """Put the served items into the SDK's registries, and remove the others."""

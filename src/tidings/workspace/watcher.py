@@ -40,10 +40,18 @@ class FolderWatcher:
     after `_REMOVAL_GRACE`, so that replacing a file, as `git checkout` does, is one change and not two.
     """
 
-    def __init__(self, root: Path, scan: Callable[[set[Path] | None, bool], Awaitable[set[Path]]], poll: float) -> None:
+    def __init__(
+        self,
+        root: Path,
+        scan: Callable[[set[Path] | None, bool], Awaitable[set[Path]]],
+        poll: float,
+        list_more: Callable[[], set[Path]] = set,
+    ) -> None:
+        """`list_more` returns the folders to watch beside those of a workspace."""
         self._root = root
         self._scan = scan
         self._poll = poll
+        self._list_more = list_more
         self._confirming: set[asyncio.Task[None]] = set()
 
     @property
@@ -68,7 +76,7 @@ class FolderWatcher:
         last_error, pause = "", _RETRY
         while True:
             try:
-                async for paths in watch_paths(self._root):
+                async for paths in watch_paths(self._root, self._list_more):
                     if paths is not None:
                         last_error, pause = "", _RETRY
                     await self._scan_and_confirm(paths)
@@ -90,14 +98,14 @@ def _advise(error: Exception) -> str:
     return f"raise sysctl fs.inotify.max_user_watches; {advice}" if "limit" in str(error) else advice
 
 
-async def watch_paths(root: Path) -> AsyncIterator[set[Path] | None]:
+async def watch_paths(root: Path, list_more: Callable[[], set[Path]] = set) -> AsyncIterator[set[Path] | None]:
     """Yield the paths of each burst of events, or None if any file may have changed, for example at the start.
 
-    Only the folders of a workspace are watched, not others beside them (a virtual environment, `.git`). If one of
-    those folders is created, removed or replaced, watching starts again.
+    Only the folders of a workspace and those of `list_more` are watched, not others beside them (a virtual
+    environment, `.git`). If one of those folders is created, removed or replaced, watching starts again.
     """
     while True:
-        folders = _list_folders(root)
+        folders = _list_folders(root, list_more())
         watched = {root, *folders}
         queue: asyncio.Queue[set[tuple[Change, Path]]] = asyncio.Queue()
         next_changes: asyncio.Future[set[tuple[Change, Path]]] | None = None
@@ -107,7 +115,7 @@ async def watch_paths(root: Path) -> AsyncIterator[set[Path] | None]:
         try:
             await asyncio.sleep(0)  # the first step of the tasks starts the watching
             yield None
-            while _list_folders(root) == folders:
+            while _list_folders(root, list_more()) == folders:
                 next_changes = asyncio.ensure_future(queue.get())
                 done, _ = await asyncio.wait([next_changes, *tasks], return_when=asyncio.FIRST_COMPLETED)
                 if next_changes not in done:
@@ -146,5 +154,5 @@ async def _queue_changes(
                 raise
 
 
-def _list_folders(root: Path) -> list[Path]:
-    return [root / name for name in sorted(TOP_LEVEL) if (root / name).is_dir()]
+def _list_folders(root: Path, more: set[Path]) -> list[Path]:
+    return [folder for folder in sorted({root / name for name in TOP_LEVEL} | more) if folder.is_dir()]
