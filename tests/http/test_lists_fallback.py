@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -23,8 +24,11 @@ from tests.support.http_server import (
 )
 from tests.support.kinds import Own
 from tests.support.lists import LISTED, Raw, changed, fill_cache, listed, local, posted, sdk_requests
+from tests.support.messages import initialize
 from tests.support.sdk_clients import DEADLINE, LEGACY, MODERN
 from tests.support.tokens import authentication
+from tests.support.uvicorn_server import address_of, run_uvicorn
+from tidings.server import internals
 
 __all__ = ["local"]
 
@@ -131,6 +135,34 @@ async def test_user_middleware_sees_every_list_request() -> None:
             await fill_cache(local)
 
 
+@pytest.mark.parametrize("method", ["tools/list", "server/discover", "initialize"])
+@pytest.mark.parametrize("result", [types.ErrorData(code=-32050, message="closed on sundays"), ["not a result"]])
+async def test_error_of_user_middleware_is_the_response(method: str, result: Any) -> None:
+    async def refuse(ctx: Any, call_next: Any) -> Any:
+        return result if ctx.method == method else await call_next(ctx)
+
+    def raw(client: RawClient) -> bytes:
+        if method == "initialize":
+            return client.request(json.dumps(initialize(LEGACY[-1])).encode())
+        return client.modern(method)
+
+    server = example_server()
+    server.middleware.append(refuse)
+    async with serving(server) as local:
+        said = await local.send(raw)
+        # A plain server, without Live.
+        plain = example_server()
+        plain.middleware.append(refuse)
+        async with run_uvicorn(plain.streamable_http_app()) as running:
+            reader, writer = await asyncio.open_connection(*address_of(running)[:2])
+            client = RawClient(address_of(running)[1], reader, writer)
+            expected = await client.send(raw(client))
+            writer.close()
+        assert (said.status, said.body) == (expected.status, expected.body)
+        assert b'"error"' in said.body
+        assert not local.live.failures
+
+
 async def test_changed_host_rules_apply_immediately() -> None:
     async with serving(example_server()) as local:
         await fill_cache(local)
@@ -193,6 +225,93 @@ async def test_overridden_list_method_is_called_for_every_request() -> None:
             server.add_tool(lambda: "", name=name)
         with anyio.fail_after(DEADLINE):
             assert b"hers" not in await client.reader.readuntil(b'"name":"new"')
+
+
+def replace_method(server: MCPServer[Any]) -> None:
+    async def list_tools() -> list[types.Tool]:
+        return [types.Tool(name=caller(), input_schema={"type": "object"})]
+
+    server.list_tools = list_tools  # type: ignore[method-assign]
+
+
+def replace_handler(server: MCPServer[Any]) -> None:
+    async def handle(ctx: Any, params: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[types.Tool(name=caller(), input_schema={"type": "object"})])
+
+    internals.lowlevel_of(server).add_request_handler("tools/list", types.PaginatedRequestParams, handle)
+
+
+def replace_discover(server: MCPServer[Any]) -> None:
+    async def handle(ctx: Any, params: Any) -> types.DiscoverResult:
+        result = await lowlevel._handle_discover(ctx, params)
+        return result.model_copy(update={"instructions": caller()})
+
+    lowlevel = internals.lowlevel_of(server)
+    lowlevel.add_request_handler("server/discover", types.RequestParams, handle)
+
+
+def replace_capabilities(server: MCPServer[Any]) -> None:
+    lowlevel = internals.lowlevel_of(server)
+    original = lowlevel.get_capabilities
+
+    def get_capabilities(*args: Any, **options: Any) -> types.ServerCapabilities:
+        return original(*args, **options).model_copy(update={"experimental": {caller(): {}}})
+
+    lowlevel.get_capabilities = get_capabilities  # type: ignore[method-assign]
+
+
+def caller() -> str:
+    token = get_access_token()
+    return f"only for {token.client_id if token else 'nobody'}"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(
+    ("method", "replace"),
+    [
+        ("tools/list", replace_method),
+        ("tools/list", replace_handler),
+        ("server/discover", replace_discover),
+        ("server/discover", replace_capabilities),
+    ],
+)
+async def test_replaced_code_answers_each_caller_itself(method: str, replace: Any, is_late: bool) -> None:
+    """Before `Live()`, and while responses are cached already."""
+    server = example_server(**authentication())
+    if not is_late:
+        replace(server)
+    async with serving(server, shared_lists=True if method == "server/discover" else None) as local:
+
+        def send(who: str) -> Any:
+            return local.send(lambda client: client.modern(method, Authorization=f"Bearer {who}"))
+
+        for who in ("alice", "bob"):
+            await send(who)
+        if is_late:
+            replace(server)
+        for who, other in (("alice", "bob"), ("bob", "alice")) * 2:
+            body = (await send(who)).body
+            assert f"only for {who}".encode() in body
+            assert f"only for {other}".encode() not in body
+
+
+async def test_response_made_while_the_handler_is_replaced_is_not_cached() -> None:
+    """The request starts with the SDK's handler, and the user's own responds."""
+    server = example_server(**authentication())
+    async with serving(server) as local:
+
+        class Replacing:
+            __module__ = "mcp.example"  # not the user's middleware, which would turn the cache off
+
+            async def __call__(self, ctx: Any, call_next: Any) -> Any:
+                if ctx.method == "tools/list" and ctx.request_id == 1:
+                    replace_handler(server)
+                return await call_next(ctx)
+
+        server.middleware.append(Replacing())
+        for who in ("alice", "bob"):
+            answer = await local.send(changed(Authorization=f"Bearer {who}"))
+            assert f"only for {who}".encode() in answer.body
 
 
 async def test_no_list_is_sent_without_a_valid_token() -> None:

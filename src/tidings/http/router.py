@@ -92,7 +92,7 @@ class Router:
         if not self._reader.is_loaded:
             await self._reader.ensure_loaded()
         method, tag = request
-        while (response := cache.find(method, version)) is None and cache.is_state_known(method):
+        while (response := cache.find(method, version)) is None and cache.is_cacheable(method):
             pending = cache.find_pending(method, version)
             if pending is None:
                 replayed = _replay(messages, receive)

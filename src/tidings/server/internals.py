@@ -18,7 +18,7 @@ import anyio
 from opentelemetry import trace
 
 from tidings.core.model import Feature
-from tidings.server.methods import LIST_METHODS
+from tidings.server.methods import DISCOVER, LIST_METHODS
 
 if TYPE_CHECKING:
     from fastmcp import FastMCP
@@ -40,7 +40,8 @@ __all__ = [
     "connection_of",
     "fastmcp_endpoint",
     "fastmcp_registry",
-    "has_standard_lists",
+    "has_standard_discover",
+    "has_standard_list",
     "has_tracer",
     "lifespan_state_of",
     "lowlevel_of",
@@ -98,19 +99,32 @@ def lowlevel_of(server: MCPServer[Any] | FastMCP[Any]) -> Server[Any]:
     return lowlevel
 
 
-def has_standard_lists(server: MCPServer[Any]) -> bool:
-    """Return whether the lists of a server come from the SDK's own methods and handlers, the same for every caller."""
+def has_standard_list(server: MCPServer[Any], path: str) -> bool:
+    """Return whether a list comes from the SDK's own method and handler, which return the same to every caller.
+
+    The user may replace both at any time, on the server or in a subclass."""
     from mcp.server.mcpserver import MCPServer
 
-    lowlevel = lowlevel_of(server)
-    for path, method in LIST_METHODS.items():
-        name, entry = method.function, lowlevel.get_request_handler(path)
-        own = (getattr(type(server), name), getattr(type(server), f"_handle_{name}"))
-        if own != (getattr(MCPServer, name), getattr(MCPServer, f"_handle_{name}")) or name in vars(server):
-            return False
-        if entry is None or entry.handler != getattr(server, f"_handle_{name}"):
-            return False
-    return True
+    name, entry = LIST_METHODS[path].function, lowlevel_of(server).get_request_handler(path)
+    kind, handle = type(server), f"_handle_{name}"
+    return (
+        name not in vars(server)
+        and getattr(kind, name) is getattr(MCPServer, name)
+        and getattr(kind, handle) is getattr(MCPServer, handle)
+        and entry is not None
+        and entry.handler == getattr(server, handle)
+    )
+
+
+def has_standard_discover(server: Server[Any]) -> bool:
+    """Return whether `server/discover` is answered by the SDK's or FastMCP's own code, the same for every caller."""
+    entry = server.get_request_handler(DISCOVER)
+    capabilities = server.get_capabilities
+    return (
+        entry is not None
+        and entry.handler == server._handle_discover
+        and all(each.__module__.startswith(("mcp.", "fastmcp.")) for each in (entry.handler, capabilities))
+    )
 
 
 def lifespan_state_of(manager: StreamableHTTPSessionManager) -> Any:

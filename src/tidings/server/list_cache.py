@@ -25,6 +25,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from tidings.core.hub import Hub
 from tidings.core.model import Feature, Version
+from tidings.server import internals
 from tidings.server.list_reader import ListReader
 from tidings.server.loop_bridge import LoopBridge
 from tidings.server.methods import CACHEABLE_METHODS, DISCOVER, LIST_METHODS
@@ -110,14 +111,21 @@ class ListCache:
 
     @property
     def is_usable(self) -> bool:
-        """Whether responses may come from the cache: all callers see the same lists, and the user has no middleware,
-        which has to see every request."""
+        """Whether responses may come from the cache: callers see the same lists, and the user has no middleware, which
+        has to see every request."""
         are_shared = self._source.has_shared_lists if self.has_shared_lists is None else self.has_shared_lists
         return are_shared and not self._source.has_user_middleware()
 
     def can_serve(self, method: str) -> bool:
-        """Return whether responses to this method may come from the cache."""
-        return method in CACHEABLE_METHODS and self.is_usable
+        """Return whether responses to this method may come from the cache.
+
+        Ask for each response: the user may replace a handler at any time, and the new one may respond to each caller
+        differently."""
+        if method not in CACHEABLE_METHODS or not self.is_usable:
+            return False
+        if method == DISCOVER:
+            return internals.has_standard_discover(self._server)
+        return bool(self.has_shared_lists) or self._source.is_list_shared(method)
 
     def state_of(self, method: str) -> Hashable:
         """Return the state that a response depends on."""
@@ -125,16 +133,16 @@ class ListCache:
             return (self._server.instructions, tuple(self._reader.serves(feature) for feature in Feature))
         return self._hub.catalog.items(LIST_METHODS[method].feature).version
 
-    def is_state_known(self, method: str) -> bool:
-        """Return whether the state of a method is known. While a list is read, it may be an old one, and the SDK has to
-        respond."""
-        return method == DISCOVER or self._reader.is_current(LIST_METHODS[method].feature)
+    def is_cacheable(self, method: str) -> bool:
+        """Return whether a response may be cached now: all callers share it, and the state that it depends on is known.
+        While a list is read, that may be an old one, and the SDK has to respond."""
+        return self.can_serve(method) and (method == DISCOVER or self._reader.is_current(LIST_METHODS[method].feature))
 
     def find(self, method: str, version: str) -> CachedResponse | None:
         """Return the present response, if it is cached. An expired one is used while its replacement is requested."""
         key = (method, version)
         response = self._responses.get(key)
-        if response is None or not self.is_state_known(method) or response.state != self.state_of(method):
+        if response is None or not self.is_cacheable(method) or response.state != self.state_of(method):
             return None
         if time.monotonic() >= response.expires and key not in self._pending:
             return None
@@ -167,7 +175,7 @@ class ListCache:
     def store(self, key: Key, state: Hashable, head: bytes, tail: bytes, headers: Headers) -> None:
         """Store the response that the SDK made in this state."""
         method = key[0]
-        if not self.is_state_known(method):
+        if not self.is_cacheable(method):
             return
         previous = self._responses.pop(key, None)
         if len(self._responses) >= _MAX_RESPONSES:

@@ -33,12 +33,14 @@ _NOTHING = (None, b"")
 
 
 class MCPServerSource(Source):
+    """A method or handler of the user may return another list for each caller. Such a list is read with list requests,
+    without authentication."""
+
+    has_shared_lists = True
+
     def __init__(self, server: MCPServer[Any]) -> None:
         self.server = server
         self.lowlevel = internals.lowlevel_of(server)
-        # A method or handler of the user may return another list for each caller. Such a server gets list requests
-        # without authentication, and clients are not notified of items that only some callers see.
-        self.has_shared_lists = internals.has_standard_lists(server)
         self._encoded: tuple[BaseModel | None, bytes] = _NOTHING
         """The item that is being put into a registry, and its JSON, which was made to check it. The read that follows
         uses it; a later read must not, because the user may have changed the item in place. Needs the catalog's
@@ -47,7 +49,7 @@ class MCPServerSource(Source):
     def watch(self, catalog: Catalog, wake: Wake) -> None:
         internals.watch_mcpserver(
             self.server,
-            lambda feature, key: wake(feature, key if self.has_shared_lists else None),
+            lambda feature, key: wake(feature, key if self._is_readable(feature) else None),
             catalog.lock,
         )
 
@@ -61,8 +63,15 @@ class MCPServerSource(Source):
 
         internals.bus_of(self.server).subscribe(on_event)
 
+    def is_list_shared(self, method: str) -> bool:
+        return internals.has_standard_list(self.server, method)
+
+    def _is_readable(self, feature: Feature) -> bool:
+        """Return whether the items can be read without list requests."""
+        return all(self.is_list_shared(method) for method in list_methods(feature))
+
     def read_items(self, feature: Feature, on_invalid: OnInvalid) -> list[dict[str, Any]] | None:
-        if not self.has_shared_lists:
+        if not self._is_readable(feature):
             return None
         self._encoded = _NOTHING
         listed: list[BaseModel] = []

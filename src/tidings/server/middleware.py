@@ -17,7 +17,7 @@ from mcp.server import Server, ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp_types import SERVER_INFO_META_KEY
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tidings.core.frames import CURSOR_KEY
 from tidings.core.hub import Hub
@@ -76,6 +76,10 @@ class NotificationMiddleware:
                 return result
 
     async def _complete(self, ctx: Ctx, result: HandlerResult, cursor: ResponseCursor) -> HandlerResult:
+        if ctx.method == INITIALIZED:
+            self._sessions.start(ctx)
+        if isinstance(result, types.ErrorData) or not isinstance(result, BaseModel | dict):
+            return result  # the user's middleware may return an error, or something that the SDK refuses
         if ctx.method in LIST_METHODS:
             return self._with_cursor(ctx, as_dict(result), cursor.as_json())
         if ctx.method == READ_RESOURCE:
@@ -90,8 +94,6 @@ class NotificationMiddleware:
             if meta:
                 response["_meta"] = {**(response.get("_meta") or {}), **meta}
             return self._with_capabilities(response, version, is_served=meta is not None)
-        if ctx.method == INITIALIZED:
-            self._sessions.start(ctx)
         return result
 
     def _with_capabilities(self, result: dict[str, Any], version: str, *, is_served: bool) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Source(ABC):
     """The user's server, or the one that the source made. It makes the ASGI app."""
     lowlevel: Server[Any]
     has_shared_lists = False
-    """Whether every caller sees the same lists, as far as the kind of server tells."""
+    """Whether every caller sees the same lists of such a server, unless the user replaces the code that lists them."""
 
     @property
     def is_answering(self) -> bool:
@@ -65,6 +65,10 @@ class Source(ABC):
             if not middleware.__module__.startswith(("mcp.", "fastmcp.", "tidings.")):
                 return True
         return False
+
+    def is_list_shared(self, method: str) -> bool:
+        """Return whether every caller gets the same response to a list method now."""
+        return self.has_shared_lists
 
     def normalize_uri(self, uri: str) -> str:
         """Return a URI as the server lists it."""

@@ -128,6 +128,11 @@ class Workspace(Source):
 
     # The interface that Live uses
 
+    def is_list_shared(self, method: str) -> bool:
+        entry = self.lowlevel.get_request_handler(method)
+        is_own = entry is not None and entry.handler == self._list_resources
+        return is_own or internals.has_standard_list(self.server, method)
+
     def watch(self, catalog: Catalog, wake: Callable[[Feature], None]) -> None:
         self._catalog = catalog
         resources = catalog.resources
