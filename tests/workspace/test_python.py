@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.waiting import until
-from tests.support.workspaces import call, call_with_progress, get_problems, list_tools, serve, write
+from tests.support.workspaces import call, call_with_progress, get_problems, list_tools, serve, watch, write
 
 pytestmark = pytest.mark.anyio
 
@@ -82,6 +83,63 @@ async def test_other_files_are_loaded_if_one_exits_or_never_ends(
         assert hangs.startswith("tools/hangs.py: still running after 2 s")
         assert (await client.call_tool("quits", {})).is_error
         assert await call(client, "stays") == {"result": 1}
+
+
+async def test_slow_file_delays_no_other_file_and_is_loaded_when_it_is_ready(tmp_path: Path) -> None:
+    may_end = tmp_path / "may_end"
+    slow = (
+        "import os, threading\n"
+        f"while not os.path.exists({str(may_end)!r}):\n    threading.Event().wait(0.002)\n"
+        "def slow() -> int:\n    return 1\n"
+    )
+    async with watch(tmp_path) as watcher:
+        write(tmp_path, {"tools/slow.py": slow})
+        await until(lambda: watcher.workspace.is_unsettled)
+        write(tmp_path, {"tools/quick.py": "def quick() -> int:\n    return 2\n"})
+        await watcher.until_tools("quick")
+        may_end.touch()
+        await watcher.until_tools("quick", "slow")
+        assert watcher.workspace.problems == ()
+
+
+async def test_endless_file_ends_when_it_is_edited_removed_or_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = "while True:\n    pass\n"
+
+    def count_running() -> int:
+        return sum(thread.name == "loading endless.py" for thread in threading.enumerate())
+
+    async with watch(tmp_path) as watcher:
+        write(tmp_path, {"tools/endless.py": endless})
+        await until(lambda: count_running() == 1)
+        (tmp_path / "tools" / "endless.py").unlink()
+        await until(lambda: count_running() == 0)
+        write(tmp_path, {"tools/endless.py": endless})
+        await until(lambda: count_running() == 1)
+        write(tmp_path, {"tools/endless.py": "def good() -> int:\n    return 1\n"})
+        await until(lambda: count_running() == 0)
+        await watcher.until_tools("good")
+    monkeypatch.setattr("tidings.workspace.python._LOAD_TIMEOUT", 1.0)
+    write(tmp_path, {"tools/endless.py": endless})
+    assert "still running" in get_problems(tmp_path)[0]
+    await until(lambda: count_running() == 0)
+
+
+async def test_caller_gets_the_type_and_the_message_of_an_error(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "tools/errors.py": "def boom(text: str, count: int = 1) -> int:\n"
+            "    raise KeyError(text) if text else AssertionError\n"
+        },
+    )
+    async with serve(tmp_path) as (client, _):
+        assert await call(client, "boom", {"text": "key"}) == "boom: KeyError: 'key'"
+        assert await call(client, "boom", {"text": ""}) == "boom: AssertionError"
+        assert await call(client, "boom", {"count": "many"}) == (
+            "boom: text: Field required; count: Input should be a valid integer, unable to parse string as an integer"
+        )
 
 
 def test_missing_hint_and_missing_tool_are_reported(tmp_path: Path) -> None:

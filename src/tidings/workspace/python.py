@@ -6,45 +6,70 @@ with `_`; all tools of a folder share them. Tidings does not close the threads a
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import inspect
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.server.mcpserver.tools.base import Tool
 from mcp_types import ToolAnnotations
 from pydantic import ValidationError
 
+from tidings.workspace.files import read_state
 from tidings.workspace.items import LoadedItem, make_item
 from tidings.workspace.problems import InvalidFile, find_problem, invalid_field
 
-__all__ = ["load_python", "unload_modules"]
+__all__ = ["StillLoading", "load_python", "unload_modules", "wait_for_loading"]
 
 _LOAD_TIMEOUT = 10.0
-"""Seconds that a file may run when it is loaded. No other file is loaded in that time."""
+"""Seconds that a file may run when it is loaded."""
+
+_PATIENCE = 0.5
+"""Seconds that other files wait for one that is being loaded: longer than most imports take."""
 
 _PACKAGE = "tidings_workspace."
 
 
+class StillLoading(Exception):
+    """A file is still being loaded in the background. Load it again later to get its tools."""
+
+
 class PythonTool(Tool):
-    """A Python function as a tool. If it calls `sys.exit()`, the call fails, and the server continues."""
+    """A Python function as a tool. The caller gets the type and the message of an exception."""
 
     async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
         try:
             return await super().run(arguments, context, convert_result=convert_result)
-        except (SystemExit, KeyboardInterrupt) as error:
+        except (SystemExit, KeyboardInterrupt) as error:  # the server must continue
             raise ToolError(f"{self.name} ended with {error!r}") from None
+        except UnexpectedToolError as error:
+            raise UnexpectedToolError(f"{self.name}: {_describe(error.__cause__ or error)}") from error.__cause__
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            raise ToolError(f"{self.name}: {_describe(error.__cause__)}") from error.__cause__
+
+
+def _describe(error: BaseException) -> str:
+    """Return the type and the message of an exception; for invalid arguments, what is wrong with each of them."""
+    if isinstance(error, ValidationError):
+        return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def load_python(path: Path, meta: dict[str, Any], meta_path: Path | None = None) -> list[LoadedItem]:
-    """Return the tools of a Python file. `meta` describes the tool if there is only one."""
-    module = _run_with_timeout(path)
+    """Return the tools of a Python file. `meta` describes the tool if there is only one.
+
+    Raise `StillLoading` if the file takes longer than other files should wait."""
+    module = _load_module(path)
     functions = [value for name, value in vars(module).items() if _is_tool(name, value, module)]
     if not functions:
         raise InvalidFile(path, "contains no tool; a tool is a public function whose parameters have type hints")
@@ -63,8 +88,13 @@ def load_python(path: Path, meta: dict[str, Any], meta_path: Path | None = None)
 def unload_modules(files: Iterable[Path]) -> None:
     """Remove all modules of a folder from `sys.modules` if one of them was imported from `files`.
 
-    The others are removed too, because they may use the one that changed. The next import loads them again.
+    The others are removed too, because they may use the one that changed. The next import loads them again. A file that
+    is being loaded is abandoned.
     """
+    files = list(files)
+    for path in files:
+        if (loading := _loadings.get(path)) is not None and loading.version != read_state(path):
+            _loadings.pop(path).abandon()
     changed = {str(path) for path in files if path.suffix == ".py"}
     for folder in {str(parent) for path in changed for parent in Path(path).parents}.intersection(_folders):
         modules = {name: file for name, file, parent in _list_imported() if parent == folder}
@@ -86,30 +116,86 @@ def _parse_options(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _run_with_timeout(path: Path) -> types.ModuleType:
-    """Run a file in its own thread, because a file that never ends must not prevent the loading of others."""
-    outcome: list[types.ModuleType | BaseException] = []
+class _Abandoned(BaseException):
+    """Raised inside a file whose loading is abandoned."""
 
-    def run() -> None:
+
+class _Loading:
+    """One file that runs in a thread of its own, because it may be slow or never end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.version = read_state(path)
+        self._outcome: types.ModuleType | BaseException | None = None
+        self._deadline = time.monotonic() + _LOAD_TIMEOUT
+        self._thread = threading.Thread(target=self._run, name=f"loading {path.name}", daemon=True)
+        self._thread.start()
+        self.wait(_PATIENCE)
+
+    def _run(self) -> None:
         try:
-            outcome.append(_run(path))
+            self._outcome = _run(self.path)
         except BaseException as error:
-            outcome.append(error)
+            self._outcome = error
 
-    thread = threading.Thread(target=run, name=f"loading {path.name}", daemon=True)
-    thread.start()
-    thread.join(_LOAD_TIMEOUT)
-    if not outcome:
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() >= self._deadline
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the file is loaded, for at most `timeout` seconds, and not longer than it may take."""
+        left = max(0.0, self._deadline - time.monotonic())
+        self._thread.join(left if timeout is None else min(left, timeout))
+
+    def abandon(self) -> None:
+        """Raise an exception in the file, so that an endless loop ends. Code that waits in C ends when it returns."""
+        if self._thread.is_alive() and self._thread.ident is not None:
+            thread_id = ctypes.c_ulong(self._thread.ident)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, ctypes.py_object(_Abandoned))
+
+    def result(self) -> types.ModuleType:
+        """Return the module, or raise what the file raised."""
+        if isinstance(self._outcome, types.ModuleType):
+            return self._outcome
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        if self._outcome is not None:
+            # For example SystemExit or CancelledError, which must not stop the server or its watcher.
+            problem = find_problem(self._outcome, self.path, self.path.parent)
+            raise InvalidFile(self.path, problem.message, problem.line)
+        if not self.is_late:
+            raise StillLoading(self.path)
+        self.abandon()
         message = f"still running after {_LOAD_TIMEOUT:g} s; loading runs it, so move slow code into a function"
-        raise InvalidFile(path, message)
-    [result] = outcome
-    if isinstance(result, Exception):
-        raise result
-    if isinstance(result, BaseException):
-        # For example SystemExit or CancelledError, which must not stop the server or its watcher.
-        problem = find_problem(result, path, path.parent)
-        raise InvalidFile(path, problem.message, problem.line)
-    return result
+        raise InvalidFile(self.path, message)
+
+
+_loadings: dict[Path, _Loading] = {}
+"""The files that are being loaded."""
+
+
+def _load_module(path: Path) -> types.ModuleType:
+    loading = _loadings.get(path)
+    if loading is not None and loading.version != read_state(path):
+        loading.abandon()
+        loading = None
+    if loading is None:
+        loading = _loadings[path] = _Loading(path)
+    try:
+        module = loading.result()
+    except StillLoading:
+        raise
+    except BaseException:
+        del _loadings[path]
+        raise
+    del _loadings[path]
+    return module
+
+
+def wait_for_loading(paths: Iterable[Path]) -> None:
+    """Wait until files are loaded, or have taken too long."""
+    for loading in [_loadings[path] for path in paths if path in _loadings]:
+        loading.wait()
 
 
 def _run(path: Path) -> types.ModuleType:
@@ -125,10 +211,18 @@ def _run(path: Path) -> types.ModuleType:
 _folders: list[str] = []
 """The folders of all loaded Python tools. They stay on `sys.path`, because functions may import when called."""
 
+_importing: list[int] = []
+"""The threads in which files are being loaded."""
+
+_DONT_WRITE_BYTECODE = sys.dont_write_bytecode
+
 
 @contextmanager
 def _importing_from(folder: Path) -> Iterator[None]:
-    """Let imports find the modules of `folder` before those of other tools' folders."""
+    """Let imports find the modules of `folder` before those of other tools' folders.
+
+    `sys.path` is shared: if a slow file imports a module while another file is loaded, and both folders have a module
+    of this name, it may get the other one."""
     for name, _, parent in _list_imported():
         # A module of the same name from another folder would be found in `sys.modules`.
         if parent in _folders and parent != str(folder) and _has_module(folder, name):
@@ -139,11 +233,13 @@ def _importing_from(folder: Path) -> Iterator[None]:
     sys.path[:] = [*(entry for entry in sys.path if entry not in _folders), str(folder), *others]
     importlib.invalidate_caches()
     # Python matches a .pyc file to its source by size and whole seconds, and could miss an edit.
-    dont_write, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    sys.dont_write_bytecode = True
+    _importing.append(threading.get_ident())
     try:
         yield
     finally:
-        sys.dont_write_bytecode = dont_write
+        _importing.remove(threading.get_ident())
+        sys.dont_write_bytecode = bool(_importing) or _DONT_WRITE_BYTECODE
 
 
 def _list_imported() -> Iterator[tuple[str, str, str]]:

@@ -34,7 +34,7 @@ from tidings.workspace.files import TOP_LEVEL, FileChecker, list_inodes, read_st
 from tidings.workspace.items import ItemKey, ItemTable, LoadedItem, UnitContent, make_item
 from tidings.workspace.loader import LoadedUnit, check_items, list_other_files, load_items
 from tidings.workspace.problems import Problem, digest_problems, find_problem
-from tidings.workspace.python import unload_modules
+from tidings.workspace.python import StillLoading, unload_modules, wait_for_loading
 from tidings.workspace.register import RegisterScripts, select_scripts
 from tidings.workspace.resources import FileResource
 from tidings.workspace.settings import Settings, load_settings
@@ -102,6 +102,8 @@ class Workspace(Source):
         self._served: dict[ItemKey, LoadedItem] = {}
         """The items in the SDK's registries and in the catalog. It changes together with them."""
         self._failed: dict[Unit, Problem] = {}
+        self._loading: set[Path] = set()
+        """The Python files that the last scan did not wait for."""
         self.rescans: Counter[str] = Counter()
         """The number of scans by outcome: `read`, `unchanged` or `failed`."""
         self.tracer = Tracer()
@@ -117,7 +119,10 @@ class Workspace(Source):
         internals.registry_of(self.server, "resources")[ERRORS] = errors
         self._errors = make_item(errors)
         self.lowlevel.add_request_handler("resources/list", types.PaginatedRequestParams, self._list_resources)
-        self.rescan()
+        unsettled = self.rescan()
+        while unsettled:
+            wait_for_loading(unsettled)
+            unsettled = self.rescan(unsettled)
         if scripts := self._list_scripts():
             self._scripts.run_blocking(self.settings, scripts)
             self.rescan(scripts)
@@ -188,17 +193,17 @@ class Workspace(Source):
         return self.root.is_dir()
 
     @property
-    def is_confirming_removals(self) -> bool:
-        """Whether the removal of files is deferred. Tests wait until it is not."""
-        return self._watcher.is_confirming
+    def is_unsettled(self) -> bool:
+        """Whether files are removed or loaded later than the last scan. Tests wait until it is not."""
+        return self._watcher.is_unsettled
 
     # Scanning
 
     async def _scan(self, paths: set[Path] | None, defer_removals: bool) -> set[Path]:
-        missing = await asyncio.to_thread(self.rescan_safely, paths, defer_removals=defer_removals)
+        unsettled = await asyncio.to_thread(self.rescan_safely, paths, defer_removals=defer_removals)
         if self._scripts.has_changes(self._list_scripts()):
             self._must_run_scripts.set()
-        return missing
+        return unsettled
 
     async def _run_scripts(self) -> None:
         """Run the registration scripts when they have changed, and at their interval.
@@ -231,18 +236,20 @@ class Workspace(Source):
     def rescan(self, paths: Iterable[Path] | None = None, *, defer_removals: bool = False) -> set[Path]:
         """Load the units that `paths` belong to, or, without paths, every unit whose files have changed.
 
-        With `defer_removals`, a unit without any file left keeps its items, and its files are returned.
+        Return the paths to scan again soon: Python files that are still being loaded and, with `defer_removals`, the
+        files of units without any file left, which keep their items until then.
         """
         if paths is not None and self._may_add_linked_files(paths):
             paths = None
         units = self._find_units() if paths is None else self._find_affected(paths)
         with self._lock:
             checker = FileChecker(self.root)
+            self._loading = set()
             due, missing = self._find_due(units, checker, is_forced=paths is not None, defer_removals=defer_removals)
             if due:
                 self._load_all(due, checker)
-        self.rescans["failed" if not self.is_answering else "read" if due else "unchanged"] += 1
-        return missing
+            self.rescans["failed" if not self.is_answering else "read" if due else "unchanged"] += 1
+            return missing | self._loading
 
     def _list_outside_folders(self) -> set[Path]:
         """Return the folders beside `tools`, `resources` and so on that items are loaded from, by a link or a `path`.
@@ -387,6 +394,10 @@ class Workspace(Source):
             new.other_files = list_other_files(new.content.items, files, checker)
             new.state = (*due.state[: len(files)], *map(read_state, sorted(new.other_files)))
             return new, None
+        except StillLoading as loading:
+            new.content, new.other_files, new.state = old.content, old.other_files, _UNKNOWN
+            self._loading.update(loading.args)
+            return new, self._failed.get(unit)
         except Exception as error:  # a file may contain any error, and may be code that raises any exception
             new.content, new.other_files = old.content, old.other_files
             if all(file.exists() for file in files):

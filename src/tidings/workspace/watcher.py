@@ -36,8 +36,8 @@ _REMOVAL_GRACE = 0.05
 class FolderWatcher:
     """A loop that calls `scan` with the paths that may have changed, or with None for all files.
 
-    `scan(paths, defer_removals)` returns the missing files if removals are deferred. The watcher scans those again
-    after `_REMOVAL_GRACE`, so that replacing a file, as `git checkout` does, is one change and not two.
+    `scan(paths, defer_removals)` returns the paths to scan again after `_REMOVAL_GRACE`: missing files, so that
+    replacing a file, as `git checkout` does, is one change and not two; and files that take long to be loaded.
     """
 
     def __init__(
@@ -52,25 +52,26 @@ class FolderWatcher:
         self._scan = scan
         self._poll = poll
         self._list_more = list_more
-        self._confirming: set[asyncio.Task[None]] = set()
+        self._unsettled: set[asyncio.Task[None]] = set()
 
     @property
-    def is_confirming(self) -> bool:
-        """Whether a scan will check soon whether missing files are removed."""
-        return bool(self._confirming)
+    def is_unsettled(self) -> bool:
+        """Whether some files will be scanned again soon."""
+        return bool(self._unsettled)
 
     async def run(self) -> None:
         await asyncio.gather(self._follow_events(), self._follow_interval())
 
-    async def _scan_and_confirm(self, paths: set[Path] | None) -> None:
-        if missing := await self._scan(paths, True):
-            task = asyncio.create_task(self._confirm_removed(missing))
-            self._confirming.add(task)
-            task.add_done_callback(self._confirming.discard)
+    async def _scan_paths(self, paths: set[Path] | None) -> None:
+        if unsettled := await self._scan(paths, True):
+            task = asyncio.create_task(self._scan_again(unsettled))
+            self._unsettled.add(task)
+            task.add_done_callback(self._unsettled.discard)
 
-    async def _confirm_removed(self, missing: set[Path]) -> None:
-        await asyncio.sleep(_REMOVAL_GRACE)
-        await self._scan(missing, False)
+    async def _scan_again(self, unsettled: set[Path]) -> None:
+        while unsettled:
+            await asyncio.sleep(_REMOVAL_GRACE)
+            unsettled = await self._scan(unsettled, False)
 
     async def _follow_events(self) -> None:
         last_error, pause = "", _RETRY
@@ -79,7 +80,7 @@ class FolderWatcher:
                 async for paths in watch_paths(self._root, self._list_more):
                     if paths is not None:
                         last_error, pause = "", _RETRY
-                    await self._scan_and_confirm(paths)
+                    await self._scan_paths(paths)
             except Exception as error:  # a file system or its watcher may fail in any way
                 if last_error != str(error):
                     logger.warning("%s can't be watched: %s; %s", self._root, error, _advise(error))
@@ -90,7 +91,7 @@ class FolderWatcher:
     async def _follow_interval(self) -> None:
         while self._poll > 0:
             await asyncio.sleep(self._poll)
-            await self._scan_and_confirm(None)
+            await self._scan_paths(None)
 
 
 def _advise(error: Exception) -> str:
