@@ -24,7 +24,7 @@ from tidings.errors import TidingsError
 from tidings.http.legacy import LegacyStreams
 from tidings.http.listen import ListenStreams
 from tidings.policy import Policy
-from tidings.server.authorization import Authorization, Authorize
+from tidings.server.authorization import Authorization, Authorize, Principal
 from tidings.server.extension import ExtensionMethods
 from tidings.server.items import LiveItems, LiveResources
 from tidings.server.list_cache import ListCache
@@ -221,6 +221,12 @@ class Live:
         self.bridge.cancel_tasks()
         self.writer.wake()  # to write the versions that the streams were told last
 
+    def end_streams(self, principal: Principal) -> int:
+        """End all streams of a principal with their graceful result, and return how many. It is found by `client_id`
+        and `subject`. Its clients can open streams again as long as their tokens are accepted. Can be called in any
+        thread."""
+        return self.subscriptions.authorized_streams.end_all_of(principal)
+
     def close(self) -> None:
         """Stop, write what is left to the store, and release it for another server in this process.
 
@@ -243,6 +249,7 @@ class Live:
     def _start(self) -> None:
         self._log("starting", f"{self.lowlevel.name} is live")
         self.bridge.start_task(self.source.run())
+        self.bridge.start_task(self.subscriptions.authorized_streams.run())
 
     def _log(self, event: str, text: str) -> None:
         logger.info("%s", text, extra={"tidings": {"event": event, "server": self.lowlevel.name}})

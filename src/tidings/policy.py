@@ -81,6 +81,11 @@ class Policy:
     max_streams_per_address: int | None = None
     """Streams of one address. No limit, because behind a proxy all clients have the same address."""
 
+    authorize_interval: float = 300.0
+    """Seconds after which `authorize` is called again for all that an open stream watches. 5 minutes: rights that are
+    withdrawn must not last as long as a stream, and an `authorize` that asks a database is called once per topic in
+    that time. 0: never."""
+
     list_ttl: float = 0.0
     """Seconds that a client may keep a list without asking again (`ttlMs`). 0: a client that does not listen must not
     use an old list. On the wire it is never shorter than `spread`."""
@@ -154,6 +159,7 @@ class Policy:
         self._check_choice("detail", get_args(Detail))
         for name in ("quiet_gap", "longest_wait", "min_interval", "spread", "journal_age", "list_ttl", "list_max_age"):
             self._check_number(name, (int, float), 0)
+        self._check_number("authorize_interval", (int, float), 0)
         for name in ("keep_alive", "write_deadline", "webhook_timeout", "webhook_backoff"):
             self._check_number(name, (int, float), 0.001)
         for name in ("max_streams", "max_item_bytes", "max_changes_per_frame", "max_pending", "webhook_attempts"):

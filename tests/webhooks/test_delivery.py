@@ -169,6 +169,25 @@ async def test_stream_with_the_same_name_replaces_the_webhook_while_it_is_open(
         assert receiver.connections == 2
 
 
+async def test_webhook_fails_when_authorize_refuses_a_topic_at_the_interval() -> None:
+    allowed = {"tools"}
+    policy: dict[str, Any] = {"webhook_attempts": 1, "webhook_private": True, "authorize_interval": 0.01}
+
+    def authorize(principal: Principal | None, topic: Any) -> bool:
+        return topic.value in allowed
+
+    async with receiving() as receiver, live_server(authorize=authorize, **policy) as live:
+        owner = ("alice", None)
+        webhook = Webhook(url=receiver.url, secret=new_secret())
+        live.durables.put(
+            DurableSubscription(name="hook", owner=owner, features=(Feature.TOOLS,), ttl=60.0, webhook=webhook)
+        )
+        await until_open(live, owner=owner)
+        allowed.clear()
+        await until(lambda: webhook_of(live, owner=owner).is_dead)
+        assert webhook_of(live, owner=owner).last_error == "the owner may no longer watch tools"
+
+
 async def test_owner_that_is_no_longer_authorized_gets_nothing() -> None:
     allowed = {"tools", "prompts"}
     asked: list[tuple[Any, Any]] = []

@@ -20,6 +20,7 @@ from tidings.policy import Detail
 
 __all__ = [
     "ACKNOWLEDGED_METHOD",
+    "AUTHORIZED_UNTIL_KEY",
     "CHANGE_KEY",
     "CURSOR_KEY",
     "DELETED_METHOD",
@@ -52,6 +53,8 @@ REFETCH_KEY = "dev.tidings/refetch"
 """In the acknowledgement: the URIs and patterns that such a client must refetch."""
 DURABLE_KEY = "dev.tidings/durable"
 """A durable subscription: in the request the options that the client asks for, in the acknowledgement its state."""
+AUTHORIZED_UNTIL_KEY = "dev.tidings/authorizedUntil"
+"""In the acknowledgement: when the stream ends, because the token that opened it expires. ISO 8601, in UTC."""
 FILTER_KEY = "dev.tidings/filter"
 """The `Terms` that a client asks for, and in the acknowledgement those that are granted."""
 EXTENSION = "dev.tidings/changes"

@@ -109,7 +109,7 @@ class Reason(StrEnum):
 
     UNSUBSCRIBED = "unsubscribed"
     EXPIRED = "expired"
-    """Its time to live was over."""
+    """Its time to live was over, or the token that opened its stream."""
     DELETED = "deleted"
     """The resource is gone, and the subscriber was told."""
     DISCONNECTED = "disconnected"
@@ -120,6 +120,8 @@ class Reason(StrEnum):
     REPLACED = "replaced"
     """Its client replaced it by another connection of the same durable subscription or by another request, or removed
     the durable subscription."""
+    REVOKED = "revoked"
+    """Its client may no longer watch a topic, or the server ended its streams with `live.end_streams()`."""
     SLOW = "slow"
     SHUTDOWN = "shutdown"
 

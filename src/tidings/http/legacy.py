@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from tidings.errors import LimitReached
 from tidings.http.parking import direct_writer
 from tidings.http.sent_events import SentEvents
 from tidings.http.stream import AsgiStream, Message, Receive, Scope, Send, abort_unfinished
+from tidings.server.authorization import principal_of
 from tidings.server.subscribe import PreparedSubscription, Subscriptions
 
 __all__ = ["HttpSession", "LegacyStreams"]
@@ -168,6 +170,12 @@ class _StreamEnd(NamedTuple):
     """Set it to have the SDK end the stream."""
     done: asyncio.Event
     """Set when the SDK has ended the stream."""
+    detach: Callable[[], None]
+    """Stop writing notifications to the stream."""
+
+    def end(self, reason: Reason) -> None:
+        self.detach()
+        self.requested.set()
 
 
 class LegacyStreams:
@@ -206,7 +214,7 @@ class LegacyStreams:
         session = self.find_or_add(session_id)
         self._loop = asyncio.get_running_loop()
         response = AsgiStream(scope, receive, send, self.subscriptions.policy)
-        end = _StreamEnd(asyncio.Event(), asyncio.Event())
+        end = _StreamEnd(asyncio.Event(), asyncio.Event(), lambda: session.detach(response))
         is_open = False
         event_id = next((value for name, value in scope["headers"] if name == b"last-event-id"), b"")
         # The ids of an event store may look like those of `SentEvents`.
@@ -233,6 +241,7 @@ class LegacyStreams:
                 self._open[response] = end
                 if self.subscriptions.is_stopping:
                     end.requested.set()
+                self.subscriptions.authorized_streams.add(end, principal_of(scope.get("user")))
                 session.attach(response, is_resumed=is_resumed, read=read)
                 response.write_directly = direct_writer(scope, response.request)
                 response.watch_connection(lambda reason: end.requested.set())
@@ -252,6 +261,7 @@ class LegacyStreams:
         finally:
             session.detach(response)
             end.done.set()
+            self.subscriptions.authorized_streams.remove(end)
             self._open.pop(response, None)
             if session.subscriber is None:
                 self.forget(session_id)

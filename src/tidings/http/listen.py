@@ -159,7 +159,7 @@ class ListenStreams:
             if buffered is not None:
                 buffered.flush()
         stream.subscribe(prepared, f"listen {request_id}")
-        self._add(stream)
+        self._add(stream, prepared.principal)
         if stream.response is response:
             response.watch_connection(stream.end)
         return True
@@ -169,7 +169,7 @@ class ListenStreams:
 
         It is encoded once for all clients that listen to the same lists without options, until a list changes."""
         granted, end = prepared.granted, partial(stream.end, Reason.REPLACED)
-        if granted.uris or prepared.options.uses_extension:
+        if granted.uris or prepared.options.uses_extension or prepared.expires_at is not None:
             return acknowledgement(granted.as_json(), prepared.acknowledge(end), stream.tag)
         features = tuple(granted.features)
         state = (self.subscriptions.epoch, *map(self.hub.notifications.version, features))
@@ -221,11 +221,13 @@ class ListenStreams:
 
     def remove(self, stream: ListenStream) -> None:
         self._groups[stream.group].pop(stream, None)
+        self.subscriptions.authorized_streams.remove(stream)
 
-    def _add(self, stream: ListenStream) -> None:
+    def _add(self, stream: ListenStream, principal: Principal | None) -> None:
         self._loop = asyncio.get_running_loop()
         stream.group = next(self._next_group)
         self._groups[stream.group][stream] = None
+        self.subscriptions.authorized_streams.add(stream, principal)
         if self._timer is None:
             self._start_timer()
 
@@ -325,7 +327,7 @@ class ListenStream:
             self._streams.hub.close(subscriber, reason)
 
     def _on_close(self, reason: Reason) -> None:
-        if reason is Reason.OVERFLOW:
+        if reason in (Reason.OVERFLOW, Reason.REVOKED):
             self.subscriber = None
             self.end()
 

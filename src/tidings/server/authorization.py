@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Authorization",
     "Authorize",
+    "MayWatch",
     "Principal",
     "caller_of",
     "owner_of",
@@ -29,6 +30,12 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+_MAX_TIME = 253_402_300_800
+"""The year 10,000. A later time has no ISO 8601 date, and a token that expires then does not expire."""
+
+_CALLS_PER_TURN = 256
+"""Calls of `authorize` in one turn of the event loop. A client may name thousands of URIs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,8 @@ class Principal:
     subject: str | None = None
     scopes: tuple[str, ...] = ()
     claims: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    expires_at: int | None = field(default=None, compare=False)
+    """When its token expires, as Unix time. None: never."""
 
     @property
     def identity(self) -> tuple[str, str | None]:
@@ -53,7 +62,8 @@ def principal_of(user: object) -> Principal | None:
     if not isinstance(user, AuthenticatedUser):
         return None
     token = user.access_token
-    return Principal(token.client_id, token.subject, tuple(token.scopes), token.claims or {})
+    expires_at = token.expires_at if token.expires_at and token.expires_at < _MAX_TIME else None
+    return Principal(token.client_id, token.subject, tuple(token.scopes), token.claims or {}, expires_at)
 
 
 def caller_of(ctx: ServerRequestContext[Any, Any]) -> Principal | None:
@@ -78,15 +88,21 @@ class Authorization:
         self.allows_patterns = authorize is None or not inspect.iscoroutinefunction(authorize)
         """Whether patterns can be watched: the hub calls `authorize` for each URI that matches when it changes, and
         does not await."""
+        self.is_restricted = authorize is not None
+        """Whether a topic may be refused."""
         self._synchronous = authorize if self.allows_patterns else None
-        self._anonymous = _MayWatch(self._synchronous, None)
+        self._anonymous = MayWatch(self._synchronous, None)
 
     async def filter(self, principal: Principal | None, topics: Iterable[Topic]) -> list[Topic]:
         """Return the topics that the principal may watch."""
         if self._authorize is None:
             return list(topics)
+        import asyncio  # not with the module: `from tidings import Principal` needs no event loop
+
         allowed: list[Topic] = []
-        for topic in topics:
+        for number, topic in enumerate(topics, 1):
+            if number % _CALLS_PER_TURN == 0:
+                await asyncio.sleep(0)
             try:
                 answer = self._authorize(principal, topic)
                 if not isinstance(answer, bool) and inspect.isawaitable(answer):
@@ -99,28 +115,28 @@ class Authorization:
                 logger.exception("authorize() failed for %r; refusing", topic_name(topic))
         return allowed
 
-    def predicate(self, principal: Principal | None) -> Callable[[str], bool] | None:
+    def predicate(self, principal: Principal | None) -> MayWatch | None:
         """Return a function that says whether the principal may be notified of a URI that it did not name itself, but
         watches through a pattern or as part of another resource. None: it may be notified of all."""
         if self._authorize is None:
             return None
-        return self._anonymous if principal is None else _MayWatch(self._synchronous, principal)
+        return self._anonymous if principal is None else MayWatch(self._synchronous, principal)
 
 
-class _MayWatch:
+class MayWatch:
     """Whether one principal may watch a URI. An object instead of a closure, which takes five times the memory."""
 
-    __slots__ = ("_authorize", "_principal")
+    __slots__ = ("_authorize", "principal")
 
     def __init__(self, authorize: Authorize | None, principal: Principal | None) -> None:
         self._authorize = authorize
-        self._principal = principal
+        self.principal = principal
 
     def __call__(self, uri: str) -> bool:
         if self._authorize is None:
             return False  # it would have to be awaited
         try:
-            answer = self._authorize(self._principal, uri)
+            answer = self._authorize(self.principal, uri)
             if isinstance(answer, bool) or not inspect.isawaitable(answer):
                 return bool(answer)
             if inspect.iscoroutine(answer):

@@ -11,6 +11,7 @@ import contextvars
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import mcp_types as types
@@ -113,7 +114,7 @@ class Sessions:
     def stop(self) -> None:
         """End every listen stream; its handler then returns the result."""
         for stream in list(self._streams):
-            stream.close()
+            stream.end(Reason.SHUTDOWN)
 
     # Legacy sessions
 
@@ -227,11 +228,13 @@ class Sessions:
                 {"notifications": prepared.granted.as_json(), "_meta": {**meta, **acknowledgement}},
             )
             if prepared.granted and not self._subscriptions.is_stopping:
+                self._subscriptions.authorized_streams.add(stream, prepared.principal)
                 await stream.run()
         finally:
             self._streams.pop(stream, None)
+            self._subscriptions.authorized_streams.remove(stream)
             self._heartbeat.remove(stream.send_heartbeat)
-            stream.close()
+            stream.end(Reason.DISCONNECTED)
             prepared.slot.release()
         return types.SubscriptionsListenResult(_meta=meta)
 
@@ -346,19 +349,19 @@ class _ListenStream(_SDKDelivery):
 
     def open(self, prepared: PreparedSubscription) -> dict[str, Any]:
         """Subscribe; return the `_meta` of the acknowledgement. Later changes are sent after it."""
-        acknowledgement = prepared.acknowledge(self.close)
+        acknowledgement = prepared.acknowledge(partial(self.end, Reason.REPLACED))
         self.subscriber = prepared.subscribe(
             self._deliver,
             label=f"listen {self._ctx.request_id}",
             kind=ConnectionKind("modern", "stdio" if self._ctx.request is None else "http"),
-            on_close=lambda reason: self.close(),
+            on_close=self.end,
             is_ready=False,
         )
         return acknowledgement
 
-    def close(self) -> None:
+    def end(self, reason: Reason) -> None:
         if self.subscriber is not None:
-            self._subscriptions.hub.close(self.subscriber, Reason.DISCONNECTED)
+            self._subscriptions.hub.close(self.subscriber, reason)
         self._end.set()
 
     async def run(self) -> None:

@@ -17,9 +17,16 @@ from functools import partial
 from typing import Any
 
 from tidings.core.cursor import Cursor
-from tidings.core.encoding import is_unicode
+from tidings.core.encoding import is_unicode, iso_time
 from tidings.core.filters import Terms
-from tidings.core.frames import CURSOR_KEY, DURABLE_KEY, FILTER_KEY, REFETCH_KEY, FrameFormat
+from tidings.core.frames import (
+    AUTHORIZED_UNTIL_KEY,
+    CURSOR_KEY,
+    DURABLE_KEY,
+    FILTER_KEY,
+    REFETCH_KEY,
+    FrameFormat,
+)
 from tidings.core.hub import Hub
 from tidings.core.index import check_limit
 from tidings.core.mailbox import IsMuted
@@ -29,6 +36,7 @@ from tidings.core.resume import Resumed, resume, watch_predicate
 from tidings.core.subscriber import ConnectionKind, Deliver, OnClose, Subscriber
 from tidings.errors import InvalidPattern
 from tidings.server.authorization import Authorization, Principal, owner_of
+from tidings.server.authorized_streams import AuthorizedStreams
 from tidings.server.granted_topics import GrantedTopics, RequestedTopics
 from tidings.server.listen_options import ABSENT, ListenOptions
 from tidings.server.loop_bridge import LoopBridge
@@ -66,6 +74,7 @@ class Subscriptions:
         self.durables = durables
         self.limits = limits
         self.authorization = authorization
+        self.authorized_streams = AuthorizedStreams(hub, bridge, authorization)
         self.epoch = epoch
         self.serves = serves
         self.is_stopping = False
@@ -105,7 +114,7 @@ class Subscriptions:
         except BaseException:
             slot.release()
             raise
-        return PreparedSubscription(self, options, granted, owner, self.authorization.predicate(principal), slot)
+        return PreparedSubscription(self, options, granted, principal, owner, slot)
 
     async def prepare_webhook(self, durable: DurableSubscription) -> PreparedSubscription:
         """Prepare the subscription of a webhook, which is not a stream and has no limit of its own."""
@@ -113,15 +122,14 @@ class Subscriptions:
         meta: dict[str, Any] = {DURABLE_KEY: {"name": durable.name, "ttl": durable.ttl}}
         if durable.terms:
             meta[FILTER_KEY] = durable.terms
-        owner, principal, is_authorized = durable.owner, None, None
+        owner, principal = durable.owner, None
         if owner != SERVER:
             scopes = durable.webhook.scopes if durable.webhook is not None else ()
             principal = Principal(*owner, scopes) if owner is not None else None
             topics = await self.authorization.filter(principal, topics)
-            is_authorized = self.authorization.predicate(principal)
         options = self._read_options(meta, None, principal, owner)
         slot = StreamSlot(None, None, None)
-        return PreparedSubscription(self, options, GrantedTopics(topics), owner, is_authorized, slot)
+        return PreparedSubscription(self, options, GrantedTopics(topics), principal, owner, slot)
 
     async def grant(self, requested: RequestedTopics, principal: Principal | None) -> GrantedTopics:
         """Return the requested topics that this server can send and this caller may watch.
@@ -212,6 +220,7 @@ class PreparedSubscription:
         "granted",
         "is_authorized",
         "options",
+        "principal",
         "slot",
     )
 
@@ -220,8 +229,8 @@ class PreparedSubscription:
         subscriptions: Subscriptions,
         options: ListenOptions,
         granted: GrantedTopics,
+        principal: Principal | None,
         owner: Owner,
-        is_authorized: Callable[[str], bool] | None,
         slot: StreamSlot,
     ) -> None:
         self._subscriptions = subscriptions
@@ -231,7 +240,8 @@ class PreparedSubscription:
         self._resumed_uris: set[str] = set()
         self.options = options
         self.granted = granted
-        self.is_authorized = is_authorized
+        self.principal = principal
+        self.is_authorized = subscriptions.authorization.predicate(principal) if owner != SERVER else None
         """Whether the client may be notified of a URI that it did not name itself."""
         self.slot = slot
 
@@ -258,6 +268,11 @@ class PreparedSubscription:
         )
 
     @property
+    def expires_at(self) -> int | None:
+        """When the caller's token expires."""
+        return self.principal.expires_at if self.principal is not None else None
+
+    @property
     def is_durable(self) -> bool:
         return self._connection is not None
 
@@ -282,6 +297,8 @@ class PreparedSubscription:
             meta[DURABLE_KEY] = self._connection.ack
         if self.options.has_terms:
             meta[FILTER_KEY] = self.options.terms.as_json()
+        if self.expires_at is not None and not is_session:
+            meta[AUTHORIZED_UNTIL_KEY] = iso_time(self.expires_at)
         return meta
 
     def subscribe(

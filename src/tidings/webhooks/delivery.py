@@ -293,9 +293,10 @@ class _WebhookDelivery:
 
     def _on_close(self, reason: Reason) -> None:
         self._subscriber = None
-        if reason is Reason.OVERFLOW and not self._is_closed:
+        if reason in (Reason.OVERFLOW, Reason.REVOKED) and not self._is_closed:
             self._cancel_request()
-            self._schedule_open(_RECHECK_DELAY)
+            # If the owner may no longer watch a topic, opening it again says so, and is tried again later.
+            self._schedule_open(_RECHECK_DELAY if reason is Reason.OVERFLOW else 0.0)
 
     def _cancel_request(self) -> None:
         """Ignore the result of the request in progress, which would set a second timer."""

@@ -1,0 +1,134 @@
+"""Ends streams whose authorization is over.
+
+A stream ends with its graceful result when the token that opened it expires, when the server calls
+`live.end_streams(principal)`, and when `authorize` refuses a topic that it allowed before. The client can then open
+another stream, with the rights that it has by then.
+
+A legacy session is more than its stream, and has no message that names what it may watch. With the token only its
+stream ends, and it loses only the topics that are refused. A webhook has no token. It fails when a topic is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import time
+from typing import NamedTuple, Protocol
+
+from tidings.core.hub import Hub
+from tidings.core.model import Feature, Reason
+from tidings.core.redact import topic_name
+from tidings.core.subscriber import Subscriber
+from tidings.server.authorization import Authorization, MayWatch, Principal
+from tidings.server.loop_bridge import LoopBridge
+
+__all__ = ["AuthorizedStream", "AuthorizedStreams"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_DELAY = 60.0
+"""Seconds until the next look at the clock, which may be set, while the event loop's own stands still in a machine that
+sleeps."""
+
+
+class AuthorizedStream(Protocol):
+    """An open stream of an authenticated caller."""
+
+    def end(self, reason: Reason) -> None:
+        """Send nothing more but the graceful result, if the stream has one."""
+
+
+class _Owner(NamedTuple):
+    """The caller that opened a stream: the part of its `Principal` that is needed, because there may be many."""
+
+    identity: tuple[str, str | None]
+    expires_at: int | None
+
+
+class AuthorizedStreams:
+    """The open streams of authenticated callers, on all transports."""
+
+    def __init__(self, hub: Hub, bridge: LoopBridge, authorization: Authorization) -> None:
+        self._hub = hub
+        self._bridge = bridge
+        self._authorization = authorization
+        self._owners: dict[AuthorizedStream, _Owner] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_end = 0.0
+        """The time of the clock at which the timer ends, if there is one."""
+        bridge.on_bind(self._reset)
+
+    def add(self, stream: AuthorizedStream, principal: Principal | None) -> None:
+        """Add a stream that has opened. Do nothing without a principal, whose authorization could end."""
+        if principal is not None:
+            self._owners[stream] = _Owner(principal.identity, principal.expires_at)
+            self._set_timer(principal.expires_at)
+
+    def remove(self, stream: AuthorizedStream) -> None:
+        """Remove a stream that has ended. Do nothing if it was not added."""
+        self._owners.pop(stream, None)
+
+    def end_all_of(self, principal: Principal) -> int:
+        """End all streams of a principal, whatever its rights are. Return their number. Can be called in any thread."""
+        streams = [stream for stream, owner in list(self._owners.items()) if owner.identity == principal.identity]
+        for stream in streams:
+            self._bridge.call(self._end, stream, Reason.REVOKED)
+        return len(streams)
+
+    async def run(self) -> None:
+        """Call `authorize` again for all subscribers at the interval of the policy, until cancelled."""
+        interval = self._hub.policy.authorize_interval
+        while interval and self._authorization.is_restricted:
+            await asyncio.sleep(interval)
+            for subscriber in self._hub:
+                await self._check(subscriber)
+
+    async def _check(self, subscriber: Subscriber) -> None:
+        if not isinstance(subscriber.is_authorized, MayWatch):
+            return  # not a client
+        allowed = set(await self._authorization.filter(subscriber.is_authorized.principal, subscriber.watched))
+        refused = [topic for topic in subscriber.watched if topic not in allowed]
+        if not refused or subscriber.is_closed:
+            return
+        logger.info("%s may no longer watch %s", subscriber.label, ", ".join(map(topic_name, refused[:3])))
+        if subscriber.kind.era == "legacy":
+            features = [topic for topic in refused if isinstance(topic, Feature)]
+            self._hub.unsubscribe(subscriber, *features, uris=[topic for topic in refused if isinstance(topic, str)])
+        else:
+            self._hub.close(subscriber, Reason.REVOKED)
+
+    # One timer for all streams: it looks at all of them, which takes little, at most once a second
+
+    def _reset(self) -> None:
+        """Forget the timer of another event loop."""
+        self._timer = None
+
+    def _set_timer(self, expires_at: float | None) -> None:
+        if expires_at is None or (self._timer is not None and self._timer_end <= expires_at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        now = time.time()
+        delay = max(0.0, min(expires_at - now, _MAX_DELAY))
+        self._timer_end = now + delay
+        # In an empty context: that of a request would be kept.
+        self._timer = asyncio.get_running_loop().call_later(delay, self._end_expired, context=contextvars.Context())
+
+    def _end_expired(self) -> None:
+        self._timer = None
+        now = time.time()
+        times = [(stream, owner.expires_at) for stream, owner in self._owners.items() if owner.expires_at is not None]
+        for stream, expires_at in times:
+            if expires_at <= now:
+                self._end(stream, Reason.EXPIRED)
+        self._set_timer(min((expires_at for _, expires_at in times if expires_at > now), default=None))
+
+    def _end(self, stream: AuthorizedStream, reason: Reason) -> None:
+        if self._owners.pop(stream, None) is None:
+            return  # it has ended meanwhile
+        try:
+            stream.end(reason)
+        except Exception:  # an error of one stream must not keep the others open
+            self._hub.counts.failures["ending"] += 1
+            logger.exception("a stream could not be ended; ending the others")

@@ -1,0 +1,215 @@
+"""The end of streams whose authorization is over: the token expires, `authorize` refuses, or the server ends them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
+from typing import Any
+
+import anyio.to_thread
+import httpx2
+import pytest
+from mcp.server.auth.provider import AccessToken
+from mcp.server.mcpserver import MCPServer
+
+from tests.support.board_actions import sprint, steady
+from tests.support.kinds import Own
+from tests.support.tokens import authentication
+from tests.support.uvicorn_server import address_of, run_uvicorn
+from tests.support.waiting import DEADLINE
+from tests.support.wire_clients import LegacyWire, Stream, Wire
+from tidings import Feature, Live, Policy, Principal, Topic
+from tidings.core.frames import AUTHORIZED_UNTIL_KEY, SUBSCRIPTION_KEY
+
+pytestmark = pytest.mark.anyio
+
+TOOLS = {"toolsListChanged": True}
+PARSERS = {"parked": "httptools", "asgi": "h11", "sdk": "httptools", "fastmcp": "httptools"}
+"""By the kind of stream: the parser of uvicorn. The SDK writes the streams of a server with middleware."""
+
+
+class Verifier:
+    """Accepts any token. Its text is the name of the client, and it expires some seconds after each use."""
+
+    def __init__(self, lifetime: int | None = None) -> None:
+        self._lifetime = lifetime
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        expires_at = int(time.time()) + self._lifetime if self._lifetime is not None else None
+        return AccessToken(token=token, client_id=token, scopes=["read"], expires_at=expires_at)
+
+
+def make_server(kind: str, verifier: Verifier) -> Any:
+    if kind == "fastmcp":
+        from fastmcp import FastMCP
+        from fastmcp.server.auth import AccessToken as FastAccessToken
+        from fastmcp.server.auth import TokenVerifier
+
+        class FastVerifier(TokenVerifier):
+            async def verify_token(self, token: str) -> FastAccessToken | None:
+                found = await verifier.verify_token(token)
+                return FastAccessToken(**found.model_dump(exclude_none=True)) if found else None
+
+        fast: Any = FastMCP("board", auth=FastVerifier())
+        fast.tool(steady)
+        return fast
+    server: MCPServer[Any] = MCPServer("board", **authentication(verifier))
+    server.tool()(steady)
+    server.resource("board://sprint")(sprint)
+    if kind == "sdk":
+        server.middleware.append(Own())
+    return server
+
+
+class Board:
+    """A live server, and its clients."""
+
+    def __init__(self, live: Live, url: str, clients: AsyncExitStack) -> None:
+        self.live = live
+        self.url = url
+        self._clients = clients
+
+    async def client(self, name: str) -> httpx2.AsyncClient:
+        headers = {"Authorization": f"Bearer {name}"}
+        return await self._clients.enter_async_context(
+            httpx2.AsyncClient(headers=headers, timeout=DEADLINE, verify=False)
+        )
+
+    async def listen(self, name: str, requested: dict[str, Any] | None = None) -> tuple[Stream, dict[str, Any]]:
+        """Return a listen stream and the params of its acknowledgement."""
+        wire = Wire(self.url, await self.client(name))
+        stream = await self._clients.enter_async_context(wire.listen(name, requested or TOOLS))
+        return stream, (await stream.message())["params"]
+
+    async def legacy(self, name: str) -> LegacyWire:
+        session = LegacyWire(self.url, await self.client(name))
+        await session.shake_hands()
+        return session
+
+
+@asynccontextmanager
+async def serving(kind: str = "parked", lifetime: int | None = None, **options: Any) -> AsyncIterator[Board]:
+    live = Live(make_server(kind, Verifier(lifetime)), **options)
+    async with run_uvicorn(live.http_app(), http=PARSERS[kind]) as server, AsyncExitStack() as clients:
+        yield Board(live, f"http://127.0.0.1:{address_of(server)[1]}/mcp", clients)
+
+
+async def check_result(stream: Stream, name: str) -> None:
+    """Check that the stream ends with its result, and that nothing else was sent before."""
+    result = await stream.message()
+    assert (result["id"], result["result"]["resultType"]) == (name, "complete")
+    assert result["result"]["_meta"][SUBSCRIPTION_KEY] == name
+    assert await stream.event() == ""
+
+
+@pytest.mark.parametrize("kind", PARSERS)
+async def test_stream_ends_with_its_result_when_the_token_expires(kind: str) -> None:
+    async with serving(kind, lifetime=2) as board:
+        start = int(time.time())
+        stream, acknowledged = await board.listen("ada")
+        until = datetime.fromisoformat(acknowledged["_meta"][AUTHORIZED_UNTIL_KEY]).timestamp()
+        assert start + 2 <= until <= time.time() + 2
+
+        await check_result(stream, "ada")
+        assert time.time() >= until
+
+
+async def test_acknowledgement_names_no_time_without_expiry() -> None:
+    async with serving() as board:
+        _, acknowledged = await board.listen("ada")
+        assert AUTHORIZED_UNTIL_KEY not in acknowledged["_meta"]
+
+
+async def test_legacy_stream_ends_with_the_token_and_a_new_token_continues_the_session() -> None:
+    async with serving(lifetime=2) as board:
+        session = await board.legacy("ada")
+        async with session.stream() as stream:
+            board.live.tools.add(steady, name="before")
+            assert (await stream.received()).summary == "tools added before"
+            while await stream.event():  # keep-alives, until the end
+                pass
+
+        board.live.tools.add(steady, name="meanwhile")
+        async with session.stream() as stream:
+            assert (await stream.received()).summary == "tools added meanwhile"
+
+
+@pytest.mark.parametrize("kind", PARSERS)
+async def test_end_streams_ends_those_of_one_principal_on_every_transport(kind: str) -> None:
+    async with serving(kind) as board:
+        first, _ = await board.listen("ada")
+        second, _ = await board.listen("ada")
+        other, _ = await board.listen("bob")
+        session = await board.legacy("ada")
+        async with session.stream() as legacy:
+            # From a thread, in which the SDK runs functions that are not async.
+            ended = await anyio.to_thread.run_sync(board.live.end_streams, Principal("ada", scopes=("any",)))
+
+            assert ended == 3
+            await check_result(first, "ada")
+            await check_result(second, "ada")
+            while await legacy.event():
+                pass
+        assert board.live.end_streams(Principal("ada")) == 0
+        board.live.tools.add(steady, name="later")
+        assert (await other.received()).summary == "tools added later"
+
+
+class Rights:
+    """An `authorize` function whose answers change."""
+
+    def __init__(self) -> None:
+        self.refused: set[tuple[str, Topic]] = set()
+
+    def __call__(self, principal: Principal | None, topic: Topic) -> bool:
+        return principal is not None and (principal.client_id, topic) not in self.refused
+
+    async def later(self, principal: Principal | None, topic: Topic) -> bool:
+        return self(principal, topic)
+
+
+@pytest.mark.parametrize("kind", PARSERS)
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_stream_ends_when_authorize_refuses_one_of_its_topics(kind: str, is_async: bool) -> None:
+    rights, policy = Rights(), Policy(authorize_interval=0.01)
+    async with serving(kind, authorize=rights.later if is_async else rights, policy=policy) as board:
+        requested = {**TOOLS, "resourcesListChanged": True}
+        stream, acknowledged = await board.listen("ada", requested)
+        assert acknowledged["notifications"] == requested
+        other, _ = await board.listen("bob", requested)
+
+        rights.refused.add(("ada", Feature.TOOLS))
+        await check_result(stream, "ada")
+
+        _, acknowledged = await board.listen("ada", requested)
+        assert acknowledged["notifications"] == {"resourcesListChanged": True}
+        board.live.tools.add(steady, name="later")
+        assert (await other.received()).summary == "tools added later"
+
+
+async def test_legacy_session_loses_only_the_topics_that_authorize_refuses() -> None:
+    rights = Rights()
+    async with serving(authorize=rights, policy=Policy(authorize_interval=0.01)) as board:
+        session = await board.legacy("ada")
+        await session.post("resources/subscribe", uri="board://sprint")
+        async with session.stream() as stream:
+            rights.refused |= {("ada", Feature.TOOLS), ("ada", "board://sprint")}
+            hub = board.live.hub
+            while hub.subscribers("tools") or hub.subscribers("board://sprint"):
+                await anyio.lowlevel.checkpoint()
+
+            board.live.tools.add(steady, name="withheld")
+            board.live.resources.updated("board://sprint")
+            board.live.prompts.add(steady, name="shown")
+            assert (await stream.received()).summary == "prompts added shown"
+
+
+async def test_authorize_is_not_called_again_with_an_interval_of_0() -> None:
+    rights = Rights()
+    async with serving(authorize=rights, policy=Policy(authorize_interval=0)) as board:
+        stream, _ = await board.listen("ada")
+        rights.refused.add(("ada", Feature.TOOLS))
+        board.live.tools.add(steady, name="seen")
+        assert (await stream.received()).summary == "tools added seen"
