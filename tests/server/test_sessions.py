@@ -11,7 +11,10 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
+from mcp.client import Client
+from mcp.server import Server
 from mcp.shared.exceptions import MCPError
+from mcp_types import EmptyResult, ListResourcesResult
 
 from tests.support.forking import forked_command
 from tests.support.messages import INITIALIZED, initialize
@@ -28,7 +31,9 @@ from tests.support.sdk_clients import (
     serving,
     stdio_server,
 )
+from tests.support.waiting import until
 from tests.support.wire_clients import LegacyWire
+from tidings import Live
 
 pytestmark = pytest.mark.anyio
 
@@ -71,6 +76,58 @@ async def test_subscribe_and_unsubscribe_respond_as_specified(kind: str, transpo
         for uri in ("board://glob/z", "board://tpl/z"):
             await client.step("updated", uri=uri)
         await client.until_state(watched=[MARKER], pending=0)
+
+
+@pytest.mark.filterwarnings("ignore::mcp.MCPDeprecationWarning")
+async def test_handlers_of_the_user_are_called_for_each_subscription_and_may_refuse_it() -> None:
+    called: list[tuple[str, str]] = []
+
+    async def list_resources(ctx: Any, params: Any) -> ListResourcesResult:
+        return ListResourcesResult(resources=[])
+
+    async def subscribe(ctx: Any, params: Any) -> EmptyResult:
+        called.append(("subscribe", params.uri))
+        if params.uri == "board://closed":
+            raise MCPError(-32002, "the board is closed")
+        return EmptyResult(_meta={"example.org/by": "user"})
+
+    async def unsubscribe(ctx: Any, params: Any) -> EmptyResult:
+        called.append(("unsubscribe", params.uri))
+        return EmptyResult()
+
+    live = Live(
+        Server(
+            "board",
+            on_list_resources=list_resources,
+            on_subscribe_resource=subscribe,
+            on_unsubscribe_resource=unsubscribe,
+        )
+    )
+    heard: list[str] = []
+
+    async def record(message: Any) -> None:
+        if getattr(message, "method", "") == "notifications/resources/updated":
+            heard.append(message.params.uri)
+
+    async with Client(live.lowlevel, mode="legacy", message_handler=record) as client:
+        result = await client.subscribe_resource("board://sprint")
+        assert result.meta == {"example.org/by": "user"}
+        with pytest.raises(MCPError, match="the board is closed"):
+            await client.subscribe_resource("board://closed")
+        live.resources.updated("board://closed")
+        live.resources.updated("board://sprint")
+        await until(lambda: heard == ["board://sprint"])
+        await client.unsubscribe_resource("board://sprint")
+        live.resources.updated("board://sprint")
+        await client.subscribe_resource("board://end")
+        live.resources.updated("board://end")
+        await until(lambda: heard == ["board://sprint", "board://end"])
+    assert called == [
+        ("subscribe", "board://sprint"),
+        ("subscribe", "board://closed"),
+        ("unsubscribe", "board://sprint"),
+        ("subscribe", "board://end"),
+    ]
 
 
 async def test_invalid_pattern_is_refused(url: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import mcp_types as types
+from mcp.server.context import HandlerResult
 from mcp.server.mcpserver.prompts.base import Prompt
 from mcp.server.mcpserver.resources import Resource, ResourceTemplate
 from mcp.server.mcpserver.tools.base import Tool
@@ -15,7 +16,7 @@ from pydantic_core import to_json
 from tidings.core.model import Feature
 from tidings.errors import InvalidItem
 
-__all__ = ["KEYS", "as_dict", "distinct", "encode", "key_of", "to_definition"]
+__all__ = ["KEYS", "as_dict", "distinct", "encode", "key_of", "to_definition", "with_meta"]
 
 
 def to_definition(component: Any) -> BaseModel:
@@ -59,6 +60,16 @@ def as_dict(value: object) -> dict[str, Any]:
     if isinstance(value, BaseModel):
         return value.model_dump(by_alias=True, mode="json", exclude_none=True)
     return dict(value) if isinstance(value, Mapping) else {}
+
+
+def with_meta(result: HandlerResult, meta: Mapping[str, Any]) -> HandlerResult:
+    """Return the result of a handler with more members in its `_meta`."""
+    if not meta:
+        return result
+    if isinstance(result, types.Result):
+        # Not as a dict: the contents may be large.
+        return result.model_copy(update={"meta": {**(result.meta or {}), **meta}})
+    return {**result, "_meta": {**(result.get("_meta") or {}), **meta}} if isinstance(result, dict) else result
 
 
 def encode(model: BaseModel) -> bytes:

@@ -23,7 +23,7 @@ from tidings.core.frames import CURSOR_KEY
 from tidings.core.hub import Hub
 from tidings.core.model import Feature, Topic
 from tidings.core.tracer import RUN_TOOL
-from tidings.server.definitions import as_dict
+from tidings.server.definitions import as_dict, with_meta
 from tidings.server.list_reader import ListReader
 from tidings.server.methods import CALL_TOOL, DISCOVER, INITIALIZE, INITIALIZED, LIST_METHODS, LISTEN, READ_RESOURCE
 from tidings.server.response_cursor import ResponseCursor
@@ -83,7 +83,7 @@ class NotificationMiddleware:
         if ctx.method in LIST_METHODS:
             return self._with_cursor(ctx, as_dict(result), cursor.as_json())
         if ctx.method == READ_RESOURCE:
-            return _with_meta(result, {CURSOR_KEY: cursor.as_json()})
+            return with_meta(result, {CURSOR_KEY: cursor.as_json()})
         if ctx.method == DISCOVER:
             return self._with_capabilities(as_dict(result), ctx.protocol_version, is_served=True)
         if ctx.method == INITIALIZE:
@@ -135,13 +135,6 @@ def _topics(ctx: Ctx) -> list[Topic]:
         return [LIST_METHODS[ctx.method].feature]
     uri = (ctx.params or {}).get("uri") if ctx.method == READ_RESOURCE else None
     return [uri] if isinstance(uri, str) else []
-
-
-def _with_meta(result: HandlerResult, meta: dict[str, Any]) -> HandlerResult:
-    if isinstance(result, types.Result):
-        # Not as a dict: the contents may be large.
-        return result.model_copy(update={"meta": {**(result.meta or {}), **meta}})
-    return {**result, "_meta": {**(result.get("_meta") or {}), **meta}} if isinstance(result, dict) else result
 
 
 class ToolCallMiddleware:

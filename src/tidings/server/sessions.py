@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import mcp_types as types
 import msgspec
 from mcp.server import ServerRequestContext
+from mcp.server.context import HandlerResult
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
@@ -36,6 +37,7 @@ from tidings.core.subscriber import BUSY, ConnectionKind, Subscriber
 from tidings.errors import InvalidPattern, LimitReached, TooManyStreams
 from tidings.server import internals
 from tidings.server.authorization import caller_of
+from tidings.server.definitions import with_meta
 from tidings.server.granted_topics import RequestedTopics
 from tidings.server.heartbeat import Heartbeat
 from tidings.server.methods import LISTEN, SUBSCRIBE, UNSUBSCRIBE
@@ -107,6 +109,8 @@ class Sessions:
         self._heartbeat = Heartbeat(subscriptions.policy.keep_alive)
         self._http_sessions = http_sessions
         self._streams: dict[_ListenStream, None] = {}
+        self._user_handlers = {method: server.get_request_handler(method) for method in (SUBSCRIBE, UNSUBSCRIBE)}
+        """The user's own handlers, which may start and stop to watch a resource. They are called too."""
         server.add_request_handler(SUBSCRIBE, types.SubscribeRequestParams, self._subscribe)
         server.add_request_handler(UNSUBSCRIBE, types.UnsubscribeRequestParams, self._unsubscribe)
         server.add_request_handler(LISTEN, types.SubscriptionsListenRequestParams, self.listen)
@@ -173,7 +177,7 @@ class Sessions:
         opened.prepared.slot.release()
         self._hub.close(opened.subscriber, Reason.DISCONNECTED)
 
-    async def _subscribe(self, ctx: Ctx, params: types.SubscribeRequestParams) -> types.EmptyResult:
+    async def _subscribe(self, ctx: Ctx, params: types.SubscribeRequestParams) -> HandlerResult:
         uri = str(params.uri)
         if not is_unicode(uri):
             raise MCPError(types.INVALID_PARAMS, "The URI contains an unpaired surrogate", {"uri": ascii(uri)})
@@ -182,20 +186,30 @@ class Sessions:
         state = internals.connection_of(ctx.session).state
         opened = state.get(_SESSION)
         if opened is None:
+            if self._user_handlers[SUBSCRIBE] is not None:
+                return await self._call_user(SUBSCRIBE, ctx, params)
             reason = state.get(_REFUSAL, "this connection has no stream for notifications")
             raise MCPError(types.INTERNAL_ERROR, f"No subscription: {reason}", {"uri": uri})
         try:
             meta = opened.prepared.add_uri(opened.subscriber, uri)
         except (InvalidPattern, LimitReached) as error:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri}) from None
-        return types.EmptyResult(_meta=meta)
+        try:
+            return with_meta(await self._call_user(SUBSCRIBE, ctx, params), meta or {})
+        except BaseException:  # the user refuses the subscription, or the client has cancelled its request
+            opened.prepared.remove_uri(opened.subscriber, uri)
+            raise
 
-    async def _unsubscribe(self, ctx: Ctx, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
+    async def _unsubscribe(self, ctx: Ctx, params: types.UnsubscribeRequestParams) -> HandlerResult:
         opened = internals.connection_of(ctx.session).state.get(_SESSION)
         if opened is not None:
             opened.prepared.remove_uri(opened.subscriber, str(params.uri))
             await opened.session.finish_unsubscribe(str(params.uri))
-        return types.EmptyResult()
+        return await self._call_user(UNSUBSCRIBE, ctx, params)
+
+    async def _call_user(self, method: str, ctx: Ctx, params: Any) -> HandlerResult:
+        entry = self._user_handlers[method]
+        return types.EmptyResult() if entry is None else await entry.handler(ctx, params)
 
     # Listen streams
 
