@@ -59,6 +59,7 @@ async def test_executable_is_described_by_its_comment_or_its_meta_file(tmp_path:
             "tools/README.md": "Not a tool",
         },
     )
+    (tmp_path / "tools" / "README.md").chmod(0o755)  # as all files are on some file systems
     async with serve(tmp_path) as (client, _):
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert sorted(tools) == ["say", "site-deploy"]
@@ -229,12 +230,12 @@ def test_packages_that_link_to_each_other_are_walked_once_per_link(tmp_path: Pat
     count = 14
     for number in range(count):
         write(tmp_path, {f"tools/p{number}/index.js": ""})
-        (tmp_path / f"tools/p{number}/node_modules").mkdir()
+        (tmp_path / f"tools/p{number}/packages").mkdir()
         for other in range(number + 1, count):
-            (tmp_path / f"tools/p{number}/node_modules/p{other}").symlink_to(tmp_path / f"tools/p{other}")
+            (tmp_path / f"tools/p{number}/packages/p{other}").symlink_to(tmp_path / f"tools/p{other}")
     links = count * (count - 1) // 2
     assert len(list(walk(tmp_path))) == count + links
-    assert list(map(str, walk(tmp_path, "tools/p0/node_modules/p1"))) == ["tools/p0/node_modules/p1/index.js"]
+    assert list(map(str, walk(tmp_path, "tools/p0/packages/p1"))) == ["tools/p0/packages/p1/index.js"]
 
 
 @pytest.mark.parametrize("name", ["😀 all", "a\x7fb", "q\"u'o", "-dash", "ünï"])

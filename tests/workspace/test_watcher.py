@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from mcp.shared.exceptions import MCPError
 
 from tests.support.waiting import until
 from tests.support.workspaces import RESOURCES, TOOLS, UPDATED, call, list_names, run_source, script, watch, write
+from tidings.core.model import Feature
 from tidings.workspace import watcher as watcher_module
 from tidings.workspace.source import Workspace
 
@@ -189,3 +191,42 @@ async def test_files_beside_the_watched_folders_are_watched_if_they_are_served(t
         assert await watcher.settle() == [(UPDATED, "updated", "workspace:///folder/one.txt")]
         write(tmp_path, {"more/two.txt": "2"})
         assert (RESOURCES, "added", "workspace:///folder/two.txt") in await watcher.settle()
+
+
+async def test_names_that_are_not_utf8_do_not_interrupt_the_watching(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with watch(tmp_path) as watcher:
+        for name in (b"\xff.txt", b"\xfe.txt"):
+            with open(bytes(tmp_path / "resources") + b"/" + name, "w"):  # noqa: PTH123, ASYNC230 (no Path has such a name)
+                pass
+            write(tmp_path, {"tools/good.sh": script(f"After {name!r}")})
+            assert [change for change in await watcher.settle() if change[0] == TOOLS]
+    assert "can't be watched" not in caplog.text
+
+
+async def test_ignored_files_are_not_served_and_the_rules_can_change(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            ".gitignore": "*.log\nbuild/\n!keep.log\n",
+            "resources/a.log": "a",
+            "resources/keep.log": "kept",
+            "resources/build/b.txt": "b",
+            "resources/node_modules/c/index.js": "c",
+            "resources/d.txt": "d",
+            "resources/any.meta.json": '{"uriTemplate": "any://{+path}", "path": "resources/{path}"}',
+        },
+    )
+    kept, other = "workspace:///keep.log", "workspace:///d.txt"
+    async with watch(tmp_path) as watcher:
+        assert await watcher.resources() == {kept, other}
+        for name in ("a.log", "build/b.txt", "node_modules/c/index.js"):
+            with pytest.raises(MCPError, match="Unknown resource"):
+                await watcher.client.read_resource(f"any://{name}")
+        write(tmp_path, {".tidingsignore": "!*.log\nd.*\n"})
+        await until(lambda: "d.txt" not in list_names(watcher.workspace, Feature.RESOURCES))
+        assert await watcher.resources() - {kept} == {"workspace:///a.log"}
+        write(tmp_path, {"resources/e.log": "e", "resources/d.csv": "d"})
+        await watcher.settle()
+        assert await watcher.resources() == {kept, "workspace:///a.log", "workspace:///e.log"}

@@ -1,6 +1,7 @@
 """The files of a workspace: listing them, and detecting changes.
 
-Hidden files, caches and temporary files of editors are ignored. No link is followed out of the workspace.
+Hidden files, caches, temporary files of editors and files that `.gitignore` or `.tidingsignore` names are ignored. No
+link is followed out of the workspace.
 """
 
 from __future__ import annotations
@@ -8,10 +9,24 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-__all__ = ["TOP_LEVEL", "FileChecker", "find_inside", "is_ignored", "list_inodes", "read_state", "walk"]
+from pathspec import GitIgnoreSpec
+
+__all__ = [
+    "IGNORE_FILES",
+    "TOP_LEVEL",
+    "FileChecker",
+    "find_inside",
+    "is_ignored",
+    "list_inodes",
+    "load_ignore_rules",
+    "read_state",
+    "walk",
+]
 
 TOP_LEVEL = frozenset({"tools", "resources", "prompts", "server.d", "tidings.toml"})
 """The entries of the workspace folder that are read and watched."""
@@ -19,15 +34,42 @@ TOP_LEVEL = frozenset({"tools", "resources", "prompts", "server.d", "tidings.tom
 _IGNORED_SUFFIXES = ("~", ".swp", ".swx", ".tmp", ".bak", ".pyc", ".orig", ".rej", "___jb_tmp___", "___jb_old___")
 
 
+IGNORE_FILES = (".gitignore", ".tidingsignore")
+"""Files in the workspace folder that name the files to ignore. The second can include again what the first excludes."""
+
+
 def is_ignored(name: str) -> bool:
+    """Return whether every file and folder of this name is ignored."""
     return (
         name.startswith(".")
         or any("\udc80" <= character <= "\udcff" for character in name)  # not valid UTF-8
-        or name == "__pycache__"
+        or name in ("__pycache__", "node_modules")
         or name.endswith(_IGNORED_SUFFIXES)
         or (name.startswith("#") and name.endswith("#"))  # Emacs: automatic save
         or name == "4913"  # vim: test whether the folder is writable
     )
+
+
+def load_ignore_rules(root: Path) -> GitIgnoreSpec:
+    """Return the rules of `IGNORE_FILES`, which are those of git. Paths are relative to the workspace."""
+    return _parse_ignore_files(root, *(read_state(root / name) for name in IGNORE_FILES))
+
+
+@lru_cache(maxsize=16)
+def _parse_ignore_files(root: Path, *states: tuple[Any, ...]) -> GitIgnoreSpec:
+    lines: list[str] = []
+    for name in IGNORE_FILES:
+        with suppress(OSError):
+            lines += (root / name).read_text("utf-8", "replace").splitlines()
+    return GitIgnoreSpec.from_lines(line for line in lines if _is_valid_rule(line))
+
+
+def _is_valid_rule(line: str) -> bool:
+    try:
+        GitIgnoreSpec.from_lines([line])
+    except ValueError:  # git ignores it, too
+        return False
+    return True
 
 
 def walk(root: Path, below: str = "", *, top_level: frozenset[str] | None = TOP_LEVEL) -> Iterator[PurePosixPath]:
@@ -36,6 +78,7 @@ def walk(root: Path, below: str = "", *, top_level: frozenset[str] | None = TOP_
     Links are followed, but never out of the workspace. Inside a linked folder, links to further folders are not
     followed: packages that link to each other (`node_modules`) would have exponentially many paths.
     """
+    rules = load_ignore_rules(root)
     start = root / below if below else root
     ancestors = frozenset(map(_identify, start.parents[: len(start.relative_to(root).parts)]))
     target = start.resolve()
@@ -58,30 +101,34 @@ def walk(root: Path, below: str = "", *, top_level: frozenset[str] | None = TOP_
                 is_link = entry.is_symlink()
                 if is_link and not path.resolve().is_relative_to(root):
                     continue
+                relative = path.relative_to(root).as_posix()
                 if entry.is_dir():
-                    if not (is_link and is_linked):
+                    if not (is_link and is_linked) and not rules.match_file(f"{relative}/"):
                         stack.append((path, ancestors, is_link or is_linked))
-                elif entry.is_file():
-                    yield PurePosixPath(path.relative_to(root).as_posix())
+                elif entry.is_file() and not rules.match_file(relative):
+                    yield PurePosixPath(relative)
             except (OSError, RuntimeError):
                 continue  # a dangling link, or a cycle of links
 
 
 class FileChecker:
-    """A check that a path is a file inside the workspace, also after its links are resolved.
+    """A check that a path is a file inside the workspace, also after its links are resolved, and is not ignored.
 
     It caches resolved folders, so use a new instance for each scan.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._rules = load_ignore_rules(root)
         self._folders: dict[Path, Path] = {}
 
     def is_inside(self, path: Path) -> bool:
         try:
             is_link = stat.S_ISLNK(mode := os.lstat(path).st_mode)
             is_file = path.is_file() if is_link else stat.S_ISREG(mode)
-            return is_file and self.resolve(path).is_relative_to(self._root)
+            if not is_file or not self.resolve(path).is_relative_to(self._root):
+                return False
+            return not self._rules.match_file(path.relative_to(self._root).as_posix())
         except (OSError, RuntimeError):
             return False  # removed, or a cycle of links
 

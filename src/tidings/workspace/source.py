@@ -30,7 +30,7 @@ from tidings.server import internals
 from tidings.server.source import Source
 from tidings.workspace import DEFAULT_POLL
 from tidings.workspace.executable import ExecutableTool
-from tidings.workspace.files import TOP_LEVEL, FileChecker, list_inodes, read_state, walk
+from tidings.workspace.files import IGNORE_FILES, TOP_LEVEL, FileChecker, list_inodes, read_state, walk
 from tidings.workspace.items import ItemKey, ItemTable, LoadedItem, UnitContent, make_item
 from tidings.workspace.loader import LoadedUnit, check_items, list_other_files, load_items
 from tidings.workspace.problems import Problem, digest_problems, find_problem
@@ -239,7 +239,7 @@ class Workspace(Source):
         Return the paths to scan again soon: Python files that are still being loaded and, with `defer_removals`, the
         files of units without any file left, which keep their items until then.
         """
-        if paths is not None and self._may_add_linked_files(paths):
+        if paths is not None and (self._has_new_ignore_rules(paths) or self._may_add_linked_files(paths)):
             paths = None
         units = self._find_units() if paths is None else self._find_affected(paths)
         with self._lock:
@@ -259,6 +259,9 @@ class Workspace(Source):
         folders = {path.parent for each in loaded for path in each.other_files}
         folders = folders.union(*(each.content.folders for each in loaded)) - {self.root}
         return {folder for folder in folders if folder.relative_to(self.root).parts[0] not in TOP_LEVEL}
+
+    def _has_new_ignore_rules(self, paths: Iterable[Path]) -> bool:
+        return any(path.parent == self.root and path.name in IGNORE_FILES for path in paths)
 
     def _may_add_linked_files(self, paths: Iterable[Path]) -> bool:
         """Return whether a path may be a new file of a linked folder. The name of its unit is that of the link."""

@@ -23,7 +23,7 @@ from mcp.server.mcpserver.resources import DEFAULT_RESOURCE_SECURITY, ResourceTe
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 from pydantic import ValidationError
 
-from tidings.workspace.files import is_ignored, read_state, walk
+from tidings.workspace.files import is_ignored, load_ignore_rules, read_state, walk
 from tidings.workspace.items import LoadedItem, make_item
 from tidings.workspace.problems import InvalidFile, invalid_model
 from tidings.workspace.resources import FileResource, compute_etag, get_uri_path, guess_mime_type
@@ -68,8 +68,9 @@ class FileTemplate(ResourceTemplate):
         with suppress(OSError, ValueError):  # no file can have this name
             target = (self.root / self._expand_path(variables)).resolve()
             # Hidden files are not public: `.env` and `.tidings` contain secrets.
-            if target.is_file() and not any(map(is_ignored, target.relative_to(self.root).parts)):
-                return target
+            relative = target.relative_to(self.root)
+            if target.is_file() and not any(map(is_ignored, relative.parts)):
+                return None if load_ignore_rules(self.root).match_file(relative.as_posix()) else target
         return None
 
     def find_uri(self, path: PurePosixPath) -> str | None:

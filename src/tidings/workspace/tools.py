@@ -17,6 +17,10 @@ from tidings.workspace.units import Unit, get_stem
 __all__ = ["load_registered_tool", "load_tools"]
 
 
+_DOCUMENTS = frozenset({".md", ".txt", ".rst", ".html", ".json", ".yaml", ".yml", ".toml", ".ini", ".csv", ".xml"})
+"""Suffixes of files that are no tools although they are executable, as all files are on some file systems."""
+
+
 def load_tools(root: Path, settings: Settings, unit: Unit, files: list[Path]) -> list[LoadedItem]:
     if unit.is_folder:
         # The tool is `tool.*` directly inside the folder. The tool may use the other files.
@@ -46,5 +50,10 @@ def load_registered_tool(root: Path, settings: Settings, path: Path, meta: dict[
 def _is_tool(path: Path, is_folder: bool) -> bool:
     """Return whether a file is a tool. A README, data or a helper module is not."""
     if os.access(path, os.X_OK):
-        return True
+        return path.suffix not in _DOCUMENTS or _has_shebang(path)
     return not path.name.startswith("_") if path.suffix == ".py" else is_folder and path.suffix == ".sh"
+
+
+def _has_shebang(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"#!"

@@ -153,6 +153,12 @@ async def _queue_changes(
         except PermissionError:
             if ignores_failures:
                 raise
+        except ExceptionGroup as errors:
+            if "Unable to decode path" in str(
+                errors.exceptions[0]
+            ):  # a name that is not UTF-8; the caller starts again
+                return
+            raise
 
 
 def _list_folders(root: Path, more: set[Path]) -> list[Path]:
