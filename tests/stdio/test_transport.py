@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from mcp_types import CONNECTION_CLOSED
 
 from tests.support.board_actions import UNNOTICED
 from tests.support.faults.wire import WaitMeter
@@ -307,22 +308,99 @@ def test_output_at_exit_does_not_reach_the_client() -> None:
         assert pipe.process.stdout.read() == b""
 
 
-def test_invalid_lines_are_skipped_and_invalid_utf8_is_replaced() -> None:
+INVALID: dict[bytes, tuple[int | None, int, str] | None] = {
+    b"no JSON": (None, -32700, "Parse error"),
+    b"\xff\xfe": (None, -32700, "Parse error"),
+    b'[{"jsonrpc":"2.0","id":5,"method":"tools/list"}]': (None, -32600, "batches are not supported"),
+    b'{"tools/list":1}': (None, -32600, "not a message of JSON-RPC 2.0"),
+    b'{"jsonrpc":"2.0","id":1.5,"method":"tools/list"}': (None, -32600, "not a message of JSON-RPC 2.0"),
+    b'{"jsonrpc":"1.0","id":5,"method":"tools/list"}': (5, -32600, "not a message of JSON-RPC 2.0"),
+    b'{"jsonrpc":"2.0","method":"notifications/initialized","params":5}': None,
+    b'{"jsonrpc":"2.0","id":5,"result":7}': None,
+}
+"""Lines, and the id, code and text of the error; None if a line gets no answer."""
+
+
+def test_invalid_line_is_logged_and_answered_unless_it_is_no_request(capfd: pytest.CaptureFixture[str]) -> None:
     with piped("2025-11-25") as pipe:
-        bad = (
-            b"",
-            b"no JSON\n",
-            b"[]\n",
-            b'{"tools/list":1}\n',
-            b"\xff\xfe\n",
-            b'{"jsonrpc":"2.0","id":1.5,"method":"tools/list"}\n',
-        )
-        pipe.write(b"\n".join(bad))
-        broken = message(pipe.version, "tools/call", 7, name="steady", arguments={"x": "MARK"})
-        pipe.write(broken.replace(b"MARK", b"\xff"))
-        assert "steady" in str(pipe.answer(7))
-        pipe.write(b'{"jsonrpc":"2.0","id":"\xff","method":"tools/list"}\n')
-        assert "steady" in str(pipe.answer("\ufffd"))
+        for line, answer in INVALID.items():
+            pipe.write(b"\n" + line + b"\n")
+            pipe.send("ping", "next")
+            read = pipe.line()
+            if answer is not None:
+                assert (read["id"], read["error"]["code"]) == answer[:2]
+                assert answer[2] in read["error"]["message"]
+                read = pipe.line()
+            assert read["id"] == "next"
+    assert capfd.readouterr().err.count("a line of standard input was refused") == len(INVALID)
+
+
+@pytest.fixture
+def board() -> Iterator[Pipe]:
+    with piped("2025-11-25") as pipe:
+        yield pipe
+
+
+def test_invalid_utf8_is_replaced(board: Pipe) -> None:
+    broken = message(board.version, "tools/call", 7, name="steady", arguments={"x": "MARK"})
+    board.write(broken.replace(b"MARK", b"\xff"))
+    assert "steady" in str(board.answer(7))
+    board.write(b'{"jsonrpc":"2.0","id":"\xff","method":"tools/list"}\n')
+    assert "steady" in str(board.answer("\ufffd"))
+
+
+# Input that ends
+
+
+@both_eras
+@pytest.mark.parametrize("has_files", [True, False], ids=["files", "pipes"])
+def test_input_that_ends_at_once_is_answered_completely(tmp_path: Path, version: str, has_files: bool) -> None:
+    requests = [*METHODS, *METHODS, "tools/call", "tools/list"]
+    lines = [message(version, method, number) for number, method in enumerate(requests)]
+    change = {"what": "add", "args": {"feature": "tools", "key": "new"}}
+    lines[8] = message(version, "tools/call", 8, name="change", arguments=change)
+    if version == MODERN:
+        wanted = {"toolsListChanged": True}
+        lines.insert(0, message(version, "subscriptions/listen", "client", notifications=wanted))
+    else:
+        lines[:0] = [INITIALIZE, message(version, "notifications/initialized", None)]
+    if has_files:
+        (tmp_path / "in").write_bytes(b"".join(lines))
+        with (
+            (tmp_path / "in").open("rb") as stdin,
+            (tmp_path / "out").open("wb") as stdout,
+            started(stdin, stdout) as process,
+        ):
+            assert process.wait(DEADLINE) == 0
+        output = (tmp_path / "out").read_bytes()
+    else:
+        with started(subprocess.PIPE, subprocess.PIPE) as process:
+            output, _ = process.communicate(b"".join(lines), DEADLINE)
+    messages = [json.loads(line) for line in output.splitlines()]
+    answers = {each["id"]: each["result"] for each in messages if "result" in each}
+    assert answers.keys() >= set(range(len(requests)))
+    told = [each["method"] for each in messages if "id" not in each]
+    assert told.count("notifications/tools/list_changed") == 1
+
+
+@pytest.mark.slow  # it waits for the call
+def test_call_that_blocks_does_not_keep_a_process_whose_input_has_ended(board: Pipe) -> None:
+    call = board.change("block")
+    assert board.process.stdin is not None
+    board.process.stdin.close()
+    assert board.answer(call)["error"]["code"] == CONNECTION_CLOSED
+    assert board.process.wait(DEADLINE) == 0
+
+
+def test_server_runs_on_a_terminal() -> None:
+    ours, theirs = os.openpty()
+    with open(ours, "r+b", buffering=0) as terminal, started(theirs, theirs):  # noqa: PTH123  # a descriptor
+        os.close(theirs)
+        terminal.write(message("2025-11-25", "ping", "hello"))
+        text = b""
+        while b'"result"' not in text:
+            assert select.select([ours], [], [], DEADLINE)[0]
+            text += terminal.read(4096)
 
 
 # Clients that do not read

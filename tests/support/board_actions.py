@@ -177,6 +177,10 @@ class Board:
 
         asyncio.get_running_loop().run_in_executor(None, print_later)
 
+    async def async_block(self, ctx: Any) -> None:
+        """Block a thread, as a Python tool does."""
+        await anyio.to_thread.run_sync(threading.Event().wait)
+
     def pid(self) -> int:
         return os.getpid()
 

@@ -5,16 +5,20 @@ A new legacy session gets one notification per list, then one for each real chan
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 import time
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+import httpx2
 import pytest
 from mcp.client.stdio import StdioServerParameters
 
-from tests.support.command import TIDINGS, replace_file
+from tests.support.command import DEADLINE, TIDINGS, replace_file
 from tests.support.forking import forked_command
 from tests.support.sdk_clients import MODERN, MUTED, RecordingClient, open_client
+from tests.support.wire_clients import read_answer
 from tests.support.workspaces import MARKER, PROMPTS, RESOURCES, TOOLS, UPDATED, script, serve_http, write
 from tidings.live import Live
 from tidings.workspace.source import Workspace
@@ -170,3 +174,101 @@ async def test_counts_are_the_same_over_http_for_each_client(folder: Path) -> No
                 assert sorted(methods[:3]) + methods[3:] == expected
             [prompt] = (await muted.request("prompts/list"))["prompts"]
             assert (prompt["name"], muted.received) == ("last", [])
+
+
+async def test_handshake_over_http_may_leave_out_everything(folder: Path) -> None:
+    headers = {"Accept": "application/json, text/event-stream"}
+    async with serve_http(Live(Workspace(folder))) as url, httpx2.AsyncClient() as client:
+        for params, version in (({}, "2025-11-25"), ({"protocolVersion": MUTED}, MUTED)):
+            request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+            response = await client.post(url, json=request, headers=headers)
+            assert read_answer(response.text)["result"]["protocolVersion"] == version
+        response = await client.post(url, json={"jsonrpc": "2.0", "id": 1, "method": "initialize"}, headers=headers)
+        assert "initialize has no params" in read_answer(response.text)["error"]["message"]
+
+
+# The tests of the document that describes the fault, word for word. Only its temporary folder is another one.
+
+FRESH_SESSION = """
+rm -rf /tmp/mcp-test && mkdir -p /tmp/mcp-test/{tools,resources,prompts,server.d}
+MCPBASH_PROJECT_ROOT=/tmp/mcp-test ./bin/mcp-bash << 'EOF' | grep -c "list_changed"
+{"jsonrpc":"2.0","id":"init","method":"initialize","params":{}}
+{"jsonrpc":"2.0","method":"notifications/initialized"}
+{"jsonrpc":"2.0","id":"l1","method":"tools/list"}
+{"jsonrpc":"2.0","id":"l2","method":"tools/list"}
+EOF
+"""
+
+FAST_SEQUENCE = """
+    # The exact repro from the bug report
+    # Set up a workspace with at least one tool to ensure registries exist
+    local test_dir
+    test_dir="$(mktemp -d)"
+    mkdir -p "${test_dir}/tools"
+    cat > "${test_dir}/tools/test_tool.sh" << 'TOOL'
+#!/usr/bin/env bash
+# @describe A test tool
+echo "ok"
+TOOL
+    chmod +x "${test_dir}/tools/test_tool.sh"
+
+    local count
+    count=$(MCPBASH_PROJECT_ROOT="${test_dir}" ./bin/mcp-bash << 'EOF' 2>/dev/null | grep -c "list_changed"
+{"jsonrpc":"2.0","id":"init","method":"initialize","params":{}}
+{"jsonrpc":"2.0","method":"notifications/initialized"}
+{"jsonrpc":"2.0","id":"l1","method":"tools/list"}
+{"jsonrpc":"2.0","id":"l2","method":"tools/list"}
+EOF
+    )
+
+    rm -rf "${test_dir}"
+
+    # With registries present, expect exactly 3 notifications (one triplet)
+    # NOT 0 (that would mean notifications are broken)
+    # NOT >3 (that would mean spurious notifications)
+    assert_eq 3 "${count}" "Fast sequence should produce exactly one triplet of notifications"
+"""
+
+OLD_PROTOCOL = """
+    # Set up workspace with tools to ensure notifications WOULD fire on newer protocol
+    local test_dir
+    test_dir="$(mktemp -d)"
+    mkdir -p "${test_dir}/tools"
+    cat > "${test_dir}/tools/test_tool.sh" << 'TOOL'
+#!/usr/bin/env bash
+# @describe A test tool
+echo "ok"
+TOOL
+    chmod +x "${test_dir}/tools/test_tool.sh"
+
+    local count
+    count=$(MCPBASH_PROJECT_ROOT="${test_dir}" ./bin/mcp-bash << 'EOF' 2>/dev/null | grep -c "list_changed"
+{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":"2025-03-26"}}
+{"jsonrpc":"2.0","method":"notifications/initialized"}
+{"jsonrpc":"2.0","id":"l1","method":"tools/list"}
+EOF
+    )
+
+    rm -rf "${test_dir}"
+
+    assert_eq 0 "${count}" "Protocol 2025-03-26 should suppress list_changed notifications"
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "count"),
+    [
+        pytest.param(FRESH_SESSION, "3", id="fresh session"),
+        pytest.param(f"fast() {{\n{FAST_SEQUENCE}}}\nfast", "3", id="fast sequence"),
+        pytest.param(f"old() {{\n{OLD_PROTOCOL}}}\nold", "0", id="old protocol"),
+    ],
+)
+def test_script_of_the_source_document_counts_as_it_expects(tmp_path: Path, script: str, count: str) -> None:
+    command = f'exec {shlex.join(forked_command(TIDINGS))} serve "$MCPBASH_PROJECT_ROOT" --stdio'
+    write(tmp_path, {"bin/mcp-bash": f"#!/bin/sh\n{command}\n"})
+    script = script.replace("/tmp/mcp-test", str(tmp_path / "mcp-test"))
+    script = f'assert_eq() {{ echo "$2"; [ "$1" = "$2" ] || echo "$3"; }}\n{script}'
+    run = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=DEADLINE, check=False
+    )  # grep fails if it finds nothing
+    assert run.stdout == f"{count}\n"

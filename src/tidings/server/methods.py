@@ -11,6 +11,7 @@ from tidings.core.model import Feature
 __all__ = [
     "CACHEABLE_METHODS",
     "CALL_TOOL",
+    "CANCELLED",
     "DECODE_ERRORS",
     "DISCOVER",
     "GET_PROMPT",
@@ -50,6 +51,7 @@ DISCOVER: Final = "server/discover"
 LISTEN: Final = "subscriptions/listen"
 INITIALIZE: Final = "initialize"
 INITIALIZED: Final = "notifications/initialized"
+CANCELLED: Final = "notifications/cancelled"
 CALL_TOOL: Final = "tools/call"
 GET_PROMPT: Final = "prompts/get"
 READ_RESOURCE: Final = "resources/read"

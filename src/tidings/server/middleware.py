@@ -1,8 +1,9 @@
 """The MCP middleware, at both ends of the chain.
 
 `NotificationMiddleware` is the outermost: it advertises the capabilities that are served, and adds cursors to lists and
-contents. It also reads lists that are stale before a request is handled, opens the subscription of a legacy session
-during the handshake, and passes listen requests to `sessions`. An error here never fails a request.
+contents. It also reads lists that are stale before a request is handled, completes the handshake if the source wants
+that, opens the subscription of a legacy session during the handshake, and passes listen requests to `sessions`. An
+error here never fails a request.
 
 `ToolCallMiddleware` is the innermost: inside the SDK's own span of the request, around the tool.
 """
@@ -15,8 +16,9 @@ from typing import Any
 import mcp_types as types
 from mcp.server import Server, ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
+from mcp.shared.exceptions import MCPError
 from mcp_types import SERVER_INFO_META_KEY
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp_types.version import LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
 
 from tidings.core.frames import CURSOR_KEY
@@ -65,6 +67,8 @@ class NotificationMiddleware:
             ended = await self._sessions.listen(ctx, params)
             meta = {**server_info_meta(self._source.lowlevel), **(ended.meta or {})}
             return {"resultType": "complete", "_meta": meta}
+        if ctx.method == INITIALIZE and self._source.completes_handshakes:
+            _complete_handshake(ctx)
         is_internal = ctx.request_id == self._reader.cache_request_id
         with ResponseCursor(self._hub, self._reader, self._epoch, _topics(ctx), is_internal=is_internal) as cursor:
             result = await call_next(ctx)
@@ -117,6 +121,16 @@ class NotificationMiddleware:
         if (ttl := self._policy.ttl_ms(result.get("ttlMs"))) and ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
             result["ttlMs"] = ttl
         return result
+
+
+def _complete_handshake(ctx: Ctx) -> None:
+    """Add the required members that the client has left out of its `initialize` request."""
+    if not isinstance(ctx.params, dict):
+        raise MCPError(types.INVALID_PARAMS, 'initialize has no params; send at least "params":{}')
+    # In place: after the middleware, the SDK reads the params of the message again.
+    ctx.params.setdefault("protocolVersion", LATEST_HANDSHAKE_VERSION)
+    ctx.params.setdefault("capabilities", {})
+    ctx.params.setdefault("clientInfo", {"name": "unknown", "version": "unknown"})
 
 
 def _listen_params(ctx: Ctx) -> types.SubscriptionsListenRequestParams | None:

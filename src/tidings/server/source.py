@@ -32,6 +32,8 @@ class Source(ABC):
     lowlevel: Server[Any]
     has_shared_lists = False
     """Whether every caller sees the same lists of such a server, unless the user replaces the code that lists them."""
+    completes_handshakes = False
+    """Whether a legacy client may leave out members of the `initialize` request, as hand-written scripts do."""
 
     @property
     def is_answering(self) -> bool:

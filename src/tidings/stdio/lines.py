@@ -1,4 +1,4 @@
-"""Lines on two file descriptors, read and written on the event loop without blocking.
+"""Lines on two file descriptors, read and written on the event loop without blocking: pipes, sockets and files.
 
 Lines are written whole and in order, with one system call per turn of the event loop; notifications are collected for a
 millisecond. Buffers are bounded: if the client does not read, the writer is full and calls back when it has room again.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import stat
 from collections import deque
 from collections.abc import Callable
 
@@ -196,9 +197,12 @@ class LineReader:
     def __init__(
         self, descriptor: int, handle: Callable[[bytes], bool], writer: LineWriter, on_end: Callable[[], None]
     ) -> None:
-        """`descriptor` must be non-blocking. While `writer` is full, no line is handled. `on_end` is called once, when
-        the other side will write no more."""
+        """`descriptor` must be non-blocking, or a file or terminal. While `writer` is full, no line is handled.
+        `on_end` is called once, when the other side will write no more."""
         self._descriptor = descriptor
+        self._can_be_polled = _can_be_polled(descriptor)
+        self._next_read: asyncio.Handle | None = None
+        """The next read of a file."""
         self._handle = handle
         self._writer = writer
         self._on_end = on_end
@@ -294,11 +298,25 @@ class LineReader:
     def _set_reading(self, is_reading: bool) -> None:
         if is_reading is not self._is_reading:
             self._is_reading = is_reading
-            if is_reading:
+            if not self._can_be_polled:
+                if self._next_read is not None:
+                    self._next_read.cancel()
+                self._next_read = self._loop.call_soon(self._read_file) if is_reading else None
+            elif is_reading:
                 self._loop.add_reader(self._descriptor, self._read)
             else:
                 self._loop.remove_reader(self._descriptor)
 
+    def _read_file(self) -> None:
+        self._is_reading = False
+        self._read()
+
     def _wake_taker(self) -> None:
         if self._taker is not None and not self._taker.done():
             self._taker.set_result(None)
+
+
+def _can_be_polled(descriptor: int) -> bool:
+    """Return whether the event loop can wait for data: a file, and /dev/null, always has some or has ended."""
+    mode = os.fstat(descriptor).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)

@@ -1,25 +1,27 @@
 """A server on the standard input and output of its process.
 
-The SDK uses a worker thread, a task and a queue for each direction. If both descriptors are pipes or sockets, this
-module replaces its streams:
+The SDK uses a worker thread, a task and a queue for each direction. This module replaces its streams:
 
 * Lines are read and written on the event loop.
 * Notifications are written as encoded bytes.
 * A list that has not changed is answered with the bytes of the SDK's last response.
+* A line that is not a JSON-RPC message is answered with an error.
 * All other messages go through the SDK, in order.
+* When the input ends, everything that was read is answered before the process exits.
 
 The descriptors are claimed as the SDK claims them, so the output of a tool goes to standard error.
 
-Files and terminals, and servers with their own stdio loop (FastMCP), use the streams of the SDK.
+Windows, and servers with their own stdio loop (FastMCP), use the streams of the SDK.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
-import stat
 import sys
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -30,21 +32,26 @@ import anyio.lowlevel
 import mcp_types as types
 import msgspec
 from anyio.abc import ObjectReceiveStream, ObjectSendStream
+from mcp.server import ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import Server
 from mcp.server.mcpserver import MCPServer
 from mcp.server.stdio import stdio_server
 from mcp.shared.message import SessionMessage
+from pydantic_core import from_json
 
-from tidings.core.frames import encode_tag
+from tidings.core.frames import ACKNOWLEDGED_METHOD, SUBSCRIPTION_KEY, encode_tag
 from tidings.server import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_cache import RESPONSE_HEAD, ListCache
-from tidings.server.methods import DECODE_ERRORS, decode_request
+from tidings.server.methods import CANCELLED, DECODE_ERRORS, decode_request
 from tidings.server.process_exit import exit_process
 from tidings.server.sessions import NotificationStream
 from tidings.stdio.lines import LineReader, LineWriter
 
 __all__ = ["StdioConnection", "run_stdio"]
+
+logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -52,8 +59,13 @@ _STREAM_TIMEOUT = 0.2
 """Seconds after a signal for the tasks that write the results of listen streams."""
 
 _CLEANUP_TIMEOUT = 1.2
-"""Seconds after a signal until the process exits. The SDK's thread that reads standard input can't be interrupted, and
-would keep the process until the next line of the client."""
+"""Seconds after a signal, or after the last answer, until the process exits. The threads of Python tools can't be
+interrupted, and would keep the process. Executables get one second between SIGTERM and SIGKILL."""
+
+_ANSWER_TIMEOUT = 5.0
+"""Seconds without any answer, after the input has ended, until the process gives up the calls that still run. A script
+that pipes its requests in gets the results of all but slow tools. A client that wants to end the server sooner sends
+SIGTERM, as the specification says."""
 
 _MAX_LIST_REQUEST = 8192
 """Bytes. A longer line is not decoded twice, here and by the SDK; a typical list request has 300."""
@@ -120,36 +132,33 @@ def _claim_descriptors(server: Any) -> Iterator[tuple[int, int] | None]:
     """
     run = getattr(type(server), "run_stdio_async", None)
     uses_sdk_stdio = run in (None, MCPServer.run_stdio_async)
-    if uses_sdk_stdio and _can_be_polled(sys.stdin, 0) and _can_be_polled(sys.stdout, 1):
+    if uses_sdk_stdio and sys.platform != "win32" and _is_original(sys.stdin, 0) and _is_original(sys.stdout, 1):
         with internals.claim_stdio() as (stdin, stdout), _non_blocking(stdin, stdout):
             yield stdin, stdout
     else:
         yield None
 
 
-def _can_be_polled(stream: Any, descriptor: int) -> bool:
-    """Return whether a standard stream was not replaced, and is a pipe or a socket.
-
-    Other processes use the same terminal, so its mode must not change. A file is always ready.
-    """
+def _is_original(stream: Any, descriptor: int) -> bool:
+    """Return whether a standard stream was not replaced."""
     try:
-        mode = os.fstat(stream.buffer.fileno()).st_mode
-        is_original = stream.buffer.fileno() == descriptor
+        return bool(stream.buffer.fileno() == descriptor)
     except (AttributeError, OSError, ValueError):
         return False
-    return is_original and sys.platform != "win32" and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
 
 
 @contextmanager
 def _non_blocking(*descriptors: int) -> Iterator[None]:
-    """Make descriptors non-blocking, and restore their mode: other processes share it."""
-    before = [os.get_blocking(descriptor) for descriptor in descriptors]
-    for descriptor in descriptors:
+    """Make descriptors non-blocking, and restore their mode: other processes share it.
+
+    Terminals stay as they are, because the shell and others use the same one at the same time."""
+    before = {each: os.get_blocking(each) for each in descriptors if not os.isatty(each)}
+    for descriptor in before:
         os.set_blocking(descriptor, False)
     try:
         yield
     finally:
-        for descriptor, is_blocking in zip(descriptors, before, strict=True):
+        for descriptor, is_blocking in before.items():
             with suppress(OSError):
                 os.set_blocking(descriptor, is_blocking)
 
@@ -176,14 +185,25 @@ class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
         self._handshakes = 0
         self._pending: dict[str | int, _PendingList] = {}
         """By request id."""
+        self._unanswered: Counter[str | int] = Counter()
+        """The requests that the SDK is handling, by id: a client may use one twice."""
+        self._unhandled = 0
+        """The number of notifications that the SDK is handling."""
+        self._progress = asyncio.Event()
+        """Set when a message was handled."""
+        self._exit_timer: asyncio.TimerHandle | None = None
 
     async def serve(self) -> None:
-        """Serve until the client closes its end."""
+        """Serve until the client closes its end and everything that it sent is answered."""
         options = self._lowlevel.create_initialization_options()
+        self._lowlevel.middleware.insert(0, self._count_notifications)
         try:
-            await self._lowlevel.run(_ReadStream(self._reader, self._on_request), self, options)
+            await self._lowlevel.run(_ReadStream(self), self, options)
+            if self._exit_timer is not None:
+                self._exit_timer.cancel()
             await self._writer.until_empty()
         finally:
+            self._lowlevel.middleware.remove(self._count_notifications)
             self._reader.close()
             self._writer.flush()
             self._writer.close()
@@ -192,27 +212,122 @@ class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
         self._handshakes += 1
         self._pending.clear()
 
-    def _on_request(self, request_id: str | int, line: bytes) -> None:
-        """Forget a pending list request with the same id, because the SDK now gets another request with this id."""
-        pending = self._pending.get(request_id)
-        if pending is not None and pending.line is not line:
-            del self._pending[request_id]
+    # The messages of the client
+
+    async def receive(self) -> SessionMessage | None:
+        """Return the next message for the SDK; None after the end of the input, when all messages are handled."""
+        while True:
+            line = await self._reader.take()
+            if line is None:
+                if await self._wait_for_progress():
+                    continue
+                self._exit_timer = asyncio.get_running_loop().call_later(_CLEANUP_TIMEOUT, self._exit)
+                return None
+            text = line.decode(errors="replace")
+            try:
+                message = types.jsonrpc_message_adapter.validate_json(text, by_name=False)
+            except ValueError:
+                self._refuse(text)
+                continue
+            if isinstance(message, types.JSONRPCRequest):
+                self._unanswered[message.id] += 1
+                pending = self._pending.get(message.id)
+                if pending is not None and pending.line is not line:
+                    del self._pending[message.id]  # the SDK now gets another request with this id
+            elif isinstance(message, types.JSONRPCNotification):
+                if '"id"' in text and "id" in from_json(text):  # an id that is no id, for example null or 1.5
+                    self._refuse(text)
+                    continue
+                self._unhandled += 1
+                cancelled = (message.params or {}).get("requestId") if message.method == CANCELLED else None
+                if isinstance(cancelled, str | int):
+                    self._unanswered.pop(cancelled, None)
+            return SessionMessage(message)
+
+    async def _count_notifications(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+        try:
+            return await call_next(ctx)
+        finally:
+            if ctx.request_id is None:
+                self._unhandled -= 1
+                self._progress.set()
+
+    async def _wait_for_progress(self) -> bool:
+        """Wait until a message was handled. Return False if all are, or the rest takes too long."""
+        if self._writer.is_closed or not (self._unhandled or self._unanswered):
+            return False
+        self._progress.clear()
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT):
+                await self._progress.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _exit(self) -> None:
+        """Exit although calls still run: the input has ended, and their time is over."""
+        logger.warning("standard input has ended, but calls still run; exiting without them")
+        for request_id in self._unanswered:
+            self._write_error(request_id, types.CONNECTION_CLOSED, "The input ended before the call did")
+        self._writer.flush()
+        exit_process(0)
+
+    def _refuse(self, text: str) -> None:
+        """Answer a line that is not a JSON-RPC message, unless it is blank, a response or a notification."""
+        if not text.strip():
+            return
+        request_id: Any = None
+        code = types.INVALID_REQUEST
+        reason = "Invalid request: not a message of JSON-RPC 2.0"
+        is_answered = True
+        try:
+            value = from_json(text)
+        except ValueError as error:
+            code, reason = types.PARSE_ERROR, f"Parse error: {error}"
+        else:
+            if isinstance(value, list):
+                reason = "Invalid request: batches are not supported; write each message on its own line"
+            elif isinstance(value, dict):
+                request_id = value.get("id")
+                is_answered = "id" in value if "method" in value else not value.keys() & {"result", "error"}
+        logger.warning("a line of standard input was refused: %s: %.200r", reason, text)
+        if is_answered:
+            is_id = isinstance(request_id, str | int) and not isinstance(request_id, bool)
+            self._write_error(request_id if is_id else None, code, reason)
+
+    def _write_error(self, request_id: str | int | None, code: int, reason: str) -> None:
+        error = types.JSONRPCError(jsonrpc="2.0", id=request_id, error=types.ErrorData(code=code, message=reason))
+        self._writer.write(_encode(error))
 
     # The interface of a write stream
 
     async def send(self, item: SessionMessage) -> None:
         if self._writer.is_closed:
             raise anyio.BrokenResourceError
-        line = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
-        if isinstance(item.message, types.JSONRPCResponse) and self._ask_again(item.message, line):
+        message = item.message
+        line = _encode(message)
+        self._count_answer(message)
+        if isinstance(message, types.JSONRPCResponse) and self._ask_again(message, line):
             return
-        if self._writer.write(line + b"\n"):
+        if self._writer.write(line):
             await anyio.lowlevel.checkpoint()
         else:
             await self._writer.until_free()
 
     async def aclose(self) -> None:
         """Do nothing: unwritten lines must still be written."""
+
+    def _count_answer(self, message: types.JSONRPCMessage) -> None:
+        if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+            request_id: Any = message.id
+        elif isinstance(message, types.JSONRPCNotification) and message.method == ACKNOWLEDGED_METHOD:
+            request_id = (message.params or {})["_meta"][SUBSCRIPTION_KEY]  # the end of the stream is not awaited
+        else:
+            return
+        self._unanswered[request_id] -= 1
+        if self._unanswered[request_id] <= 0:
+            del self._unanswered[request_id]
+        self._progress.set()
 
     # Lists
 
@@ -253,7 +368,7 @@ class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
         elif "nextCursor" not in response.result:
             tag = msgspec.json.encode(response.id)
             if line.startswith(RESPONSE_HEAD + tag + b',"result":{'):
-                tail = line[len(RESPONSE_HEAD) + len(tag) :] + b"\n"
+                tail = line[len(RESPONSE_HEAD) + len(tag) :]
                 self._lists.store(pending.key, pending.state, RESPONSE_HEAD, tail, [])
         self._pending.pop(response.id, None)
         return False
@@ -262,6 +377,7 @@ class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
 
     def _on_lost(self) -> None:
         self._reader.end()
+        self._progress.set()
 
     def _on_end(self) -> None:
         # Responses are still written, but the process must not wait for a client that does not read them.
@@ -277,24 +393,21 @@ def _has_only_meta(params: msgspec.Raw) -> bool:
         return False
 
 
-class _ReadStream(ObjectReceiveStream[SessionMessage | Exception]):
+def _encode(message: types.JSONRPCMessage) -> bytes:
+    return message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+
+
+class _ReadStream(ObjectReceiveStream[SessionMessage]):
     """The read stream of the SDK."""
 
-    def __init__(self, reader: LineReader, on_request: Callable[[str | int, bytes], None]) -> None:
-        self._reader = reader
-        self._on_request = on_request
+    def __init__(self, connection: StdioConnection) -> None:
+        self._connection = connection
 
-    async def receive(self) -> SessionMessage | Exception:
-        line = await self._reader.take()
-        if line is None:
+    async def receive(self) -> SessionMessage:
+        message = await self._connection.receive()
+        if message is None:
             raise anyio.EndOfStream
-        try:
-            message = types.jsonrpc_message_adapter.validate_json(line.decode(errors="replace"), by_name=False)
-        except Exception as error:  # the SDK's own stream returns it, too, and continues
-            return error
-        if isinstance(message, types.JSONRPCRequest):
-            self._on_request(message.id, line)
-        return SessionMessage(message)
+        return message
 
     async def aclose(self) -> None:
-        self._reader.close()
+        """Do nothing: the connection stops reading when the SDK returns."""

@@ -74,6 +74,7 @@ class Workspace(Source):
     """A server whose items are the files of a folder."""
 
     has_shared_lists = True
+    completes_handshakes = True
 
     def __init__(self, root: Path | str, *, poll: float = DEFAULT_POLL) -> None:
         """Load the folder. `poll` is the number of seconds between full scans; 0 turns them off."""
