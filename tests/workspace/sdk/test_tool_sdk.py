@@ -137,13 +137,15 @@ async def test_results_have_an_envelope_and_end_the_tool(bash: BashTools) -> Non
     assert good.structured_content == {"success": True, "result": {"a": [1, None, "ä"]}}
     assert not good.is_error
     assert isinstance(good.content[0], types.TextContent)
-    assert json.loads(good.content[0].text) == {"a": [1, None, "ä"]}
+    assert good.content[0].text == '{"success":true,"result":{"a":[1,null,"ä"]}}'
+    assert await bash.text("""mcp_result_success '{"a":"b"}'""") == '{"success":true,"result":{"a":"b"}}'
 
     bad = await bash.call("""mcp_result_error '{"type": "not_found"}'; echo never""")
     assert bad.structured_content == {"success": False, "error": {"type": "not_found"}}
     assert bad.is_error
 
-    assert await bash.text("""mcp_result_success 'plain "words" {'""") == 'plain "words" {'
+    words = await bash.text("""mcp_result_success 'plain "words" {'""")
+    assert json.loads(words) == {"success": True, "result": 'plain "words" {'}
     assert await bash.text("mcp_result_text $'two\\nlines'; echo never") == "two\nlines"
 
 
@@ -155,6 +157,8 @@ async def test_error_has_type_hint_and_data(bash: BashTools) -> None:
     """)
 
     assert result.is_error
+    assert isinstance(result.content[0], types.TextContent)
+    assert result.content[0].text == 'Bad "date"'
     assert result.structured_content["error"] == {
         "type": "validation_error",
         "message": 'Bad "date"',
@@ -180,7 +184,7 @@ async def test_files_are_embedded_in_the_result(bash: BashTools) -> None:
     """)
     text, report, image = result.model_dump(by_alias=True)["content"]
 
-    assert text["text"] == "Report ready"
+    assert json.loads(text["text"])["result"] == "Report ready"
     assert (report["resource"]["text"], report["resource"]["mimeType"]) == ("a report", "text/x")
     assert image["resource"]["blob"]
 

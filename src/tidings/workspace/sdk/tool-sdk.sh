@@ -302,13 +302,12 @@ mcp_emit_json() {
 
 # Print a result: $1 is success or error, $2 the JSON. Text that is not JSON becomes a string.
 _mcp_result() {
-	local max_bytes="${MCPBASH_MAX_TEXT_BYTES:-102400}" _mcp_quoted is_error=false body
-	if ((max_bytes > 4096)) && _mcp_is_flat "$2"; then
-		_mcp_quote "$2"
-		body="\"success\":true,\"result\":$2"
-		[[ $1 == success ]] || is_error=true body="\"success\":false,\"error\":$2"
-		printf '{"content":[{"type":"text","text":%s}],"structuredContent":{%s},"isError":%s}\n' \
-			"${_mcp_quoted}" "${body}" "${is_error}"
+	local max_bytes="${MCPBASH_MAX_TEXT_BYTES:-102400}" _mcp_quoted body
+	if [[ $1 == success ]] && ((max_bytes > 8192)) && _mcp_is_flat "$2"; then
+		body="{\"success\":true,\"result\":$2}"
+		_mcp_quote "${body}"
+		printf '{"content":[{"type":"text","text":%s}],"structuredContent":%s,"isError":false}\n' \
+			"${_mcp_quoted}" "${body}"
 		return
 	fi
 	_mcp_values "$1" "${max_bytes}" <<<"$2"

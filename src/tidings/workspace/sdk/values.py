@@ -227,19 +227,27 @@ def count_bytes(value: Any) -> int:
 
 
 def make_envelope(kind: str, max_bytes: int, value: Any) -> dict[str, Any]:
-    """Return a tool result with a value as structured content, and as text if that has at most `max_bytes`."""
-    text = dump(value)
-    if count_bytes(value) > max_bytes:
-        size = f" of {len(value)}" if isinstance(value, dict | list) else ""
-        text = f"{kind}: {_get_type(value)}{size}, see the structured content"
-    elif isinstance(value, str):
-        text = value
-    is_success = kind == "success"
-    return {
-        "content": [{"type": "text", "text": text}],
-        "structuredContent": {"success": is_success, "result" if is_success else "error": value},
-        "isError": not is_success,
-    }
+    """Return a tool result with a value as structured content.
+
+    The text of a success is the structured content as JSON, or a summary if that has more than `max_bytes`. The text of
+    an error is its message.
+    """
+    if kind == "error":
+        text = value.get("message", dump(value)) if isinstance(value, dict) else value
+        return _make_result(_format_value(text), {"success": False, "error": value}, is_error=True)
+    envelope = {"success": True, "result": value}
+    text = dump(envelope)
+    if len(text.encode("utf-8", "replace")) > max_bytes:
+        if isinstance(value, dict | list):
+            kind, unit = ("object", "keys") if isinstance(value, dict) else ("array", "items")
+            text = f"Success: {kind} with {len(value)} {unit}"
+        else:
+            text = f"Success: {_format_value(value)[:100]}"
+    return _make_result(text, envelope, is_error=False)
+
+
+def _make_result(text: str, structured: dict[str, Any], *, is_error: bool) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}], "structuredContent": structured, "isError": is_error}
 
 
 def truncate(value: Any, max_bytes: int, path: str) -> dict[str, Any]:
