@@ -25,6 +25,7 @@ async def test_settings_name_the_server_and_the_folder_is_the_default(tmp_path: 
     (tmp_path / "plain").mkdir()
     assert Workspace(tmp_path / "plain").settings.name == "plain"
     assert Workspace(tmp_path / "plain").settings.policy.announce
+    assert Workspace(tmp_path / "plain").server.version == "0.0.0"
     text = (
         'name = "set"\nversion = "1.2"\ninstructions = "Ask first."\n[policy]\ndetail = "none"\n[tools]\ntimeout = 5\n'
     )

@@ -36,6 +36,7 @@ from tidings.workspace.loader import LoadedUnit, check_items, list_other_files, 
 from tidings.workspace.problems import Problem, digest_problems, find_problem
 from tidings.workspace.python import StillLoading, unload_modules, wait_for_loading
 from tidings.workspace.register import RegisterScripts, select_scripts
+from tidings.workspace.requests import check_requests
 from tidings.workspace.resources import FileResource
 from tidings.workspace.settings import Settings, load_settings
 from tidings.workspace.units import REGISTER, SETTINGS, Unit, find_unit, has_python, list_parents
@@ -49,6 +50,9 @@ __all__ = ["ERRORS", "Workspace"]
 logger = logging.getLogger(__name__)
 
 ERRORS = "tidings://errors"
+
+_DEFAULT_VERSION = "0.0.0"
+"""The version of a workspace that names none, because clients expect one. It is that of mcp-bash-framework."""
 
 _UNKNOWN = ("unknown",)
 """The state of a unit that the next scan must load again."""
@@ -88,7 +92,7 @@ class Workspace(Source):
             title=self.settings.title,
             description=self.settings.description,
             instructions=self.settings.instructions,
-            version=self.settings.version,
+            version=self.settings.version or _DEFAULT_VERSION,
             warn_on_duplicate_tools=False,
             log_level="WARNING",
         )
@@ -120,6 +124,7 @@ class Workspace(Source):
         internals.registry_of(self.server, "resources")[ERRORS] = errors
         self._errors = make_item(errors)
         self.lowlevel.add_request_handler("resources/list", types.PaginatedRequestParams, self._list_resources)
+        check_requests(self.server)
         unsettled = self.rescan()
         while unsettled:
             wait_for_loading(unsettled)
