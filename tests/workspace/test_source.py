@@ -368,7 +368,7 @@ def test_file_removed_while_it_is_read_is_no_problem(tmp_path: Path, monkeypatch
     write(tmp_path, {"resources/a.txt": "a"})
     workspace = Workspace(tmp_path)
 
-    def remove(path: Path) -> str:
+    def remove(root: Path, path: Path) -> str:
         path.unlink()
         raise FileNotFoundError(path)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.workspaces import UPDATED, serve, watch, write
+from tidings.workspace.settings import Settings
 from tidings.workspace.templates import FileTemplate, make_template
 
 pytestmark = pytest.mark.anyio
@@ -38,7 +39,8 @@ def test_file_has_the_uri_under_which_it_is_read(
     tmp_path: Path, uri_template: str, path: str | None, file: str, uri: str | None
 ) -> None:
     write(tmp_path, {file: "text"})
-    template = make_template(tmp_path, {"uriTemplate": uri_template, "path": path}, tmp_path / "meta").component
+    meta = {"uriTemplate": uri_template, "path": path}
+    template = make_template(tmp_path, Settings("a"), meta, tmp_path / "meta").component
     assert isinstance(template, FileTemplate)
     assert template.find_uri(PurePosixPath(file)) == uri
     if uri is not None:

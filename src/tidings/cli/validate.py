@@ -55,6 +55,7 @@ def _find_not_executable(workspace: Workspace) -> list[Problem]:
     """Return a problem for each script with a `#!` line that is not executable. A server ignores it silently."""
     from tidings.workspace.metadata import META_SUFFIX
     from tidings.workspace.problems import Problem
+    from tidings.workspace.reading import open_inside
 
     tools = workspace.root / "tools"
     found = []
@@ -66,7 +67,7 @@ def _find_not_executable(workspace: Workspace) -> list[Problem]:
             and not os.access(path, os.X_OK)
         ):
             try:
-                with path.open("rb") as file:
+                with open_inside(workspace.root, path) as file:
                     is_script = file.read(2) == b"#!"
             except OSError:
                 continue

@@ -21,6 +21,7 @@ from typing import Any
 
 from tidings.core.encoding import is_unicode
 from tidings.errors import InvalidItem
+from tidings.workspace.reading import read_inside
 
 __all__ = ["SDK", "build_environment", "check_variables", "encode_json", "find_json_tool", "list_roots"]
 
@@ -111,7 +112,7 @@ def list_roots(root: Path) -> list[Path]:
     names = [path for path in os.environ.get("MCPBASH_ROOTS", "").split(":") if path]
     if not names:
         try:
-            entries = json.loads((root / "config" / "roots.json").read_bytes())["roots"]
+            entries = json.loads(read_inside(root, root / "config" / "roots.json"))["roots"]
             names = [entry["path"] for entry in entries]
         except (OSError, ValueError, LookupError, TypeError):
             pass

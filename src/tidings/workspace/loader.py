@@ -40,25 +40,25 @@ def load_items(root: Path, settings: Settings, unit: Unit, files: list[Path]) ->
         case "tools":
             return load_tools(root, settings, unit, files)
         case "resources":
-            return _load_resources(root, files)
+            return _load_resources(root, settings, files)
         case "prompts":
             return load_prompts(root, files)
     raise ValueError(f"{unit.kind} has no items of its own")
 
 
-def _load_resources(root: Path, files: list[Path]) -> list[LoadedItem]:
+def _load_resources(root: Path, settings: Settings, files: list[Path]) -> list[LoadedItem]:
     metas, others = split_meta(files)
     items: list[LoadedItem] = []
     described: set[Path] = set()
     for meta_path in metas:
-        meta = read_meta(meta_path)
+        meta = read_meta(root, meta_path)
         if "uriTemplate" in meta:
-            items.append(make_template(root, meta, meta_path))
+            items.append(make_template(root, settings, meta, meta_path))
         else:
             path = find_described(root, meta, meta_path, others)
             described.add(path)
-            items.append(make_resource(root, path, meta, meta_path))
-    return items + [make_resource(root, path, {}) for path in others if path not in described]
+            items.append(make_resource(root, settings, path, meta, meta_path))
+    return items + [make_resource(root, settings, path, {}) for path in others if path not in described]
 
 
 def check_items(items: Iterable[LoadedItem], path: Path, max_bytes: int) -> None:

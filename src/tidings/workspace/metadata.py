@@ -23,8 +23,18 @@ import msgspec
 
 from tidings.workspace.files import find_inside
 from tidings.workspace.problems import InvalidFile
+from tidings.workspace.reading import open_inside, read_inside
 
-__all__ = ["META_SUFFIX", "parse_object", "read_comment", "read_meta", "read_text", "require_inside", "split_meta"]
+__all__ = [
+    "META_SUFFIX",
+    "parse_object",
+    "read_comment",
+    "read_file",
+    "read_meta",
+    "read_text",
+    "require_inside",
+    "split_meta",
+]
 
 META_SUFFIX = ".meta.json"
 
@@ -53,20 +63,23 @@ def require_inside(root: Path, path: Path, meta_path: Path) -> Path:
     return found
 
 
-def read_text(path: Path) -> str:
+def read_file(root: Path, path: Path) -> bytes:
     try:
-        return path.read_text("utf-8-sig")  # some editors start a file with a byte order mark
+        return read_inside(root, path)
+    except OSError as error:
+        raise InvalidFile(path, f"can't be read: {error.strerror}") from None
+
+
+def read_text(root: Path, path: Path) -> str:
+    try:
+        text = read_file(root, path).decode("utf-8-sig")  # some editors start a file with a byte order mark
     except UnicodeDecodeError as error:
         raise InvalidFile(path, f"not UTF-8: {error}") from None
-    except OSError as error:
-        raise InvalidFile(path, f"can't be read: {error.strerror}") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_meta(path: Path) -> dict[str, Any]:
-    try:
-        return parse_object(path, path.read_bytes())
-    except OSError as error:
-        raise InvalidFile(path, f"can't be read: {error.strerror}") from None
+def read_meta(root: Path, path: Path) -> dict[str, Any]:
+    return parse_object(path, read_file(root, path))
 
 
 def parse_object(path: Path, data: bytes) -> dict[str, Any]:
@@ -84,9 +97,9 @@ def parse_object(path: Path, data: bytes) -> dict[str, Any]:
     raise InvalidFile(path, message, data.count(b"\n", 0, position) + 1)
 
 
-def read_comment(path: Path) -> dict[str, Any]:
+def read_comment(root: Path, path: Path) -> dict[str, Any]:
     """Return the metadata in the leading comment of a script. It is empty for a binary or without a comment."""
-    with path.open("rb") as file:
+    with open_inside(root, path) as file:
         start = file.read(64 << 10)
     if not start:
         # An editor is probably writing it. The error makes the server keep the last good version.

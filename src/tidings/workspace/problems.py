@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from tidings.core.digest import canonical
 from tidings.errors import TidingsError
+from tidings.workspace.reading import read_inside
 
 __all__ = ["InvalidFile", "Problem", "digest_problems", "find_problem", "invalid_field", "invalid_model"]
 
@@ -33,20 +34,17 @@ class Problem:
 class InvalidFile(TidingsError):
     """A file of the workspace can't be loaded."""
 
-    def __init__(self, path: Path, message: str, line: int | None = None) -> None:
+    def __init__(self, path: Path, message: str, line: int | None = None, field: str = "") -> None:
+        """`line` is the line of the problem; without one, it is the first line that contains the name `field`."""
         super().__init__(message)
         self.path = path
         self.line = line
+        self.field = field
 
 
 def invalid_field(path: Path, field: str, message: str) -> InvalidFile:
-    """Return the error for a field in `path`, with the first line that contains its name."""
-    line = None
-    with suppress(OSError, UnicodeDecodeError):
-        pattern = re.compile(rf"(?<![\w-]){re.escape(field)}(?![\w-])")
-        lines = path.read_text("utf-8-sig").splitlines() if field else []
-        line = next((number for number, text in enumerate(lines, 1) if pattern.search(text)), None)
-    return InvalidFile(path, message, line)
+    """Return the error for a field in `path`."""
+    return InvalidFile(path, message, field=field)
 
 
 def invalid_model(path: Path, error: ValidationError) -> InvalidFile:
@@ -62,6 +60,8 @@ def find_problem(error: BaseException, path: Path, root: Path) -> Problem:
     message = str(error)
     if isinstance(error, InvalidFile):
         path, line = error.path, error.line
+        if line is None and error.field:
+            line = _find_line(root, path, error.field)
     elif isinstance(error, SyntaxError):
         line = error.lineno
         if error.filename and Path(error.filename).is_relative_to(root):
@@ -73,6 +73,15 @@ def find_problem(error: BaseException, path: Path, root: Path) -> Problem:
         message = f"{type(error).__name__}: {message}" if message else type(error).__name__
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
     return Problem(name, line, message)
+
+
+def _find_line(root: Path, path: Path, field: str) -> int | None:
+    """Return the first line that contains the name of a field."""
+    pattern = re.compile(rf"(?<![\w-]){re.escape(field)}(?![\w-])")
+    with suppress(OSError, UnicodeDecodeError):
+        lines = read_inside(root, path).decode("utf-8-sig").splitlines()
+        return next((number for number, text in enumerate(lines, 1) if pattern.search(text)), None)
+    return None
 
 
 def digest_problems(problems: tuple[Problem, ...]) -> str:

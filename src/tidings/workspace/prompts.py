@@ -40,18 +40,18 @@ _PLACEHOLDER = re.compile(r"\$\{(\w+)\}|\{\{\s*(\w+)\s*\}\}|\{(\w+)\}")
 
 def load_prompts(root: Path, files: list[Path]) -> list[LoadedItem]:
     metas, texts = split_meta(files)
-    meta = read_meta(metas[0]) if metas else {}
+    meta = read_meta(root, metas[0]) if metas else {}
     if metas and "path" in meta:
         texts = [require_inside(root, metas[0].parent / str(meta["path"]), metas[0])]
     elif metas and not texts:
         raise InvalidFile(metas[0], "describes no text; name one in path, or put one of the same name beside it")
     meta_path = metas[0] if metas and len(texts) == 1 else None
-    return [make_prompt(path, meta if meta_path else {}, meta_path) for path in texts]
+    return [make_prompt(root, path, meta if meta_path else {}, meta_path) for path in texts]
 
 
-def make_prompt(path: Path, meta: dict[str, Any], meta_path: Path | None = None) -> LoadedItem:
+def make_prompt(root: Path, path: Path, meta: dict[str, Any], meta_path: Path | None = None) -> LoadedItem:
     """Return the prompt in `path`. `meta_path` is the file that contains `meta`, if it is another file."""
-    text = read_text(path)
+    text = read_text(root, path)
     if not text:
         # An editor is probably writing it. The error makes the server keep the last good version.
         raise InvalidFile(path, "the file is empty; write a prompt into it, or remove it")

@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from tidings.workspace.files import read_state
 from tidings.workspace.items import LoadedItem, make_item
+from tidings.workspace.metadata import read_file
 from tidings.workspace.problems import InvalidFile, find_problem, invalid_field
 
 __all__ = ["StillLoading", "load_python", "unload_modules", "wait_for_loading"]
@@ -65,11 +66,11 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def load_python(path: Path, meta: dict[str, Any], meta_path: Path | None = None) -> list[LoadedItem]:
+def load_python(root: Path, path: Path, meta: dict[str, Any], meta_path: Path | None = None) -> list[LoadedItem]:
     """Return the tools of a Python file. `meta` describes the tool if there is only one.
 
     Raise `StillLoading` if the file takes longer than other files should wait."""
-    module = _load_module(path)
+    module = _load_module(path, read_file(root, path))
     functions = [value for name, value in vars(module).items() if _is_tool(name, value, module)]
     if not functions:
         raise InvalidFile(path, "contains no tool; a tool is a public function whose parameters have type hints")
@@ -123,8 +124,9 @@ class _Abandoned(BaseException):
 class _Loading:
     """One file that runs in a thread of its own, because it may be slow or never end."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, source: bytes) -> None:
         self.path = path
+        self._source = source
         self.version = read_state(path)
         self._outcome: types.ModuleType | BaseException | None = None
         self._deadline = time.monotonic() + _LOAD_TIMEOUT
@@ -134,7 +136,7 @@ class _Loading:
 
     def _run(self) -> None:
         try:
-            self._outcome = _run(self.path)
+            self._outcome = _run(self.path, self._source)
         except BaseException as error:
             self._outcome = error
 
@@ -174,13 +176,13 @@ _loadings: dict[Path, _Loading] = {}
 """The files that are being loaded."""
 
 
-def _load_module(path: Path) -> types.ModuleType:
+def _load_module(path: Path, source: bytes) -> types.ModuleType:
     loading = _loadings.get(path)
     if loading is not None and loading.version != read_state(path):
         loading.abandon()
         loading = None
     if loading is None:
-        loading = _loadings[path] = _Loading(path)
+        loading = _loadings[path] = _Loading(path, source)
     try:
         module = loading.result()
     except StillLoading:
@@ -198,11 +200,11 @@ def wait_for_loading(paths: Iterable[Path]) -> None:
         loading.wait()
 
 
-def _run(path: Path) -> types.ModuleType:
+def _run(path: Path, source: bytes) -> types.ModuleType:
     module = types.ModuleType(f"{_PACKAGE}{path.parent.name}_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses and pydantic look up the module of a class by its name
-    code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    code = compile(source, str(path), "exec", dont_inherit=True)
     with _importing_from(path.parent):
         exec(code, module.__dict__)
     return module

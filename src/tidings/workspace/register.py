@@ -23,7 +23,7 @@ from tidings.errors import TidingsError
 from tidings.workspace.environment import build_environment
 from tidings.workspace.files import find_inside, read_state
 from tidings.workspace.items import LoadedItem, UnitContent
-from tidings.workspace.metadata import parse_object
+from tidings.workspace.metadata import parse_object, read_file
 from tidings.workspace.problems import InvalidFile
 from tidings.workspace.process import run_process
 from tidings.workspace.prompts import make_prompt
@@ -106,7 +106,7 @@ class RegisterScripts:
     def load(self, settings: Settings, files: list[Path]) -> UnitContent:
         for path in files:
             if path.name == "register.json":
-                return _parse_registration(self._root, settings, path, path.read_bytes())
+                return _parse_registration(self._root, settings, path, read_file(self._root, path))
         items: list[LoadedItem] = []
         exclusive: frozenset[str] = frozenset()
         for path in select_scripts(files):
@@ -134,9 +134,9 @@ def _parse_registration(root: Path, settings: Settings, source: Path, text: byte
         raise InvalidFile(source, f"{', '.join(unknown)}: not a kind of item; use {', '.join(_REGISTRIES)}")
     makers: dict[str, Callable[[dict[str, Any]], LoadedItem]] = {
         "tools": lambda meta: load_registered_tool(root, settings, _find_file(root, source, "tools", meta), meta),
-        "resources": lambda meta: make_resource(root, _find_file(root, source, "resources", meta), meta),
-        "resourceTemplates": lambda meta: make_template(root, meta, source),
-        "prompts": lambda meta: make_prompt(_find_file(root, source, "prompts", meta), meta),
+        "resources": lambda meta: make_resource(root, settings, _find_file(root, source, "resources", meta), meta),
+        "resourceTemplates": lambda meta: make_template(root, settings, meta, source),
+        "prompts": lambda meta: make_prompt(root, _find_file(root, source, "prompts", meta), meta),
     }
     items: list[LoadedItem] = []
     exclusive: set[str] = set()

@@ -6,20 +6,24 @@ A file without metadata has the URI `workspace:///PATH`. `notes.meta.json` besid
 
 from __future__ import annotations
 
+import errno
 import mimetypes
-from hashlib import blake2b
+import os
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 import anyio
-from mcp.server.mcpserver.exceptions import ResourceNotFoundError
+from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp.server.mcpserver.resources import Resource
 from pydantic import ValidationError
 
 from tidings.workspace.items import LoadedItem, make_item
 from tidings.workspace.metadata import META_SUFFIX, require_inside
 from tidings.workspace.problems import InvalidFile, invalid_model
+from tidings.workspace.reading import open_inside, read_inside
+from tidings.workspace.settings import Settings
 
 __all__ = ["FileResource", "compute_etag", "find_described", "get_uri_path", "guess_mime_type", "make_resource"]
 
@@ -32,32 +36,39 @@ _COMPRESSED = {"gzip": "application/gzip", "bzip2": "application/x-bzip2", "xz":
 _OPTIONAL_FIELDS = ("title", "description", "annotations", "icons", "_meta")
 
 
-def make_resource(root: Path, path: Path, meta: dict[str, Any], meta_path: Path | None = None) -> LoadedItem:
+def make_resource(
+    root: Path, settings: Settings, path: Path, meta: dict[str, Any], meta_path: Path | None = None
+) -> LoadedItem:
     name = path.relative_to(root).as_posix().removeprefix("resources/")
     try:
         resource = FileResource(
             uri=str(meta.get("uri") or f"workspace:///{quote(name)}"),
             name=str(meta.get("name") or name),
-            mime_type=str(meta.get("mimeType") or guess_mime_type(path)),
+            mime_type=str(meta.get("mimeType") or guess_mime_type(root, path)),
             path=path,
+            root=root,
+            max_bytes=settings.resources_max_bytes,
             **{field.lstrip("_"): meta[field] for field in _OPTIONAL_FIELDS if meta.get(field) is not None},
         )
     except ValidationError as error:
         raise invalid_model(meta_path or path, error) from None
-    return make_item(resource, etags={str(resource.uri): compute_etag(path)}, files=(path,))
+    return make_item(resource, etags={str(resource.uri): compute_etag(root, path)}, files=(path,))
 
 
-def compute_etag(path: Path) -> str:
-    state = path.stat()
-    if state.st_size > _MAX_HASHED:
-        return f"{state.st_size}-{state.st_mtime_ns}"
-    return blake2b(path.read_bytes(), digest_size=16).hexdigest()
+def compute_etag(root: Path, path: Path) -> str:
+    with open_inside(root, path) as file:
+        state = os.fstat(file.fileno())
+        if state.st_size > _MAX_HASHED:
+            return f"{state.st_size}-{state.st_mtime_ns}"
+        return file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()
 
 
 class FileResource(Resource):
     """A file that is read on each request: as text if it is UTF-8, else as bytes."""
 
     path: Path
+    root: Path
+    max_bytes: int
 
     @property
     def size(self) -> int | None:
@@ -67,10 +78,16 @@ class FileResource(Resource):
             return None
 
     async def read(self) -> str | bytes:
+        return await anyio.to_thread.run_sync(self._read)
+
+    def _read(self) -> str | bytes:
         try:
-            content = await anyio.to_thread.run_sync(self.path.read_bytes)
+            content = read_inside(self.root, self.path, self.max_bytes)
         except FileNotFoundError:
             raise ResourceNotFoundError(f"Unknown resource: {self.uri}") from None
+        except OSError as error:
+            hint = "; [resources] max_bytes in tidings.toml can raise it" if error.errno == errno.EFBIG else ""
+            raise ResourceError(f"{self.uri} can't be read: {error.strerror}{hint}") from None
         if self.mime_type == "application/octet-stream":
             return content
         try:
@@ -104,14 +121,14 @@ def get_uri_path(uri: str) -> str:
     return unquote(parts.netloc + parts.path)
 
 
-def guess_mime_type(path: Path) -> str:
+def guess_mime_type(root: Path, path: Path) -> str:
     guessed, encoding = mimetypes.guess_type(path.name)
     if encoding:
         return _COMPRESSED.get(encoding, "application/octet-stream")
     if guessed:
         return guessed
     try:
-        with path.open("rb") as file:
+        with open_inside(root, path) as file:
             file.read(4096).decode("utf-8")
     except UnicodeDecodeError as error:
         # The sample may end inside a character.

@@ -21,6 +21,7 @@ import pydantic
 from mcp import MCPError
 
 from tidings.workspace.process import Outcome
+from tidings.workspace.reading import read_inside
 from tidings.workspace.schema import find_violation
 
 __all__ = ["make_result", "parse_progress", "read_embedded_files", "read_protocol_error"]
@@ -74,7 +75,7 @@ def make_result(
 def read_protocol_error(path: Path) -> MCPError | None:
     """Return the protocol error that `mcp_fail` has written to its file, or None."""
     try:
-        error = json.loads(path.read_bytes().decode("utf-8", "replace"))
+        error = json.loads(read_inside(path.parent.resolve(), path).decode("utf-8", "replace"))
         return MCPError(int(error["code"]), str(error["message"]), error.get("data"))
     except (OSError, ValueError, LookupError, TypeError):
         return None
@@ -87,7 +88,7 @@ def read_embedded_files(listing: Path, folders: Iterable[Path], max_bytes: int) 
     `folders`, can't be read, or would exceed `max_bytes` in total.
     """
     try:
-        text = listing.read_bytes().decode("utf-8", "replace")
+        text = read_inside(listing.parent.resolve(), listing).decode("utf-8", "replace")
     except OSError:
         return []
     folders = [folder.resolve() for folder in folders]
@@ -95,9 +96,10 @@ def read_embedded_files(listing: Path, folders: Iterable[Path], max_bytes: int) 
     for path, mime_type, uri in _parse_listing(text):
         try:
             file = Path(path).resolve()
-            if not any(file.is_relative_to(folder) for folder in folders) or file.stat().st_size > max_bytes:
+            folder = next((folder for folder in folders if file.is_relative_to(folder)), None)
+            if folder is None:
                 continue
-            data = file.read_bytes()
+            data = read_inside(folder, file, max_bytes)
         except (OSError, ValueError):
             continue
         max_bytes -= len(data)

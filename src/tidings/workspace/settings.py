@@ -15,6 +15,7 @@ from tidings.errors import InvalidPolicy
 from tidings.policy import Policy
 from tidings.workspace.metadata import read_meta, read_text
 from tidings.workspace.problems import InvalidFile
+from tidings.workspace.reading import MAX_BYTES
 
 __all__ = ["Settings", "load_settings"]
 
@@ -34,6 +35,8 @@ class Settings:
     """Bytes that a tool may print: more than a model can read."""
     env: tuple[str, ...] = ()
     """Variables of the server's environment that tools get as well, by name or pattern (`AWS_*`)."""
+    resources_max_bytes: int = MAX_BYTES
+    """Bytes of a file that a client can read as a resource."""
     register_ttl: float = 5.0
     """Seconds between two runs of `server.d/register.*`, as in mcp-bash-framework."""
     register_timeout: float = 10.0
@@ -41,8 +44,8 @@ class Settings:
 
     @property
     def limits(self) -> tuple[Any, ...]:
-        """The settings that each executable tool contains. If one changes, those tools must be loaded again."""
-        return (self.timeout, self.max_output, self.env)
+        """The settings that tools and resources contain. If one changes, those must be loaded again."""
+        return (self.timeout, self.max_output, self.env, self.resources_max_bytes)
 
     def list_changes_needing_restart(self, other: Settings) -> list[str]:
         """Return the names of the settings that differ and only take effect when the server starts."""
@@ -56,6 +59,7 @@ _MINIMUM = 0.1
 _SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
     "": {"name": (str,), "title": (str,), "version": (str,), "description": (str,), "instructions": (str,)},
     "tools": {"timeout": (int, float), "max_output": (int,), "env": (list,)},
+    "resources": {"max_bytes": (int,)},
     "register": {"ttl": (int, float), "timeout": (int, float)},
 }
 
@@ -72,7 +76,7 @@ def load_settings(root: Path) -> Settings:
 def _load_toml(path: Path, root: Path) -> Settings:
     import tomllib
 
-    text = read_text(path)
+    text = read_text(root, path)
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -89,7 +93,8 @@ def _load_toml(path: Path, root: Path) -> Settings:
         for key, value in fields.items():
             _check_setting(path, text, section, key, value)
     chosen: dict[str, Any] = {**sections[""], **sections.get("tools", {})}
-    chosen |= {f"register_{key}": value for key, value in sections.get("register", {}).items()}
+    for section in ("resources", "register"):
+        chosen |= {f"{section}_{key}": value for key, value in sections.get(section, {}).items()}
     if "env" in chosen:
         chosen["env"] = tuple(chosen["env"])
     try:
@@ -131,6 +136,6 @@ def _load_meta(path: Path, root: Path) -> Settings:
     ttl = os.environ.get("MCPBASH_REGISTER_TTL", "")
     chosen: dict[str, Any] = {"register_ttl": float(ttl)} if re.fullmatch(r"\d+(\.\d+)?", ttl) else {}
     if path.is_file():
-        meta = read_meta(path)
+        meta = read_meta(root, path)
         chosen |= {name: str(meta[name]) for name in _SECTIONS[""] if meta.get(name)}
     return Settings(**{"name": root.name, **chosen})

@@ -39,6 +39,7 @@ from tidings.workspace.register import RegisterScripts, select_scripts
 from tidings.workspace.requests import check_requests
 from tidings.workspace.resources import FileResource
 from tidings.workspace.settings import Settings, load_settings
+from tidings.workspace.templates import FileTemplate
 from tidings.workspace.units import REGISTER, SETTINGS, Unit, find_unit, has_python, list_parents
 from tidings.workspace.watcher import FolderWatcher
 
@@ -363,7 +364,10 @@ class Workspace(Source):
         found: set[Unit] = set()
         if has_new_limits:
             for unit, each in self._units.items():
-                if any(isinstance(item.component, ExecutableTool) for item in each.content.items):
+                if any(
+                    isinstance(item.component, ExecutableTool | FileResource | FileTemplate)
+                    for item in each.content.items
+                ):
                     found.add(unit)
         folders = {unit.import_folder for unit, files in loaded.items() if unit.is_helper and has_python(files)}
         if folders:

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import anyio
 from mcp.server.mcpserver.exceptions import ResourceNotFoundError
 from mcp.server.mcpserver.resources import DEFAULT_RESOURCE_SECURITY, ResourceTemplate
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
@@ -27,6 +28,7 @@ from tidings.workspace.files import is_ignored, load_ignore_rules, read_state, w
 from tidings.workspace.items import LoadedItem, make_item
 from tidings.workspace.problems import InvalidFile, invalid_model
 from tidings.workspace.resources import FileResource, compute_etag, get_uri_path, guess_mime_type
+from tidings.workspace.settings import Settings
 
 __all__ = ["FileTemplate", "make_template"]
 
@@ -43,6 +45,7 @@ class FileTemplate(ResourceTemplate):
     """A template whose resources are files of the workspace."""
 
     root: Path
+    max_bytes: int
     path: str | None
     """The path of the files, with the variables of the template."""
     guesses_mime_type: bool
@@ -51,16 +54,21 @@ class FileTemplate(ResourceTemplate):
         path = self.find_file(params)
         if path is None:
             raise ResourceNotFoundError(f"Unknown resource: {uri}")
+        mime_type = self.mime_type
+        if self.guesses_mime_type:
+            mime_type = await anyio.to_thread.run_sync(guess_mime_type, self.root, path)
         return FileResource(
             uri=uri,
             name=self.name,
             title=self.title,
             description=self.description,
-            mime_type=guess_mime_type(path) if self.guesses_mime_type else self.mime_type,
+            mime_type=mime_type,
             icons=self.icons,
             annotations=self.annotations,
             meta=self.meta,
             path=path,
+            root=self.root,
+            max_bytes=self.max_bytes,
         )
 
     def find_file(self, variables: dict[str, Any]) -> Path | None:
@@ -127,24 +135,24 @@ class FileTemplate(ResourceTemplate):
         for path in islice(walk(self.root, "" if folder == "." else folder, top_level=None), _MAX_FILES):
             if (uri := self.find_uri(path)) is not None:
                 with suppress(OSError):  # removed in the meantime
-                    etags[uri] = _get_etag(self.root / path)
+                    etags[uri] = _get_etag(self.root, self.root / path)
         return etags
 
 
-def _get_etag(path: Path) -> str:
+def _get_etag(root: Path, path: Path) -> str:
     """Return the etag of a file. Read only files that have changed: a template may have many."""
     state = read_state(path)
     if time.time() - path.stat().st_ctime < _TIME_RESOLUTION:
-        return compute_etag(path)
-    return _cached_etag(path, state)
+        return compute_etag(root, path)
+    return _cached_etag(root, path, state)
 
 
 @lru_cache(maxsize=4 * _MAX_FILES)
-def _cached_etag(path: Path, state: tuple[Any, ...]) -> str:
-    return compute_etag(path)
+def _cached_etag(root: Path, path: Path, state: tuple[Any, ...]) -> str:
+    return compute_etag(root, path)
 
 
-def make_template(root: Path, meta: dict[str, Any], meta_path: Path) -> LoadedItem:
+def make_template(root: Path, settings: Settings, meta: dict[str, Any], meta_path: Path) -> LoadedItem:
     text = str(meta["uriTemplate"])
     try:
         parsed = UriTemplate.parse(text)
@@ -155,6 +163,7 @@ def make_template(root: Path, meta: dict[str, Any], meta_path: Path) -> LoadedIt
     try:
         template = FileTemplate(
             root=root,
+            max_bytes=settings.resources_max_bytes,
             path=None if meta.get("path") is None else str(meta["path"]),
             guesses_mime_type=not meta.get("mimeType"),
             uri_template=text,

@@ -29,22 +29,22 @@ def load_tools(root: Path, settings: Settings, unit: Unit, files: list[Path]) ->
     metas, others = split_meta(files)
     scripts = [path for path in others if _is_tool(path, unit.is_folder)]
     meta_path = metas[0] if metas and len(scripts) == 1 else None
-    meta = read_meta(metas[0]) if metas else {}
+    meta = read_meta(root, metas[0]) if metas else {}
     items: list[LoadedItem] = []
     for path in scripts:
         described = meta if meta_path else {}
         if path.suffix == ".py" and not os.access(path, os.X_OK):
-            items += load_python(path, described, meta_path)
+            items += load_python(root, path, described, meta_path)
         else:
             name = path.parent.name if unit.is_folder else path.stem
-            items.append(make_executable(root, settings, path, read_comment(path) | described, name, meta_path))
+            items.append(make_executable(root, settings, path, read_comment(root, path) | described, name, meta_path))
     if metas and not items:
         raise InvalidFile(metas[0], "no tool beside it: add a Python file, or make the script executable (chmod +x)")
     return items
 
 
 def load_registered_tool(root: Path, settings: Settings, path: Path, meta: dict[str, Any]) -> LoadedItem:
-    return make_executable(root, settings, path, read_comment(path) | meta, path.stem)
+    return make_executable(root, settings, path, read_comment(root, path) | meta, path.stem)
 
 
 def _is_tool(path: Path, is_folder: bool) -> bool:
