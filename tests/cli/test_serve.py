@@ -24,6 +24,7 @@ from tests.support.command import (
     TOKEN,
     Notifications,
     replace_file,
+    run_command,
     serving,
     start_command,
     tidings,
@@ -107,6 +108,41 @@ async def test_only_callers_with_the_token_are_accepted(board: Path, tmp_path: P
         first = (await server.process.stderr.readline()).decode()
         assert "warning: tools/broken.py:1: " in first  # and no line about the new tool, which has the level info
         await server.stop()
+
+
+async def test_each_problem_and_each_new_resource_has_one_line_in_the_log_and_the_history(board: Path) -> None:
+    (board / "tools" / "broken.py").write_text("def (")
+    async with asyncio.timeout(DEADLINE), start_command("serve", board, "--port", 0) as process:
+        lines: list[str] = []
+        while not lines or "Ctrl-C" not in lines[-1]:
+            lines.append((await process.stderr.readline()).decode())
+        replace_file(board / "resources" / "new.txt", "new")
+        while "content of workspace:///last.txt" not in lines[-1]:
+            lines.append((await process.stderr.readline()).decode())
+            if "resource workspace:///new.txt added" in lines[-1]:
+                replace_file(board / "resources" / "last.txt", "first")
+            if "resource workspace:///last.txt added" in lines[-1]:
+                replace_file(board / "resources" / "last.txt", "second")
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+    log = "".join(lines)
+    assert log.count("broken.py") == 1
+    assert log.count("new.txt") == 1
+    assert (await run_command("history", board, "--limit", 0)).stdout.count("new.txt") == 1
+
+
+@pytest.mark.parametrize("options", [[], ["--stdio"]])
+def test_current_folder_that_is_no_workspace_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tidings("serve", *options).check_error("is not a workspace", "tools", "tidings new DIR")
+
+
+def test_state_file_in_a_missing_folder_is_refused(board: Path, tmp_path: Path) -> None:
+    refused = tidings("serve", board, "--port", 0, "--state", tmp_path / "missing" / "state.db")
+    refused.check_error("--state", "missing does not exist; create it")
+    assert not (tmp_path / "missing").exists()
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from tidings.cli.output import fail, redirect_stdout_to_stderr
 from tidings.server.garbage_collection import without_gc
+from tidings.workspace import TOP_LEVEL
 
 if TYPE_CHECKING:
     from tidings.workspace.source import Workspace
 
-__all__ = ["check_folder", "open_workspace"]
+__all__ = ["check_folder", "check_workspace", "open_workspace"]
 
 
 def check_folder(folder: Path) -> None:
@@ -25,8 +26,20 @@ def check_folder(folder: Path) -> None:
         fail(f"{folder} can't be read: permission denied")
 
 
-def open_workspace(folder: Path, *, poll: float) -> Workspace:
+def check_workspace(folder: Path) -> None:
+    """Exit with an error if `folder` can't be a workspace, or if it is the current folder and is none.
+
+    A user who gives no folder may be in the wrong one. Another folder may be empty: files can be added later."""
     check_folder(folder)
+    if folder == Path() and not any((folder / name).exists() for name in TOP_LEVEL):
+        fail(
+            f"the current folder, {Path.cwd()}, is not a workspace: it contains none of "
+            f"{', '.join(sorted(TOP_LEVEL))}; give the folder of one, or create one with `tidings new DIR`"
+        )
+
+
+def open_workspace(folder: Path, *, poll: float) -> Workspace:
+    check_workspace(folder)
     with without_gc(), redirect_stdout_to_stderr():
         from tidings.workspace.source import Workspace
 

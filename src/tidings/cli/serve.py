@@ -21,7 +21,7 @@ import typer
 
 from tidings.cli import auth
 from tidings.cli.command_line import shell_command
-from tidings.cli.folder import check_folder, open_workspace
+from tidings.cli.folder import check_workspace, open_workspace
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
 from tidings.cli.options import TOKEN_VARIABLE, Folder, Token, TokenFile
 from tidings.cli.otlp import export_telemetry
@@ -121,7 +121,7 @@ def serve(
 
     Every connected client is notified immediately of each change in the folder. Stop it with Ctrl-C.
     """
-    check_folder(folder)
+    check_workspace(folder)
     logs = LogOptions(log_level, log_format, quiet)
     if stdio:
         _refuse_http_options(context)

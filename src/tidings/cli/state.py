@@ -27,6 +27,8 @@ def open_store(root: Path, state: str | None) -> OpenedStore | None:
     """Return the store of a server. `state` is the path of the file, "none", or None for the default file."""
     if state == "none":
         return None
+    if state is not None and not Path(state).parent.is_dir():
+        fail(f"--state {state}: the folder {Path(state).parent} does not exist; create it, or choose another file")
     from tidings.store.opened import OpenedStore
     from tidings.store.sqlite import SQLiteStore
 

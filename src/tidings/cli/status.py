@@ -58,8 +58,9 @@ def show_status(live: Live, workspace: Workspace, logs: LogOptions, *, title: st
             live.hub.log.level_unwatched = logging.INFO
 
     def is_not_shown(record: logging.LogRecord) -> bool:
-        """Return False for a record that the status shows: a problem, or a change unless the log is detailed."""
-        if isinstance(record.args, tuple) and record.args and isinstance(record.args[0], Problem):
+        """Return False for a record that the status shows: a problem in the panel, or a change."""
+        is_problem = isinstance(record.args, tuple) and record.args and isinstance(record.args[0], Problem)
+        if is_problem and isinstance(status, Panel):
             return False
         return logs.is_detailed or getattr(record, "tidings", {}).get("event") != "told"
 
@@ -94,7 +95,10 @@ class _Status:
 
     def _on_changes(self, changes: tuple[Change, ...]) -> None:
         """Queue the changes for the thread. The caller holds the catalog's lock, so this must be fast."""
-        self._changes.extend((change, text) for change in changes if (text := _describe(change)))
+        added = {change.key for change in changes if change.operation is Operation.ADDED}
+        for change in changes:
+            if (text := _describe(change)) and (isinstance(change.topic, Feature) or change.key not in added):
+                self._changes.append((change, text))
         self._changed.set()
 
     def _loop(self) -> None:
@@ -125,24 +129,16 @@ def _describe(change: Change) -> str | None:
 
 
 class _StatusLog(_Status):
-    """Logs each change and each problem."""
+    """Logs each change. The workspace logs its problems itself."""
 
     def __init__(self, live: Live, workspace: Workspace, is_detailed: bool) -> None:
         super().__init__(live, workspace)
         self._is_detailed = is_detailed
-        self._problems: frozenset[Problem] = frozenset()
 
     def _show(self, changes: list[tuple[Change, str]]) -> None:
         for change, text in changes:
             if not (self._is_detailed and isinstance(change.topic, Feature)):  # a detailed log has it already
                 logger.info("%s", text)
-        problems = frozenset(self._workspace.problems)
-        for problem in sorted(problems - self._problems, key=str):
-            logger.warning("%s", str(problem))
-        solved = {problem.path for problem in self._problems} - {problem.path for problem in problems}
-        for path in sorted(solved):
-            logger.info("%s has no problem any more", path)
-        self._problems = problems
 
 
 class Panel(_Status):

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pathspec import GitIgnoreSpec
+from tidings.workspace import TOP_LEVEL
 
 __all__ = [
     "IGNORE_FILES",
-    "TOP_LEVEL",
     "FileChecker",
     "find_inside",
     "is_ignored",
@@ -27,9 +26,6 @@ __all__ = [
     "read_state",
     "walk",
 ]
-
-TOP_LEVEL = frozenset({"tools", "resources", "prompts", "server.d", "tidings.toml"})
-"""The entries of the workspace folder that are read and watched."""
 
 _IGNORED_SUFFIXES = ("~", ".swp", ".swx", ".tmp", ".bak", ".pyc", ".orig", ".rej", "___jb_tmp___", "___jb_old___")
 
@@ -50,26 +46,29 @@ def is_ignored(name: str) -> bool:
     )
 
 
-def load_ignore_rules(root: Path) -> GitIgnoreSpec:
-    """Return the rules of `IGNORE_FILES`, which are those of git. Paths are relative to the workspace."""
+def load_ignore_rules(root: Path) -> Callable[[str], bool]:
+    """Return whether the rules of `IGNORE_FILES`, which are those of git, exclude a path relative to the workspace."""
     return _parse_ignore_files(root, *(read_state(root / name) for name in IGNORE_FILES))
 
 
 @lru_cache(maxsize=16)
-def _parse_ignore_files(root: Path, *states: tuple[Any, ...]) -> GitIgnoreSpec:
+def _parse_ignore_files(root: Path, *states: tuple[Any, ...]) -> Callable[[str], bool]:
     lines: list[str] = []
     for name in IGNORE_FILES:
         with suppress(OSError):
             lines += (root / name).read_text("utf-8", "replace").splitlines()
-    return GitIgnoreSpec.from_lines(line for line in lines if _is_valid_rule(line))
+    if not lines:
+        return lambda path: False
+    from pathspec import GitIgnoreSpec  # here, because most workspaces start without it
 
+    def is_valid(line: str) -> bool:
+        try:
+            GitIgnoreSpec.from_lines([line])
+        except ValueError:  # git ignores it, too
+            return False
+        return True
 
-def _is_valid_rule(line: str) -> bool:
-    try:
-        GitIgnoreSpec.from_lines([line])
-    except ValueError:  # git ignores it, too
-        return False
-    return True
+    return GitIgnoreSpec.from_lines(filter(is_valid, lines)).match_file
 
 
 def walk(root: Path, below: str = "", *, top_level: frozenset[str] | None = TOP_LEVEL) -> Iterator[PurePosixPath]:
@@ -103,9 +102,9 @@ def walk(root: Path, below: str = "", *, top_level: frozenset[str] | None = TOP_
                     continue
                 relative = path.relative_to(root).as_posix()
                 if entry.is_dir():
-                    if not (is_link and is_linked) and not rules.match_file(f"{relative}/"):
+                    if not (is_link and is_linked) and not rules(f"{relative}/"):
                         stack.append((path, ancestors, is_link or is_linked))
-                elif entry.is_file() and not rules.match_file(relative):
+                elif entry.is_file() and not rules(relative):
                     yield PurePosixPath(relative)
             except (OSError, RuntimeError):
                 continue  # a dangling link, or a cycle of links
@@ -128,7 +127,7 @@ class FileChecker:
             is_file = path.is_file() if is_link else stat.S_ISREG(mode)
             if not is_file or not self.resolve(path).is_relative_to(self._root):
                 return False
-            return not self._rules.match_file(path.relative_to(self._root).as_posix())
+            return not self._rules(path.relative_to(self._root).as_posix())
         except (OSError, RuntimeError):
             return False  # removed, or a cycle of links
 

@@ -6,7 +6,6 @@ with `_`; all tools of a folder share them. Tidings does not close the threads a
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import inspect
 import sys
@@ -151,6 +150,8 @@ class _Loading:
 
     def abandon(self) -> None:
         """Raise an exception in the file, so that an endless loop ends. Code that waits in C ends when it returns."""
+        import ctypes  # here, because it is rarely needed
+
         if self._thread.is_alive() and self._thread.ident is not None:
             thread_id = ctypes.c_ulong(self._thread.ident)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, ctypes.py_object(_Abandoned))

@@ -28,9 +28,9 @@ from tidings.core.tracer import SCAN, Tracer
 from tidings.errors import TidingsError
 from tidings.server import internals
 from tidings.server.source import Source
-from tidings.workspace import DEFAULT_POLL
+from tidings.workspace import DEFAULT_POLL, TOP_LEVEL
 from tidings.workspace.executable import ExecutableTool
-from tidings.workspace.files import IGNORE_FILES, TOP_LEVEL, FileChecker, list_inodes, read_state, walk
+from tidings.workspace.files import IGNORE_FILES, FileChecker, list_inodes, read_state, walk
 from tidings.workspace.items import ItemKey, ItemTable, LoadedItem, UnitContent, make_item
 from tidings.workspace.loader import LoadedUnit, check_items, list_other_files, load_items
 from tidings.workspace.problems import Problem, digest_problems, find_problem
@@ -418,8 +418,6 @@ class Workspace(Source):
             else:  # removed while it was read; the next scan handles that
                 problem = self._failed.get(unit)
                 new.state = _UNKNOWN
-        if problem is not None and self._failed.get(unit) != problem:
-            logger.warning("%s%s", problem, "; its last good version is still served" if old.content.items else "")
         if problem is not None and unit.kind != "tools":
             new.state = _UNKNOWN  # the cause may be a missing file of another unit
         return new, problem
@@ -466,6 +464,7 @@ class Workspace(Source):
     def _publish(self, keys: set[ItemKey]) -> None:
         """Update the SDK's registries and the catalog with the loaded items, in one commit."""
         problems = tuple(sorted([*self._failed.values(), *self._table.list_conflicts()], key=str))
+        self._log_problems(problems)
         previous = [item for key in keys if (item := self._served.get(key)) is not None]
         if self._catalog is None:
             self._register(keys)
@@ -489,6 +488,15 @@ class Workspace(Source):
             if problems != self._problems:
                 self._problems = problems
                 self._catalog.resources.updated(ERRORS, etag=digest_problems(problems))
+
+    def _log_problems(self, problems: tuple[Problem, ...]) -> None:
+        """Log each new problem, and each file that has none any more."""
+        kept = {problem for unit, problem in self._failed.items() if self._units.get(unit, LoadedUnit()).content.items}
+        for problem in problems:
+            if problem not in self._problems:
+                logger.warning("%s%s", problem, "; its last good version is still served" if problem in kept else "")
+        for path in sorted({problem.path for problem in self._problems} - {problem.path for problem in problems}):
+            logger.info("%s has no problem any more", path)
 
     def _list_etags(self) -> dict[str, str]:
         """Return the etags of all contents that are served, by URI."""

@@ -78,7 +78,7 @@ class FileTemplate(ResourceTemplate):
             # Hidden files are not public: `.env` and `.tidings` contain secrets.
             relative = target.relative_to(self.root)
             if target.is_file() and not any(map(is_ignored, relative.parts)):
-                return None if load_ignore_rules(self.root).match_file(relative.as_posix()) else target
+                return None if load_ignore_rules(self.root)(relative.as_posix()) else target
         return None
 
     def find_uri(self, path: PurePosixPath) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from watchfiles import Change, awatch
 
-from tidings.workspace.files import TOP_LEVEL
+from tidings.workspace import TOP_LEVEL
 
 __all__ = ["FolderWatcher", "watch_paths"]
 
