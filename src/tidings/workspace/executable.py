@@ -26,6 +26,7 @@ from mcp.server.mcpserver.tools.base import Tool
 from pydantic import SkipValidation, ValidationError
 
 from tidings.errors import InvalidItem
+from tidings.workspace.call_slots import TooManyCalls, call_slot
 from tidings.workspace.environment import build_environment, check_variables, encode_json, list_roots
 from tidings.workspace.items import LoadedItem, make_item
 from tidings.workspace.problems import invalid_field, invalid_model
@@ -107,6 +108,7 @@ class ExecutableTool(Tool):
     """A tool of the SDK that calls an executable instead of a function."""
 
     executable: SkipValidation[Executable]
+    max_processes: int
 
     @property
     def output_schema(self) -> dict[str, Any] | None:
@@ -128,11 +130,12 @@ class ExecutableTool(Tool):
 
         forwarding = asyncio.create_task(_forward_progress(queue, context))
         try:
-            result = await self.executable.call(arguments, on_progress=on_progress)
+            async with call_slot(self.max_processes):
+                result = await self.executable.call(arguments, on_progress=on_progress)
             await queue.put(None)
             await forwarding
             return result
-        except CannotStart as error:
+        except (CannotStart, TooManyCalls) as error:
             raise ToolError(f"{self.name}: {error}") from None
         finally:
             forwarding.cancel()
@@ -205,6 +208,7 @@ def make_executable(
             icons=meta.get("icons"),
             meta=meta.get("_meta"),
             executable=executable,
+            max_processes=settings.max_processes,
         )
     except ValidationError as error:
         raise invalid_model(meta_path, error) from None

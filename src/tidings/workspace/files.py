@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tidings.workspace import TOP_LEVEL
+from tidings.workspace.reading import read_inside
 
 __all__ = [
     "IGNORE_FILES",
@@ -56,7 +57,7 @@ def _parse_ignore_files(root: Path, *states: tuple[Any, ...]) -> Callable[[str],
     lines: list[str] = []
     for name in IGNORE_FILES:
         with suppress(OSError):
-            lines += (root / name).read_text("utf-8", "replace").splitlines()
+            lines += read_inside(root, root / name).decode("utf-8", "replace").splitlines()
     if not lines:
         return lambda path: False
     from pathspec import GitIgnoreSpec  # here, because most workspaces start without it

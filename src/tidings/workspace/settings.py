@@ -33,6 +33,9 @@ class Settings:
     """Seconds that a tool may run, unless its metadata has its own: longer than a person waits for an answer."""
     max_output: int = 1 << 20
     """Bytes that a tool may print: more than a model can read."""
+    max_processes: int = 32
+    """Executable tools that run at the same time; further calls wait. This is enough for tools that wait for a network,
+    and a small machine survives it. Without a limit, a client could start thousands."""
     env: tuple[str, ...] = ()
     """Variables of the server's environment that tools get as well, by name or pattern (`AWS_*`)."""
     resources_max_bytes: int = MAX_BYTES
@@ -45,7 +48,7 @@ class Settings:
     @property
     def limits(self) -> tuple[Any, ...]:
         """The settings that tools and resources contain. If one changes, those must be loaded again."""
-        return (self.timeout, self.max_output, self.env, self.resources_max_bytes)
+        return (self.timeout, self.max_output, self.max_processes, self.env, self.resources_max_bytes)
 
     def list_changes_needing_restart(self, other: Settings) -> list[str]:
         """Return the names of the settings that differ and only take effect when the server starts."""
@@ -58,7 +61,7 @@ _MINIMUM = 0.1
 
 _SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
     "": {"name": (str,), "title": (str,), "version": (str,), "description": (str,), "instructions": (str,)},
-    "tools": {"timeout": (int, float), "max_output": (int,), "env": (list,)},
+    "tools": {"timeout": (int, float), "max_output": (int,), "max_processes": (int,), "env": (list,)},
     "resources": {"max_bytes": (int,)},
     "register": {"ttl": (int, float), "timeout": (int, float)},
 }

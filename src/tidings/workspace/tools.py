@@ -11,6 +11,7 @@ from tidings.workspace.items import LoadedItem
 from tidings.workspace.metadata import read_comment, read_meta, split_meta
 from tidings.workspace.problems import InvalidFile
 from tidings.workspace.python import load_python
+from tidings.workspace.reading import open_inside
 from tidings.workspace.settings import Settings
 from tidings.workspace.units import Unit, get_stem
 
@@ -27,7 +28,7 @@ def load_tools(root: Path, settings: Settings, unit: Unit, files: list[Path]) ->
         folder = root / unit.key
         files = [path for path in files if get_stem(path.name) == "tool" and path.parent == folder]
     metas, others = split_meta(files)
-    scripts = [path for path in others if _is_tool(path, unit.is_folder)]
+    scripts = [path for path in others if _is_tool(root, path, unit.is_folder)]
     meta_path = metas[0] if metas and len(scripts) == 1 else None
     meta = read_meta(root, metas[0]) if metas else {}
     items: list[LoadedItem] = []
@@ -47,13 +48,13 @@ def load_registered_tool(root: Path, settings: Settings, path: Path, meta: dict[
     return make_executable(root, settings, path, read_comment(root, path) | meta, path.stem)
 
 
-def _is_tool(path: Path, is_folder: bool) -> bool:
+def _is_tool(root: Path, path: Path, is_folder: bool) -> bool:
     """Return whether a file is a tool. A README, data or a helper module is not."""
     if os.access(path, os.X_OK):
-        return path.suffix not in _DOCUMENTS or _has_shebang(path)
+        return path.suffix not in _DOCUMENTS or _has_shebang(root, path)
     return not path.name.startswith("_") if path.suffix == ".py" else is_folder and path.suffix == ".sh"
 
 
-def _has_shebang(path: Path) -> bool:
-    with path.open("rb") as file:
+def _has_shebang(root: Path, path: Path) -> bool:
+    with open_inside(root, path) as file:
         return file.read(2) == b"#!"
