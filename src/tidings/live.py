@@ -25,6 +25,7 @@ from tidings.http.legacy import LegacyStreams
 from tidings.http.listen import ListenStreams
 from tidings.policy import Policy
 from tidings.server.authorization import Authorization, Authorize, Principal
+from tidings.server.change_events import ChangeEvents
 from tidings.server.extension import ExtensionMethods
 from tidings.server.items import LiveItems, LiveResources
 from tidings.server.list_cache import ListCache
@@ -145,10 +146,11 @@ class Live:
             self.subscriptions, result_meta=partial(server_info_meta, lowlevel), stop_server=self.stop
         )
         self.legacy_streams = LegacyStreams(self.subscriptions)
+        events = ChangeEvents(source, hub, self.list_reader.wake)  # before `Sessions` replaces the handler
         self._sessions = Sessions(lowlevel, self.subscriptions, self.legacy_streams)
         self.webhooks = Webhooks(self.subscriptions)
         self.extension = ExtensionMethods(lowlevel, self.subscriptions, self.webhooks)
-        middleware = NotificationMiddleware(source, hub, self.list_reader, self._sessions, self.epoch)
+        middleware = NotificationMiddleware(source, hub, self.list_reader, self._sessions, events, self.epoch)
         lowlevel.middleware.insert(0, middleware)
         lowlevel.middleware.append(ToolCallMiddleware(hub))
         self.tools = LiveItems(source, self.catalog, Feature.TOOLS)

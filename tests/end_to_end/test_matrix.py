@@ -336,6 +336,16 @@ def both_ways(name: str, topic: str, key: str, remove: str | None = None) -> Ste
     return [(name, {"key": key}, [f"{topic} added {key}"]), (*removal, [f"{topic} removed {key}"])]
 
 
+SENT: Steps = [
+    # `ctx.session.send_*()` is only a wake-up, too, and reaches every client.
+    ("send", {"kind": "tool"}, []),
+    ("send", {"kind": "prompt"}, []),
+    ("send", {"kind": "resource"}, []),
+    ("send", {"kind": "updated", "uri": "board://sprint"}, ["content updated board://sprint"]),
+    ("send", {"kind": "updated", "uri": "board://elsewhere"}, []),
+    ("add_and_send", {"key": "sent"}, ["tools added sent"]),
+    ("remove", {"feature": "tools", "key": "sent"}, ["tools removed sent"]),
+]
 OWN: dict[str, Steps] = {
     "mcpserver": [
         *both_ways("own_add_tool", "tools", "own", "own_remove_tool"),
@@ -355,6 +365,7 @@ OWN: dict[str, Steps] = {
         ("own_add_tool", {"key": "own"}, ["tools added own"]),
         ("quietly_then_notify", {"key": "own"}, ["tools updated own"]),
         ("own_remove_tool", {"key": "own"}, ["tools removed own"]),
+        *SENT,
     ],
     "fastmcp": [
         *both_ways("own_add_tool", "tools", "own", "own_remove_tool"),
@@ -365,8 +376,9 @@ OWN: dict[str, Steps] = {
         *both_ways("own_resource", "resources", "board://own", "own_remove_resource"),
         *both_ways("own_add_template", "resources", "board://own/{number}", "own_remove_template"),
         *both_ways("own_template", "resources", "board://own/{number}", "own_remove_template"),
+        *SENT,
     ],
-    # It has handlers and no registry, so only live.refresh() finds a change.
+    # It has handlers and no registry, so only a wake-up finds a change.
     "lowlevel": [
         ("own_set_and_refresh", {"feature": "prompts", "key": "own", "item": {"name": "own"}}, ["prompts added own"]),
         (
@@ -375,6 +387,12 @@ OWN: dict[str, Steps] = {
             ["prompts updated own"],
         ),
         ("own_set_and_refresh", {"feature": "prompts", "key": "own", "item": None}, ["prompts removed own"]),
+        ("own_set_and_send", {"feature": "prompts", "key": "own", "item": {"name": "own"}}, ["prompts added own"]),
+        ("own_set_and_send", {"feature": "prompts", "key": "own", "item": None}, ["prompts removed own"]),
+        ("own_set_and_publish", {"feature": "prompts", "key": "own", "item": {"name": "own"}}, ["prompts added own"]),
+        ("own_set_and_publish", {"feature": "prompts", "key": "own", "item": None}, ["prompts removed own"]),
+        ("publish_update", {"uri": "board://sprint"}, ["content updated board://sprint"]),
+        *SENT,
     ],
 }
 """Changes by methods of the server itself, without Live, and the expected notifications."""

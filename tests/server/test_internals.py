@@ -208,7 +208,8 @@ MUTATORS = {"__setitem__", "__delitem__", "__ior__", "pop", "popitem", "clear", 
 async def test_ctx_notify_publishes_to_the_bus() -> None:
     server = MCPServer("board")
     events: list[ServerEvent] = []
-    internals.bus_of(server).subscribe(events.append)
+    [bus] = internals.buses_of(server, internals.lowlevel_of(server))
+    bus.subscribe(events.append)
 
     @server.tool()
     async def notify(ctx: Context[Any, Any]) -> None:

@@ -145,6 +145,17 @@ class Board:
     async def async_refresh(self, ctx: Any) -> None:
         await self.live.refresh()
 
+    async def async_send(self, ctx: Any, kind: str, uri: str = "") -> None:
+        """Call `ctx.session.send_*()`, as users of the SDK do."""
+        if kind == "updated":
+            await ctx.session.send_resource_updated(uri)
+        else:
+            await getattr(ctx.session, f"send_{kind}_list_changed")()
+
+    async def async_add_and_send(self, ctx: Any, key: str) -> None:
+        self.add("tools", key)
+        await ctx.session.send_tool_list_changed()
+
     async def async_flood(self, ctx: Any, uri: str, count: int, size: int) -> None:
         """Update a content many times after the response, as fast as possible."""
 

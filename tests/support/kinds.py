@@ -9,6 +9,7 @@ from typing import Any
 import mcp_types as types
 from mcp.server import Server, ServerRequestContext
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, PromptsListChanged, ResourceUpdated
 
 from tests.support.board_actions import CHANGE_SCHEMA, LOREM, UNNOTICED, Board, card, greet, sprint, steady
 from tests.support.tokens import TOKENS, authentication
@@ -184,7 +185,12 @@ class LowLevelBoard(Board):
             "templates": {"board://card/{number}": {"uriTemplate": "board://card/{number}", "name": "card"}},
         }
         only = options.get("only", ["tools", "prompts", "resources"])
-        handlers: dict[str, Any] = {"on_list_tools": self._list_tools, "on_call_tool": self._call_tool}
+        self.bus = InMemorySubscriptionBus()
+        handlers: dict[str, Any] = {
+            "on_list_tools": self._list_tools,
+            "on_call_tool": self._call_tool,
+            "on_subscriptions_listen": ListenHandler(self.bus),  # as the SDK documents it
+        }
         if "prompts" in only:
             handlers |= {"on_list_prompts": self._list_prompts, "on_get_prompt": self._get_prompt}
         if "resources" in only:
@@ -253,6 +259,17 @@ class LowLevelBoard(Board):
         self.own_set(**args)
         await self.live.refresh(Feature("resources" if args["feature"] == "templates" else args["feature"]))
         self.refreshed.set()
+
+    async def async_own_set_and_send(self, ctx: Any, **args: Any) -> None:
+        self.own_set(**args)
+        await ctx.session.send_prompt_list_changed()
+
+    async def async_own_set_and_publish(self, ctx: Any, **args: Any) -> None:
+        self.own_set(**args)
+        await self.bus.publish(PromptsListChanged())
+
+    async def async_publish_update(self, ctx: Any, uri: str) -> None:
+        await self.bus.publish(ResourceUpdated(uri=uri))
 
 
 class Own:

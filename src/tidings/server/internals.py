@@ -15,10 +15,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from mcp.server.session import ServerSession
+from mcp.server.subscriptions import ListenHandler
 from opentelemetry import trace
 
 from tidings.core.model import Feature
-from tidings.server.methods import DISCOVER, LIST_METHODS
+from tidings.server.methods import DISCOVER, LIST_METHODS, LISTEN
 
 if TYPE_CHECKING:
     from fastmcp import FastMCP
@@ -27,19 +29,21 @@ if TYPE_CHECKING:
     from mcp.server.auth.settings import AuthSettings
     from mcp.server.connection import Connection
     from mcp.server.mcpserver import MCPServer
-    from mcp.server.session import ServerSession
     from mcp.server.streamable_http import StreamableHTTPServerTransport
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
     from mcp.server.subscriptions import SubscriptionBus
+    from mcp_types import RequestId, ServerNotification
 
 __all__ = [
     "WatchedDict",
+    "WatchedSession",
     "add_to_fastmcp",
-    "bus_of",
+    "buses_of",
     "claim_stdio",
     "connection_of",
     "fastmcp_endpoint",
     "fastmcp_registry",
+    "has_own_listen_handler",
     "has_standard_discover",
     "has_standard_list",
     "has_tracer",
@@ -153,9 +157,38 @@ def restart_idle_timeout(transport: StreamableHTTPServerTransport) -> None:
     transport.idle_scope.deadline = anyio.current_time() + transport._idle_timeout
 
 
-def bus_of(server: MCPServer[Any]) -> SubscriptionBus:
-    """Return the bus to which `ctx.notify_*()` publishes."""
-    return server._subscriptions
+def buses_of(server: object, lowlevel: Server[Any]) -> list[SubscriptionBus]:
+    """Return the buses that say what changed: that of `ctx.notify_*()`, and that of the handler of listen requests."""
+    from mcp.server.mcpserver import MCPServer
+
+    entry = lowlevel.get_request_handler(LISTEN)
+    found = [server._subscriptions] if isinstance(server, MCPServer) else []
+    if entry is not None and isinstance(entry.handler, ListenHandler) and entry.handler._bus not in found:
+        found.append(entry.handler._bus)
+    return found
+
+
+def has_own_listen_handler(lowlevel: Server[Any]) -> bool:
+    """Return whether the user's own code serves listen requests, and not the SDK's."""
+    entry = lowlevel.get_request_handler(LISTEN)
+    return entry is not None and type(entry.handler) is not ListenHandler
+
+
+class WatchedSession(ServerSession):
+    """The session of one request, which does not send the notifications that a function accepts.
+
+    `send_tool_list_changed()` and the similar methods call `send_notification`. A notification that belongs to the
+    request is always sent: with these, FastMCP tells one client of what only that client sees."""
+
+    def __init__(self, session: ServerSession, replaces: Callable[[ServerNotification], bool]) -> None:
+        self.__dict__ = session.__dict__  # FastMCP keeps state there
+        self._tidings_replaces = replaces
+
+    async def send_notification(
+        self, notification: ServerNotification, related_request_id: RequestId | None = None
+    ) -> None:
+        if related_request_id is not None or not self._tidings_replaces(notification):
+            await super().send_notification(notification, related_request_id)
 
 
 _REGISTRIES: dict[str, Callable[[MCPServer[Any]], dict[str, Any]]] = {

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 
 from mcp.server.mcpserver import MCPServer
-from mcp.server.subscriptions import ResourcesListChanged, ResourceUpdated, ServerEvent, ToolsListChanged
 from pydantic import BaseModel
 
 from tidings.core.catalog import Catalog
@@ -52,16 +51,6 @@ class MCPServerSource(Source):
             lambda feature, key: wake(feature, key if self._is_readable(feature) else None),
             catalog.lock,
         )
-
-        def on_event(event: ServerEvent) -> None:
-            if isinstance(event, ResourceUpdated):
-                catalog.resources.updated(event.uri)
-            elif isinstance(event, ToolsListChanged):
-                wake(Feature.TOOLS)
-            else:
-                wake(Feature.RESOURCES if isinstance(event, ResourcesListChanged) else Feature.PROMPTS)
-
-        internals.bus_of(self.server).subscribe(on_event)
 
     def is_list_shared(self, method: str) -> bool:
         return internals.has_standard_list(self.server, method)

@@ -2,8 +2,8 @@
 
 `NotificationMiddleware` is the outermost: it advertises the capabilities that are served, and adds cursors to lists and
 contents. It also reads lists that are stale before a request is handled, completes the handshake if the source wants
-that, opens the subscription of a legacy session during the handshake, and passes listen requests to `sessions`. An
-error here never fails a request.
+that, opens the subscription of a legacy session during the handshake, passes listen requests to `sessions`, and takes
+the change notifications of a handler as wake-ups. An error here never fails a request.
 
 `ToolCallMiddleware` is the innermost: inside the SDK's own span of the request, around the tool.
 """
@@ -11,6 +11,7 @@ error here never fails a request.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import mcp_types as types
@@ -25,6 +26,7 @@ from tidings.core.frames import CURSOR_KEY
 from tidings.core.hub import Hub
 from tidings.core.model import Feature, Topic
 from tidings.core.tracer import RUN_TOOL
+from tidings.server.change_events import ChangeEvents
 from tidings.server.definitions import as_dict, with_meta
 from tidings.server.list_reader import ListReader
 from tidings.server.methods import CALL_TOOL, DISCOVER, INITIALIZE, INITIALIZED, LIST_METHODS, LISTEN, READ_RESOURCE
@@ -45,12 +47,15 @@ def server_info_meta(server: Server[Any]) -> dict[str, Any]:
 
 
 class NotificationMiddleware:
-    def __init__(self, source: Source, hub: Hub, reader: ListReader, sessions: Sessions, epoch: str) -> None:
+    def __init__(
+        self, source: Source, hub: Hub, reader: ListReader, sessions: Sessions, events: ChangeEvents, epoch: str
+    ) -> None:
         self._source = source
         self._hub = hub
         self._policy = hub.policy
         self._reader = reader
         self._sessions = sessions
+        self._events = events
         self._epoch = epoch
 
     async def __call__(self, ctx: Ctx, call_next: CallNext) -> HandlerResult:
@@ -69,6 +74,8 @@ class NotificationMiddleware:
             return {"resultType": "complete", "_meta": meta}
         if ctx.method == INITIALIZE and self._source.completes_handshakes:
             _complete_handshake(ctx)
+        session = self._events.watch_session(ctx.session, is_notified=not self._sessions.is_refused(ctx))
+        ctx = replace(ctx, session=session)
         is_internal = ctx.request_id == self._reader.cache_request_id
         with ResponseCursor(self._hub, self._reader, self._epoch, _topics(ctx), is_internal=is_internal) as cursor:
             result = await call_next(ctx)

@@ -165,6 +165,10 @@ class Sessions:
             self._heartbeat.add(session.send_heartbeat)
         return meta
 
+    def is_refused(self, ctx: Ctx) -> bool:
+        """Return whether a legacy session is not notified, because too many streams were open at its handshake."""
+        return _REFUSAL in internals.connection_of(ctx.session).state
+
     def start(self, ctx: Ctx) -> None:
         """Start to notify a legacy session, whose client has ended the handshake."""
         opened = internals.connection_of(ctx.session).state.get(_SESSION)
