@@ -63,8 +63,6 @@ async def test_webhook_of_a_folder_is_added_listed_revived_and_removed(board: Pa
             lines = (await run_command("subscriptions", board)).stdout
             assert "dead" in lines
             assert "answered 500" in lines
-            for action in ("remove", "revive"):
-                (await run_command("subscriptions", board, action, "hook")).check_error("a server is running")
             await server.stop()
 
         receiver.answers(200)
@@ -103,9 +101,40 @@ async def test_webhook_of_a_folder_gets_only_changes_after_it_was_added(board: P
         assert (await run_command(*add, "--uri", "board://{")).status == 2
 
 
+@pytest.mark.parametrize("is_deep", [False, True])
+async def test_webhook_of_a_folder_is_managed_while_its_server_runs(board: Path, tmp_path: Path, is_deep: bool) -> None:
+    """The path of a Unix socket is limited to about 100 bytes, but that of a folder is not."""
+    state = tmp_path / ("deep" * 50 if is_deep else "flat") / "state.db"
+    state.parent.mkdir()
+    command = ["subscriptions", state]
+    async with receiving() as receiver, serving(board, "--state", state) as server:
+        added = await run_command(*command, "add", "hook", "--webhook", receiver.url, "--feature", "tools", "--json")
+        assert added.status == 0, added.stderr
+        (board / "tools" / "hello.py").write_text(HELLO)
+        delivery = await receiver.next()
+        assert delivery.summary == "tools.list_changed added hello"
+        verify(delivery, added.json_lines()[1]["secret"], now=time.time())
+        assert (await run_command(*command, "revive", "hook", "--json")).json_lines()[0]["webhook"]["state"] == "active"
+        (await run_command(*command, "revive", "other")).check_error("there is no webhook 'other'", status=1)
+        (await run_command(*command, "add", "bad", "--webhook", "ftp://a.example/")).check_error("https")
+        listed = (await run_command(*command, "--json")).json_lines()
+        assert [(each["name"], each["connected"]) for each in listed] == [("hook", True)]
+        await server.stop()
+        listed = (await run_command(*command, "--json")).json_lines()
+        assert [(each["name"], each["connected"]) for each in listed] == [("hook", False)]
+    async with serving(board, "--state", state) as server:
+        assert await run_command(*command, "remove", "hook") == (0, "", "Removed hook.\n")
+        assert await run_command(*command) == (0, "", "There are no durable subscriptions.\n")
+        server.process.kill()
+        await server.process.wait()
+    assert (await run_command(*command)).status == 0, "the socket of a killed server is ignored"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["list", "--uri", "a://b"], "--uri is for add, not for list"),
+        (["remove", "hook", "--webhook", "https://a.example/"], "--webhook is for add, not for remove"),
         (["list", "hook"], "takes no name"),
         (["remove"], "requires the NAME"),
         (["add", "hook"], "requires --webhook"),

@@ -26,7 +26,7 @@ from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
 from tidings.cli.options import TOKEN_VARIABLE, Folder, Token, TokenFile
 from tidings.cli.otlp import export_telemetry
 from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr
-from tidings.cli.serve_stdio import StdioOptions, make_live, serve_stdio
+from tidings.cli.serve_stdio import StdioOptions, accept_commands, make_live, serve_stdio
 from tidings.server.garbage_collection import without_gc
 from tidings.server.process_exit import exit_process
 from tidings.workspace import DEFAULT_POLL
@@ -170,7 +170,11 @@ def serve(
         elif not quiet:
             _print_greeting(workspace, folder, url, has_token=token is not None, is_local=is_local(host))
         title = None if is_json_log else f"{name}  {url}"
-        with export_telemetry(name, live.failures), show_status(live, workspace, logs, title=title):
+        with (
+            export_telemetry(name, live.failures),
+            show_status(live, workspace, logs, title=title),
+            accept_commands(live, workspace, state),
+        ):
             serve_app(
                 app,
                 sockets=[listener],

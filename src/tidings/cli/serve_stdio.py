@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidings.cli.folder import open_workspace
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
-from tidings.cli.state import open_store
+from tidings.cli.state import find_state_file, open_store
 from tidings.server.garbage_collection import without_gc
 from tidings.workspace import DEFAULT_POLL
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from tidings.live import Live
     from tidings.workspace.source import Workspace
 
-__all__ = ["StdioOptions", "make_live", "parse_arguments", "serve_stdio"]
+__all__ = ["StdioOptions", "accept_commands", "make_live", "parse_arguments", "serve_stdio"]
 
 
 class StdioOptions(NamedTuple):
@@ -73,8 +74,25 @@ def serve_stdio(options: StdioOptions) -> None:
         live = make_live(workspace, options.state)
         from tidings.cli.otlp import export_telemetry
         from tidings.cli.status import show_status
-    with export_telemetry(workspace.settings.name, live.failures), show_status(live, workspace, options.logs):
+    with (
+        export_telemetry(workspace.settings.name, live.failures),
+        show_status(live, workspace, options.logs),
+        accept_commands(live, workspace, options.state),
+    ):
         live.run("stdio")
+
+
+def accept_commands(live: Live, workspace: Workspace, state: str | None) -> AbstractContextManager[None]:
+    """Let commands on the same folder manage the subscriptions of this server, if it is the one that uses the file."""
+    from tidings.cli.control import serve_control
+
+    def handle(request: dict[str, Any]) -> dict[str, Any]:
+        from tidings.cli.manage import manage_subscriptions
+
+        return manage_subscriptions(live.durables, request)
+
+    file = None if live.writer.problem else find_state_file(workspace.root, state)
+    return serve_control(file, live.bridge, handle)
 
 
 def make_live(workspace: Workspace, state: str | None) -> Live:

@@ -20,20 +20,26 @@ if TYPE_CHECKING:
     from tidings.store import Batch, State
     from tidings.store.opened import OpenedStore
 
-__all__ = ["edit_state", "find_state", "open_store", "read_state", "restore_hub"]
+__all__ = ["edit_state", "find_state", "find_state_file", "open_store", "read_state", "restore_hub"]
 
 
 def open_store(root: Path, state: str | None) -> OpenedStore | None:
     """Return the store of a server. `state` is the path of the file, "none", or None for the default file."""
-    if state == "none":
+    path = find_state_file(root, state)
+    if path is None:
         return None
-    if state is not None and not Path(state).parent.is_dir():
-        fail(f"--state {state}: the folder {Path(state).parent} does not exist; create it, or choose another file")
+    if state is not None and not path.parent.is_dir():
+        fail(f"--state {state}: the folder {path.parent} does not exist; create it, or choose another file")
     from tidings.store.opened import OpenedStore
     from tidings.store.sqlite import SQLiteStore
 
     # Each stdio client starts a process of its own, so a default file that another process uses needs no warning.
-    return OpenedStore(SQLiteStore(state or _default_file(root)), is_explicit=state is not None)
+    return OpenedStore(SQLiteStore(path), is_explicit=state is not None)
+
+
+def find_state_file(root: Path, state: str | None) -> Path | None:
+    """Return the path of the state file of a server, with `state` as in `open_store`; None for no file."""
+    return None if state == "none" else Path(state) if state is not None else _default_file(root)
 
 
 def find_state(target: Path) -> Path:
@@ -67,7 +73,7 @@ def edit_state(path: Path) -> Iterator[tuple[State, Batch]]:
         if batch:
             store.write(batch)
     except StoreBusy:
-        fail(f"a server is running with {path}; give its URL instead of the folder, or stop it first")
+        fail(f"a server is running with {path}, and does not answer here; give its URL instead, or stop it first")
     finally:
         store.close()
 

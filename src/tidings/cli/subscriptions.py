@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,8 @@ import msgspec
 import typer
 
 from tidings.cli.auth import read_secret, read_token
+from tidings.cli.control import request_control
+from tidings.cli.manage import Action, manage_subscriptions
 from tidings.cli.options import Target, Token, TokenFile, is_url
 from tidings.cli.output import fail, print_json_lines, print_stderr, print_stdout, print_table
 from tidings.cli.state import edit_state, find_state, read_state, restore_hub
@@ -21,7 +22,7 @@ from tidings.server.granted_topics import RequestedTopics
 
 if TYPE_CHECKING:
     from tidings.store import State
-    from tidings.store.durable import DurableSubscription, Key, Owner
+    from tidings.store.durable_registry import DurableSubscriptions
 
 __all__ = ["subscriptions"]
 
@@ -29,18 +30,11 @@ _TITLES = ("name", "owner", "topics", "state", "delivered to", "until", "remarks
 _STYLES = {"dead": "red", "retrying": "yellow", "": "green"}
 
 
-class _Action(StrEnum):
-    LIST = "list"
-    ADD = "add"
-    REMOVE = "remove"
-    REVIVE = "revive"
-
-
 def subscriptions(
     target: Target = ".",
     action: Annotated[
-        _Action, typer.Argument(help="The action; revive resumes deliveries to a webhook that is dead.")
-    ] = _Action.LIST,
+        Action, typer.Argument(help="The action; revive resumes deliveries to a webhook that is dead.")
+    ] = Action.LIST,
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="The name of the subscription.", show_default=False)
     ] = None,
@@ -75,13 +69,18 @@ def subscriptions(
 ) -> None:
     """List and edit durable subscriptions.
 
-    For a URL, the caller's own subscriptions. For a folder, all subscriptions in its state file, which can be edited
-    while no server uses it.
+    For a URL, the caller's own subscriptions. For a folder, all subscriptions of its server, whether or not it runs.
     """
-    if (name is None) != (action is _Action.LIST):
+    if (name is None) != (action is Action.LIST):
         fail(f"{action} requires the NAME of a subscription" if name is None else "list takes no name")
+    given = {"--webhook": webhook, "--feature": feature, "--uri": uri, "--secret-file": secret_file}
+    for option, value in given.items():
+        if value and action is not Action.ADD:
+            fail(f"{option} is for add, not for {action}")
+    if owner is not None and is_url(target):
+        fail("--owner is for a folder; a server shows only the caller's own subscriptions")
     params: dict[str, Any] = {} if name is None else {"name": name}
-    if action is _Action.ADD:
+    if action is Action.ADD:
         if webhook is None:
             fail("add requires --webhook URL; clients create other durable subscriptions themselves")
         features = feature or ([] if uri else list(Feature))
@@ -91,14 +90,16 @@ def subscriptions(
 
         answer = run(_run_on_server(target, read_token(auth_token, auth_token_file), action, params))
     else:
-        answer = _run_on_file(Path(target), action, params, owner)
-    if action is _Action.REMOVE:
+        answer = _run_on_folder(Path(target), action, params, owner)
+    if action is Action.REMOVE:
         if not answer["removed"]:
             fail(f"this caller has no subscription {name!r}" if is_url(target) else f"there is no {name!r}", 1)
         print_stderr(f"Removed {name}.")
         return
+    if action is Action.REVIVE and answer["subscription"] is None:
+        fail(f"there is no webhook {name!r}", 1)
     show = print_json_lines if as_json else _print
-    show(answer["subscriptions"] if action is _Action.LIST else [answer["subscription"]])
+    show(answer["subscriptions"] if action is Action.LIST else [answer["subscription"]])
     if "secret" in answer:
         if as_json:
             print_json_lines([{"name": name, "secret": answer["secret"]}])
@@ -125,13 +126,13 @@ def _read_topics(described: dict[str, Any]) -> RequestedTopics:
 # On a server
 
 
-async def _run_on_server(url: str, token: str | None, action: _Action, params: dict[str, Any]) -> dict[str, Any]:
+async def _run_on_server(url: str, token: str | None, action: Action, params: dict[str, Any]) -> dict[str, Any]:
     from tidings.cli.remote import connect
     from tidings.server.extension import SUBSCRIPTIONS
 
-    method = {_Action.LIST: "list", _Action.REMOVE: "remove"}.get(action, "put")
+    method = {Action.LIST: "list", Action.REMOVE: "remove"}.get(action, "put")
     async with connect(url, token) as remote:
-        if action is _Action.REVIVE:
+        if action is Action.REVIVE:
             known = (await remote.request(f"{SUBSCRIPTIONS}/list"))["subscriptions"]
             if params["name"] not in {each["name"] for each in known if "webhook" in each}:
                 fail(f"this caller has no webhook {params['name']!r}", 1)
@@ -141,70 +142,27 @@ async def _run_on_server(url: str, token: str | None, action: _Action, params: d
 # In a folder
 
 
-def _run_on_file(folder: Path, action: _Action, params: dict[str, Any], owner: str | None) -> dict[str, Any]:
+def _run_on_folder(folder: Path, action: Action, params: dict[str, Any], owner: str | None) -> dict[str, Any]:
     path = find_state(folder)
-    if action is _Action.LIST:
-        durables = read_state(path).durables.values()
-        return {"subscriptions": [_describe(durable) for durable in durables if _has_owner(durable, owner)]}
+    request = {"action": action, "params": params, "owner": owner}
+    if (answer := request_control(path, request)) is not None:
+        return answer
+    if action is Action.LIST:
+        return manage_subscriptions(_restore(read_state(path)), request, is_running=False)
     with edit_state(path) as (state, batch):
-        if action is _Action.ADD:
-            durable, new_secret = _put_webhook(state, params)
-            batch.durables[durable.key] = durable
-            return {"subscription": _describe(durable)} | new_secret
-        key = _find_key(state, params["name"], owner)
-        if action is _Action.REMOVE:
-            if key is not None:
-                batch.durables[key] = None
-            return {"removed": key is not None}
-        known = state.durables[key] if key is not None else None
-        if known is None or known.webhook is None:
-            fail(f"there is no webhook {params['name']!r}", 1)
-        revived = batch.durables[known.key] = known.revived()
-        return {"subscription": _describe(revived)}
+        durables = _restore(state)
+        answer = manage_subscriptions(durables, request, is_running=False)
+        after = {durable.key: durable for durable in durables.all()}
+        for key in state.durables.keys() | after.keys():
+            if key[1] == params["name"] and after.get(key) != state.durables.get(key):
+                batch.durables[key] = after.get(key)
+        return answer
 
 
-def _find_key(state: State, name: str, owner: str | None) -> Key | None:
-    keys = [key for key, each in state.durables.items() if each.name == name and _has_owner(each, owner)]
-    if len(keys) > 1:
-        owners = ", ".join(_format_owner(key[0]) or "no owner" for key in keys)
-        fail(f"several subscriptions have the name {name!r} ({owners}); choose one with --owner")
-    return keys[0] if keys else None
-
-
-def _put_webhook(state: State, params: dict[str, Any]) -> tuple[DurableSubscription, dict[str, str]]:
-    """Create or replace a webhook. A new one starts with the current versions as told. Return it, and a new secret."""
-    from tidings.store.durable import SERVER
+def _restore(state: State) -> DurableSubscriptions:
     from tidings.store.durable_registry import DurableSubscriptions
-    from tidings.webhooks.create import put_server_webhook
 
-    name, requested, secret = params["name"], _read_topics(params), params["webhook"].get("secret")
-    durables = DurableSubscriptions(restore_hub(state), state.durables.values())
-    known = durables.get((SERVER, name))
-    durable = put_server_webhook(
-        durables,
-        name,
-        params["webhook"]["url"],
-        requested.features,
-        requested.resource_subscriptions or (),
-        secret=secret,
-    )
-    is_new_secret = secret is None and (known is None or known.webhook is None)
-    return durable, {"secret": durable.webhook.secret} if is_new_secret and durable.webhook is not None else {}
-
-
-def _describe(durable: DurableSubscription) -> dict[str, Any]:
-    from tidings.store.durable import as_json
-
-    described = as_json(durable, is_connected=durable.expires is None)
-    return {"name": described.pop("name"), "owner": _format_owner(durable.owner), **described}
-
-
-def _format_owner(owner: Owner) -> str | None:
-    return None if owner is None else "/".join(part for part in owner if part is not None)
-
-
-def _has_owner(durable: DurableSubscription, owner: str | None) -> bool:
-    return owner is None or _format_owner(durable.owner) == owner
+    return DurableSubscriptions(restore_hub(state), state.durables.values())
 
 
 # Printing
